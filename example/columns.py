@@ -1,0 +1,261 @@
+"""A data set as columns on disk: parsed once, memory-mapped by every process of the machine.
+
+    <cache>/<split>-<digest>/
+        user.npy  movie.npy        int32 [ratings]: positions of users and movies
+        rating.npy  time.npy       float32, int64 [ratings]
+        user_features.npy          int32 [users, features]: table rows
+        movie_features.npy         int32 [movies, features]: table rows
+        <feature>_values.npy       int32: table rows of a multi-valued feature, movie after movie
+        <feature>_offsets.npy      int64 [movies + 1]: where each movie's values begin
+        vocabulary.json            feature -> raw values in the order of their table rows 1, 2, ...
+        manifest.json              what `Columns` holds
+
+The training ratings come first, the test ratings after them, each part in the order of time: a split is a
+range of positions. The folder appears in one rename. Its name holds a digest of all that it was made from
+(source files, feature table, split, format), so a changed source is another folder, and none is ever stale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from config import Config
+from errors import UserError
+from features import FEATURES, Feature, Table
+from metrics import Metrics, fit_biases, measure
+
+if TYPE_CHECKING:
+    import pandas
+
+    from movielens import RawData
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One data set on disk: where it lies, how long its splits are, which tables its features need."""
+
+    folder: str
+    source: str
+    num_train: int
+    num_test: int
+    num_users: int
+    num_movies: int
+    mean_rating: float
+    tables: tuple[Table, ...]
+    baselines: dict[str, Metrics]
+    notes: tuple[str, ...]
+
+    def range_of(self, split: str) -> range:
+        """The positions of a split, "train" or "test", in the rating columns."""
+        train = range(self.num_train)
+        return train if split == "train" else range(self.num_train, self.num_train + self.num_test)
+
+
+def open_columns(config: Config) -> Columns:
+    """The columns of the configured data set, made first if they are not there.
+
+    Safe when several processes call it at once: one makes them, the others wait with a deadline.
+
+    Raises:
+        UserError: when the data cannot be had, read or stored.
+    """
+    from filelock import FileLock, Timeout
+
+    from movielens import DATA_DEADLINE, locate
+
+    source, layout = locate(config)
+    cache = _cache_folder(source, config)
+    folder = cache / f"{config.split}-{_digest(source, config)}"
+    if folder.is_dir():
+        return _load_manifest(folder)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache / ".lock", timeout=DATA_DEADLINE):
+            if not folder.is_dir():
+                _make(folder, source, layout, config)
+    except Timeout:
+        raise UserError(
+            f"Another process has been writing columns to {cache} for {DATA_DEADLINE:.0f} s; "
+            "end it and start again."
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"The columns of {source} cannot be stored in {cache} ({error.strerror or error}); "
+            "give --cache_dir a folder with space that can be written."
+        ) from error
+    return _load_manifest(folder)
+
+
+def _cache_folder(source: Path, config: Config) -> Path:
+    if config.cache_dir:
+        return Path(config.cache_dir)
+    # Root may write anywhere; a folder whose mode forbids it is still not ours to write to.
+    if os.access(source, os.W_OK) and source.stat().st_mode & 0o222:
+        return source / ".columns"
+    from movielens import DATA_ROOT
+
+    name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:12]
+    return DATA_ROOT / "columns" / f"{source.resolve().name}-{name}"
+
+
+def _digest(source: Path, config: Config) -> str:
+    files = sorted(path for path in source.iterdir() if path.is_file())
+    made_from = {
+        "format": FORMAT,
+        "features": [dataclasses.astuple(feature) for feature in FEATURES],
+        "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files],
+        "bad_rows": config.bad_rows,
+        "dataset": config.dataset,
+        "test_fraction": config.test_fraction,
+        "seed": config.seed if config.split == "random" else None,
+    }
+    return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]
+
+
+def _load_manifest(folder: Path) -> Columns:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["tables"] = tuple(
+        Table(Feature(**table["feature"]), table["rows"]) for table in manifest["tables"]
+    )
+    manifest["baselines"] = {name: Metrics(**values) for name, values in manifest["baselines"].items()}
+    manifest["notes"] = tuple(manifest["notes"])
+    return Columns(folder=str(folder), **manifest)
+
+
+def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
+    from movielens import read
+
+    # The lock is ours, so whatever lies here unfinished was left by a process that died.
+    for leftover in folder.parent.glob(".making-*"):
+        shutil.rmtree(leftover)
+    raw = read(source, layout, config)
+    making = folder.parent / f".making-{os.getpid()}"
+    making.mkdir()
+    try:
+        manifest = _write_columns(making, raw, config)
+        (making / "manifest.json").write_text(json.dumps({"source": str(source), **manifest}, indent=1))
+        making.rename(folder)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+
+
+def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]:
+    import pandas
+
+    order, num_train = _split(raw, config)
+    ratings = raw.ratings
+    # Hashed look-ups of raw ids: ids have gaps, positions have none.
+    user = pandas.Index(raw.users["user_id"]).get_indexer(ratings.user_id[order]).astype(np.int32)
+    movie = pandas.Index(raw.movies["movie_id"]).get_indexer(ratings.movie_id[order]).astype(np.int32)
+    rating = ratings.rating[order]
+    for name, column in (("user", user), ("movie", movie), ("rating", rating), ("time", ratings.time[order])):
+        np.save(folder / f"{name}.npy", column)
+    entities = {
+        "user": (raw.users, np.unique(user[:num_train])),
+        "movie": (raw.movies, np.unique(movie[:num_train])),
+    }
+    tables, left_out = _write_features(folder, entities)
+    oracle = None if raw.oracle is None else raw.oracle[order]
+    notes = [*raw.skipped]
+    if left_out:
+        notes.append(f"left out the features that the files do not have: {', '.join(left_out)}")
+    return {
+        "num_train": num_train,
+        "num_test": len(order) - num_train,
+        "num_users": len(raw.users),
+        "num_movies": len(raw.movies),
+        "mean_rating": float(rating[:num_train].mean(dtype=np.float64)),
+        "tables": [dataclasses.asdict(table) for table in tables],
+        "baselines": _baselines(user, movie, rating, num_train, oracle),
+        "notes": notes,
+    }
+
+
+def _split(raw: RawData, config: Config) -> tuple[np.ndarray, int]:
+    """The order in which ratings are stored, int64 [ratings], and how many of them are for training."""
+    # Stable, so that ratings of one second keep the order of the file on every machine.
+    by_time = np.argsort(raw.ratings.time, kind="stable")
+    number = len(by_time)
+    if raw.official_test is not None:
+        is_test = raw.official_test[by_time]
+    else:
+        num_test = round(number * config.test_fraction)
+        is_test = np.arange(number) >= number - num_test
+        if config.split == "random":
+            is_test = np.random.default_rng([config.seed, 1]).permutation(is_test)
+    num_train = number - int(is_test.sum())
+    if not 0 < num_train < number:
+        raise UserError(
+            f"--test_fraction {config.test_fraction} of {number} ratings leaves {num_train} for training and "
+            f"{number - num_train} for the test; give a fraction that leaves some for both."
+        )
+    return np.concatenate([by_time[~is_test], by_time[is_test]]), num_train
+
+
+def _write_features(
+    folder: Path, entities: dict[str, tuple[pandas.DataFrame, np.ndarray]]
+) -> tuple[list[Table], list[str]]:
+    """Write table rows for all users and movies.
+
+    A table has a row for each value that the training ratings show, and row 0 for any other: a row that
+    training never touches would be noise in the test.
+    """
+    tables: list[Table] = []
+    left_out: list[str] = []
+    vocabulary: dict[str, list[Any]] = {}
+    for entity, (frame, trained) in entities.items():
+        rows: list[np.ndarray] = []
+        for feature in (feature for feature in FEATURES if feature.entity == entity):
+            if feature.column not in frame:
+                left_out.append(feature.name)
+                continue
+            column = frame[feature.column]
+            values = column.explode() if feature.multi else column
+            known = np.unique(values.loc[trained].dropna())
+            positions = _rows_of(values, known)
+            if feature.multi:
+                # A movie without a genre has the genre "unknown": no list is empty.
+                lengths = column.str.len().clip(lower=1)
+                offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+                np.save(folder / f"{feature.name}_values.npy", positions)
+                np.save(folder / f"{feature.name}_offsets.npy", offsets)
+            else:
+                rows.append(positions)
+            vocabulary[feature.name] = known.tolist()
+            tables.append(Table(feature, len(known) + 1))
+        np.save(folder / f"{entity}_features.npy", np.stack(rows, axis=1))
+    (folder / "vocabulary.json").write_text(json.dumps(vocabulary))
+    return tables, left_out
+
+
+def _rows_of(values: pandas.Series, known: np.ndarray) -> np.ndarray:
+    """Table rows, int32: 1 and up for the known values, 0 for others (get_indexer says -1 for those)."""
+    import pandas
+
+    return (pandas.Index(known).get_indexer(pandas.Index(values)) + 1).astype(np.int32)
+
+
+def _baselines(
+    user: np.ndarray, movie: np.ndarray, rating: np.ndarray, num_train: int, oracle: np.ndarray | None
+) -> dict[str, dict[str, float]]:
+    train, test = slice(None, num_train), slice(num_train, None)
+    biases = fit_biases(user[train], movie[train], rating[train], int(user.max()) + 1, int(movie.max()) + 1)
+    predictions = {
+        "global mean": np.full(len(rating) - num_train, biases.mean),
+        "biases": biases.predict(user[test], movie[test]),
+    }
+    if oracle is not None:
+        predictions["oracle"] = oracle[test]
+    return {name: dataclasses.asdict(measure(values, rating[test])) for name, values in predictions.items()}

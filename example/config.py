@@ -1,0 +1,245 @@
+"""The configuration: one frozen dataclass, the command line made from it, and the check of its values.
+
+Knows no torch, no environment and no file but the ones a flag names. Run as a script it checks a command
+line and exits: `python config.py --epochs 0`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from errors import UserError
+
+DATASETS = (
+    "synthetic",
+    "ml-100k",
+    "ml-1m",
+    "ml-10m",
+    "ml-20m",
+    "ml-25m",
+    "ml-32m",
+    "ml-latest-small",
+    "ml-latest",
+)
+OFFICIAL_SPLITS = ("u1", "u2", "u3", "u4", "u5", "ua", "ub")
+CHOICES = {
+    "dataset": DATASETS,
+    "split": ("time", "random", *OFFICIAL_SPLITS),
+    "bad_rows": ("error", "skip"),
+    "pipeline": ("auto", "plain", "sparse_dist"),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run depends on, besides the machine it runs on."""
+
+    train: bool = False
+    """Train a model and evaluate it after every epoch; what happens when no mode is named."""
+
+    dataset: str = ""
+    """Which ratings: a MovieLens set, downloaded when absent, or synthetic; empty means what --data_path
+    holds, and synthetic without one."""
+
+    data_path: str = ""
+    """Folder that holds the files, or is to hold them; empty means data/<dataset> in the repository."""
+
+    cache_dir: str = ""
+    """Folder for the columns made from the files; empty means .columns beside the files."""
+
+    synthetic_ratings: int = 1_000_000
+    """Number of ratings in the synthetic data set."""
+
+    split: str = "time"
+    """Which ratings are the test: the newest (time), some drawn by the seed (random), or an official
+    split of ml-100k."""
+
+    test_fraction: float = 0.2
+    """Share of the ratings that is the test, for --split time and random."""
+
+    bad_rows: str = "error"
+    """What a row that cannot be read does: error stops, skip counts and reports it."""
+
+    epochs: int = 8
+    """Passes over the training ratings."""
+
+    batch_size: int = 4096
+    """Ratings per rank and step; the global batch is this times the number of ranks."""
+
+    lr: float = 0.08
+    """Learning rate of the embedding tables (row-wise Adagrad), falling linearly to zero over the run."""
+
+    dense_lr: float = 0.001
+    """Learning rate of the dense part (Adam), falling like --lr."""
+
+    weight_decay: float = 0.0
+    """L2 penalty on the table rows that a step touches."""
+
+    embedding_dim: int = 32
+    """Numbers per table row, a multiple of 4: the first is the row's bias, the others its factors."""
+
+    mlp_dims: tuple[int, ...] = (64, 32)
+    """Widths of the hidden layers of the MLP, comma-separated."""
+
+    pipeline: str = "auto"
+    """Training loop: plain, sparse_dist (TorchRec's TrainPipelineSparseDist), or auto: sparse_dist on
+    CUDA, else plain."""
+
+    num_workers: int = 0
+    """Worker processes per rank that make batches; 0 makes them in the main process."""
+
+    seed: int = 0
+    """Seed of everything that is drawn: data, split, order, initial weights."""
+
+    timeout: int = 300
+    """Seconds that anything may wait: a rank for the others, a rank for a worker's batch."""
+
+    report_dir: str = ""
+    """Folder that gets metrics.json and curves.png; empty means no report."""
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The modes to run, in the order of a model's life."""
+        return tuple(mode for mode in ("train",) if getattr(self, mode)) or ("train",)
+
+
+def parse_args(argv: list[str] | None = None) -> Config:
+    """Read a command line (`sys.argv` when None) into a checked `Config`.
+
+    Raises:
+        UserError: on an unknown flag, a value that does not parse, or one that `validate` refuses.
+    """
+    values = vars(_build_parser().parse_args(argv))
+    config = Config(**values)
+    validate(config)
+    return config
+
+
+def validate(config: Config) -> None:
+    """Refuse impossible values, each with its own sentence.
+
+    Raises:
+        UserError: for the first fault found.
+    """
+    for name, choices in CHOICES.items():
+        value = getattr(config, name)
+        _require(
+            value in choices or value == Config.__dataclass_fields__[name].default,
+            f"--{name} {value} is not known; choose one of {', '.join(choices)}",
+        )
+    for name in ("epochs", "batch_size", "timeout"):
+        value = getattr(config, name)
+        _require(value >= 1, f"--{name} {value} is too small; give at least 1")
+    _require(
+        config.num_workers >= 0,
+        f"--num_workers {config.num_workers} is negative; give 0 to make batches in the main process",
+    )
+    _require(
+        1_000 <= config.synthetic_ratings <= 1_000_000_000,
+        f"--synthetic_ratings {config.synthetic_ratings} is out of range; give 1,000 to 1,000,000,000",
+    )
+    _require(
+        0 < config.test_fraction < 1,
+        f"--test_fraction {config.test_fraction} leaves no training or no test; give 0.1, say",
+    )
+    for name in ("lr", "dense_lr"):
+        value = getattr(config, name)
+        _require(0 < value < float("inf"), f"--{name} {value} cannot learn; give a number above 0")
+    _require(
+        0 <= config.weight_decay < 1, f"--weight_decay {config.weight_decay} is out of range; give 0 to 1"
+    )
+    _require(
+        config.embedding_dim >= 4 and config.embedding_dim % 4 == 0,
+        f"--embedding_dim {config.embedding_dim} does not fit FBGEMM's kernels; give a multiple of 4",
+    )
+    _require(
+        len(config.mlp_dims) > 0 and min(config.mlp_dims) >= 1,
+        f"--mlp_dims {_comma(config.mlp_dims)} has a layer without a unit; give widths of at least 1",
+    )
+    _require(
+        0 <= config.seed < 2**31, f"--seed {config.seed} is out of range; give a number from 0 to 2147483647"
+    )
+    _require(
+        config.split not in OFFICIAL_SPLITS or config.dataset in ("", "ml-100k"),
+        f"--split {config.split} belongs to ml-100k, not to {config.dataset}; give --split time or random",
+    )
+    for name in ("data_path", "cache_dir", "report_dir"):
+        path = Path(getattr(config, name))
+        _require(not path.exists() or path.is_dir(), f"--{name} {path} is a file; give a folder")
+
+
+def _comma(widths: tuple[int, ...]) -> str:
+    return ",".join(map(str, widths))
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise UserError(f"{sentence}.")
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that raises instead of printing, so that one rank can speak for all."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message[0].upper()}{message[1:]}; see --help for every flag.")
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="example.py",
+        description="Train a sharded recommender on MovieLens.",
+        # A prefix that fits today may fit two flags tomorrow.
+        allow_abbrev=False,
+    )
+    sentences = _field_sentences()
+    for field in dataclasses.fields(Config):
+        flag, text, default = f"--{field.name}", sentences[field.name], field.default
+        if isinstance(default, bool):
+            parser.add_argument(flag, action="store_true", help=text)
+            continue
+        shown = _comma(default) if isinstance(default, tuple) else default
+        suffix = "" if shown == "" else f" (default: {shown})"
+        kind = _widths if isinstance(default, tuple) else type(default)
+        text = text.replace("%", "%%") + suffix
+        parser.add_argument(flag, type=kind, default=default, metavar=_metavar(field.name), help=text)
+    return parser
+
+
+def _metavar(name: str) -> str:
+    return "{" + ",".join(CHOICES[name]) + "}" if name in CHOICES else name.split("_")[-1].upper()
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(width) for width in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers like 128,64") from None
+
+
+def _field_sentences() -> dict[str, str]:
+    """The sentence under each field of `Config`, which Python itself does not keep."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(Config))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    sentences = {}
+    for statement, below in zip(body.body, body.body[1:], strict=False):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            assert isinstance(below, ast.Expr)
+            assert isinstance(below.value, ast.Constant)
+            sentences[statement.target.id] = inspect.cleandoc(str(below.value.value))
+    return sentences
+
+
+if __name__ == "__main__":
+    try:
+        parse_args()
+    except UserError as error:
+        print(f"example.py: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,50 @@
+"""The table of features: what the model is told about a user and a movie.
+
+Parsing, batches, embedding tables and tests all derive from `FEATURES`; adding a feature is one line
+here, if the files have its column. Knows numbers and names only, so a data worker may import it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Row 0 of every table stands for "unknown": a value that the training ratings never show.
+UNKNOWN_ROW = 0
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One property of a user or of a movie, with an embedding table of its own.
+
+    The name is the key in the KeyedJaggedTensor and the name of the table; the column is where the
+    parsed files keep the raw values, hashable and of one type (lists of them when multi).
+    """
+
+    name: str
+    entity: str
+    column: str
+    multi: bool = False
+
+
+FEATURES = (
+    Feature("user", "user", "user_id"),
+    Feature("gender", "user", "gender"),
+    Feature("age", "user", "age"),
+    Feature("occupation", "user", "occupation"),
+    Feature("movie", "movie", "movie_id"),
+    Feature("year", "movie", "year"),
+    Feature("genres", "movie", "genres", multi=True),
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A feature as one data set shows it: how many rows its table has, row 0 included."""
+
+    feature: Feature
+    rows: int
+
+    @property
+    def name(self) -> str:
+        """The feature's name, which is also the table's."""
+        return self.feature.name

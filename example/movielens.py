@@ -1,0 +1,185 @@
+"""Where ratings come from: the MovieLens file formats, read into columns.
+
+Finds or obtains the files and reads them whole; every row that cannot be read is named. Knows nothing of
+batches or models. A data worker never imports it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from config import OFFICIAL_SPLITS, Config
+from errors import UserError
+from parsing import LAYOUTS, Layout, Reader, read_movies, read_ratings, read_users
+
+if TYPE_CHECKING:
+    import pandas
+
+DATA_ROOT = Path(__file__).resolve().parent.parent / "data"
+# Long enough for the largest archive on a slow line; a wait beyond it is a fault.
+DATA_DEADLINE = 3600.0
+
+# As GroupLens states them; ml-latest grows and is not checked.
+NUM_RATINGS = {
+    "ml-100k": 100_000,
+    "ml-1m": 1_000_209,
+    "ml-10m": 10_000_054,
+    "ml-20m": 20_000_263,
+    "ml-25m": 25_000_095,
+    "ml-32m": 32_000_204,
+}
+
+
+@dataclass
+class Ratings:
+    """One rating a position: user_id and movie_id int64, rating float32, time int64 (seconds since 1970)."""
+
+    user_id: np.ndarray
+    movie_id: np.ndarray
+    rating: np.ndarray
+    time: np.ndarray
+
+
+@dataclass
+class RawData:
+    """A data set as its files show it: raw ids, no table rows yet.
+
+    `movies` and `users` hold one row per movie_id and user_id, with the columns that `features.py` names
+    and the files have. `official_test` marks the test ratings of an official split, bool, one a rating.
+    """
+
+    ratings: Ratings
+    movies: pandas.DataFrame
+    users: pandas.DataFrame
+    official_test: np.ndarray | None = None
+    oracle: np.ndarray | None = None
+    skipped: list[str] = field(default_factory=list)
+
+
+def locate(config: Config) -> tuple[Path, Layout]:
+    """The folder that holds the files, obtained first where a name was given and nothing lies there.
+
+    Writes into that folder and nowhere else; safe when two launches start at once.
+
+    Raises:
+        UserError: when there is nothing to read, or it cannot be had.
+    """
+    dataset = config.dataset or ("" if config.data_path else "synthetic")
+    folder = Path(config.data_path) if config.data_path else DATA_ROOT / _folder_name(dataset, config)
+    layout = _find_layout(folder)
+    if layout is None:
+        if not dataset:
+            names = ", ".join(layout.ratings for layout in LAYOUTS)
+            raise UserError(
+                f"--data_path {folder} holds no MovieLens ratings ({names}); give the folder of the unpacked "
+                "files, or --dataset NAME to download a set there."
+            )
+        _obtain(dataset, folder, config)
+        layout = _find_layout(folder)
+    if layout is None or (dataset and dataset not in layout.datasets):
+        raise UserError(
+            f"{folder} does not hold {dataset} but {layout.ratings if layout else 'other files'}; "
+            "give another --data_path, or leave --dataset out to read what lies there."
+        )
+    if dataset == "synthetic":
+        _check_synthetic(folder, config)
+    return folder, layout
+
+
+def read(folder: Path, layout: Layout, config: Config) -> RawData:
+    """Read all files of a set.
+
+    Raises:
+        UserError: for a missing, empty or malformed file, and with --bad_rows error for the first bad row.
+    """
+    reader = Reader(folder, skip=config.bad_rows == "skip")
+    movies = read_movies(reader, layout)
+    users = read_users(reader, layout)
+    known_users = users["user_id"].to_numpy() if users is not None else None
+    known_movies = movies["movie_id"].to_numpy()
+
+    if config.split in OFFICIAL_SPLITS:
+        parts = [f"{config.split}.base", f"{config.split}.test"]
+    else:
+        parts = [layout.ratings]
+    tables = [read_ratings(reader, part, layout, known_users, known_movies) for part in parts]
+    ratings = Ratings(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
+    _check_number(folder, config, len(ratings.rating), reader)
+    official_test = None
+    if len(parts) == 2:
+        official_test = np.arange(len(ratings.rating)) >= len(tables[0][0])
+    if users is None:
+        import pandas
+
+        users = pandas.DataFrame({"user_id": np.unique(ratings.user_id)})
+    return RawData(
+        ratings, movies, users, official_test, _read_oracle(folder, len(ratings.rating)), reader.notes
+    )
+
+
+def _folder_name(dataset: str, config: Config) -> str:
+    if dataset == "synthetic":
+        return f"synthetic-{config.synthetic_ratings}-seed{config.seed}"
+    return dataset
+
+
+def _find_layout(folder: Path) -> Layout | None:
+    return next((layout for layout in LAYOUTS if (folder / layout.ratings).is_file()), None)
+
+
+def _obtain(dataset: str, folder: Path, config: Config) -> None:
+    from download import download
+    from synthetic import write_synthetic
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the folder, because the folder itself appears in one rename.
+        with FileLock(folder.parent / f".{folder.name}.lock", timeout=DATA_DEADLINE):
+            if _find_layout(folder) is not None:
+                return
+            if dataset == "synthetic":
+                write_synthetic(folder, config.synthetic_ratings, config.seed)
+            else:
+                download(dataset, folder)
+    except Timeout:
+        raise UserError(
+            f"Another process has been preparing {folder} for {DATA_DEADLINE:.0f} s; end it and start again."
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be made ({error.strerror or error}); give a --data_path that can be written."
+        ) from error
+
+
+def _check_synthetic(folder: Path, config: Config) -> None:
+    oracle = folder / "oracle.json"
+    found = json.loads(oracle.read_text()) if oracle.is_file() else {}
+    wanted = {"num_ratings": config.synthetic_ratings, "seed": config.seed}
+    if any(found.get(name) != value for name, value in wanted.items()):
+        raise UserError(
+            f"{folder} holds other ratings than --synthetic_ratings {config.synthetic_ratings} --seed "
+            f"{config.seed}; give another --data_path, or leave --dataset out to read what lies there."
+        )
+
+
+def _check_number(folder: Path, config: Config, number: int, reader: Reader) -> None:
+    wanted = NUM_RATINGS.get(config.dataset)
+    if wanted is not None and number + reader.num_skipped_ratings != wanted:
+        raise UserError(
+            f"{folder} holds {number + reader.num_skipped_ratings:,} ratings, but {config.dataset} has "
+            f"{wanted:,}; remove the folder to download it again, or leave --dataset out to read it as it is."
+        )
+
+
+def _read_oracle(folder: Path, num_ratings: int) -> np.ndarray | None:
+    path = folder / "oracle.npy"
+    if not path.is_file():
+        return None
+    oracle = np.load(path)
+    return oracle if len(oracle) == num_ratings else None

@@ -1,0 +1,326 @@
+"""The text files of MovieLens, read into columns; every row that cannot be read is named.
+
+Reads files and nothing else. A data worker never imports it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from errors import UserError
+
+if TYPE_CHECKING:
+    import pandas
+
+LOWEST_RATING, HIGHEST_RATING = 0.5, 5.0
+YEAR = re.compile(r"\((\d{4})\)\s*$")
+# user_id, movie_id, rating, time: int64, int64, float32, int64, one entry a rating.
+RatingColumns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one family of MovieLens sets lies in its folder."""
+
+    ratings: str
+    movies: str
+    users: str
+    separator: str
+    header: str
+    num_movie_fields: int
+    datasets: tuple[str, ...]
+
+
+LAYOUTS = (
+    Layout("u.data", "u.item", "u.user", "\t", "", 24, ("ml-100k",)),
+    Layout("ratings.dat", "movies.dat", "users.dat", "::", "", 3, ("ml-1m", "ml-10m", "synthetic")),
+    Layout(
+        "ratings.csv",
+        "movies.csv",
+        "",
+        ",",
+        "userId,movieId,rating,timestamp",
+        3,
+        ("ml-20m", "ml-25m", "ml-32m", "ml-latest-small", "ml-latest"),
+    ),
+)
+
+
+class Reader:
+    """Reads text files row by row and decides, for all of them, what a bad row does."""
+
+    def __init__(self, folder: Path, skip: bool) -> None:
+        self.folder = folder
+        self.skip = skip
+        self.notes: list[str] = []
+        self.num_skipped_ratings = 0
+
+    def read_bytes(self, name: str) -> bytes:
+        """A file's content; empty and missing files are refused by name."""
+        path = self.folder / name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"{path} cannot be read ({error.strerror}); place the unpacked MovieLens files in "
+                f"{self.folder}, or give another --data_path."
+            ) from None
+        if not content.strip():
+            raise UserError(f"{path} is empty; place the unpacked MovieLens files there again.")
+        return content
+
+    def bad_rows(self, name: str, rows: list[tuple[int, str, str]]) -> None:
+        """Refuse the first of the bad rows (line number, content, reason), or count them all."""
+        if not rows:
+            return
+        line, content, reason = rows[0]
+        first = f"{self.folder / name}, line {line}: {reason}: {content[:120]!r}"
+        if not self.skip:
+            raise UserError(f"{first}; mend the file, or give --bad_rows skip to leave such rows out.")
+        self.notes.append(
+            f"left out {len(rows):,} bad rows of {name}, the first being line {line} ({reason})"
+        )
+
+    def rows(self, name: str, separator: str, num_fields: int) -> Iterator[tuple[int, list[str]]]:
+        """Line numbers and fields of a small file; rows with another number of fields are bad."""
+        bad = []
+        for line, fields in _split_lines(_decode(self.read_bytes(name)), separator):
+            if len(fields) == num_fields:
+                yield line, fields
+            else:
+                reason = f"{len(fields)} fields instead of {num_fields}"
+                bad.append((line, separator.join(fields), reason))
+        self.bad_rows(name, bad)
+
+
+def _decode(content: bytes) -> str:
+    # ml-1m and ml-100k are ISO-8859-1, the later sets UTF-8; accented ISO-8859-1 is never valid UTF-8.
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.decode("iso-8859-1")
+
+
+def _split_lines(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    if separator == ",":
+        lines = csv.reader(io.StringIO(text))
+        yield from ((lines.line_num, fields) for fields in lines if fields)
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield number, line.rstrip("\r").split(separator)
+
+
+def read_movies(reader: Reader, layout: Layout) -> pandas.DataFrame:
+    """One row per movie: movie_id int64, title, year (int, or None), genres (list of names)."""
+    separator = "|" if layout.ratings == "u.data" else layout.separator
+    genre_names = _read_genre_names(reader) if layout.ratings == "u.data" else []
+
+    def parse(fields: list[str]) -> dict[str, Any]:
+        title = fields[1]
+        year = YEAR.search(title)
+        if genre_names:
+            genres = [name for name, flag in zip(genre_names, fields[5:], strict=True) if flag == "1"]
+        else:
+            genres = fields[2].split("|")
+        genres = [genre for genre in genres if genre not in ("", "unknown", "(no genres listed)")]
+        return {
+            "movie_id": int(fields[0]),
+            "title": title,
+            "year": int(year[1]) if year else None,
+            "genres": genres,
+        }
+
+    header = "movieId,title,genres" if layout.header else ""
+    return _read_entities(
+        reader, layout.movies, separator, layout.num_movie_fields, header, "movie_id", parse
+    )
+
+
+def read_users(reader: Reader, layout: Layout) -> pandas.DataFrame | None:
+    """One row per user: user_id int64, gender, age (int), occupation; None where the set has no such file."""
+    if not layout.users or not (reader.folder / layout.users).is_file():
+        return None
+    if layout.ratings == "u.data":
+        separator, order = "|", ("user_id", "age", "gender", "occupation")
+    else:
+        separator, order = "::", ("user_id", "gender", "age", "occupation")
+
+    def parse(fields: list[str]) -> dict[str, Any]:
+        user = dict(zip(order, fields[:4], strict=True))
+        return {**user, "user_id": int(user["user_id"]), "age": int(user["age"])}
+
+    return _read_entities(reader, layout.users, separator, 5, "", "user_id", parse)
+
+
+def _read_entities(
+    reader: Reader,
+    name: str,
+    separator: str,
+    num_fields: int,
+    header: str,
+    key: str,
+    parse: Callable[[list[str]], dict[str, Any]],
+) -> pandas.DataFrame:
+    import pandas
+
+    found: dict[int, dict[str, Any]] = {}
+    bad = []
+    for line, fields in reader.rows(name, separator, num_fields):
+        if line == 1 and header and separator.join(fields) == header:
+            continue
+        try:
+            entity = parse(fields)
+        except ValueError as error:
+            bad.append((line, separator.join(fields), str(error)))
+            continue
+        if entity[key] in found:
+            bad.append((line, separator.join(fields), f"{key} {entity[key]} a second time"))
+            continue
+        found[entity[key]] = entity
+    reader.bad_rows(name, bad)
+    if not found:
+        raise UserError(f"{reader.folder / name} has no row that can be read; place the original file there.")
+    return pandas.DataFrame(list(found.values()))
+
+
+def _read_genre_names(reader: Reader) -> list[str]:
+    return [fields[0] for _, fields in reader.rows("u.genre", "|", 2)]
+
+
+def read_ratings(
+    reader: Reader,
+    name: str,
+    layout: Layout,
+    known_users: np.ndarray | None,
+    known_movies: np.ndarray,
+) -> RatingColumns:
+    """user_id, movie_id, rating and time of one file, by Arrow's reader.
+
+    Arrow says that some row is bad, not which one; only then are the lines looked at one by one.
+    """
+    content = reader.read_bytes(name)
+    header, _, rest = content.partition(b"\n")
+    if layout.header:
+        _check_header(reader.folder / name, header, layout)
+        content = rest
+    columns, reason = _parse_ratings(content, layout)
+    if columns is not None and _all_known(columns, known_users, known_movies):
+        return columns
+    bad, good = _inspect_ratings(content, layout, known_users, known_movies)
+    reader.bad_rows(name, bad)
+    reader.num_skipped_ratings += len(bad)
+    if bad:
+        columns, reason = _parse_ratings(good, layout)
+    if columns is None or len(columns[0]) == 0:
+        raise UserError(
+            f"{reader.folder / name} has no rating that can be read ({reason or 'no row'}); "
+            "place the original file there."
+        )
+    return columns
+
+
+def _check_header(path: Path, header: bytes, layout: Layout) -> None:
+    found = header.decode("utf-8-sig", "backslashreplace").rstrip("\r")
+    if found != layout.header:
+        raise UserError(
+            f"{path}, line 1: {found[:120]!r} is not the header {layout.header!r}; "
+            "place the original file there."
+        )
+
+
+def _parse_ratings(content: bytes, layout: Layout) -> tuple[RatingColumns | None, str]:
+    import pyarrow
+    import pyarrow.csv
+
+    names = ["user", "movie", "rating", "time"]
+    types = {
+        "user": pyarrow.int64(),
+        "movie": pyarrow.int64(),
+        "rating": pyarrow.float32(),
+        "time": pyarrow.int64(),
+    }
+    # Arrow knows one-character separators: `::` is a `:` with an empty column on its right.
+    if layout.separator == "::":
+        names = ["user", "empty1", "movie", "empty2", "rating", "empty3", "time"]
+        types.update({name: pyarrow.null() for name in names if name.startswith("empty")})
+    try:
+        table = pyarrow.csv.read_csv(
+            pyarrow.BufferReader(content),
+            pyarrow.csv.ReadOptions(column_names=names),
+            pyarrow.csv.ParseOptions(delimiter=layout.separator[0], quote_char=False),
+            pyarrow.csv.ConvertOptions(column_types=types, null_values=[""]),
+        )
+    except pyarrow.ArrowInvalid as error:
+        return None, str(error)
+    columns = [table[name] for name in ("user", "movie", "rating", "time")]
+    if any(column.null_count for column in columns):
+        return None, "an empty field"
+    user, movie, rating, time = (column.to_numpy() for column in columns)
+    return (user, movie, rating, time), ""
+
+
+def _all_known(
+    columns: RatingColumns,
+    known_users: np.ndarray | None,
+    known_movies: np.ndarray,
+) -> bool:
+    import pandas
+
+    user, movie, rating, _ = columns
+    in_range = (rating >= LOWEST_RATING) & (rating <= HIGHEST_RATING)
+    return bool(
+        len(rating) > 0
+        and in_range.all()
+        and np.isin(pandas.unique(movie), known_movies).all()
+        and (known_users is None or np.isin(pandas.unique(user), known_users).all())
+    )
+
+
+def _inspect_ratings(
+    content: bytes, layout: Layout, known_users: np.ndarray | None, known_movies: np.ndarray
+) -> tuple[list[tuple[int, str, str]], bytes]:
+    """The bad rows (line number, content, reason), and the content without them."""
+    shape = re.compile(layout.separator.join([r"(-?\d+)", r"(-?\d+)", r"([-+.\deE]+)", r"-?\d+"]))
+    users = None if known_users is None else set(known_users.tolist())
+    movies = set(known_movies.tolist())
+    bad: list[tuple[int, str, str]] = []
+    good: list[bytes] = []
+    for number, line in enumerate(content.split(b"\n"), start=2 if layout.header else 1):
+        text = line.decode("utf-8", "backslashreplace").rstrip("\r")
+        reason = _rating_fault(text, shape, layout, users, movies) if text.strip() else ""
+        if reason:
+            bad.append((number, text, reason))
+        else:
+            good.append(line)
+    return bad, b"\n".join(good)
+
+
+def _rating_fault(
+    text: str, shape: re.Pattern[str], layout: Layout, users: set[int] | None, movies: set[int]
+) -> str:
+    num_fields = text.count(layout.separator) + 1
+    if num_fields != 4:
+        return f"{num_fields} fields instead of 4"
+    match = shape.fullmatch(text)
+    try:
+        rating = float(match[3]) if match else None
+    except ValueError:
+        rating = None
+    if match is None or rating is None:
+        return "not a number"
+    if not LOWEST_RATING <= rating <= HIGHEST_RATING:
+        return f"a rating outside {LOWEST_RATING} to {HIGHEST_RATING}"
+    if int(match[2]) not in movies:
+        return f"movie {match[2]} is not in {layout.movies}"
+    if users is not None and int(match[1]) not in users:
+        return f"user {match[1]} is not in {layout.users}"
+    return ""

@@ -1,0 +1,260 @@
+"""The process among others: rank, device, process group, threads, and the rank-aware print.
+
+The only reader of the variables that torchrun sets. Importing it changes nothing: torch is imported, and
+everything below happens, inside `init_runtime`; `cleanup_runtime` takes it back.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import json
+import logging
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from config import Config
+from errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+# Between the exit of a rank and the agent's signal to the others lie some tenths of a second.
+HOLD_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher said of this process; one process of one where there was no launcher."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    launched: bool = False
+
+
+@dataclass(frozen=True)
+class RuntimeContext:
+    """This process among the others. The words mean what torch means by them.
+
+    rank: place among all processes; local_rank: place among those of this machine; world_size and
+    local_world_size: how many there are of each; device: the one this process computes on.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    device: torch.device
+    num_threads: int
+
+
+def read_launch() -> Launch:
+    """The launch environment.
+
+    Raises:
+        UserError: when it is there in part only, or is no number.
+    """
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if name not in os.environ]
+    if "RANK" in missing and "WORLD_SIZE" in missing:
+        return Launch()
+    if missing:
+        raise UserError(
+            f"The environment has RANK or WORLD_SIZE but not {', '.join(missing)}; start with torchrun, or "
+            "unset them for a single process."
+        )
+    try:
+        rank, local_rank, world_size = (int(os.environ[name]) for name in names[:3])
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    except ValueError as error:
+        raise UserError(f"The launch environment is broken ({error}); start with torchrun.") from None
+    return Launch(rank, local_rank, world_size, local_world_size, launched=True)
+
+
+def init_runtime(config: Config) -> RuntimeContext:
+    """Join the other processes: device, process group, seeds, threads, print. Collective: every rank.
+
+    Raises:
+        UserError: when the machine has fewer GPUs than processes.
+    """
+    import torch
+
+    _quieten_libraries()
+    launch = read_launch()
+    device = _choose_device(launch)
+    num_threads = max(1, allowed_cores() // launch.local_world_size)
+    torch.set_num_threads(num_threads)
+    random.seed(config.seed)
+    # numpy is imported by torch; nothing here draws from its global generator, but a user's code may.
+    sys.modules["numpy"].random.seed(config.seed)
+    torch.manual_seed(config.seed)
+    _init_process_group(launch, device, timedelta(seconds=config.timeout))
+    install_print(launch.rank)
+    return RuntimeContext(
+        launch.rank, launch.local_rank, launch.world_size, launch.local_world_size, device, num_threads
+    )
+
+
+def cleanup_runtime() -> None:
+    """Leave the process group and give `print` back. Harmless when nothing was set up, or twice."""
+    restore_print()
+    if "torch.distributed" in sys.modules:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: float) -> None:
+    """Run an action on local rank 0 of every machine while the others wait. Collective: every rank.
+
+    Raises:
+        UserError: on every rank, when the action raised one anywhere.
+    """
+    import torch.distributed as dist
+
+    # A group of its own, because data may take longer than any collective of the training may.
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline))
+    sentence: str | None = None
+    if context.local_rank == 0:
+        try:
+            action()
+        except UserError as error:
+            sentence = str(error)
+    sentences: list[str | None] = [None] * context.world_size
+    dist.all_gather_object(sentences, sentence, group=group)
+    dist.destroy_process_group(group)
+    for found in sentences:
+        if found is not None:
+            raise UserError(found)
+
+
+def report_failure(sentence: str) -> None:
+    """Say a user's mistake once, from rank 0, and leave it for torchrun's own report.
+
+    The other ranks hold still until torchrun ends them: the first to exit makes torchrun end all, and that
+    must not be one that said nothing.
+    """
+    try:
+        rank = read_launch().rank
+    except UserError:
+        rank = 0
+    if rank != 0:
+        time.sleep(HOLD_SECONDS)
+        return
+    print(f"example.py: {sentence}", file=sys.stderr, flush=True)
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file:
+        # torchrun ends with this text; without it, with advice on how to get a traceback.
+        details = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
+        with contextlib.suppress(OSError):
+            Path(error_file).write_text(json.dumps({"message": {"message": sentence, "extraInfo": details}}))
+
+
+def allowed_cores() -> int:
+    """Cores that this process may use: its affinity, and the CPU quota of its cgroup and those above."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [quota for quota in map(_cpu_quota, _cgroup_folders()) if quota is not None]
+    return max(1, int(min([affinity, *quotas])))
+
+
+def _cgroup_folders() -> list[Path]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    # "0::/a/b" in version 2, "4:cpu,cpuacct:/a/b" in version 1.
+    paths = [line.split(":", 2)[2].strip("/") for line in lines if line.startswith("0::") or ":cpu" in line]
+    folders = [CGROUP_ROOT, CGROUP_ROOT / "cpu"]
+    for path in paths:
+        for root in (CGROUP_ROOT, CGROUP_ROOT / "cpu"):
+            folder = root / path
+            folders += [parent for parent in (folder, *folder.parents) if root in (parent, *parent.parents)]
+    return folders
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """Cores' worth of time that one cgroup may use; None where it sets no limit."""
+    try:
+        if (folder / "cpu.max").is_file():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError):
+        # No such file, or the word "max".
+        return None
+
+
+def _choose_device(launch: Launch) -> torch.device:
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    num_devices = torch.cuda.device_count()
+    if launch.local_world_size > num_devices:
+        raise UserError(
+            f"{launch.local_world_size} processes on a machine with {num_devices} GPUs; give torchrun "
+            f"--nproc_per_node {num_devices}, or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU."
+        )
+    device = torch.device("cuda", launch.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _init_process_group(launch: Launch, device: torch.device, timeout: timedelta) -> None:
+    import torch.distributed as dist
+
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    device_id = device if device.type == "cuda" else None
+    if launch.launched:
+        dist.init_process_group(backend, timeout=timeout, device_id=device_id)
+        return
+    # One process needs no port, so a busy one cannot matter.
+    store = dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=device_id)
+
+
+class RankPrint:
+    """A `print` that begins each line with the rank; it keeps the one it stands in for."""
+
+    def __init__(self, original: Callable[..., None], rank: int) -> None:
+        self.original = original
+        self.rank = rank
+
+    def __call__(self, *values: object, sep: str | None = " ", **options: Any) -> None:
+        """Print to the terminal with the rank, flushed; to any other file as it is."""
+        if options.get("file") not in (None, sys.stdout, sys.stderr):
+            self.original(*values, sep=sep, **options)
+            return
+        text = (" " if sep is None else sep).join(map(str, values))
+        tagged = "\n".join(f"[RANK {self.rank}] {line}" for line in text.split("\n"))
+        self.original(tagged, **{**options, "flush": True})
+
+
+def install_print(rank: int) -> None:
+    """Put the rank-aware print in the place of `print`; a second time replaces the first."""
+    restore_print()
+    builtins.print = RankPrint(builtins.print, rank)
+
+
+def restore_print() -> None:
+    """Give back the `print` that `install_print` found."""
+    if isinstance(builtins.print, RankPrint):
+        builtins.print = builtins.print.original
+
+
+def _quieten_libraries() -> None:
+    """Filter, by exact message, what libraries say on every run and a user can do nothing about."""

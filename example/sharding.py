@@ -1,0 +1,163 @@
+"""Which table lies where: the plan, and the distributed model made from it.
+
+Initial weights depend on the seed, the table and the row alone, so every number of ranks and every plan
+starts from the same model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+from torchrec.distributed.types import ShardingPlan, ShardingType
+
+from columns import Columns
+from config import Config
+from errors import UserError
+from features import UNKNOWN_ROW
+from model import RatingTask, Recommender
+from runtime import RuntimeContext
+
+# Rows are drawn in blocks, so that a shard can be filled without drawing the table.
+INIT_BLOCK_ROWS = 4096
+INIT_STD = 0.05
+ROWS_PER_RANK_WORTH_SPLITTING = 256
+
+
+def build_model(columns: Columns, config: Config, context: RuntimeContext) -> DistributedModelParallel:
+    """The model of a data set, sharded over all ranks, with the optimizer of its tables in the backward.
+
+    Collective: every rank.
+    """
+    torch.manual_seed(config.seed)
+    recommender = Recommender(
+        columns.tables, config.embedding_dim, config.mlp_dims, columns.mean_rating
+    )
+    task = RatingTask(recommender)
+    sharder = EmbeddingCollectionSharder(
+        fused_params={
+            "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            "learning_rate": config.lr,
+            "weight_decay": config.weight_decay,
+            # Without a mode FBGEMM ignores the decay and does not say so.
+            "weight_decay_mode": WeightDecayMode.DECOUPLE,
+            "eps": 1e-8,
+            # A row out of range is a bug of ours: it must end the run, not turn into row 0.
+            "bounds_check_mode": BoundsCheckMode.FATAL,
+        },
+        # FBGEMM has the kernel for CUDA only.
+        use_index_dedup=context.device.type == "cuda",
+    )
+    plan = make_plan(task, sharder, columns, config, context)
+    model = DistributedModelParallel(task, device=context.device, plan=plan, sharders=[sharder])
+    fill_tables(model, config.seed)
+    return model
+
+
+def make_plan(
+    task: RatingTask,
+    sharder: EmbeddingCollectionSharder,
+    columns: Columns,
+    config: Config,
+    context: RuntimeContext,
+) -> ShardingPlan:
+    """TorchRec's plan: rank 0 makes it, all use it. Collective: every rank.
+
+    The constraints: tables with many rows per rank are split by rows, so that their memory and work are
+    shared by all; small ones lie whole on the rank that the planner chooses, because splitting them buys
+    nothing and costs an exchange with everybody.
+
+    Raises:
+        UserError: when the tables do not fit the memory of the ranks.
+    """
+    constraints = {
+        table.name: ParameterConstraints(
+            sharding_types=[_sharding_type(table.rows, context.world_size).value],
+            compute_kernels=[EmbeddingComputeKernel.FUSED.value],
+        )
+        for table in columns.tables
+    }
+    memory = _memory_per_rank(context)
+    topology = Topology(
+        world_size=context.world_size,
+        local_world_size=context.local_world_size,
+        compute_device=context.device.type,
+        hbm_cap=memory if context.device.type == "cuda" else None,
+        ddr_cap=memory,
+    )
+    planner = EmbeddingShardingPlanner(
+        topology=topology, batch_size=config.batch_size, constraints=constraints, debug=False
+    )
+    try:
+        return planner.collective_plan(task, [sharder], dist.GroupMember.WORLD)
+    except PlannerError as error:
+        needed = sum(table.rows for table in columns.tables) * config.embedding_dim * 4 / 2**30
+        raise UserError(
+            f"The tables need {needed:.1f} GiB and room for their optimizer and a step, and {context.world_size} "
+            f"ranks have {memory / 2**30:.1f} GiB each: {str(error).splitlines()[0]}; start more processes or "
+            "give a smaller --embedding_dim."
+        ) from error
+
+
+def _sharding_type(rows: int, world_size: int) -> ShardingType:
+    return ShardingType.ROW_WISE if rows >= ROWS_PER_RANK_WORTH_SPLITTING * world_size else ShardingType.TABLE_WISE
+
+
+def _memory_per_rank(context: RuntimeContext) -> int:
+    if context.device.type == "cuda":
+        return torch.cuda.get_device_properties(context.device).total_memory
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine // context.local_world_size
+
+
+@torch.no_grad()
+def fill_tables(model: DistributedModelParallel, seed: int) -> None:
+    """Draw the initial rows of this rank's shards: normal, but zero for the unknown row. Not collective."""
+    for name, value in model.state_dict().items():
+        if isinstance(value, ShardedTensor):
+            table = name.split(".")[-2]
+            for shard in value.local_shards():
+                _fill_shard(shard, table, value.size(1), seed)
+
+
+def _fill_shard(shard: Shard, table: str, embedding_dim: int, seed: int) -> None:
+    first_row, first_column = shard.metadata.shard_offsets
+    num_rows, num_columns = shard.metadata.shard_sizes
+    target = shard.tensor.detach()
+    for block in range(first_row // INIT_BLOCK_ROWS, -(-(first_row + num_rows) // INIT_BLOCK_ROWS)):
+        digest = hashlib.sha256(f"{seed}/{table}/{block}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        rows = torch.randn(INIT_BLOCK_ROWS, embedding_dim, generator=generator) * INIT_STD
+        if block == 0:
+            rows[UNKNOWN_ROW] = 0
+        block_first = block * INIT_BLOCK_ROWS
+        start, end = max(first_row, block_first), min(first_row + num_rows, block_first + INIT_BLOCK_ROWS)
+        part = rows[start - block_first : end - block_first, first_column : first_column + num_columns]
+        target[start - first_row : end - first_row] = part.to(target.device)
+
+
+def describe_plan(model: DistributedModelParallel, columns: Columns, config: Config) -> str:
+    """A line a table: rows, dimension, how it is split, on which ranks, MiB of weights."""
+    lines = [f"{'table':<12}{'rows':>12}{'dim':>5}  {'sharding':<12}{'ranks':<10}{'MiB':>8}"]
+    (module_plan,) = model.plan.plan.values()
+    for table in columns.tables:
+        parameter = module_plan[table.name]
+        ranks = sorted(parameter.ranks or [])
+        shown = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else ",".join(map(str, ranks))
+        mib = table.rows * config.embedding_dim * 4 / 2**20
+        lines.append(
+            f"{table.name:<12}{table.rows:>12,}{config.embedding_dim:>5}  "
+            f"{parameter.sharding_type:<12}{shown:<10}{mib:>8.2f}"
+        )
+    return "\n".join(lines)

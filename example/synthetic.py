@@ -1,0 +1,322 @@
+"""A synthetic MovieLens in ml-1m's own format, drawn from planted parameters.
+
+Every user and movie has a bias and a few factors, partly explained by the user's demographics and by the
+movie's genres, year and popularity. A rating is their score plus noise, clipped and rounded to 1..5. Since
+the parameters are known, so is the best possible prediction: the files carry it as the oracle.
+
+    folder/ratings.dat   UserID::MovieID::Rating::Timestamp, sorted by user
+           movies.dat    MovieID::Title (Year)::Genre|Genre, ISO-8859-1
+           users.dat     UserID::Gender::Age::Occupation::Zip
+           oracle.npy    float32 [num_ratings], the expected rating of each line of ratings.dat
+           oracle.json   {"rmse", "num_ratings", "num_users", "num_movies", "seed", "format"}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from errors import UserError
+
+FORMAT = 1
+
+# ml-1m's genres with the share of its movies that carry each.
+GENRES = {
+    "Action": 0.13,
+    "Adventure": 0.07,
+    "Animation": 0.03,
+    "Children's": 0.065,
+    "Comedy": 0.31,
+    "Crime": 0.055,
+    "Documentary": 0.03,
+    "Drama": 0.41,
+    "Fantasy": 0.02,
+    "Film-Noir": 0.01,
+    "Horror": 0.09,
+    "Musical": 0.03,
+    "Mystery": 0.03,
+    "Romance": 0.12,
+    "Sci-Fi": 0.07,
+    "Thriller": 0.13,
+    "War": 0.04,
+    "Western": 0.02,
+}
+# ml-1m's age codes with the share of its users in each.
+AGES = {1: 0.04, 18: 0.18, 25: 0.35, 35: 0.20, 45: 0.09, 50: 0.08, 56: 0.06}
+SHARE_OF_MEN = 0.72
+NUM_OCCUPATIONS = 21
+# Accents, commas and colons are in real titles too, and a reader has to survive them.
+TITLE_HEADS = (
+    "Silent Last Broken Golden Am\u00e9lie's Hidden Distant Crimson Lonely Electric Forgotten Se\u00f1or's "
+    "Velvet Burning Frozen Wandering Paper Midnight Hollow Fran\u00e7ois' Iron Little Scarlet Restless"
+).split()
+TITLE_NOUNS = (
+    "Harbor River Garden City Caf\u00e9 Station Winter Letter Stranger Mirror Dragon Orchard Ni\u00f1o Witness "
+    "Horizon Promise Empire Shadow Voyage M\u00e4rchen Island Parade Engine Lullaby Verdict Circus Summer"
+).split()
+TITLE_TAILS = ("", ", The", " II", ": The Return", ", A", " and Daughter", ": Part One", " in Love")
+# Prime to the number of titles, so that neighbours in movies.dat do not look alike.
+TITLE_STRIDE = 1009
+LAST_YEAR = 2000
+FIRST_YEAR = 1919
+MEAN_MOVIE_AGE = 14.0
+SHARE_OF_ID_GAPS = 0.02
+
+MEAN_RATINGS_PER_USER = 165
+MIN_RATINGS_PER_USER = 20
+# Spread of the log-normal activity: half of the users rate fewer than 100 movies, a few rate a thousand.
+ACTIVITY_SIGMA = 1.2
+# A user's chance to pick a movie is exp(POPULARITY_SLOPE * rank / num_movies), which gives the top tenth more
+# than half of the ratings, mixed with a uniform part that keeps the rare movies from being unrated.
+POPULARITY_SLOPE = 11.0
+UNIFORM_SHARE = 0.03
+
+# Tuned together at a million ratings for ml-1m's histogram, an RMSE of about 0.85 for the oracle, and about
+# 0.92 for a model of biases alone.
+MEAN_SCORE = 3.28
+NOISE_STD = 0.9
+RANK = 4
+USER_BIAS_STD = 0.45
+MOVIE_BIAS_STD = 0.48
+FACTOR_STDS = (0.3, 0.14, 0.08, 0.05)
+# Shares of the variance that the side features explain: enough to be worth having, not enough alone.
+USER_EXPLAINED = 0.5
+MOVIE_EXPLAINED = 0.7
+# Scores lie on this grid, so the oracle is a table, and another machine's last bits change no byte.
+SCORE_STEPS = 256
+MIN_SCORE, MAX_SCORE = -3, 9
+
+# From 2000-04-25 to 2003-02-28, in seconds since 1970, UTC.
+FIRST_TIME = 956_620_800
+LAST_TIME = 1_046_390_400
+SESSION_SECONDS = 3600
+# A user's first session lies in this first part of the period and the others anywhere after it, so that nearly
+# every user of the newest ratings has older ones to learn from.
+JOIN_PERIOD = 0.6
+SESSIONS = 6
+# Bounds the memory; part of the format, since it decides which random number goes where.
+USERS_PER_BLOCK = 4096
+
+
+def write_synthetic(folder: Path, num_ratings: int, seed: int) -> None:
+    """Write the synthetic data set; the same arguments give the same bytes.
+
+    The folder appears complete or not at all: the files are written to `<folder>.partial`, which is renamed at
+    the end and removed on failure. Only one process may do this at a time.
+
+    Args:
+        folder: the folder to create, with its parents; must not hold files.
+        num_ratings: lines of ratings.dat, at least 1,000.
+        seed: 0 or more.
+
+    Raises:
+        UserError: if the folder cannot be written.
+    """
+    partial = folder.with_name(f"{folder.name}.partial")
+    try:
+        # A killed process may have left one.
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write_files(partial, num_ratings, seed)
+        partial.rename(folder)
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"The synthetic data set cannot be written to {folder} ({reason}); "
+            f"free the disk or the folder, or name another one with --data_path."
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_files(folder: Path, num_ratings: int, seed: int) -> None:
+    # Smaller sets get less active users; the few that would be left would have to rate the whole catalogue.
+    ratings_per_user = min(max(25.0, math.sqrt(num_ratings) / 4), MEAN_RATINGS_PER_USER)
+    num_users, num_movies = round(num_ratings / ratings_per_user), round(3.9 * math.sqrt(num_ratings))
+    movies, movie_ids, picks = _write_movies(folder / "movies.dat", num_movies, _generator(seed, 1))
+    users = _write_users(folder / "users.dat", num_users, _generator(seed, 2))
+    rng = _generator(seed, 3)
+    counts = _draw_counts(rng, num_ratings, num_users, num_movies)
+    oracle, done, squared_error = np.empty(num_ratings, np.float32), 0, 0.0
+    with (folder / "ratings.dat").open("wb") as file:
+        for user_rows, movie_rows, ratings, times, expected in _draw_ratings(
+            rng, users, movies, counts, picks
+        ):
+            _append_lines(file, [user_rows + 1, movie_ids[movie_rows], ratings, times])
+            oracle[done : done + len(expected)] = expected
+            done += len(expected)
+            squared_error += float(np.square(ratings - expected, dtype=np.float64).sum())
+    np.save(folder / "oracle.npy", oracle)
+    summary = {
+        # Rounded, since another machine may add up in another order.
+        "rmse": round(math.sqrt(squared_error / num_ratings), 9),
+        "num_ratings": num_ratings,
+        "num_users": num_users,
+        "num_movies": num_movies,
+        "seed": seed,
+        "format": FORMAT,
+    }
+    (folder / "oracle.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="ascii", newline="\n")
+
+
+def _generator(seed: int, purpose: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64([seed, purpose]))
+
+
+def _append_lines(file: BinaryIO, columns: list[np.ndarray]) -> None:
+    """Write `::`-separated lines: pyarrow's delimiter is one character, so an empty column stands between two."""
+    import pyarrow
+    from pyarrow import csv
+
+    empty = pyarrow.nulls(len(columns[0]))
+    spaced = [part for column in columns for part in (empty, pyarrow.array(column))][1:]
+    table = pyarrow.table(spaced, names=[str(place) for place in range(len(spaced))])
+    csv.write_csv(table, file, csv.WriteOptions(include_header=False, delimiter=":", quoting_style="none"))
+
+
+def _write_movies(
+    path: Path, num_movies: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Write movies.dat.
+
+    Returns:
+        Planted parameters, float64 [num_movies, 1 + RANK], the bias first; ids, int64 [num_movies], ascending;
+        the chance that a user picks this movie or one before it, float64 [num_movies].
+    """
+    ids = np.cumsum(1 + (rng.random(num_movies) < SHARE_OF_ID_GAPS))
+    years = np.maximum(LAST_YEAR - rng.exponential(MEAN_MOVIE_AGE, num_movies).astype(np.int64), FIRST_YEAR)
+    has_genre = rng.random((num_movies, len(GENRES))) < list(GENRES.values())
+    has_genre[~has_genre.any(axis=1), list(GENRES).index("Drama")] = True
+    with path.open("w", encoding="latin-1", newline="\n") as file:
+        for row, (movie_id, year) in enumerate(zip(ids, years, strict=True)):
+            genres = "|".join(genre for genre, has in zip(GENRES, has_genre[row], strict=True) if has)
+            file.write(f"{movie_id}::{_title(row)} ({year})::{genres}\n")
+
+    popularity = rng.permutation(num_movies) / num_movies
+    skewed = np.exp(POPULARITY_SLOPE * popularity)
+    chances = (1 - UNIFORM_SHARE) * skewed / skewed.sum() + UNIFORM_SHARE / num_movies
+    known = has_genre @ rng.standard_normal((len(GENRES), 1 + RANK))
+    known /= np.sqrt(has_genre.sum(axis=1, keepdims=True))
+    known += _standardized(years)[:, None] * rng.standard_normal(1 + RANK) / 2
+    known[:, 0] += _standardized(popularity)
+    parameters = _with_unknown(rng, known, MOVIE_EXPLAINED)
+    parameters[:, 0] *= MOVIE_BIAS_STD
+    return parameters, ids, np.cumsum(chances)
+
+
+def _title(row: int) -> str:
+    row, tail = divmod(row * TITLE_STRIDE, len(TITLE_TAILS))
+    row, noun = divmod(row, len(TITLE_NOUNS))
+    return f"{TITLE_HEADS[row % len(TITLE_HEADS)]} {TITLE_NOUNS[noun]}{TITLE_TAILS[tail]}"
+
+
+def _write_users(path: Path, num_users: int, rng: np.random.Generator) -> np.ndarray:
+    """Write users.dat; returns the planted parameters, float64 [num_users, 1 + RANK], the bias first."""
+    is_man = (rng.random(num_users) < SHARE_OF_MEN).astype(np.int64)
+    age_rows = np.searchsorted(np.cumsum(list(AGES.values()))[:-1], rng.random(num_users), side="right")
+    occupations = rng.integers(NUM_OCCUPATIONS, size=num_users)
+    zips = np.char.zfill(rng.integers(100_000, size=num_users).astype(str), 5)
+    with path.open("wb") as file:
+        genders, ages = np.array(["F", "M"])[is_man], np.array(list(AGES))[age_rows]
+        _append_lines(file, [np.arange(1, num_users + 1), genders, ages, occupations, zips])
+
+    known = sum(
+        rng.standard_normal((size, 1 + RANK))[rows]
+        for size, rows in ((2, is_man), (len(AGES), age_rows), (NUM_OCCUPATIONS, occupations))
+    )
+    return _with_unknown(rng, known, USER_EXPLAINED) * (USER_BIAS_STD, *FACTOR_STDS)
+
+
+def _with_unknown(rng: np.random.Generator, known: np.ndarray, explained: float) -> np.ndarray:
+    """Columns of variance 1, of which `known` explains the given share."""
+    unknown = rng.standard_normal(known.shape)
+    return math.sqrt(explained) * _standardized(known) + math.sqrt(1 - explained) * unknown
+
+
+def _standardized(columns: np.ndarray) -> np.ndarray:
+    return (columns - columns.mean(axis=0)) / columns.std(axis=0)
+
+
+def _draw_counts(rng: np.random.Generator, num_ratings: int, num_users: int, num_movies: int) -> np.ndarray:
+    """Ratings of each user, int64 [num_users], with the sum num_ratings."""
+    spare = num_ratings - MIN_RATINGS_PER_USER * num_users
+    shares = np.exp(ACTIVITY_SIGMA * rng.standard_normal(num_users))
+    # Whoever has rated a third of the catalogue is running out of movies.
+    limit = (num_movies / 3 - MIN_RATINGS_PER_USER) / spare
+    shares = np.minimum(shares / shares.sum(), limit)
+    ends = np.rint(np.cumsum(shares / shares.sum()) * spare).astype(np.int64)
+    return MIN_RATINGS_PER_USER + np.diff(ends, prepend=0)
+
+
+def _draw_ratings(
+    rng: np.random.Generator, users: np.ndarray, movies: np.ndarray, counts: np.ndarray, picks: np.ndarray
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yield (user row, movie row, rating, time, expected rating), each [ratings of a block of users]."""
+    expected_of_step = _expected_ratings()
+    for first in range(0, len(users), USERS_PER_BLOCK):
+        block = counts[first : first + USERS_PER_BLOCK]
+        user_rows, movie_rows = _draw_pairs(rng, block, picks)
+        times = _draw_times(rng, len(block), user_rows)
+        user_rows += first
+        scores = MEAN_SCORE + users[user_rows, 0] + movies[movie_rows, 0]
+        for factor in range(1, 1 + RANK):
+            scores += users[user_rows, factor] * movies[movie_rows, factor]
+        steps = np.rint((np.clip(scores, MIN_SCORE, MAX_SCORE) - MIN_SCORE) * SCORE_STEPS).astype(np.int64)
+        noisy = MIN_SCORE + steps / SCORE_STEPS + NOISE_STD * rng.standard_normal(len(steps))
+        ratings = np.rint(np.clip(noisy, 1, 5)).astype(np.int64)
+        yield user_rows, movie_rows, ratings, times, expected_of_step[steps]
+
+
+def _expected_ratings() -> np.ndarray:
+    """The expected rating at each step of the score, float32 [steps].
+
+    A rating is 1 plus the number of thresholds 1.5, 2.5, 3.5 and 4.5 below the noisy score, so its
+    expectation is 1 plus the sum of their normal probabilities.
+    """
+    width = NOISE_STD * math.sqrt(2)
+    scores = np.arange(MIN_SCORE * SCORE_STEPS, MAX_SCORE * SCORE_STEPS + 1) / SCORE_STEPS
+    above = [[math.erfc((half - score) / width) / 2 for half in (1.5, 2.5, 3.5, 4.5)] for score in scores]
+    return (1 + np.sum(above, axis=1)).astype(np.float32)
+
+
+def _draw_pairs(
+    rng: np.random.Generator, counts: np.ndarray, picks: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw each user's movies without replacement.
+
+    Args:
+        counts: movies per user, int64 [users].
+        picks: cumulative chance of the movies, float64 [movies].
+
+    Returns:
+        User rows and movie rows, each int64 [sum of counts], sorted by user, then movie.
+    """
+    missing, complete, pairs = counts, [], np.empty(0, np.int64)
+    # A movie drawn twice is drawn anew, for the users who still miss one: few after the first rounds.
+    while missing.any():
+        drawn = np.searchsorted(picks[:-1], rng.random(missing.sum()), side="right")
+        pairs = np.concatenate([pairs, np.repeat(np.arange(len(counts)), missing) * len(picks) + drawn])
+        pairs.sort()
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+        user_rows = pairs // len(picks)
+        missing = np.where(missing > 0, counts - np.bincount(user_rows, minlength=len(counts)), 0)
+        complete.append(pairs[missing[user_rows] == 0])
+        pairs = pairs[missing[user_rows] > 0]
+    return np.divmod(np.sort(np.concatenate(complete)), len(picks))
+
+
+def _draw_times(rng: np.random.Generator, num_users: int, user_rows: np.ndarray) -> np.ndarray:
+    """Draw the second of each rating, int64 [ratings]: a few sessions per user, the first the longest."""
+    joined = JOIN_PERIOD * rng.random((num_users, 1))
+    later = joined + (1 - joined) * rng.random((num_users, SESSIONS - 1))
+    sessions = np.concatenate([joined, later], axis=1) * (LAST_TIME - FIRST_TIME - SESSION_SECONDS)
+    # Squared, so that the first session has four ratings in ten.
+    session = (SESSIONS * np.square(rng.random(len(user_rows)))).astype(np.int64)
+    within = rng.integers(SESSION_SECONDS, size=len(user_rows))
+    return FIRST_TIME + sessions[user_rows, session].astype(np.int64) + within

@@ -1,0 +1,252 @@
+#!/usr/bin/env bash
+# Installs what the example needs into .venv and runs it; "./run.sh help" tells the rest.
+set -euo pipefail
+
+here="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+venv="$here/.venv"
+
+# Long enough for a slow line; a call that waits longer waits for something that hangs.
+lock_deadline=3600
+
+usage() {
+  cat <<'TEXT'
+usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --help" lists the flags
+       ./run.sh setup                only install
+       ./run.sh test [PYTEST ARGS]   run the tests
+       ./run.sh lint                 run ruff, mypy and codespell
+       ./run.sh help                 print this
+
+Environment:
+  NPROC          processes on this machine (default: one per GPU, without GPU 2)
+  NNODES         machines that train together (default: 1)
+  RDZV_ENDPOINT  HOST:PORT of one of them, the same on each; needed when NNODES is above 1
+  VARIANT        cpu or cuda (default: cuda where nvidia-smi lists a GPU, else cpu)
+  PYTHON         the Python, 3.10 or newer, that .venv is made with (default: python3)
+TEXT
+}
+
+say() {
+  printf 'run.sh: %s\n' "$*" >&2
+}
+
+# fail STATUS SENTENCE: status 2 is a mistake in the call, 1 a step that failed.
+fail() {
+  say "$2"
+  exit "$1"
+}
+
+# --- the environment ---------------------------------------------------------------------------------
+
+count_gpus() {
+  # grep -c prints 0 and fails when there is none.
+  { nvidia-smi -L 2>/dev/null || true; } | grep -c '^GPU ' || true
+}
+
+read_variant() {
+  gpus="$(count_gpus)"
+  variant="${VARIANT:-}"
+  case "$variant" in
+    cpu | cuda) ;;
+    "") if ((gpus > 0)); then variant=cuda; else variant=cpu; fi ;;
+    *) fail 2 "VARIANT=$variant is not known; give cpu or cuda" ;;
+  esac
+}
+
+read_launch() {
+  local default=2
+  if [[ "$variant" == cuda ]] && ((gpus > 0)); then default="$gpus"; fi
+  nproc="${NPROC:-$default}"
+  nnodes="${NNODES:-1}"
+  [[ "$nproc" =~ ^[1-9][0-9]*$ ]] || fail 2 "NPROC=$nproc is not a number of processes; give 1 or more"
+  [[ "$nnodes" =~ ^[1-9][0-9]*$ ]] || fail 2 "NNODES=$nnodes is not a number of machines; give 1 or more"
+  if ((nnodes > 1)) && [[ -z "${RDZV_ENDPOINT:-}" ]]; then
+    fail 2 "NNODES=$nnodes needs RDZV_ENDPOINT, the HOST:PORT of one of the machines"
+  fi
+}
+
+# The one in .venv if there is one, else the one to make it with.
+find_python() {
+  python="${PYTHON:-python3}"
+  if [[ -x "$venv/bin/python" ]]; then python="$venv/bin/python"; fi
+  command -v "$python" >/dev/null || fail 2 "$python is not found; set PYTHON to a Python 3.10 or newer"
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    fail 2 "$python is $("$python" -V 2>&1); delete .venv if there is one and set PYTHON to 3.10 or newer"
+}
+
+# --- the installation --------------------------------------------------------------------------------
+
+# set_up [dev]: after this .venv holds the variant's packages, and with "dev" those of test and lint.
+set_up() {
+  if [[ "$variant" == cuda ]]; then base=requirements-cuda.txt; else base=requirements.txt; fi
+  if is_installed "$base" && { [[ $# == 0 ]] || is_installed requirements-dev.txt; }; then return; fi
+  mkdir -p "$venv"
+  {
+    take_lock
+    make_venv
+    is_installed "$base" || install_base
+    [[ $# == 0 ]] || is_installed requirements-dev.txt || install_dev
+  } 9>"$venv/.lock"
+}
+
+# Without the flock command (macOS) two calls at once are the user's care.
+take_lock() {
+  if ! command -v flock >/dev/null || flock -n 9; then return; fi
+  say "waiting for another run.sh that installs into .venv"
+  flock -w "$lock_deadline" 9 ||
+    fail 1 "waiting for another run.sh failed: it still installs after $lock_deadline seconds"
+}
+
+make_venv() {
+  if pip --version >/dev/null 2>&1; then return; fi
+  say "making .venv"
+  # A link to a Python that is gone would stay.
+  if [[ ! -e "$venv/bin/python" ]]; then rm -f "$venv/bin/"python*; fi
+  logged "making .venv" "$python" -m venv "$venv"
+}
+
+install_base() {
+  local other=fbgemm-gpu flags=(--no-deps) size="400 MB"
+  if [[ "$variant" == cuda ]]; then other=fbgemm-gpu-cpu flags=() size="3 GB"; fi
+  rm -f "$(stamp_of "$base")"
+  # Both wheels own the same files, and pip takes any build of torch for the pinned one: all three go.
+  if pip show -q "$other" >/dev/null 2>&1; then
+    say "removing the other variant's packages"
+    logged "removing the other variant's packages" pip uninstall -y torch fbgemm-gpu fbgemm-gpu-cpu
+  fi
+  install "$base" "$size" ${flags[@]+"${flags[@]}"}
+  if [[ "$variant" == cpu ]]; then complete_torch; fi
+  write_stamp "$base"
+}
+
+# An index without CPU builds gave the CUDA build of torch, which does not start without NVIDIA's libraries.
+complete_torch() {
+  if ! pip show torch 2>/dev/null | grep '^Requires:.*nvidia' >/dev/null; then return; fi
+  say "installing NVIDIA's libraries, about 2 GB, as pip found only the CUDA build of torch; to avoid it" \
+    "delete .venv and set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds"
+  logged "installing NVIDIA's libraries for torch" pip install "$(grep '^torch==' "$here/$base")"
+}
+
+install_dev() {
+  rm -f "$(stamp_of requirements-dev.txt)"
+  install requirements-dev.txt "40 MB" --no-deps
+  write_stamp requirements-dev.txt
+}
+
+# install LIST SIZE [PIP FLAGS...]
+install() {
+  local list="$1" size="$2"
+  shift 2
+  say "installing $list, about $size to download"
+  logged "installing $list" pip install "$@" -r "$here/$list"
+}
+
+pip() {
+  "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"
+}
+
+# logged STEP COMMAND...: quiet unless it fails.
+logged() {
+  local step="$1" log="$venv/.setup.log"
+  shift
+  "$@" >"$log" 2>&1 || {
+    tail -n 15 "$log" >&2
+    fail 1 "$step failed; its last lines are above, all of them in $log"
+  }
+}
+
+# A stamp is written last and tells what was installed, so that a half-finished installation has none.
+is_installed() {
+  local stamp
+  stamp="$(stamp_of "$1")"
+  [[ -f "$stamp" && "$(<"$stamp")" == "$(fingerprint "$1")" ]]
+}
+
+write_stamp() {
+  fingerprint "$1" >"$(stamp_of "$1")"
+}
+
+# The variants share a stamp: .venv holds one of them.
+stamp_of() {
+  if [[ "$1" == requirements-dev.txt ]]; then echo "$venv/.installed-dev"; else echo "$venv/.installed"; fi
+}
+
+fingerprint() {
+  {
+    cat "$here/$1"
+    echo "$variant"
+    "$venv/bin/python" -V 2>&1 || true
+  } | sha256
+}
+
+sha256() {
+  if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi
+}
+
+# --- the subcommands ---------------------------------------------------------------------------------
+
+train() {
+  read_launch
+  # The flags are checked once, by one process, before anything is installed or launched.
+  "$python" "$here/example/config.py" "$@"
+  local flag
+  for flag in "$@"; do
+    case "$flag" in -h | --help) exit 0 ;; esac
+  done
+  set_up
+  local where=(--standalone)
+  if ((nnodes > 1)); then
+    where=(--nnodes="$nnodes" --rdzv_backend=c10d --rdzv_endpoint="$RDZV_ENDPOINT")
+  fi
+  # The example sets its own threads; without this torchrun prints a banner about them.
+  export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+  exec "$venv/bin/python" -m torch.distributed.run "${where[@]}" --nproc_per_node="$nproc" \
+    "$here/example/example.py" "$@"
+}
+
+run_tests() {
+  set_up dev
+  cd -- "$here"
+  exec "$venv/bin/python" -m pytest "$@"
+}
+
+lint() {
+  set_up dev
+  cd -- "$here"
+  check ruff check .
+  check ruff format --check .
+  check mypy
+  check codespell_lib
+}
+
+check() {
+  "$venv/bin/python" -m "$@" || fail 1 "lint: $* failed"
+}
+
+main() {
+  # Flags alone mean train.
+  local command=train
+  case "${1:-train}" in
+    help | -h | --help) command=help ;;
+    train | setup | test | lint)
+      command="${1:-train}"
+      shift "$(($# > 0))"
+      ;;
+    -*) ;;
+    *) fail 2 "unknown subcommand $1; give train, setup, test, lint or help" ;;
+  esac
+  case "$command" in setup | lint) [[ $# == 0 ]] || fail 2 "$command takes no arguments; found $1" ;; esac
+  if [[ "$command" == help ]]; then
+    usage
+    return
+  fi
+  read_variant
+  find_python
+  case "$command" in
+    setup) set_up ;;
+    train) train "$@" ;;
+    test) run_tests "$@" ;;
+    lint) lint ;;
+  esac
+}
+
+main "$@"
