@@ -61,6 +61,11 @@ class Columns:
         train = range(self.num_train)
         return train if split == "train" else range(self.num_train, self.num_train + self.num_test)
 
+    def ratings(self, split: str) -> np.ndarray:
+        """The ratings of a split, float32, mapped from disk."""
+        positions = self.range_of(split)
+        return np.load(Path(self.folder) / "rating.npy", mmap_mode="r")[positions.start : positions.stop]
+
 
 def open_columns(config: Config) -> Columns:
     """The columns of the configured data set, made first if they are not there.

@@ -65,7 +65,13 @@ class RatingBatches(Dataset[Batch]):
 
     def num_steps(self, split: str) -> int:
         """Batches in one pass over a split: the same number on every rank."""
-        return -(-len(self.ranges[split]) // (self.batch_size * self.world_size))
+        return len(self.step_sizes(split))
+
+    def step_sizes(self, split: str) -> list[int]:
+        """Ratings in each global batch of a pass: all are alike but the last."""
+        full = self.batch_size * self.world_size
+        number = len(self.ranges[split])
+        return [min(full, number - first) for first in range(0, number, full)]
 
     def __getitem__(self, request: Request) -> Batch:
         """The batch of a request. Training ratings come in an order shuffled anew each epoch, each once."""
@@ -99,10 +105,8 @@ class RatingBatches(Dataset[Batch]):
         return positions + split.start
 
     def _weights(self, request: Request, num_real: int) -> np.ndarray:
-        global_batch_size = self.batch_size * self.world_size
-        num_left = len(self.ranges[request.split]) - request.step * global_batch_size
         weights = np.zeros(self.batch_size, np.float32)
-        weights[:num_real] = global_batch_size / min(global_batch_size, num_left)
+        weights[:num_real] = self.batch_size * self.world_size / self.step_sizes(request.split)[request.step]
         return weights
 
     def _rows(self, table: Table, entities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

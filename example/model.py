@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -77,7 +78,7 @@ class Recommender(nn.Module):
         )
         widths = [3 * (embedding_dim - 1), *mlp_dims]
         layers: list[nn.Module] = []
-        for width_in, width_out in zip(widths, widths[1:], strict=False):
+        for width_in, width_out in pairwise(widths):
             layers += [nn.Linear(width_in, width_out), nn.ReLU()]
         self.mlp = nn.Sequential(*layers, nn.Linear(widths[-1], 1))
         self.register_buffer("mean_rating", torch.tensor(mean_rating, dtype=torch.float32))

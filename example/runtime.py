@@ -12,8 +12,10 @@ import json
 import logging
 import os
 import random
+import re
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +32,13 @@ if TYPE_CHECKING:
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 # Between the exit of a rank and the agent's signal to the others lie some tenths of a second.
 HOLD_SECONDS = 15.0
+# What torchrec 1.6 and 1.8 make torch say of torchrec's own code.
+NOISE = (
+    "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead.",
+    "Please use DTensor instead and we are deprecating ShardedTensor.",
+    "is_fx_tracing will return true for both fx.symbolic_trace and torch.export.",
+)
+NOISY_LOGGERS = ("torch.fx._symbolic_trace",)
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,11 @@ class RuntimeContext:
     local_world_size: int
     device: torch.device
     num_threads: int
+
+    def say(self, text: str) -> None:
+        """Print from rank 0 what every rank would say alike. Not collective."""
+        if self.rank == 0:
+            print(text)
 
 
 def read_launch() -> Launch:
@@ -101,9 +115,14 @@ def init_runtime(config: Config) -> RuntimeContext:
     torch.manual_seed(config.seed)
     _init_process_group(launch, device, timedelta(seconds=config.timeout))
     install_print(launch.rank)
-    return RuntimeContext(
+    context = RuntimeContext(
         launch.rank, launch.local_rank, launch.world_size, launch.local_world_size, device, num_threads
     )
+    context.say(
+        f"{launch.world_size} processes on {device.type}, {launch.local_world_size} of them on this machine: "
+        f"{num_threads} threads each, for {allowed_cores()} cores"
+    )
+    return context
 
 
 def cleanup_runtime() -> None:
@@ -154,12 +173,25 @@ def report_failure(sentence: str) -> None:
         time.sleep(HOLD_SECONDS)
         return
     print(f"example.py: {sentence}", file=sys.stderr, flush=True)
+    _leave_for_torchrun(sentence, sentence)
+
+
+def record_crash(error: BaseException) -> None:
+    """Leave the traceback of an exception for torchrun, which shows that of the first rank to fail, last.
+
+    A rank whose peer went away holds still first, so that it is not taken for the one that failed.
+    """
+    if "gloo/transport" in str(error) or type(error).__name__ in ("DistBackendError", "DistNetworkError"):
+        time.sleep(HOLD_SECONDS)
+    _leave_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def _leave_for_torchrun(message: str, text: str) -> None:
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file:
-        # torchrun ends with this text; without it, with advice on how to get a traceback.
-        details = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
+        details = {"py_callstack": text, "timestamp": str(int(time.time()))}
         with contextlib.suppress(OSError):
-            Path(error_file).write_text(json.dumps({"message": {"message": sentence, "extraInfo": details}}))
+            Path(error_file).write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
 
 
 def allowed_cores() -> int:
@@ -258,3 +290,11 @@ def restore_print() -> None:
 
 def _quieten_libraries() -> None:
     """Filter, by exact message, what libraries say on every run and a user can do nothing about."""
+    for message in NOISE:
+        warnings.filterwarnings("ignore", message=re.escape(message))
+    for logger in NOISY_LOGGERS:
+        logging.getLogger(logger).addFilter(_is_no_noise)
+
+
+def _is_no_noise(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(NOISE)

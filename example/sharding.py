@@ -18,8 +18,15 @@ from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    KernelConfig,
+    ParameterConstraints,
+    PlannerError,
+    TopologyFactory,
+    TrainerConfig,
+)
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from columns import Columns
@@ -33,6 +40,8 @@ from runtime import RuntimeContext
 INIT_BLOCK_ROWS = 4096
 INIT_STD = 0.05
 ROWS_PER_RANK_WORTH_SPLITTING = 256
+# Share of a rank's memory that the planner leaves to the dense part, the batches and everything else.
+RESERVED_FOR_DENSE = 0.15
 
 
 def build_model(columns: Columns, config: Config, context: RuntimeContext) -> DistributedModelParallel:
@@ -41,9 +50,7 @@ def build_model(columns: Columns, config: Config, context: RuntimeContext) -> Di
     Collective: every rank.
     """
     torch.manual_seed(config.seed)
-    recommender = Recommender(
-        columns.tables, config.embedding_dim, config.mlp_dims, columns.mean_rating
-    )
+    recommender = Recommender(columns.tables, config.embedding_dim, config.mlp_dims, columns.mean_rating)
     task = RatingTask(recommender)
     sharder = EmbeddingCollectionSharder(
         fused_params={
@@ -89,29 +96,37 @@ def make_plan(
         for table in columns.tables
     }
     memory = _memory_per_rank(context)
-    topology = Topology(
-        world_size=context.world_size,
-        local_world_size=context.local_world_size,
-        compute_device=context.device.type,
-        hbm_cap=memory if context.device.type == "cuda" else None,
-        ddr_cap=memory,
-    )
     planner = EmbeddingShardingPlanner(
-        topology=topology, batch_size=config.batch_size, constraints=constraints, debug=False
+        topology=TopologyFactory.create_topology(
+            TrainerConfig(
+                world_size=context.world_size,
+                local_world_size=context.local_world_size,
+                hbm_cap_bytes=memory,
+                ddr_cap_bytes=memory,
+            ),
+            kernel_config=KernelConfig(compute_device=context.device.type),
+        ),
+        batch_size=config.batch_size,
+        storage_reservation=FixedPercentageStorageReservation(RESERVED_FOR_DENSE),
+        constraints=constraints,
+        debug=False,
     )
     try:
         return planner.collective_plan(task, [sharder], dist.GroupMember.WORLD)
     except PlannerError as error:
         needed = sum(table.rows for table in columns.tables) * config.embedding_dim * 4 / 2**30
         raise UserError(
-            f"The tables need {needed:.1f} GiB and room for their optimizer and a step, and {context.world_size} "
-            f"ranks have {memory / 2**30:.1f} GiB each: {str(error).splitlines()[0]}; start more processes or "
+            f"The tables need {needed:.1f} GiB and room for their optimizer, and {context.world_size} ranks have {memory / 2**30:.1f} GiB each: {str(error).splitlines()[0]}; start more processes or "
             "give a smaller --embedding_dim."
         ) from error
 
 
 def _sharding_type(rows: int, world_size: int) -> ShardingType:
-    return ShardingType.ROW_WISE if rows >= ROWS_PER_RANK_WORTH_SPLITTING * world_size else ShardingType.TABLE_WISE
+    return (
+        ShardingType.ROW_WISE
+        if rows >= ROWS_PER_RANK_WORTH_SPLITTING * world_size
+        else ShardingType.TABLE_WISE
+    )
 
 
 def _memory_per_rank(context: RuntimeContext) -> int:

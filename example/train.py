@@ -16,12 +16,15 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from columns import Columns
+from columns import Columns, open_columns
 from config import Config
 from dataloader import Batch, EpochSampler, RatingBatches, build_dataloader
+from errors import UserError
 from metrics import Metrics, measure
 from model import RatingBatch
-from runtime import RuntimeContext
+from movielens import DATA_DEADLINE
+from report import describe_data, describe_epoch, progress_bar
+from runtime import RuntimeContext, once_per_node
 from sharding import build_model, describe_plan
 
 
@@ -29,8 +32,8 @@ from sharding import build_model, describe_plan
 class Epoch:
     """What one pass over the training ratings did, the same on every rank.
 
-    losses: mean squared error of each step's global batch, float32 [steps]; data_wait: the largest share,
-    over ranks, of the pass that was spent waiting for batches.
+    losses: mean squared error of each step's global batch, float32 [steps]; data_wait: share of the pass
+    that the rank which waited most spent waiting for batches.
     """
 
     number: int
@@ -40,7 +43,61 @@ class Epoch:
     seconds: float
     ratings_per_second: float
     data_wait: float
-    first_batch_seconds: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training run leaves for the report, the same on every rank."""
+
+    columns: Columns
+    plan: str
+    epochs: list[Epoch]
+
+
+def train(config: Config, context: RuntimeContext) -> Run:
+    """Train a model and evaluate it after every epoch. Collective: every rank.
+
+    Raises:
+        UserError: when the data cannot be had, the tables do not fit, or the training diverges.
+    """
+    once_per_node(context, lambda: open_columns(config), DATA_DEADLINE)
+    columns = open_columns(config)
+    context.say(describe_data(columns, config))
+    model = build_model(columns, config, context)
+    optimizer = make_optimizer(model, config)
+    plan = describe_plan(model, columns, config)
+    context.say(plan)
+    sampler = EpochSampler(RatingBatches(columns, config, context.rank, context.world_size))
+    feed = Feed(build_dataloader(sampler.dataset, sampler, config), sampler)
+    epochs = []
+    for number in range(config.epochs):
+        start = time.perf_counter()
+        with progress_bar(columns.num_train, f"epoch {number + 1}/{config.epochs}", context) as bar:
+            losses = train_epoch(model, optimizer, feed, number, config, context, bar.update)
+        seconds = time.perf_counter() - start
+        _check_finite(losses, number, config)
+        data_wait = _largest(feed.seconds_waited / seconds, context)
+        test = evaluate(model, feed, columns, context)
+        train_rmse = float(np.sqrt(np.average(losses, weights=sampler.dataset.step_sizes("train"))))
+        rate = columns.num_train / seconds
+        epochs.append(Epoch(number + 1, losses, train_rmse, test, seconds, rate, data_wait))
+        context.say(describe_epoch(epochs[-1], config))
+    return Run(columns, plan, epochs)
+
+
+def _check_finite(losses: np.ndarray, epoch: int, config: Config) -> None:
+    bad = np.flatnonzero(~np.isfinite(losses))
+    if len(bad):
+        raise UserError(
+            f"The loss is {losses[bad[0]]} at step {bad[0]} of epoch {epoch + 1}: the training diverged with "
+            f"--lr {config.lr} --dense_lr {config.dense_lr}; give smaller ones."
+        )
+
+
+def _largest(value: float, context: RuntimeContext) -> float:
+    largest = torch.tensor(value, device=context.device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
 
 
 class Feed:
@@ -56,17 +113,14 @@ class Feed:
         self.sampler = sampler
         self.keys = [table.name for table in sampler.dataset.tables]
         self.seconds_waited = 0.0
-        self.first_batch_seconds = 0.0
 
     def batches(self, split: str, epoch: int) -> Iterator[RatingBatch]:
         """One pass over a split, on the host; counts the seconds that its consumer waits."""
         self.sampler.split, self.sampler.epoch = split, epoch
-        self.seconds_waited = self.first_batch_seconds = 0.0
+        self.seconds_waited = 0.0
         start = time.perf_counter()
         for batch in self.loader:
-            waited = time.perf_counter() - start
-            self.seconds_waited += waited
-            self.first_batch_seconds = self.first_batch_seconds or waited
+            self.seconds_waited += time.perf_counter() - start
             features = KeyedJaggedTensor(keys=self.keys, values=batch.values, lengths=batch.lengths)
             yield RatingBatch(features, batch.ratings, batch.weights)
             start = time.perf_counter()
@@ -98,7 +152,10 @@ def make_optimizer(model: DistributedModelParallel, config: Config) -> CombinedO
         dict(in_backward_optimizer_filter(model.named_parameters())),
         lambda parameters: torch.optim.Adam(parameters, lr=config.dense_lr),
     )
-    return CombinedOptimizer([model.fused_optimizer, dense])
+    optimizer = CombinedOptimizer([model.fused_optimizer, dense])
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
 
 
 def train_epoch(
@@ -115,18 +172,20 @@ def train_epoch(
     Nothing waits for the device but the end: losses stay there until then. Collective: every rank.
     """
     model.train()
-    pipelined = config.pipeline == "sparse_dist" or (config.pipeline == "auto" and context.device.type == "cuda")
+    pipelined = config.pipeline == "sparse_dist" or (
+        config.pipeline == "auto" and context.device.type == "cuda"
+    )
     pipeline = (TrainPipelineSparseDist if pipelined else PlainPipeline)(model, optimizer, context.device)
-    num_steps = feed.sampler.dataset.num_steps("train")
+    step_sizes = feed.sampler.dataset.step_sizes("train")
+    num_steps = len(step_sizes)
     losses = torch.zeros(num_steps, device=context.device)
-    base_rates = [group["initial_lr"] for group in optimizer.param_groups]
     batches = feed.batches("train", epoch)
     for step in range(num_steps):
-        left = 1 - (epoch * num_steps + step) / (config.epochs * num_steps)
-        for group, rate in zip(optimizer.param_groups, base_rates, strict=True):
-            group["lr"] = rate * left
+        left = 1 - (epoch + step / num_steps) / config.epochs
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * left
         losses[step], _ = pipeline.progress(batches)
-        progress(step)
+        progress(step_sizes[step])
     if pipelined:
         # Give the model its plain forward back, for evaluation.
         pipeline.detach()
@@ -138,15 +197,17 @@ def train_epoch(
 def evaluate(
     model: DistributedModelParallel, feed: Feed, columns: Columns, context: RuntimeContext
 ) -> Metrics:
-    """Exact metrics over all test ratings, each counted once, the same on every rank. Collective: every rank."""
+    """Exact metrics over all test ratings, each counted once, the same on every rank.
+
+    Collective: every rank.
+    """
     model.eval()
     predictions = [
         model(batch.to(context.device, non_blocking=True))[1][1] for batch in feed.batches("test", epoch=0)
     ]
     mine = torch.stack(predictions)
-    everyones = mine.new_empty(context.world_size * mine.shape[0], mine.shape[1])
-    dist.all_gather_into_tensor(everyones, mine)
-    # [ranks, steps, B] to the order of the ratings; what follows the last rating is padding.
-    in_order = everyones.view(context.world_size, *mine.shape).transpose(0, 1).reshape(-1)
-    ratings = np.load(f"{columns.folder}/rating.npy", mmap_mode="r")[columns.num_train :]
-    return measure(in_order[: columns.num_test].cpu().numpy(), ratings)
+    everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
+    dist.all_gather(everyones, mine)
+    # From ranks of [steps, B] to the order of the ratings; what follows the last rating is padding.
+    in_order = torch.stack(everyones, dim=1).flatten()[: columns.num_test]
+    return measure(in_order.cpu().numpy(), columns.ratings("test"))

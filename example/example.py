@@ -1,0 +1,78 @@
+"""Train a sharded recommender on MovieLens, on any number of processes.
+
+    python example.py                                          one process
+    torchrun --standalone --nproc_per_node=2 example.py        two, on CPU or GPU alike
+    torchrun --standalone --nproc_per_node=8 example.py --dataset ml-1m --num_workers 4
+
+`python example.py --help` lists the flags. Every spawned data worker imports this file again, so its top
+level imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from typing import Any
+
+from config import Config, parse_args
+from errors import UserError
+from runtime import cleanup_runtime, init_runtime, read_launch, record_crash, report_failure
+from stack import check_stack
+
+
+def __getattr__(name: str) -> Any:
+    # These need torch or TorchRec, so they are imported when somebody asks for them.
+    if name == "build_dataloader":
+        from dataloader import build_dataloader
+
+        return build_dataloader
+    if name == "train":
+        from train import train
+
+        return train
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the modes that the command line names; returns the exit status: 2 for a user's mistake."""
+    try:
+        with _one_voice():
+            config = parse_args(argv)
+        check_stack()
+        run(config)
+    except UserError as error:
+        report_failure(str(error))
+        return 2
+    except Exception as error:
+        record_crash(error)
+        raise
+    return 0
+
+
+def run(config: Config) -> None:
+    """Train, and show what came of it. Collective: every rank."""
+    from report import results_table, write_report
+    from train import train
+
+    try:
+        context = init_runtime(config)
+        result = train(config, context)
+        if context.rank == 0 and config.report_dir:
+            write_report(result, config, context)
+    finally:
+        cleanup_runtime()
+    if context.rank == 0:
+        print(results_table(result))
+
+
+@contextlib.contextmanager
+def _one_voice() -> Any:
+    """Let rank 0 alone print the help text."""
+    quiet = read_launch().rank != 0
+    with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())
