@@ -17,7 +17,7 @@ from typing import Any
 
 from config import Config, parse_args
 from errors import UserError
-from runtime import cleanup_runtime, init_runtime, read_launch, record_crash, report_failure
+from runtime import cleanup_runtime, init_runtime, once_per_node, read_launch, record_crash, report_failure
 from stack import check_stack
 
 
@@ -52,11 +52,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(config: Config) -> None:
     """Train, and show what came of it. Collective: every rank."""
-    from report import results_table, write_report
+    from report import make_report_dir, results_table, write_report
     from train import train
 
     try:
         context = init_runtime(config)
+        if config.report_dir:
+            once_per_node(context, lambda: make_report_dir(config), config.timeout)
         result = train(config, context)
         if context.rank == 0 and config.report_dir:
             write_report(result, config, context)

@@ -81,6 +81,7 @@ class Recommender(nn.Module):
         for width_in, width_out in pairwise(widths):
             layers += [nn.Linear(width_in, width_out), nn.ReLU()]
         self.mlp = nn.Sequential(*layers, nn.Linear(widths[-1], 1))
+        self.mean_rating: torch.Tensor
         self.register_buffer("mean_rating", torch.tensor(mean_rating, dtype=torch.float32))
 
     def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:

@@ -76,6 +76,23 @@ def _cells(metrics: Metrics) -> str:
     return " | ".join(f"{value:6.4f}" for value in dataclasses.astuple(metrics))
 
 
+def make_report_dir(config: Config) -> None:
+    """Make --report_dir before the work begins, so that a wrong one costs no training.
+
+    Raises:
+        UserError: when the folder cannot be made or written.
+    """
+    folder = Path(config.report_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / ".writable", b"")
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise UserError(
+            f"--report_dir {folder} cannot be written ({error.strerror or error}); give another folder."
+        ) from error
+
+
 def write_report(run: Run, config: Config, context: RuntimeContext) -> None:
     """Write metrics.json and curves.png into --report_dir, each in one rename. Call on rank 0.
 
@@ -84,7 +101,6 @@ def write_report(run: Run, config: Config, context: RuntimeContext) -> None:
     """
     folder = Path(config.report_dir)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(_report(run, config, context), indent=1)
         _replace(folder / "metrics.json", text.encode())
         _replace(folder / "curves.png", _draw(run))

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 # Between the exit of a rank and the agent's signal to the others lie some tenths of a second.
 HOLD_SECONDS = 15.0
-# What torchrec 1.6 and 1.8 make torch say of torchrec's own code.
+# What torchrec 1.6 and 1.8 make torch say of torchrec's own code; and, for each loader in each process, what
+# `train` says of too many workers in one line.
 NOISE = (
+    "This DataLoader will create",
     "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead.",
     "Please use DTensor instead and we are deprecating ShardedTensor.",
     "is_fx_tracing will return true for both fx.symbolic_trace and torch.export.",

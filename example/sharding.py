@@ -116,17 +116,15 @@ def make_plan(
     except PlannerError as error:
         needed = sum(table.rows for table in columns.tables) * config.embedding_dim * 4 / 2**30
         raise UserError(
-            f"The tables need {needed:.1f} GiB and room for their optimizer, and {context.world_size} ranks have {memory / 2**30:.1f} GiB each: {str(error).splitlines()[0]}; start more processes or "
-            "give a smaller --embedding_dim."
+            f"The tables need {needed:.1f} GiB and room for their optimizer, and {context.world_size} ranks "
+            f"have {memory / 2**30:.1f} GiB each ({str(error).strip().splitlines()[0]}); start more processes "
+            "or give a smaller --embedding_dim."
         ) from error
 
 
 def _sharding_type(rows: int, world_size: int) -> ShardingType:
-    return (
-        ShardingType.ROW_WISE
-        if rows >= ROWS_PER_RANK_WORTH_SPLITTING * world_size
-        else ShardingType.TABLE_WISE
-    )
+    large = rows >= ROWS_PER_RANK_WORTH_SPLITTING * world_size
+    return ShardingType.ROW_WISE if large else ShardingType.TABLE_WISE
 
 
 def _memory_per_rank(context: RuntimeContext) -> int:

@@ -58,20 +58,20 @@ MEAN_RATINGS_PER_USER = 165
 MIN_RATINGS_PER_USER = 20
 # Spread of the log-normal activity: half of the users rate fewer than 100 movies, a few rate a thousand.
 ACTIVITY_SIGMA = 1.2
-# A user picks a movie with a chance that grows like exp(POPULARITY_SLOPE * rank / num_movies), which gives the
-# top tenth more than half of the ratings; the uniform share gets the rare movies a few.
+# The chance to be picked grows like exp(POPULARITY_SLOPE * rank / num_movies), which gives the top tenth more
+# than half of the ratings; the share that is spread evenly gets the rare movies a few.
 POPULARITY_SLOPE = 11.0
 UNIFORM_SHARE = 0.06
 
 # Tuned together at a million ratings: ml-1m's histogram, an RMSE of about 0.865 for the oracle and 0.92 for a
-# model of biases alone. With 132 ratings to learn from per user, each strong factor costs a trained model about
-# 0.6 % of RMSE over the oracle, so only the first is strong.
-MEAN_SCORE = 3.25
+# model of biases alone. With some 130 ratings per user to learn from, every strong factor costs a trained
+# model about 0.6 % of RMSE over the oracle, so only the first is strong.
+MEAN_SCORE = 3.66
 NOISE_STD = 0.9
 RANK = 4
-USER_BIAS_STD = 0.42
-MOVIE_BIAS_STD = 0.48
-FACTOR_STDS = (0.3, 0.12, 0.07, 0.05)
+USER_BIAS_STD = 0.44
+MOVIE_BIAS_STD = 0.5
+FACTOR_STDS = (0.3, 0.1, 0.06, 0.04)
 # Shares of the variance that the side features explain: enough to be worth having, not enough alone.
 USER_EXPLAINED = 0.5
 MOVIE_EXPLAINED = 0.7
@@ -116,10 +116,9 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int) -> None:
         _write_files(partial, num_ratings, seed)
         partial.rename(folder)
     except OSError as error:
-        reason = error.strerror or error
         raise UserError(
-            f"The synthetic data set cannot be written to {folder} ({reason}); "
-            f"free the disk or the folder, or name another one with --data_path."
+            f"The synthetic data set cannot be written to {folder} ({error.strerror or error}); "
+            "make room there, or name another folder with --data_path."
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -133,11 +132,10 @@ def _write_files(folder: Path, num_ratings: int, seed: int) -> None:
     users = _write_users(folder / "users.dat", num_users, _generator(seed, 2))
     rng = _generator(seed, 3)
     counts = _draw_counts(rng, num_ratings, num_users, num_movies)
+    blocks = _draw_ratings(rng, users, movies, counts, picks)
     oracle, done, squared_error = np.empty(num_ratings, np.float32), 0, 0.0
     with (folder / "ratings.dat").open("wb") as file:
-        for user_rows, movie_rows, ratings, times, expected in _draw_ratings(
-            rng, users, movies, counts, picks
-        ):
+        for user_rows, movie_rows, ratings, times, expected in blocks:
             _append_lines(file, [user_rows + 1, movie_ids[movie_rows], ratings, times])
             oracle[done : done + len(expected)] = expected
             done += len(expected)
@@ -197,7 +195,8 @@ def _write_movies(
     known += _standardized(years)[:, None] * rng.standard_normal(1 + RANK) / 2
     known[:, 0] += _standardized(popularity)
     parameters = _with_unknown(rng, known, MOVIE_EXPLAINED)
-    parameters[:, 0] *= MOVIE_BIAS_STD
+    # Centered over ratings rather than movies, so that liked popular movies do not shift the mean rating.
+    parameters[:, 0] = MOVIE_BIAS_STD * (parameters[:, 0] - chances @ parameters[:, 0])
     return parameters, ids, np.cumsum(chances)
 
 
@@ -211,9 +210,7 @@ def _title(row: int) -> str:
 def _write_users(path: Path, num_users: int, rng: np.random.Generator) -> np.ndarray:
     """Write users.dat; returns the planted parameters, float64 [num_users, 1 + RANK], the bias first."""
     is_man = (rng.random(num_users) < SHARE_OF_MEN).astype(np.int64)
-    age_rows = np.searchsorted(
-        np.cumsum(list(AGES.values())), rng.integers(100, size=num_users), side="right"
-    )
+    age_rows = np.repeat(np.arange(len(AGES)), list(AGES.values()))[rng.integers(100, size=num_users)]
     occupations = rng.integers(NUM_OCCUPATIONS, size=num_users)
     zips = np.char.zfill(rng.integers(100_000, size=num_users).astype(str), 5)
     with path.open("wb") as file:

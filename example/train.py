@@ -24,7 +24,7 @@ from metrics import Metrics, measure
 from model import RatingBatch
 from movielens import DATA_DEADLINE
 from report import describe_data, describe_epoch, progress_bar
-from runtime import RuntimeContext, once_per_node
+from runtime import RuntimeContext, allowed_cores, once_per_node
 from sharding import build_model, describe_plan
 
 
@@ -67,6 +67,11 @@ def train(config: Config, context: RuntimeContext) -> Run:
     optimizer = make_optimizer(model, config)
     plan = describe_plan(model, columns, config)
     context.say(plan)
+    num_workers = config.num_workers * context.local_world_size
+    if num_workers > allowed_cores():
+        context.say(
+            f"{num_workers} data workers on this machine share {allowed_cores()} cores with the ranks"
+        )
     sampler = EpochSampler(RatingBatches(columns, config, context.rank, context.world_size))
     feed = Feed(build_dataloader(sampler.dataset, sampler, config), sampler)
     epochs = []
@@ -126,8 +131,8 @@ class Feed:
             start = time.perf_counter()
 
 
-class PlainPipeline:
-    """A training step as it reads in a textbook; the same interface as TorchRec's pipelines."""
+class PlainSteps:
+    """A training step as it reads in a textbook, with the interface of TorchRec's pipelines."""
 
     def __init__(
         self, model: DistributedModelParallel, optimizer: CombinedOptimizer, device: torch.device
@@ -145,6 +150,10 @@ class PlainPipeline:
         self.optimizer.step()
         return output
 
+    def detach(self) -> DistributedModelParallel:
+        """The model as it is outside the pipeline."""
+        return self.model
+
 
 def make_optimizer(model: DistributedModelParallel, config: Config) -> CombinedOptimizer:
     """The tables' optimizer, which runs inside the backward, and Adam for the dense part, as one."""
@@ -156,6 +165,18 @@ def make_optimizer(model: DistributedModelParallel, config: Config) -> CombinedO
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
+
+
+def make_pipeline(
+    model: DistributedModelParallel, optimizer: CombinedOptimizer, config: Config, context: RuntimeContext
+) -> PlainSteps | TrainPipelineSparseDist:
+    """The training loop's engine. TorchRec's pipeline overlaps the copy and the exchange of ids of the next
+    batches with this one's computation; on a CPU there is nothing free to overlap with.
+    """
+    overlap = context.device.type == "cuda" if config.pipeline == "auto" else config.pipeline == "sparse_dist"
+    if overlap:
+        return TrainPipelineSparseDist(model, optimizer, context.device)
+    return PlainSteps(model, optimizer, context.device)
 
 
 def train_epoch(
@@ -172,10 +193,7 @@ def train_epoch(
     Nothing waits for the device but the end: losses stay there until then. Collective: every rank.
     """
     model.train()
-    pipelined = config.pipeline == "sparse_dist" or (
-        config.pipeline == "auto" and context.device.type == "cuda"
-    )
-    pipeline = (TrainPipelineSparseDist if pipelined else PlainPipeline)(model, optimizer, context.device)
+    pipeline = make_pipeline(model, optimizer, config, context)
     step_sizes = feed.sampler.dataset.step_sizes("train")
     num_steps = len(step_sizes)
     losses = torch.zeros(num_steps, device=context.device)
@@ -186,9 +204,8 @@ def train_epoch(
             group["lr"] = group["initial_lr"] * left
         losses[step], _ = pipeline.progress(batches)
         progress(step_sizes[step])
-    if pipelined:
-        # Give the model its plain forward back, for evaluation.
-        pipeline.detach()
+    # Evaluation needs the model's plain forward, which TorchRec's pipeline replaces.
+    pipeline.detach()
     dist.all_reduce(losses)
     return (losses / context.world_size).cpu().numpy()
 

@@ -1,0 +1,37 @@
+"""What several test files share: small data sets, and reasons to skip."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from launch import ROOT
+
+from synthetic import write_synthetic
+
+
+@pytest.fixture(scope="session")
+def synthetic_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A synthetic data set of 20,000 ratings."""
+    folder = tmp_path_factory.mktemp("data") / "synthetic"
+    write_synthetic(folder, 20_000, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_folder() -> Path:
+    """MovieLens as GroupLens made it."""
+    beside = ROOT.parent / "shared" / "data" / "ml-latest-small"
+    folder = Path(os.environ.get("MOVIELENS_DATA", beside))
+    if not (folder / "ratings.csv").is_file():
+        pytest.skip(f"no ratings.csv in {folder}; set MOVIELENS_DATA to a folder of ml-latest-small")
+    return folder
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what the machine cannot run, and say what is missing."""
+    for marker, needed in (("gpu", 1), ("multi_gpu", 2)):
+        if item.get_closest_marker(marker) and torch.cuda.device_count() < needed:
+            pytest.skip(f"needs {needed} CUDA device(s), found {torch.cuda.device_count()}")

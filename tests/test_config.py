@@ -1,0 +1,90 @@
+"""The command line: what it reads, and the one sentence for each thing it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from launch import ROOT, python
+
+from config import CHOICES, Config, parse_args, validate
+from errors import UserError
+
+
+def test_no_flag_gives_the_defaults_and_trains() -> None:
+    config = parse_args([])
+    assert config == Config()
+    assert config.modes == ("train",)
+    assert parse_args(["--train"]).modes == ("train",)
+
+
+def test_every_field_is_a_flag_with_a_sentence() -> None:
+    text = python("config.py", "--help", cwd=ROOT / "example").stdout
+    for field in dataclasses.fields(Config):
+        assert f"--{field.name}" in text
+    assert "Ratings per rank and step" in text
+
+
+def test_values_become_their_fields_types() -> None:
+    config = parse_args(["--mlp_dims", "128,64,1", "--lr", "0.5", "--epochs", "3", "--dataset", "ml-1m"])
+    assert config.mlp_dims == (128, 64, 1)
+    assert config.lr == 0.5
+    assert config.epochs == 3
+    assert config.dataset == "ml-1m"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--num_workers -1", "--num_workers -1 is negative; give 0"),
+        ("--batch_size 0", "--batch_size 0 is too small; give at least 1"),
+        ("--epochs 0", "--epochs 0 is too small"),
+        ("--epochs x", "--epochs: invalid int value: 'x'"),
+        ("--timeout 0", "--timeout 0 is too small"),
+        ("--mlp_dims 128,x", "'128,x' is not a list of whole numbers like 128,64"),
+        ("--mlp_dims 128,0", "--mlp_dims 128,0 has a layer without a unit"),
+        ("--unknown 3", "Unrecognized arguments: --unknown 3"),
+        ("--epoch 3", "Unrecognized arguments: --epoch 3"),
+        ("--dataset ml-2m", "--dataset ml-2m is not known; choose one of synthetic, ml-100k"),
+        ("--split newest", "--split newest is not known; choose one of time, random"),
+        ("--split u1 --dataset ml-1m", "--split u1 belongs to ml-100k, not to ml-1m"),
+        ("--bad_rows keep", "--bad_rows keep is not known"),
+        ("--pipeline fast", "--pipeline fast is not known"),
+        ("--lr 0", "--lr 0.0 cannot learn"),
+        ("--lr nan", "--lr nan cannot learn"),
+        ("--dense_lr -1", "--dense_lr -1.0 cannot learn"),
+        ("--weight_decay 1", "--weight_decay 1.0 is out of range"),
+        ("--embedding_dim 30", "--embedding_dim 30 does not fit FBGEMM's kernels; give a multiple of 4"),
+        ("--test_fraction 1", "--test_fraction 1.0 leaves no training or no test"),
+        ("--synthetic_ratings 10", "--synthetic_ratings 10 is out of range"),
+        ("--seed -1", "--seed -1 is out of range"),
+    ],
+)
+def test_a_bad_value_is_refused_in_one_sentence(arguments: str, sentence: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        parse_args(arguments.split())
+    assert sentence in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ratings.dat"
+    file.write_text("")
+    for name in ("data_path", "cache_dir", "report_dir"):
+        with pytest.raises(UserError, match=f"--{name} .*ratings.dat is a file; give a folder"):
+            parse_args([f"--{name}", str(file)])
+
+
+def test_every_choice_passes() -> None:
+    for name, choices in CHOICES.items():
+        for choice in choices:
+            validate(dataclasses.replace(Config(), **{name: choice}))
+
+
+def test_the_check_alone_exits_with_status_2_and_the_sentence() -> None:
+    result = python("config.py", "--num_workers", "-1", cwd=ROOT / "example")
+    assert result.returncode == 2
+    assert result.stderr.startswith("example.py: --num_workers -1 is negative")
+    assert result.stderr.count("\n") == 1
+    assert python("config.py", "--epochs", "2", cwd=ROOT / "example").returncode == 0

@@ -1,0 +1,224 @@
+"""The process among others: what it reads, what it changes, and that it gives everything back."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from launch import ROOT, python, succeeded, torchrun
+
+import runtime
+from config import Config
+from errors import UserError
+from runtime import (
+    allowed_cores,
+    cleanup_runtime,
+    init_runtime,
+    install_print,
+    once_per_node,
+    read_launch,
+    restore_print,
+)
+
+MODULES = sorted(path.stem for path in (ROOT / "example").glob("*.py"))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_importing_a_module_changes_nothing(module: str) -> None:
+    check = (
+        "import builtins, sys, logging, warnings\n"
+        "before = builtins.print\n"
+        f"import {module}\n"
+        "assert builtins.print is before\n"
+        "torch = sys.modules.get('torch')\n"
+        "assert torch is None or not torch.cuda.is_initialized()\n"
+        "assert torch is None or not torch.distributed.is_initialized()\n"
+    )
+    result = python("-c", check, cwd=ROOT / "example")
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+
+
+def test_the_entry_point_imports_nothing_heavy_and_offers_the_four_names() -> None:
+    check = (
+        "import sys\n"
+        "from example import parse_args, init_runtime, cleanup_runtime\n"
+        "assert not {'torch', 'torchrec', 'fbgemm_gpu', 'pandas', 'pyarrow'} & set(sys.modules)\n"
+        "from example import build_dataloader\n"
+        "assert not {'torchrec', 'fbgemm_gpu', 'pandas', 'pyarrow'} & set(sys.modules)\n"
+    )
+    succeeded(python("-c", check, cwd=ROOT / "example"))
+
+
+def test_print_is_tagged_and_given_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    original = builtins.print
+    install_print(3)
+    try:
+        print("one", 2, sep="-")
+        print("two\nlines")
+        with (tmp_path / "file").open("w") as file:
+            print("plain", file=file)
+    finally:
+        restore_print()
+    assert builtins.print is original
+    assert capsys.readouterr().out == "[RANK 3] one-2\n[RANK 3] two\n[RANK 3] lines\n"
+    assert (tmp_path / "file").read_text() == "plain\n"
+
+
+def test_installing_print_twice_and_restoring_twice_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    original = builtins.print
+    install_print(0)
+    install_print(1)
+    print("once")
+    restore_print()
+    restore_print()
+    assert builtins.print is original
+    assert capsys.readouterr().out == "[RANK 1] once\n"
+
+
+def test_one_process_needs_no_launcher_and_cleans_up_after_an_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    original, threads = builtins.print, torch.get_num_threads()
+    try:
+        context = init_runtime(Config())
+        assert (context.rank, context.local_rank, context.world_size) == (0, 0, 1)
+        assert torch.distributed.is_initialized()
+        raise KeyError
+    except KeyError:
+        pass
+    finally:
+        cleanup_runtime()
+        torch.set_num_threads(threads)
+    assert builtins.print is original
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_same_seed_draws_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    drawn = []
+    for seed in (5, 5, 6):
+        init_runtime(Config(seed=seed))
+        cleanup_runtime()
+        drawn.append(float(torch.rand(())))
+    torch.set_num_threads(threads)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_an_incomplete_launch_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="but not LOCAL_RANK, MASTER_ADDR, MASTER_PORT; start with torchrun"):
+        read_launch()
+
+
+def test_cores_are_those_of_affinity_and_of_every_cgroup_above(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runtime, "CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    assert allowed_cores() == 16
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert allowed_cores() == 16
+    (tmp_path / "cpu.max").write_text("350000 100000\n")
+    assert allowed_cores() == 3
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert allowed_cores() == 1
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("200000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert allowed_cores() == 2
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    launch = runtime.Launch(rank=3, local_rank=3, world_size=4, local_world_size=4, launched=True)
+    with pytest.raises(
+        UserError, match="4 processes on a machine with 2 GPUs; give torchrun --nproc_per_node 2"
+    ):
+        runtime._choose_device(launch)
+
+
+def test_an_error_in_work_done_once_per_node_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+
+    def fail() -> None:
+        raise UserError("no such file")
+
+    context = init_runtime(Config())
+    try:
+        with pytest.raises(UserError, match="no such file"):
+            once_per_node(context, fail, deadline=10)
+    finally:
+        cleanup_runtime()
+        torch.set_num_threads(threads)
+
+
+CRASH = """
+import sys, time
+sys.path.insert(0, {example!r})
+import example
+from config import Config
+from runtime import init_runtime, cleanup_runtime
+import torch.distributed as dist
+
+def train(config):
+    context = init_runtime(config)
+    try:
+        if context.rank == 1:
+            raise ArithmeticError("the fault of rank one")
+        dist.barrier()
+        time.sleep(100)
+    finally:
+        cleanup_runtime()
+
+example.run = train
+if __name__ == "__main__":
+    sys.exit(example.main([]))
+"""
+
+
+def test_an_exception_on_one_rank_ends_all_and_its_traceback_comes_last(tmp_path: Path) -> None:
+    script = tmp_path / "crash.py"
+    script.write_text(CRASH.format(example=str(ROOT / "example")))
+    start = time.monotonic()
+    result = torchrun(3, script, timeout=60)
+    assert time.monotonic() - start < 30
+    assert result.returncode != 0
+    last = result.stderr[result.stderr.rindex("Root Cause") :]
+    assert "rank      : 1 " in last
+    assert "ArithmeticError: the fault of rank one" in last
+    assert "Connection closed by peer" not in last
+
+
+def test_a_nested_launch_and_a_busy_port_do_not_matter(tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT / 'example')!r})\n"
+        "from config import Config\n"
+        "from runtime import *\n"
+        "context = init_runtime(Config()); print(context.world_size); cleanup_runtime()\n"
+    )
+    import socket
+
+    with socket.create_server(("127.0.0.1", 29500)) if _is_free(29500) else socket.socket():
+        outer = {"RANK": "7", "WORLD_SIZE": "9", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        output = succeeded(torchrun(2, script, env=outer))
+    assert "[RANK 0] 2" in output
+    assert "[RANK 1] 2" in output
+
+
+def _is_free(port: int) -> bool:
+    import socket
+
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
