@@ -74,14 +74,14 @@ class Config:
     batch_size: int = 4096
     """Ratings per rank and step; the global batch is this times the number of ranks."""
 
-    lr: float = 0.08
+    lr: float = 0.04
     """Learning rate of the embedding tables (row-wise Adagrad), falling linearly to zero over the run."""
 
     dense_lr: float = 0.001
     """Learning rate of the dense part (Adam), falling like --lr."""
 
-    weight_decay: float = 0.0
-    """L2 penalty on the table rows that a step touches."""
+    weight_decay: float = 0.3
+    """Decoupled decay: times --lr, the share by which a table row shrinks in a step that touches it."""
 
     embedding_dim: int = 32
     """Numbers per table row, a multiple of 4: the first is the row's bias, the others its factors."""
@@ -109,6 +109,11 @@ class Config:
     def modes(self) -> tuple[str, ...]:
         """The modes to run, in the order of a model's life."""
         return tuple(mode for mode in ("train",) if getattr(self, mode)) or ("train",)
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether the ratings are drawn instead of read from files that were there."""
+        return self.dataset == "synthetic" or not (self.dataset or self.data_path)
 
 
 def parse_args(argv: list[str] | None = None) -> Config:
@@ -154,7 +159,7 @@ def validate(config: Config) -> None:
         value = getattr(config, name)
         _require(0 < value < float("inf"), f"--{name} {value} cannot learn; give a number above 0")
     _require(
-        0 <= config.weight_decay < 1, f"--weight_decay {config.weight_decay} is out of range; give 0 to 1"
+        0 <= config.weight_decay <= 10, f"--weight_decay {config.weight_decay} is out of range; give 0 to 10"
     )
     _require(
         config.embedding_dim >= 4 and config.embedding_dim % 4 == 0,

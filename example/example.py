@@ -20,6 +20,10 @@ from errors import UserError
 from runtime import cleanup_runtime, init_runtime, once_per_node, read_launch, record_crash, report_failure
 from stack import check_stack
 
+SYNTHETIC_NOTICE = (
+    "Training on synthetic ratings, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
+)
+
 
 def __getattr__(name: str) -> Any:
     # These need torch or TorchRec, so they are imported when somebody asks for them.
@@ -56,6 +60,8 @@ def run(config: Config) -> None:
     from train import train
 
     try:
+        if config.is_synthetic and read_launch().rank == 0:
+            print(SYNTHETIC_NOTICE)
         context = init_runtime(config)
         if config.report_dir:
             once_per_node(context, lambda: make_report_dir(config), config.timeout)

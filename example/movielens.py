@@ -70,7 +70,7 @@ def locate(config: Config) -> tuple[Path, Layout]:
     Raises:
         UserError: when there is nothing to read, or it cannot be had.
     """
-    dataset = config.dataset or ("" if config.data_path else "synthetic")
+    dataset = "synthetic" if config.is_synthetic else config.dataset
     folder = Path(config.data_path) if config.data_path else DATA_ROOT / _folder_name(dataset, config)
     layout = _find_layout(folder)
     if layout is None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import ROOT
 
+from launch import ROOT
 from synthetic import write_synthetic
 
 

@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from launch import ROOT, python
 
 from config import CHOICES, Config, parse_args, validate
 from errors import UserError
+from launch import ROOT, python
 
 
 def test_no_flag_gives_the_defaults_and_trains() -> None:

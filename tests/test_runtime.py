@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch import ROOT, python, succeeded, torchrun
 
 import runtime
 from config import Config
 from errors import UserError
+from launch import ROOT, python, succeeded, torchrun
 from runtime import (
     allowed_cores,
     cleanup_runtime,

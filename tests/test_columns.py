@@ -1,0 +1,158 @@
+"""Columns on disk: complete or absent, remade when their source changes, the same from any process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import columns as columns_module
+from columns import Columns, open_columns
+from config import Config
+from errors import UserError
+from features import UNKNOWN_ROW
+from synthetic import write_synthetic
+
+
+@pytest.fixture
+def folder(synthetic_folder: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    shutil.copytree(synthetic_folder, tmp_path / "data", ignore=shutil.ignore_patterns(".columns"))
+    return tmp_path / "data"
+
+
+def column(found: Columns, name: str) -> np.ndarray:
+    return np.load(Path(found.folder) / f"{name}.npy")
+
+
+def test_the_time_split_tests_on_the_newest_fifth(folder: Path) -> None:
+    found = open_columns(Config(data_path=str(folder)))
+    time = column(found, "time")
+    assert (found.num_train, found.num_test) == (16_000, 4_000)
+    assert time[: found.num_train].max() <= time[found.num_train :].min()
+    assert (np.diff(time) >= 0).all()
+
+
+def test_the_random_split_is_drawn_by_the_seed(folder: Path) -> None:
+    config = Config(data_path=str(folder), split="random", test_fraction=0.1)
+    first, same, other = (open_columns(dataclasses.replace(config, seed=seed)) for seed in (1, 1, 2))
+    assert first.num_test == 2_000
+    assert first.folder == same.folder != other.folder
+    assert (column(first, "time") != column(other, "time")).any()
+    # Drawn, and not cut off at either end of time.
+    test_time = column(first, "time")[first.num_train :]
+    assert test_time.min() < np.quantile(column(first, "time"), 0.05)
+
+
+def test_values_that_training_does_not_show_have_the_unknown_row(folder: Path) -> None:
+    found = open_columns(Config(data_path=str(folder), test_fraction=0.5))
+    user, rows = column(found, "user"), column(found, "user_features")[:, 0]
+    trained = np.unique(user[: found.num_train])
+    only_tested = np.setdiff1d(user[found.num_train :], trained)
+    assert len(only_tested) > 0
+    assert (rows[only_tested] == UNKNOWN_ROW).all()
+    np.testing.assert_array_equal(np.sort(rows[trained]), np.arange(1, len(trained) + 1))
+    assert found.tables[0].rows == len(trained) + 1
+
+
+def test_columns_are_made_once_and_remade_when_a_source_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    make = columns_module._make
+
+    def counting_make(*arguments: object) -> None:
+        made.append(arguments)
+        make(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(columns_module, "_make", counting_make)
+    config = Config(data_path=str(folder))
+    first = open_columns(config)
+    assert open_columns(config) == first
+    assert len(made) == 1
+    with (folder / "ratings.dat").open("a") as file:
+        file.write(f"1::{(folder / 'movies.dat').read_bytes().split(b'::')[0].decode()}::5::1046390399\n")
+    assert open_columns(config).num_train + open_columns(config).num_test == 20_001
+    assert len(made) == 2
+    monkeypatch.setattr(columns_module, "FEATURES", columns_module.FEATURES[:-1])
+    assert "genres" not in [table.name for table in open_columns(config).tables]
+    monkeypatch.setattr(columns_module, "FORMAT", columns_module.FORMAT + 1)
+    open_columns(config)
+    assert len(made) == 4
+
+
+def test_a_failure_while_writing_leaves_nothing_and_the_next_call_succeeds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = np.save
+
+    def full_disk(path: Path, array: np.ndarray) -> None:
+        if path.name == "rating.npy":
+            raise OSError(28, "No space left on device")
+        save(path, array)
+
+    config = Config(data_path=str(folder))
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full_disk)
+        with pytest.raises(UserError, match=r"cannot be stored in .*No space left on device.*--cache_dir"):
+            open_columns(config)
+    assert [path.name for path in (folder / ".columns").iterdir() if path.is_dir()] == []
+    # What a killed process left is swept away by the next.
+    (folder / ".columns" / ".making-1").mkdir()
+    open_columns(config)
+    assert len([path for path in (folder / ".columns").iterdir() if path.is_dir()]) == 1
+
+
+def test_a_folder_that_forbids_writing_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("movielens.DATA_ROOT", folder.parent / "elsewhere")
+    folder.chmod(0o555)
+    try:
+        found = open_columns(Config(data_path=str(folder)))
+        assert not (folder / ".columns").exists()
+        assert Path(found.folder).is_relative_to(folder.parent / "elsewhere")
+        chosen = open_columns(Config(data_path=str(folder), cache_dir=str(folder.parent / "chosen")))
+        assert Path(chosen.folder).is_relative_to(folder.parent / "chosen")
+    finally:
+        folder.chmod(0o755)
+
+
+def _open(folder: str, start: object, results: object) -> None:
+    start.wait(30)  # type: ignore[attr-defined]
+    results.put(open_columns(Config(data_path=folder)).folder)  # type: ignore[attr-defined]
+
+
+def test_two_launches_at_once_share_one_set_of_columns(folder: Path) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    start, results = spawn.Barrier(2), spawn.Queue()
+    processes = [spawn.Process(target=_open, args=(str(folder), start, results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    found = {results.get(timeout=60) for _ in processes}
+    for process in processes:
+        process.join(timeout=30)
+        assert process.exitcode == 0
+    assert len(found) == 1
+    assert len([path for path in (folder / ".columns").iterdir() if path.is_dir()]) == 1
+
+
+def test_a_fraction_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "data", 1_000, seed=0)
+    with pytest.raises(
+        UserError, match=r"--test_fraction 0.0001 of 1000 ratings leaves 1000 for training and 0"
+    ):
+        open_columns(Config(data_path=str(tmp_path / "data"), test_fraction=0.0001))
+
+
+def test_the_oracle_is_measured_on_the_test_ratings(folder: Path) -> None:
+    found = open_columns(Config(data_path=str(folder)))
+    manifest = json.loads((Path(found.folder) / "manifest.json").read_text())
+    oracle, biases = found.baselines["oracle"], found.baselines["biases"]
+    assert manifest["baselines"]["oracle"]["rmse"] == oracle.rmse
+    assert oracle.rmse < biases.rmse < found.baselines["global mean"].rmse
+    whole = json.loads((folder / "oracle.json").read_text())["rmse"]
+    assert oracle.rmse == pytest.approx(whole, rel=0.05)

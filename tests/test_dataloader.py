@@ -1,0 +1,220 @@
+"""Batches as a pure function of position: the same for any pool, each rating once for any number of ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from columns import Columns, open_columns
+from config import Config
+from dataloader import Batch, EpochSampler, RatingBatches, Request, build_dataloader, shuffled
+from features import UNKNOWN_ROW
+from launch import ROOT, python, succeeded
+from movielens import locate, read
+
+
+@pytest.fixture(scope="module")
+def config(synthetic_folder: Path) -> Config:
+    return Config(data_path=str(synthetic_folder), batch_size=256)
+
+
+@pytest.fixture(scope="module")
+def columns(config: Config) -> Columns:
+    return open_columns(config)
+
+
+def all_batches(columns: Columns, config: Config, split: str = "train", epoch: int = 0) -> list[Batch]:
+    dataset = RatingBatches(columns, config, rank=0, world_size=1)
+    sampler = EpochSampler(dataset)
+    sampler.split, sampler.epoch = split, epoch
+    return list(build_dataloader(dataset, sampler, config))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 10, 1000, 80669])
+def test_a_shuffle_is_a_permutation_and_differs_by_epoch_and_seed(number: int) -> None:
+    everything = np.arange(number)
+    orders = [shuffled(everything, number, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))]
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), everything)
+    np.testing.assert_array_equal(orders[0], orders[3])
+    if number >= 10:
+        assert (orders[0] != orders[1]).any()
+        assert (orders[0] != orders[2]).any()
+
+
+def test_a_part_of_a_shuffle_needs_no_other_part() -> None:
+    whole = shuffled(np.arange(10_000), 10_000, seed=3, epoch=7)
+    np.testing.assert_array_equal(shuffled(np.arange(5000, 5100), 10_000, 3, 7), whole[5000:5100])
+
+
+def test_a_shuffle_leaves_no_trace_of_the_order() -> None:
+    number = 100_000
+    for epoch in range(3):
+        order = shuffled(np.arange(number), number, seed=0, epoch=epoch)
+        # Each bound is more than four standard deviations of a uniform permutation.
+        assert abs(np.corrcoef(np.arange(number), order)[0, 1]) < 0.013
+        assert (np.abs(np.diff(order)) == 1).sum() < 12
+        rises = (np.diff(order) > 0).mean()
+        assert abs(rises - 0.5) < 0.005
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_batches_are_the_same_bits_for_any_number_of_workers(
+    columns: Columns, config: Config, num_workers: int
+) -> None:
+    for split, epoch in (("train", 1), ("test", 0)):
+        alone = all_batches(columns, config, split, epoch)
+        pooled = all_batches(columns, dataclasses.replace(config, num_workers=num_workers), split, epoch)
+        assert len(alone) == len(pooled) > 1
+        for one, other in zip(alone, pooled, strict=True):
+            for tensor, same in zip(one, other, strict=True):
+                assert tensor.dtype == same.dtype
+                assert torch.equal(tensor, same)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_rating_comes_once_per_epoch_for_1_2_and_3_ranks(
+    columns: Columns, config: Config, split: str
+) -> None:
+    expected = np.sort(columns.ratings(split))
+    for world_size in (1, 2, 3):
+        ratings, steps = [], set()
+        for rank in range(world_size):
+            dataset = RatingBatches(columns, config, rank, world_size)
+            steps.add(dataset.num_steps(split))
+            for step in range(dataset.num_steps(split)):
+                batch = dataset[Request(split, 4, step)]
+                assert len(batch.ratings) == len(batch.weights) == config.batch_size
+                ratings.append(batch.ratings[batch.weights > 0].numpy())
+        assert len(steps) == 1
+        np.testing.assert_array_equal(np.sort(np.concatenate(ratings)), expected)
+
+
+def test_ranks_share_the_global_batch_of_one_rank(columns: Columns, config: Config) -> None:
+    whole = RatingBatches(columns, dataclasses.replace(config, batch_size=600), 0, 1)
+    for world_size in (2, 3):
+        small = dataclasses.replace(config, batch_size=600 // world_size)
+        parts = [RatingBatches(columns, small, rank, world_size) for rank in range(world_size)]
+        for step in (0, whole.num_steps("train") - 1):
+            request = Request("train", 2, step)
+            joined = torch.cat([part[request].ratings for part in parts])
+            assert torch.equal(joined, whole[request].ratings)
+
+
+def test_weights_make_the_mean_over_ranks_the_mean_over_real_rows(columns: Columns, config: Config) -> None:
+    parts = [RatingBatches(columns, config, rank, 3) for rank in range(3)]
+    last = parts[0].num_steps("train") - 1
+    batches = [part[Request("train", 0, last)] for part in parts]
+    real = torch.cat([batch.ratings[batch.weights > 0] for batch in batches])
+    assert 0 < len(real) < 3 * config.batch_size
+    mean = torch.stack([(batch.weights * batch.ratings).mean() for batch in batches]).mean()
+    assert float(mean) == pytest.approx(float(real.mean()), rel=1e-6)
+
+
+def test_a_batch_holds_the_features_that_the_files_say(
+    columns: Columns, config: Config, synthetic_folder: Path
+) -> None:
+    raw = read(*locate(config), config)
+    vocabulary = __import__("json").loads((Path(columns.folder) / "vocabulary.json").read_text())
+    batch = RatingBatches(columns, config, 0, 1)[Request("test", 0, 0)]
+    # The first test rating is the oldest of the newest fifth.
+    oldest = np.argsort(raw.ratings.time, kind="stable")[columns.num_train]
+    user = raw.users.set_index("user_id").loc[raw.ratings.user_id[oldest]]
+    movie = raw.movies.set_index("movie_id").loc[raw.ratings.movie_id[oldest]]
+    expected = {
+        "user": [raw.ratings.user_id[oldest]],
+        "gender": [user["gender"]],
+        "age": [user["age"]],
+        "occupation": [user["occupation"]],
+        "movie": [raw.ratings.movie_id[oldest]],
+        "year": [movie["year"]],
+        "genres": movie["genres"],
+    }
+    start = 0
+    lengths = batch.lengths.view(len(columns.tables), -1)
+    for table, of_feature in zip(columns.tables, lengths, strict=True):
+        rows = batch.values[start : start + of_feature[0]]
+        start += int(of_feature.sum())
+        names = [vocabulary[table.name][row - 1] if row != UNKNOWN_ROW else None for row in rows.tolist()]
+        assert names == list(expected[table.name])
+    assert start == len(batch.values)
+
+
+def test_the_data_set_pickles_to_less_than_64_kib_after_it_was_read(columns: Columns, config: Config) -> None:
+    dataset = RatingBatches(columns, config, 0, 1)
+    dataset[Request("train", 0, 0)]
+    assert len(pickle.dumps(dataset)) < 64 * 1024
+
+
+PROBE = """
+import sys
+sys.path.insert(0, {example!r})
+import builtins
+from config import Config
+from dataloader import EpochSampler, RatingBatches, build_dataloader
+import torch
+from torch.utils.data import get_worker_info
+
+class Probe(RatingBatches):
+    def __getitem__(self, request):
+        super().__getitem__(request)
+        info = get_worker_info()
+        assert info is not None
+        heavy = [name for name in ("torchrec", "fbgemm_gpu", "pandas", "pyarrow") if name in sys.modules]
+        return {{
+            "heavy": heavy, "cuda": torch.cuda.is_initialized(), "print": type(builtins.print).__name__,
+            "group": torch.distributed.is_initialized(), "threads": torch.get_num_threads(),
+            "method": torch.multiprocessing.get_start_method(allow_none=True), "worker": info.id,
+        }}
+
+if __name__ == "__main__":
+    from columns import open_columns
+    from runtime import init_runtime, cleanup_runtime
+    import example, train
+    config = Config(data_path={data!r}, batch_size=4000, num_workers=2)
+    context = init_runtime(config)
+    dataset = Probe(open_columns(config), config, 0, 1)
+    for found in build_dataloader(dataset, EpochSampler(dataset), config):
+        sys.stdout.write(repr(found) + "\\n")
+    cleanup_runtime()
+"""
+
+
+def test_a_worker_is_light_and_untouched_by_the_runtime(synthetic_folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "probe.py"
+    script.write_text(PROBE.format(example=str(ROOT / "example"), data=str(synthetic_folder)))
+    lines = [line for line in succeeded(python(script)).splitlines() if line.startswith("{")]
+    found = [__import__("ast").literal_eval(line) for line in lines]
+    assert {probe["worker"] for probe in found} == {0, 1}
+    for probe in found:
+        assert probe["heavy"] == []
+        assert probe["cuda"] is probe["group"] is False
+        assert probe["print"] == "builtin_function_or_method"
+        assert probe["method"] == "spawn"
+        assert probe["threads"] == 1
+
+
+def test_a_pool_survives_the_epochs_and_gives_each_its_own_order(columns: Columns, config: Config) -> None:
+    dataset = RatingBatches(columns, dataclasses.replace(config, num_workers=1), 0, 1)
+    sampler = EpochSampler(dataset)
+    loader = build_dataloader(dataset, sampler, dataclasses.replace(config, num_workers=1))
+    firsts, workers = [], set()
+    for epoch in range(3):
+        sampler.epoch = epoch
+        batches = list(loader)
+        assert len(batches) == dataset.num_steps("train")
+        firsts.append(batches[0].values)
+        workers.add(loader._iterator._workers[0].pid)  # type: ignore[union-attr]
+    assert not torch.equal(firsts[0], firsts[1])
+    assert not torch.equal(firsts[1], firsts[2])
+    assert len(workers) == 1
+
+
+@pytest.mark.gpu
+def test_batches_are_pinned_where_there_is_a_device(columns: Columns, config: Config) -> None:
+    assert all(tensor.is_pinned() for tensor in all_batches(columns, config)[0])
