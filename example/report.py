@@ -106,8 +106,8 @@ def write_report(run: Run, config: Config, context: RuntimeContext) -> None:
         _replace(folder / "curves.png", _draw(run))
     except OSError as error:
         raise UserError(
-            f"The report cannot be written to {folder} ({error.strerror or error}); the training itself ended "
-            "well; give another --report_dir."
+            f"The report cannot be written to {folder} ({error.strerror or error}); the training itself "
+            "ended well; give another --report_dir."
         ) from error
 
 

@@ -18,7 +18,7 @@ LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MAS
 def run_command(
     command: list[str], *, cwd: Path = ROOT, timeout: float = 120, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a session of its own; at the deadline the whole session is killed and the test fails."""
+    """Run a command in a session of its own; at the deadline all of it is killed and the test fails."""
     clean = {name: value for name, value in os.environ.items() if name not in LAUNCH_VARIABLES}
     process = subprocess.Popen(
         command,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import json
 import pickle
 from pathlib import Path
 
@@ -120,7 +122,7 @@ def test_a_batch_holds_the_features_that_the_files_say(
     columns: Columns, config: Config, synthetic_folder: Path
 ) -> None:
     raw = read(*locate(config), config)
-    vocabulary = __import__("json").loads((Path(columns.folder) / "vocabulary.json").read_text())
+    vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_text())
     batch = RatingBatches(columns, config, 0, 1)[Request("test", 0, 0)]
     # The first test rating is the oldest of the newest fifth.
     oldest = np.argsort(raw.ratings.time, kind="stable")[columns.num_train]
@@ -189,7 +191,7 @@ def test_a_worker_is_light_and_untouched_by_the_runtime(synthetic_folder: Path, 
     script = tmp_path / "probe.py"
     script.write_text(PROBE.format(example=str(ROOT / "example"), data=str(synthetic_folder)))
     lines = [line for line in succeeded(python(script)).splitlines() if line.startswith("{")]
-    found = [__import__("ast").literal_eval(line) for line in lines]
+    found = [ast.literal_eval(line) for line in lines]
     assert {probe["worker"] for probe in found} == {0, 1}
     for probe in found:
         assert probe["heavy"] == []
