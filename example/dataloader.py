@@ -9,8 +9,10 @@ model: what this module imports, a spawned worker imports.
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -224,5 +226,9 @@ def _as_it_is(batch: Any) -> Any:
 
 def _start_worker(worker_id: int) -> None:
     """Tie this worker's life to its trainer's: killed with it, even while blocked on a full queue."""
-    if hasattr(signal, "SIGKILL") and os.uname().sysname == "Linux":
+    if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    trainer = multiprocessing.parent_process()
+    # It may have died while this worker was still importing.
+    if trainer is not None and os.getppid() != trainer.pid:
+        os._exit(1)

@@ -222,7 +222,7 @@ def read_ratings(
         columns, reason = _parse_ratings(good, layout)
     if columns is None or len(columns[0]) == 0:
         raise UserError(
-            f"{reader.folder / name} has no rating that can be read ({reason or 'no row'}); "
+            f"{reader.folder / name} holds no rating that can be read ({reason or 'no row is left'}); "
             "place the original file there."
         )
     return columns

@@ -117,8 +117,8 @@ def make_plan(
         needed = sum(table.rows for table in columns.tables) * config.embedding_dim * 4 / 2**30
         raise UserError(
             f"The tables need {needed:.1f} GiB and room for their optimizer, and {context.world_size} ranks "
-            f"have {memory / 2**30:.1f} GiB each ({str(error).strip().splitlines()[0]}); start more processes "
-            "or give a smaller --embedding_dim."
+            f"have {memory / 2**30:.1f} GiB each ({str(error).strip().splitlines()[0]}); start more "
+            "processes or give a smaller --embedding_dim."
         ) from error
 
 

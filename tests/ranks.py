@@ -1,0 +1,124 @@
+"""What each rank of a launch runs for `test_ranks.py`: python ranks.py RESULTS DATA GLOBAL_BATCH_SIZE."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
+
+from config import Config
+from runtime import RuntimeContext, cleanup_runtime, init_runtime
+
+EPOCHS = 3
+
+
+def main() -> None:
+    """Evaluate and train in several ways; rank 0 writes what came of it."""
+    results, data, global_batch_size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    context = init_runtime(Config())
+    config = Config(data_path=data, batch_size=global_batch_size // context.world_size, epochs=EPOCHS)
+    found = collect(config, context)
+    cleanup_runtime()
+    if context.rank == 0:
+        results.write_text(json.dumps(found))
+
+
+def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """Metrics of fixed weights for 0 and 2 workers, losses of both loops, and what the pool gave."""
+    import sharding
+    from columns import open_columns
+    from runtime import once_per_node
+
+    once_per_node(context, lambda: open_columns(config), deadline=60)
+    columns = open_columns(config)
+    found: dict[str, Any] = {"world_size": context.world_size, "metrics": {}, "losses": {}, "tests": {}}
+    # Far from the mean, so that the metrics would show a row in the wrong place.
+    sharding.INIT_STD, small = 0.4, sharding.INIT_STD
+    for num_workers in (0, 2):
+        pooled = dataclasses.replace(config, num_workers=num_workers)
+        metrics, _ = evaluate_fresh(columns, pooled, context)
+        found["metrics"][str(num_workers)] = dataclasses.asdict(metrics)
+    sharding.INIT_STD = small
+    for pipeline in ("plain", "sparse_dist"):
+        for num_workers in (0, 1):
+            chosen = dataclasses.replace(config, pipeline=pipeline, num_workers=num_workers)
+            losses, metrics = train_all(columns, chosen, context)
+            found["losses"][f"{pipeline} {num_workers}"] = losses
+            found["tests"][f"{pipeline} {num_workers}"] = dataclasses.asdict(metrics)
+    found["bare_loader_batches"] = count_batches_of_a_bare_loader(columns, config, context)
+    return found
+
+
+def build(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, Any, Any]:
+    """Model, optimizer and feed, as `train` makes them."""
+    from dataloader import EpochSampler, RatingBatches, build_dataloader
+    from sharding import build_model
+    from train import Feed, make_optimizer
+
+    model = build_model(columns, config, context)
+    sampler = EpochSampler(RatingBatches(columns, config, context.rank, context.world_size))
+    return (
+        model,
+        make_optimizer(model, config),
+        Feed(build_dataloader(sampler.dataset, sampler, config), sampler),
+    )
+
+
+def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, Any]:
+    """Metrics of the initial weights."""
+    from train import evaluate
+
+    model, _, feed = build(columns, config, context)
+    return evaluate(model, feed, columns, context), model
+
+
+def train_all(columns: Any, config: Config, context: RuntimeContext) -> tuple[list[list[float]], Any]:
+    """The loss of every step of every epoch, and the metrics of the trained model."""
+    from train import evaluate, train_epoch
+
+    model, optimizer, feed = build(columns, config, context)
+    losses = []
+    for epoch in range(config.epochs):
+        found = train_epoch(model, optimizer, feed, epoch, config, context, lambda size: None)
+        losses.append(found.tolist())
+        metrics = evaluate(model, feed, columns, context)
+    return losses, metrics
+
+
+def count_batches_of_a_bare_loader(columns: Any, config: Config, context: RuntimeContext) -> list[int]:
+    """Batches that TorchRec's pipeline gets per epoch when it is handed a persistent loader's iterator."""
+    from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+
+    model, optimizer, feed = build(columns, dataclasses.replace(config, num_workers=1), context)
+
+    class Bare:
+        """The loader's one iterator object, with its batches made into the model's input."""
+
+        def __init__(self) -> None:
+            self.source = feed.batches("train", 0)
+
+        def __next__(self) -> Any:
+            return next(self.source)
+
+    pipeline = TrainPipelineSparseDist(model, optimizer, context.device)
+    bare = Bare()
+    counts = []
+    for epoch in range(EPOCHS):
+        bare.source = feed.batches("train", epoch)
+        count = 0
+        while True:
+            try:
+                pipeline.progress(bare)
+            except StopIteration:
+                break
+            count += 1
+        counts.append(count)
+    return counts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""The example as a user runs it, from the command line to the report."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import EXAMPLE, ROOT, python, read_json, succeeded, torchrun
+
+SHORT = ("--epochs", "1", "--batch_size", "1024")
+
+
+def table(output: str) -> dict[str, list[float]]:
+    """The rows of the results table: name -> RMSE, MAE, AUC."""
+    rows = re.findall(r"^\| (.+?) +\| +([\d.]+) \| +([\d.]+) \| +([\d.]+) \|$", output, re.MULTILINE)
+    return {name: [float(rmse), float(mae), float(auc)] for name, rmse, mae, auc in rows}
+
+
+def refused(result: subprocess.CompletedProcess[str], sentence: str) -> None:
+    """One process exits with 2, a launch with another status than 0; the sentence comes once."""
+    assert result.returncode != 0
+    assert result.stderr.count(f"example.py: {sentence}") == 1, result.stderr
+
+
+def test_plain_python_trains_as_one_process(synthetic_folder: Path) -> None:
+    result = python(EXAMPLE, "--data_path", synthetic_folder, "--epochs", 1, cwd=EXAMPLE.parent)
+    rows = table(succeeded(result))
+    assert list(rows) == ["global mean", "biases", "this model, epoch 1", "oracle (knows the planted world)"]
+    assert "[RANK 0] 1 processes on" in result.stdout
+    assert result.stderr == ""
+
+
+def test_torchrun_trains_from_the_folder_and_from_the_root(synthetic_folder: Path, tmp_path: Path) -> None:
+    arguments = ("--data_path", synthetic_folder, *SHORT, "--num_workers", 1)
+    inside = torchrun(2, "example.py", *arguments, cwd=EXAMPLE.parent)
+    outside = torchrun(2, "example/example.py", *arguments, cwd=ROOT)
+    assert table(succeeded(inside)) == table(succeeded(outside)) != {}
+
+
+def test_output_is_lines_of_the_run_and_nothing_else(synthetic_folder: Path) -> None:
+    result = torchrun(2, EXAMPLE, "--data_path", synthetic_folder, *SHORT, "--num_workers", 4)
+    lines = succeeded(result).splitlines()
+    assert all(line.startswith(("[RANK 0] ", "|")) for line in lines)
+    assert any("8 data workers on this machine share" in line for line in lines)
+    epochs = [line for line in lines if "epoch 1/1" in line]
+    assert len(epochs) == 1
+    assert re.search(
+        r"train RMSE [\d.]+, test RMSE [\d.]+, [\d.]+ s, [\d,]+ ratings/s, data wait [\d.]+%", epochs[0]
+    )
+    assert result.stderr == ""
+
+
+def test_a_report_holds_configuration_versions_and_every_epoch(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    arguments = (
+        "--data_path",
+        synthetic_folder,
+        "--epochs",
+        2,
+        "--report_dir",
+        tmp_path / "report",
+        "--seed",
+        4,
+    )
+    output = succeeded(torchrun(2, EXAMPLE, *arguments))
+    report = read_json(tmp_path / "report" / "metrics.json")
+    assert report["world_size"] == 2
+    assert report["config"]["seed"] == 4
+    assert report["versions"]["torch"].startswith("2.")
+    assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2]
+    shown = table(output)["this model, epoch 2"]
+    last = report["epochs"][-1]["test"]
+    assert shown == pytest.approx([last["rmse"], last["mae"], last["auc"]], abs=1e-4)
+    assert report["baselines"]["oracle"]["rmse"] < report["baselines"]["biases"]["rmse"]
+    picture = (tmp_path / "report" / "curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 10_000
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["curves.png", "metrics.json"]
+
+
+def test_the_same_seed_gives_the_same_losses(synthetic_folder: Path, tmp_path: Path) -> None:
+    reports = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        succeeded(torchrun(2, EXAMPLE, "--data_path", synthetic_folder, *SHORT, "--report_dir", folder))
+        reports.append(read_json(folder / "metrics.json")["epochs"])
+    assert [epoch["train_rmse"] for epoch in reports[0]] == [epoch["train_rmse"] for epoch in reports[1]]
+    assert [epoch["test"] for epoch in reports[0]] == [epoch["test"] for epoch in reports[1]]
+
+
+def test_without_data_it_says_first_that_ratings_are_synthetic(tmp_path: Path) -> None:
+    arguments = (
+        "--dataset",
+        "synthetic",
+        "--synthetic_ratings",
+        2000,
+        "--data_path",
+        tmp_path / "new",
+        *SHORT,
+    )
+    first, *_ = succeeded(python(EXAMPLE, *arguments)).splitlines()
+    assert first.startswith("Training on synthetic ratings")
+    assert "--dataset ml-1m" in first
+    assert (tmp_path / "new" / "ratings.dat").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--num_workers", "-1"], "--num_workers -1 is negative"),
+        (["--batch_size", "0"], "--batch_size 0 is too small"),
+        (["--mlp_dims", "128,x"], "Argument --mlp_dims: '128,x' is not a list"),
+        (["--nonsense"], "Unrecognized arguments: --nonsense"),
+        (["--data_path", str(EXAMPLE)], f"--data_path {EXAMPLE} is a file"),
+        (["--data_path", "/nowhere"], "--data_path /nowhere holds no MovieLens ratings"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence_and_status_2(arguments: list[str], sentence: str) -> None:
+    result = python(EXAMPLE, *arguments)
+    refused(result, sentence)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--batch_size", "0"], "--batch_size 0 is too small"),
+        (["--data_path", "/nowhere"], "--data_path /nowhere"),
+    ],
+)
+def test_of_many_ranks_one_says_it_and_torchrun_ends_with_it(arguments: list[str], sentence: str) -> None:
+    start = time.monotonic()
+    result = torchrun(3, EXAMPLE, *arguments)
+    refused(result, sentence)
+    assert time.monotonic() - start < 30
+    last = result.stderr[result.stderr.rindex("Root Cause") :]
+    assert sentence in last
+    assert "Traceback" not in last
+
+
+def test_help_is_printed_once() -> None:
+    output = succeeded(torchrun(2, EXAMPLE, "--help"))
+    assert output.count("Train a sharded recommender on MovieLens.") == 1
+
+
+def test_training_that_diverges_is_refused(synthetic_folder: Path) -> None:
+    refused(python(EXAMPLE, "--data_path", synthetic_folder, "--lr", "1e30", *SHORT), "The loss is ")
+
+
+def test_a_report_dir_that_cannot_be_written_is_refused_before_training(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    result = python(EXAMPLE, "--data_path", synthetic_folder, "--report_dir", tmp_path / "file" / "report")
+    refused(result, f"--report_dir {tmp_path}/file/report cannot be written (Not a directory)")
+    assert "epoch" not in result.stdout
+
+
+def test_an_installation_that_does_not_fit_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
+    # A copy of the metadata is all the check reads, so a false version in front of the real one is enough.
+    fake = tmp_path / "torchrec-1.3.0.dist-info"
+    fake.mkdir()
+    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: torchrec\nVersion: 1.3.0\n")
+    result = python(EXAMPLE, env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 2
+    assert "torchrec 1.3.0" in result.stderr
+    assert "pip install --no-deps torch==2.13.0 torchrec==1.8.0" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_no_process_outlives_a_launch_that_is_killed(synthetic_folder: Path, tmp_path: Path) -> None:
+    marker = f"--report_dir={tmp_path}/marker"
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(EXAMPLE),
+    ]
+    command += ["--data_path", str(synthetic_folder), "--num_workers", "2", "--epochs", "1000", marker]
+    launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    # Launcher, two ranks, and their workers and the resource trackers of these.
+    while len(family(launcher.pid)) < 7:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    members = family(launcher.pid)
+    ranks = [
+        pid for pid in members if marker in command_of(pid) and "torch.distributed.run" not in command_of(pid)
+    ]
+    os.kill(ranks[0], signal.SIGKILL)
+    assert launcher.wait(timeout=40) != 0
+    deadline = time.monotonic() + 10
+    while any(is_alive(pid) for pid in members):
+        assert time.monotonic() < deadline, [command_of(pid) for pid in members if is_alive(pid)]
+        time.sleep(0.2)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    below = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return [pid, *(member for child in below for member in family(child))]
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(("split", "margin"), [("random", 0.008), ("time", 0.0)])
+def test_real_movielens_beats_the_bias_baseline(
+    real_folder: Path, tmp_path: Path, split: str, margin: float
+) -> None:
+    arguments: list[Any] = ["--data_path", real_folder, "--split", split, "--cache_dir", tmp_path]
+    rows = table(succeeded(torchrun(2, EXAMPLE, *arguments)))
+    model = next(values for name, values in rows.items() if name.startswith("this model"))
+    assert model[0] <= rows["biases"][0] - margin
+    assert model[2] > 0.5
+
+
+def test_the_default_world_is_learned_close_to_its_oracle(tmp_path: Path) -> None:
+    arguments = ("--dataset", "synthetic", "--data_path", tmp_path / "world")
+    rows = table(succeeded(torchrun(2, EXAMPLE, *arguments, timeout=170)))
+    assert rows["this model, epoch 8"][0] <= 1.05 * rows["oracle (knows the planted world)"][0]
+    assert rows["this model, epoch 8"][0] < rows["biases"][0] - 0.02

@@ -1,0 +1,110 @@
+"""The same model, batches and metrics for 1, 2 and 3 ranks, 0 and more workers, and both training loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from launch import ROOT, read_json, succeeded, torchrun
+
+# The three launches run within the first test.
+pytestmark = pytest.mark.timeout(600)
+
+GLOBAL_BATCH_SIZE = 1200
+NUM_TRAIN = 16_000
+NUM_STEPS = -(-NUM_TRAIN // GLOBAL_BATCH_SIZE)
+RANKS = ROOT / "tests" / "ranks.py"
+
+
+@pytest.fixture(scope="module")
+def found(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """What launches of 1, 2 and 3 ranks found, by number of ranks. On CPU, where three always fit."""
+    folder = tmp_path_factory.mktemp("ranks")
+    results = {}
+    for num_ranks in (1, 2, 3):
+        path = folder / f"{num_ranks}.json"
+        environment = {"CUDA_VISIBLE_DEVICES": ""}
+        launch = torchrun(
+            num_ranks, RANKS, path, synthetic_folder, GLOBAL_BATCH_SIZE, env=environment, timeout=170
+        )
+        succeeded(launch)
+        results[num_ranks] = read_json(path)
+        assert results[num_ranks]["world_size"] == num_ranks
+    return results
+
+
+def test_metrics_of_the_same_weights_agree_for_any_ranks_and_workers(found: dict[int, Any]) -> None:
+    expected = found[1]["metrics"]["0"]
+    # Not the metrics of a model that predicts the mean.
+    assert 1.2 < expected["rmse"] < 5
+    for results in found.values():
+        for metrics in results["metrics"].values():
+            assert metrics == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_first_loss_agrees_for_1_2_and_3_ranks(found: dict[int, Any]) -> None:
+    firsts = [losses[0][0] for results in found.values() for losses in results["losses"].values()]
+    assert max(firsts) - min(firsts) < 1e-5
+
+
+def test_all_losses_agree_for_1_2_and_3_ranks(found: dict[int, Any]) -> None:
+    for results in found.values():
+        np.testing.assert_allclose(results["losses"]["plain 0"], found[1]["losses"]["plain 0"], rtol=1e-3)
+
+
+def test_both_loops_and_any_pool_give_the_same_losses(found: dict[int, Any]) -> None:
+    for results in found.values():
+        for losses in results["losses"].values():
+            np.testing.assert_allclose(losses, results["losses"]["plain 0"], rtol=1e-6)
+        for metrics in results["tests"].values():
+            assert metrics == pytest.approx(results["tests"]["plain 0"], abs=1e-6)
+
+
+def test_three_epochs_with_a_persistent_pool_train_on_every_batch(found: dict[int, Any]) -> None:
+    for results in found.values():
+        for losses in results["losses"].values():
+            assert [len(epoch) for epoch in losses] == [NUM_STEPS] * 3
+            # A step that got no batch would have left its loss at zero.
+            assert min(map(min, losses)) > 0
+
+
+def test_training_lowers_the_loss(found: dict[int, Any]) -> None:
+    for results in found.values():
+        first, _, last = (np.mean(epoch) for epoch in results["losses"]["plain 0"])
+        assert last < first - 0.1
+
+
+def test_the_pipeline_sees_no_second_epoch_of_a_bare_loader(found: dict[int, Any]) -> None:
+    # torchrec issue 2327. When this fails, `Feed` need not make a fresh iterator for each pass any more.
+    for results in found.values():
+        assert results["bare_loader_batches"] == [NUM_STEPS, 0, 0]
+
+
+def run_on_gpus(num_ranks: int, folder: Path, tmp_path: Path) -> Any:
+    succeeded(torchrun(num_ranks, RANKS, tmp_path / "gpu.json", folder, GLOBAL_BATCH_SIZE, timeout=170))
+    return read_json(tmp_path / "gpu.json")
+
+
+def check_gpus(on_gpus: Any, on_cpu: Any) -> None:
+    for metrics in on_gpus["metrics"].values():
+        assert metrics == pytest.approx(on_cpu["metrics"]["0"], abs=1e-4)
+    for losses in on_gpus["losses"].values():
+        np.testing.assert_allclose(losses, on_cpu["losses"]["plain 0"], rtol=2e-2)
+
+
+@pytest.mark.gpu
+def test_one_gpu_gives_the_metrics_and_losses_of_the_cpu(
+    found: dict[int, Any], synthetic_folder: Path, tmp_path: Path
+) -> None:
+    check_gpus(run_on_gpus(1, synthetic_folder, tmp_path), found[1])
+
+
+@pytest.mark.multi_gpu
+def test_two_gpus_on_nccl_give_the_metrics_and_losses_of_the_cpu(
+    found: dict[int, Any], synthetic_folder: Path, tmp_path: Path
+) -> None:
+    check_gpus(run_on_gpus(min(2, torch.cuda.device_count()), synthetic_folder, tmp_path), found[1])
