@@ -50,7 +50,7 @@ class Config:
     holds, and synthetic without one."""
 
     data_path: str = ""
-    """Folder that holds the files, or is to hold them; empty means data/<dataset> in the repository."""
+    """Folder that holds the files, or is to hold them; empty means data/NAME in the repository."""
 
     cache_dir: str = ""
     """Folder for the columns made from the files; empty means .columns beside the files."""

@@ -1,0 +1,96 @@
+"""Make the picture and the table on the first screen of the README.
+
+    python benchmarks/results.py                                    the synthetic ratings
+    python benchmarks/results.py --real FOLDER_OF_ML_LATEST_SMALL   and real ones
+
+Trains with the defaults, two processes a run, and writes docs/results.json, docs/curves.png and the part of
+README.md between the result marks. Measures; asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_RANKS = 2
+MARKS = ("<!-- results: made by benchmarks/results.py -->", "<!-- end of results -->")
+
+
+def main() -> None:
+    """Run, write, show."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--real", type=Path, help="folder that holds ml-latest-small")
+    real = parser.parse_args().real
+    runs = {"synthetic, newest 20 %": train(["--dataset", "synthetic"], ROOT / "docs" / "curves.png")}
+    if real:
+        runs["ml-latest-small, newest 20 %"] = train(["--data_path", str(real)])
+        runs["ml-latest-small, random 20 %"] = train(["--data_path", str(real), "--split", "random"])
+    (ROOT / "docs" / "results.json").write_text(json.dumps(runs, indent=1) + "\n")
+    text = render(runs)
+    readme = ROOT / "README.md"
+    first, last = map(re.escape, MARKS)
+    block = f"{MARKS[0]}\n{text}\n{MARKS[1]}"
+    readme.write_text(re.sub(f"{first}.*{last}", lambda match: block, readme.read_text(), flags=re.DOTALL))
+    print(text)
+
+
+def train(flags: list[str], picture: Path | None = None) -> dict[str, Any]:
+    """The report of one run, without what is only of interest on the machine that made it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc_per_node={NUM_RANKS}",
+        ]
+        command += [str(ROOT / "example" / "example.py"), "--report_dir", folder, *flags]
+        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        if picture:
+            shutil.copyfile(Path(folder) / "curves.png", picture)
+        report = json.loads((Path(folder) / "metrics.json").read_text())
+    report["data"]["source"] = Path(report["data"]["source"]).name
+    for name in ("data_path", "report_dir", "cache_dir"):
+        del report["config"][name]
+    report["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"
+    return report
+
+
+def render(runs: dict[str, Any]) -> str:
+    """The table, and the line that says where it comes from."""
+    lines = [
+        "| test ratings | global mean | biases | this model | oracle | training |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, run in runs.items():
+        baselines, last = run["baselines"], run["epochs"][-1]["test"]
+        oracle = f"{baselines['oracle']['rmse']:.4f}" if "oracle" in baselines else "not known"
+        seconds = sum(epoch["seconds"] for epoch in run["epochs"])
+        lines.append(
+            f"| {name} | {baselines['global mean']['rmse']:.4f} | {baselines['biases']['rmse']:.4f} | "
+            f"**{last['rmse']:.4f}** | {oracle} | {seconds:.0f} s |"
+        )
+    run = next(iter(runs.values()))
+    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items() if name != "fbgemm")
+    lines += [
+        "",
+        f"RMSE in stars, {len(run['epochs'])} epochs, {run['world_size']} processes on {run['device']}, seed "
+        f"{run['config']['seed']}; {run['machine']}; {versions}, {run['versions']['fbgemm']}; {run['date'][:10]}.",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

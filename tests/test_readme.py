@@ -1,0 +1,153 @@
+"""The README: every command in it runs, every flag is in it, and its figures are those of the committed run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from config import Config, _comma, _field_sentences
+from launch import ROOT, python, read_json, run_command, succeeded
+from synthetic import write_synthetic
+
+README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    tuple(block.strip().splitlines()) for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The repository in another folder, with this one's installation."""
+    if not (ROOT / ".venv" / ".installed-dev").is_file():
+        pytest.skip("needs the installation that `./run.sh test` makes in .venv")
+    folder = tmp_path / "clone"
+    unwanted = shutil.ignore_patterns(".venv", ".git", "data", "runs", ".*_cache", "__pycache__")
+    shutil.copytree(ROOT, folder, ignore=unwanted)
+    (folder / ".venv").symlink_to(ROOT / ".venv")
+    return folder
+
+
+def shell(lines: tuple[str, ...], folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return run_command(["bash", "-ec", "\n".join(lines)], cwd=folder, env=env, timeout=170)
+
+
+def results(output: str) -> dict[str, float]:
+    found = re.findall(r"^\| (.+?) +\| +([\d.]+) \|", output, re.MULTILINE)
+    return {name: float(rmse) for name, rmse in found}
+
+
+def trains_close_to_the_oracle(lines: tuple[str, ...], clone: Path) -> None:
+    rmse = results(succeeded(shell(("./run.sh",), clone)))
+    assert rmse["this model, epoch 8"] <= 1.05 * rmse["oracle (knows the planted world)"]
+    # The second command of the block runs the tests, of which this is one: a part stands for all.
+    assert lines == ("./run.sh", "./run.sh test")
+    assert "passed" in succeeded(shell(("./run.sh test tests/test_metrics.py",), clone))
+
+
+def trains(lines: tuple[str, ...], clone: Path) -> None:
+    activate = ". .venv/bin/activate"
+    output = succeeded(shell((activate, *lines), clone))
+    rmse = results(output)
+    model = next(value for name, value in rmse.items() if name.startswith("this model"))
+    assert model < rmse["global mean"]
+
+
+def trains_on_two_machines(lines: tuple[str, ...], clone: Path) -> None:
+    (command,) = lines
+    assert "first-machine:29400" in command
+    # Both machines are this one, on a port that is free, with one process and one epoch each.
+    command = command.replace("first-machine:29400", f"localhost:{_free_port()}") + " --epochs 1"
+    environment = {**os.environ, "NPROC": "1", "OMP_NUM_THREADS": "1"}
+    machines = [
+        subprocess.Popen(
+            ["bash", "-c", command], cwd=clone, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    outputs = [machine.communicate(timeout=150)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0]
+    assert "[RANK 0] 2 processes" in "".join(outputs)
+    assert "this model, epoch 1" in "".join(outputs)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def reaches_the_download(lines: tuple[str, ...], clone: Path) -> None:
+    result = shell(lines, clone, MOVIELENS_MIRROR="http://127.0.0.1:9/")
+    assert result.returncode != 0
+    assert "http://127.0.0.1:9/ml-1m.zip" in result.stderr
+    assert "--dataset synthetic" in result.stderr
+    assert not (clone / "data" / "ml-1m").exists()
+
+
+def trains_on_a_folder_of_files(lines: tuple[str, ...], clone: Path) -> None:
+    write_synthetic(clone.parent / "home" / "ml-1m", 20_000, seed=0)
+    assert "this model" in succeeded(shell(lines, clone, HOME=str(clone.parent / "home")))
+
+
+def writes_a_report(lines: tuple[str, ...], clone: Path) -> None:
+    trains(lines, clone)
+    assert sorted(path.name for path in (clone / "runs/first").iterdir()) == ["curves.png", "metrics.json"]
+
+
+CHECKS: dict[str, Callable[[tuple[str, ...], Path], None]] = {
+    "./run.sh": trains_close_to_the_oracle,
+    ". .venv/bin/activate": trains,
+    "cd example": trains,
+    "NPROC=3 ./run.sh --epochs 1": trains,
+    "NNODES=2 RDZV_ENDPOINT=first-machine:29400 ./run.sh": trains_on_two_machines,
+    "./run.sh --dataset ml-1m --num_workers 2": reaches_the_download,
+    "./run.sh --data_path ~/ml-1m --split random": trains_on_a_folder_of_files,
+    "./run.sh --epochs 2 --report_dir runs/first": writes_a_report,
+}
+
+
+def test_every_command_of_the_readme_has_a_check() -> None:
+    assert [lines[0] for lines in COMMANDS] == list(CHECKS)
+
+
+@pytest.mark.parametrize("lines", COMMANDS, ids=lambda lines: lines[0])
+def test_a_command_of_the_readme_does_what_it_says(lines: tuple[str, ...], clone: Path) -> None:
+    CHECKS[lines[0]](lines, clone)
+
+
+def test_every_flag_is_in_the_readme_with_its_default_and_sentence() -> None:
+    sentences = _field_sentences()
+    for field in dataclasses.fields(Config):
+        shown = _comma(field.default) if isinstance(field.default, tuple) else str(field.default)
+        shown = "" if shown == "False" else shown
+        row = f"| `--{field.name}` | {shown} | {' '.join(sentences[field.name].split())} |"
+        assert row in README, row
+
+
+def test_the_figures_are_those_of_the_committed_run() -> None:
+    for name, run in read_json(ROOT / "docs" / "results.json").items():
+        rmse = f"{run['epochs'][-1]['test']['rmse']:.4f}"
+        row = next(line for line in README.splitlines() if line.startswith(f"| {name} |"))
+        assert f"**{rmse}**" in row
+        assert run["date"][:10] in README
+    assert (ROOT / "docs" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_file_that_the_readme_names_is_there() -> None:
+    for name in re.findall(r"\b(?:example|tests|benchmarks|docs)/\w+\.\w+", README):
+        assert (ROOT / name).is_file(), name
+    tree = README[README.index("example/ ") : README.index("tests/ ")]
+    assert set(re.findall(r"(\w+\.py)", tree)) == {path.name for path in (ROOT / "example").glob("*.py")}
+
+
+def test_the_script_that_made_the_table_explains_itself() -> None:
+    output = succeeded(python("benchmarks/results.py", "--help"))
+    assert "Make the picture and the table" in output
