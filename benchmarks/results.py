@@ -56,7 +56,8 @@ def train(flags: list[str], picture: Path | None = None) -> dict[str, Any]:
             "--standalone",
             f"--nproc_per_node={NUM_RANKS}",
         ]
-        command += [str(ROOT / "example" / "example.py"), "--report_dir", folder, *flags]
+        command += [str(ROOT / "example" / "example.py")]
+        command += ["--report_dir", folder, *flags]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         if picture:
             shutil.copyfile(Path(folder) / "curves.png", picture)
@@ -87,7 +88,8 @@ def render(runs: dict[str, Any]) -> str:
     lines += [
         "",
         f"RMSE in stars, {len(run['epochs'])} epochs, {run['world_size']} processes on {run['device']}, seed "
-        f"{run['config']['seed']}; {run['machine']}; {versions}, {run['versions']['fbgemm']}; {run['date'][:10]}.",
+        f"{run['config']['seed']}; {run['machine']}; {versions}, {run['versions']['fbgemm']}; "
+        f"{run['date'][:10]}.",
     ]
     return "\n".join(lines)
 

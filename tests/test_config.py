@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,8 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
 def test_every_choice_passes() -> None:
     for name, choices in CHOICES.items():
         for choice in choices:
-            validate(dataclasses.replace(Config(), **{name: choice}))
+            chosen: dict[str, Any] = {name: choice}
+            validate(dataclasses.replace(Config(), **chosen))
 
 
 def test_the_check_alone_exits_with_status_2_and_the_sentence() -> None:

@@ -1,4 +1,4 @@
-"""The README: every command in it runs, every flag is in it, and its figures are those of the committed run."""
+"""The README: every command in it runs, every flag is in it, its figures are those of the committed run."""
 
 from __future__ import annotations
 
