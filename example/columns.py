@@ -144,6 +144,7 @@ def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
     # The lock is ours, so whatever lies here unfinished was left by a process that died.
     for leftover in folder.parent.glob(".making-*"):
         shutil.rmtree(leftover)
+    print(f"reading {source}; its columns will lie in {folder}")
     raw = read(source, layout, config)
     making = folder.parent / f".making-{os.getpid()}"
     making.mkdir()

@@ -48,6 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         report_failure(str(error))
         return 2
+    except KeyboardInterrupt:
+        # What the shell reports for SIGINT; a traceback would say nothing that the user does not know.
+        return 130
     except Exception as error:
         record_crash(error)
         raise

@@ -104,6 +104,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     Raises:
         UserError: when the machine has fewer GPUs than processes.
     """
+    import numpy as np
     import torch
 
     _quieten_libraries()
@@ -112,8 +113,8 @@ def init_runtime(config: Config) -> RuntimeContext:
     num_threads = max(1, allowed_cores() // launch.local_world_size)
     torch.set_num_threads(num_threads)
     random.seed(config.seed)
-    # numpy is imported by torch; nothing here draws from its global generator, but a user's code may.
-    sys.modules["numpy"].random.seed(config.seed)
+    # Nothing here draws from numpy's global generator, but a user's code may.
+    np.random.seed(config.seed)
     torch.manual_seed(config.seed)
     _init_process_group(launch, device, timedelta(seconds=config.timeout))
     install_print(launch.rank)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -226,6 +231,43 @@ def is_alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+def test_a_terminal_shows_a_bar_with_rate_and_time_left(synthetic_folder: Path) -> None:
+    terminal, stderr = pty.openpty()
+    # Of 25 lines and 100 columns.
+    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 100, 0, 0))
+    command = [
+        sys.executable,
+        str(EXAMPLE),
+        "--data_path",
+        str(synthetic_folder),
+        *SHORT,
+        "--batch_size",
+        "16",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
+    os.close(stderr)
+    shown = b""
+    # The terminal ends with an error once nobody holds its other side.
+    with contextlib.suppress(OSError):
+        while part := os.read(terminal, 4096):
+            shown += part
+    os.close(terminal)
+    assert process.wait(timeout=60) == 0
+    assert re.search(
+        rb"epoch 1/1: +\d+%\|[^|]*\| [\d.k]+/16.0k \[\d\d:\d\d<\d\d:\d\d, +[\d.k]+rating/s\]", shown
+    ), shown
+
+
+def test_an_interrupt_ends_it_without_a_traceback(synthetic_folder: Path) -> None:
+    command = [sys.executable, str(EXAMPLE), "--data_path", str(synthetic_folder), "--epochs", "1000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert any("epoch 1/1000" in line for line in process.stdout)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, "")
 
 
 @pytest.mark.real_data
