@@ -159,7 +159,9 @@ def validate(config: Config) -> None:
         value = getattr(config, name)
         _require(0 < value < float("inf"), f"--{name} {value} cannot learn; give a number above 0")
     _require(
-        0 <= config.weight_decay <= 10, f"--weight_decay {config.weight_decay} is out of range; give 0 to 10"
+        0 <= config.weight_decay * config.lr < 1,
+        f"--weight_decay {config.weight_decay} times --lr {config.lr} would shrink a row by more than all of "
+        "it; give 0 to 1 / --lr",
     )
     _require(
         config.embedding_dim >= 4 and config.embedding_dim % 4 == 0,

@@ -55,7 +55,10 @@ def test_values_become_their_fields_types() -> None:
         ("--lr 0", "--lr 0.0 cannot learn"),
         ("--lr nan", "--lr nan cannot learn"),
         ("--dense_lr -1", "--dense_lr -1.0 cannot learn"),
-        ("--weight_decay 1", "--weight_decay 1.0 is out of range"),
+        (
+            "--weight_decay 30",
+            "--weight_decay 30.0 times --lr 0.04 would shrink a row by more than all of it",
+        ),
         ("--embedding_dim 30", "--embedding_dim 30 does not fit FBGEMM's kernels; give a multiple of 4"),
         ("--test_fraction 1", "--test_fraction 1.0 leaves no training or no test"),
         ("--synthetic_ratings 10", "--synthetic_ratings 10 is out of range"),
