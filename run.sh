@@ -199,6 +199,8 @@ train() {
   fi
   # The example sets its own threads; without this torchrun prints a banner about them.
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+  # The CPU wheel of fbgemm has no kernels for a GPU that torch may see.
+  if [[ "$variant" == cpu ]]; then export CUDA_VISIBLE_DEVICES=""; fi
   exec "$venv/bin/python" -m torch.distributed.run "${where[@]}" --nproc_per_node="$nproc" \
     "$here/example/example.py" "$@"
 }

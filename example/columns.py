@@ -13,6 +13,7 @@
 The training ratings come first, the test ratings after them, each part in the order of time: a split is a
 range of positions. The folder appears in one rename. Its name holds a digest of all that it was made from
 (source files, feature table, split, format), so a changed source is another folder, and none is ever stale.
+One whose files have not the sizes that its manifest states is made again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from movielens import RawData
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Columns:
     source: str
     num_train: int
     num_test: int
+    num_skipped: int
     num_users: int
     num_movies: int
     mean_rating: float
@@ -77,18 +79,21 @@ def open_columns(config: Config) -> Columns:
     """
     from filelock import FileLock, Timeout
 
-    from movielens import DATA_DEADLINE, locate
+    from movielens import DATA_DEADLINE, locate, source_files
 
     source, layout = locate(config)
     cache = _cache_folder(source, config)
-    folder = cache / f"{config.split}-{_digest(source, config)}"
-    if folder.is_dir():
-        return _load_manifest(folder)
+    folder = cache / f"{config.split}-{_digest(source_files(source, layout, config), config)}"
+    columns = _load(folder, source)
+    if columns is not None:
+        return _checked(columns, config)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / ".lock", timeout=DATA_DEADLINE):
-            if not folder.is_dir():
+            columns = _load(folder, source)
+            if columns is None:
                 _make(folder, source, layout, config)
+                columns = _load(folder, source)
     except Timeout:
         raise UserError(
             f"Another process has been writing columns to {cache} for {DATA_DEADLINE:.0f} s; "
@@ -99,7 +104,22 @@ def open_columns(config: Config) -> Columns:
             f"The columns of {source} cannot be stored in {cache} ({error.strerror or error}); "
             "give --cache_dir a folder with space that can be written."
         ) from error
-    return _load_manifest(folder)
+    assert columns is not None
+    return _checked(columns, config)
+
+
+def _checked(columns: Columns, config: Config) -> Columns:
+    """Refuse a set that was asked for by name but has another number of ratings."""
+    from movielens import NUM_RATINGS
+
+    number = columns.num_train + columns.num_test + columns.num_skipped
+    wanted = NUM_RATINGS.get(config.dataset, number)
+    if number != wanted:
+        raise UserError(
+            f"{columns.source} holds {number:,} ratings, but {config.dataset} has {wanted:,}; remove the "
+            "folder to download it again, or leave --dataset out to read it as it is."
+        )
+    return columns
 
 
 def _cache_folder(source: Path, config: Config) -> Path:
@@ -114,28 +134,34 @@ def _cache_folder(source: Path, config: Config) -> Path:
     return DATA_ROOT / "columns" / f"{source.resolve().name}-{name}"
 
 
-def _digest(source: Path, config: Config) -> str:
-    files = sorted(path for path in source.iterdir() if path.is_file())
+def _digest(files: list[Path], config: Config) -> str:
+    drawn = config.split in ("time", "random")
     made_from = {
         "format": FORMAT,
         "features": [dataclasses.astuple(feature) for feature in FEATURES],
         "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files],
         "bad_rows": config.bad_rows,
-        "dataset": config.dataset,
-        "test_fraction": config.test_fraction,
+        "test_fraction": config.test_fraction if drawn else None,
         "seed": config.seed if config.split == "random" else None,
     }
     return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]
 
 
-def _load_manifest(folder: Path) -> Columns:
-    manifest = json.loads((folder / "manifest.json").read_text())
+def _load(folder: Path, source: Path) -> Columns | None:
+    """What the manifest says; None where there are no columns, or where a file of them is not whole."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for name, size in manifest.pop("files").items():
+            if (folder / name).stat().st_size != size:
+                return None
+    except (OSError, ValueError, KeyError):
+        return None
     manifest["tables"] = tuple(
         Table(Feature(**table["feature"]), table["rows"]) for table in manifest["tables"]
     )
     manifest["baselines"] = {name: Metrics(**values) for name, values in manifest["baselines"].items()}
     manifest["notes"] = tuple(manifest["notes"])
-    return Columns(folder=str(folder), **manifest)
+    return Columns(folder=str(folder), source=str(source), **manifest)
 
 
 def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
@@ -144,13 +170,17 @@ def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
     # The lock is ours, so whatever lies here unfinished was left by a process that died.
     for leftover in folder.parent.glob(".making-*"):
         shutil.rmtree(leftover)
+    if folder.exists():
+        print(f"the columns in {folder} are damaged and are made again")
+        shutil.rmtree(folder)
     print(f"reading {source}; its columns will lie in {folder}")
     raw = read(source, layout, config)
     making = folder.parent / f".making-{os.getpid()}"
     making.mkdir()
     try:
         manifest = _write_columns(making, raw, config)
-        (making / "manifest.json").write_text(json.dumps({"source": str(source), **manifest}, indent=1))
+        files = {path.name: path.stat().st_size for path in making.iterdir()}
+        (making / "manifest.json").write_text(json.dumps({**manifest, "files": files}, indent=1))
         making.rename(folder)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
@@ -180,6 +210,7 @@ def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]
     return {
         "num_train": num_train,
         "num_test": len(order) - num_train,
+        "num_skipped": raw.num_skipped,
         "num_users": len(raw.users),
         "num_movies": len(raw.movies),
         "mean_rating": float(rating[:num_train].mean(dtype=np.float64)),

@@ -100,7 +100,8 @@ class Config:
     """Seed of everything that is drawn: data, split, order, initial weights."""
 
     timeout: int = 300
-    """Seconds that anything may wait: a rank for the others, a rank for a worker's batch."""
+    """Seconds that a rank waits for the others in training, or for a worker's batch; preparing data may
+    take longer."""
 
     report_dir: str = ""
     """Folder that gets metrics.json and curves.png; empty means no report."""
@@ -143,6 +144,7 @@ def validate(config: Config) -> None:
     for name in ("epochs", "batch_size", "timeout"):
         value = getattr(config, name)
         _require(value >= 1, f"--{name} {value} is too small; give at least 1")
+    _require(config.timeout <= 604_800, f"--timeout {config.timeout} is more than a week; give less")
     _require(
         config.num_workers >= 0,
         f"--num_workers {config.num_workers} is negative; give 0 to make batches in the main process",

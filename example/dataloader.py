@@ -8,11 +8,7 @@ model: what this module imports, a spawned worker imports.
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
-import os
-import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from columns import Columns
 from config import Config
 from features import UNKNOWN_ROW, Table
+from machine import die_with_parent
 
-PR_SET_PDEATHSIG = 1
 SHUFFLE_ROUNDS = 6
 
 
@@ -225,10 +221,8 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _start_worker(worker_id: int) -> None:
-    """Tie this worker's life to its trainer's: killed with it, even while blocked on a full queue."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Tie this worker's life to its trainer's."""
     trainer = multiprocessing.parent_process()
-    # It may have died while this worker was still importing.
-    if trainer is not None and os.getppid() != trainer.pid:
-        os._exit(1)
+    assert trainer is not None
+    assert trainer.pid is not None
+    die_with_parent(trainer.pid)

@@ -1,7 +1,7 @@
 """Fetches a MovieLens set from GroupLens, or from a mirror, and unpacks it: complete or absent.
 
 data/                   the parent, on whose file system everything happens
-  .ml-1m.x7k2/          temporary, gone whatever happens
+  .ml-1m.x7k2/          temporary; if the process is killed, gone at the next download
     archive.zip         grows, is resumed after a fault, is unpacked only when its digest is right
     unpacked/ml-1m/     renamed to data/ml-1m at the very end
 """
@@ -115,6 +115,9 @@ def _install(url: str, digest: str | None, folder: Path, patience: _Patience) ->
     if folder.exists() and any(folder.iterdir()):
         raise _DownloadError(f"{folder} is not empty, and nothing in it is overwritten")
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # Whoever calls holds the lock, so such a folder was left by a process that was killed.
+    for leftover in folder.parent.glob(f".{folder.name}.*/"):
+        shutil.rmtree(leftover)
     # A cleanup that stumbles must not turn a finished download into a failure.
     with tempfile.TemporaryDirectory(
         dir=folder.parent, prefix=f".{folder.name}.", ignore_cleanup_errors=True

@@ -17,7 +17,8 @@ from typing import Any
 
 from config import Config, parse_args
 from errors import UserError
-from runtime import cleanup_runtime, init_runtime, once_per_node, read_launch, record_crash, report_failure
+from failures import record_crash, report_mistake
+from runtime import RuntimeContext, cleanup_runtime, init_runtime, read_launch
 from stack import check_stack
 
 SYNTHETIC_NOTICE = (
@@ -46,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         check_stack()
         run(config)
     except UserError as error:
-        report_failure(str(error))
+        report_mistake(str(error))
         return 2
     except KeyboardInterrupt:
         # What the shell reports for SIGINT; a traceback would say nothing that the user does not know.
@@ -58,23 +59,29 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(config: Config) -> None:
+    """Run the modes of the configuration. Collective: every rank."""
+    if config.is_synthetic and read_launch().rank == 0:
+        print(SYNTHETIC_NOTICE)
+    modes = {"train": train_and_report}
+    try:
+        context = init_runtime(config)
+        for mode in config.modes:
+            modes[mode](config, context)
+    finally:
+        cleanup_runtime()
+
+
+def train_and_report(config: Config, context: RuntimeContext) -> None:
     """Train, and show what came of it. Collective: every rank."""
     from report import make_report_dir, results_table, write_report
     from train import train
 
-    try:
-        if config.is_synthetic and read_launch().rank == 0:
-            print(SYNTHETIC_NOTICE)
-        context = init_runtime(config)
-        if config.report_dir:
-            once_per_node(context, lambda: make_report_dir(config), config.timeout)
-        result = train(config, context)
-        if context.rank == 0 and config.report_dir:
-            write_report(result, config, context)
-    finally:
-        cleanup_runtime()
-    if context.rank == 0:
-        print(results_table(result))
+    if context.rank == 0 and config.report_dir:
+        make_report_dir(config)
+    result = train(config, context)
+    if context.rank == 0 and config.report_dir:
+        write_report(result, config, context)
+    context.say(results_table(result), tagged=False)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 DATA_ROOT = Path(__file__).resolve().parent.parent / "data"
 # Long enough for the largest archive on a slow line; a wait beyond it is a fault.
 DATA_DEADLINE = 3600.0
+# Waiting for another launch, a download, waiting for its columns, and parsing, one after the other.
+PREPARATION_DEADLINE = 4 * DATA_DEADLINE
 
 # As GroupLens states them; ml-latest grows and is not checked.
 NUM_RATINGS = {
@@ -60,18 +62,22 @@ class RawData:
     official_test: np.ndarray | None = None
     oracle: np.ndarray | None = None
     skipped: list[str] = field(default_factory=list)
+    num_skipped: int = 0
 
 
 def locate(config: Config) -> tuple[Path, Layout]:
     """The folder that holds the files, obtained first where a name was given and nothing lies there.
 
-    Writes into that folder and nowhere else; safe when two launches start at once.
+    Writes that folder, and a lock and unfinished work beside it under hidden names; safe when two launches
+    start at once.
 
     Raises:
         UserError: when there is nothing to read, or it cannot be had.
     """
     dataset = "synthetic" if config.is_synthetic else config.dataset
     folder = Path(config.data_path) if config.data_path else DATA_ROOT / _folder_name(dataset, config)
+    # A folder such as "." has no name until then.
+    folder = folder.absolute()
     layout = _find_layout(folder)
     if layout is None:
         if not dataset:
@@ -104,13 +110,9 @@ def read(folder: Path, layout: Layout, config: Config) -> RawData:
     known_users = users["user_id"].to_numpy() if users is not None else None
     known_movies = movies["movie_id"].to_numpy()
 
-    if config.split in OFFICIAL_SPLITS:
-        parts = [f"{config.split}.base", f"{config.split}.test"]
-    else:
-        parts = [layout.ratings]
+    parts = _rating_files(layout, config)
     tables = [read_ratings(reader, part, layout, known_users, known_movies) for part in parts]
     ratings = Ratings(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
-    _check_number(folder, config, len(ratings.rating), reader)
     official_test = None
     if len(parts) == 2:
         official_test = np.arange(len(ratings.rating)) >= len(tables[0][0])
@@ -118,9 +120,20 @@ def read(folder: Path, layout: Layout, config: Config) -> RawData:
         import pandas
 
         users = pandas.DataFrame({"user_id": np.unique(ratings.user_id)})
-    return RawData(
-        ratings, movies, users, official_test, _read_oracle(folder, len(ratings.rating)), reader.notes
-    )
+    oracle = _read_oracle(folder, len(ratings.rating))
+    return RawData(ratings, movies, users, official_test, oracle, reader.notes, reader.num_skipped_ratings)
+
+
+def source_files(folder: Path, layout: Layout, config: Config) -> list[Path]:
+    """The files that `read` reads, those of them that are there."""
+    names = [*_rating_files(layout, config), layout.movies, layout.users, "u.genre", "oracle.npy"]
+    return [folder / name for name in names if name and (folder / name).is_file()]
+
+
+def _rating_files(layout: Layout, config: Config) -> list[str]:
+    if config.split in OFFICIAL_SPLITS:
+        return [f"{config.split}.base", f"{config.split}.test"]
+    return [layout.ratings]
 
 
 def _folder_name(dataset: str, config: Config) -> str:
@@ -165,15 +178,6 @@ def _check_synthetic(folder: Path, config: Config) -> None:
         raise UserError(
             f"{folder} holds other ratings than --synthetic_ratings {config.synthetic_ratings} --seed "
             f"{config.seed}; give another --data_path, or leave --dataset out to read what lies there."
-        )
-
-
-def _check_number(folder: Path, config: Config, number: int, reader: Reader) -> None:
-    wanted = NUM_RATINGS.get(config.dataset)
-    if wanted is not None and number + reader.num_skipped_ratings != wanted:
-        raise UserError(
-            f"{folder} holds {number + reader.num_skipped_ratings:,} ratings, but {config.dataset} has "
-            f"{wanted:,}; remove the folder to download it again, or leave --dataset out to read it as it is."
         )
 
 

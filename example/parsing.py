@@ -92,12 +92,19 @@ class Reader:
     def rows(self, name: str, separator: str, num_fields: int) -> Iterator[tuple[int, list[str]]]:
         """Line numbers and fields of a small file; rows with another number of fields are bad."""
         bad = []
-        for line, fields in _split_lines(_decode(self.read_bytes(name)), separator):
-            if len(fields) == num_fields:
-                yield line, fields
-            else:
-                reason = f"{len(fields)} fields instead of {num_fields}"
-                bad.append((line, separator.join(fields), reason))
+        try:
+            for line, fields in _split_lines(_decode(self.read_bytes(name)), separator):
+                if len(fields) == num_fields:
+                    yield line, fields
+                else:
+                    reason = f"{len(fields)} fields instead of {num_fields}"
+                    bad.append((line, separator.join(fields), reason))
+        except csv.Error as error:
+            # A quote that is never closed makes one field of the rest of the file.
+            raise UserError(
+                f"{self.folder / name} cannot be split into rows ({error}), as when a quote is not closed; "
+                "place the original file there."
+            ) from None
         self.bad_rows(name, bad)
 
 
@@ -120,7 +127,7 @@ def _split_lines(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def read_movies(reader: Reader, layout: Layout) -> pandas.DataFrame:
-    """One row per movie: movie_id int64, title, year (int, or None), genres (list of names)."""
+    """One row per movie: movie_id int64, title, year (NaN where the title has none), genres (names)."""
     separator = "|" if layout.ratings == "u.data" else layout.separator
     genre_names = _read_genre_names(reader) if layout.ratings == "u.data" else []
 
@@ -289,7 +296,8 @@ def _inspect_ratings(
     content: bytes, layout: Layout, known_users: np.ndarray | None, known_movies: np.ndarray
 ) -> tuple[list[tuple[int, str, str]], bytes]:
     """The bad rows (line number, content, reason), and the content without them."""
-    shape = re.compile(layout.separator.join([r"(-?\d+)", r"(-?\d+)", r"([-+.\deE]+)", r"-?\d+"]))
+    fields = [r"(-?\d+)", r"(-?\d+)", r"([-+.\deE]+)", r"(-?\d+)"]
+    shape = re.compile(layout.separator.join(fields), re.ASCII)
     users = None if known_users is None else set(known_users.tolist())
     movies = set(known_movies.tolist())
     bad: list[tuple[int, str, str]] = []
@@ -317,6 +325,8 @@ def _rating_fault(
         rating = None
     if match is None or rating is None:
         return "not a number"
+    if any(abs(int(match[group])) >= 2**63 for group in (1, 2, 4)):
+        return "a number of more than 64 bits"
     if not LOWEST_RATING <= rating <= HIGHEST_RATING:
         return f"a rating outside {LOWEST_RATING} to {HIGHEST_RATING}"
     if int(match[2]) not in movies:

@@ -77,7 +77,7 @@ def _cells(metrics: Metrics) -> str:
 
 
 def make_report_dir(config: Config) -> None:
-    """Make --report_dir before the work begins, so that a wrong one costs no training.
+    """Make --report_dir before the work begins, so that a wrong one costs no training. Call on rank 0.
 
     Raises:
         UserError: when the folder cannot be made or written.
@@ -86,7 +86,7 @@ def make_report_dir(config: Config) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _replace(folder / ".writable", b"")
-        (folder / ".writable").unlink()
+        (folder / ".writable").unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
             f"--report_dir {folder} cannot be written ({error.strerror or error}); give another folder."

@@ -1,37 +1,32 @@
 """The process among others: rank, device, process group, threads, and the rank-aware print.
 
-The only reader of the variables that torchrun sets. Importing it changes nothing: torch is imported, and
-everything below happens, inside `init_runtime`; `cleanup_runtime` takes it back.
+The only reader of the variables that say who this process is. Importing it changes nothing: torch is
+imported, and everything below happens, inside `init_runtime`. `cleanup_runtime` leaves the process group and
+gives `print` back; threads, seeds, device and filters stay as they are until the process ends.
 """
 
 from __future__ import annotations
 
 import builtins
-import contextlib
-import json
 import logging
 import os
 import random
 import re
 import sys
-import time
-import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config import Config
 from errors import UserError
+from machine import allowed_cores, die_with_parent
+from stack import has_cuda_kernels
 
 if TYPE_CHECKING:
     import torch
 
-CGROUP_ROOT = Path("/sys/fs/cgroup")
-# Between the exit of a rank and the agent's signal to the others lie some tenths of a second.
-HOLD_SECONDS = 15.0
 # What torchrec 1.6 and 1.8 make torch say of torchrec's own code; and, for each loader in each process, what
 # `train` says of too many workers in one line.
 NOISE = (
@@ -69,10 +64,10 @@ class RuntimeContext:
     device: torch.device
     num_threads: int
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, tagged: bool = True) -> None:
         """Print from rank 0 what every rank would say alike. Not collective."""
         if self.rank == 0:
-            print(text)
+            print(text) if tagged else sys.stdout.write(f"{text}\n")
 
 
 def read_launch() -> Launch:
@@ -109,6 +104,9 @@ def init_runtime(config: Config) -> RuntimeContext:
 
     _quieten_libraries()
     launch = read_launch()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # torchrun gives each rank a session of its own, so what kills the launcher does not reach the rank.
+        die_with_parent(os.getppid())
     device = _choose_device(launch)
     num_threads = max(1, allowed_cores() // launch.local_world_size)
     torch.set_num_threads(num_threads)
@@ -122,16 +120,20 @@ def init_runtime(config: Config) -> RuntimeContext:
         launch.rank, launch.local_rank, launch.world_size, launch.local_world_size, device, num_threads
     )
     context.say(
-        f"{launch.world_size} processes on {device.type}, {launch.local_world_size} of them on this machine: "
-        f"{num_threads} threads each, for {allowed_cores()} cores"
+        f"ranks: {launch.world_size} on {device.type}, {launch.local_world_size} of them on this machine; "
+        f"threads: {num_threads} for each, from {allowed_cores()} cores"
     )
     return context
 
 
 def cleanup_runtime() -> None:
-    """Leave the process group and give `print` back. Harmless when nothing was set up, or twice."""
+    """Leave the process group and give `print` back. Harmless when nothing was set up, or twice.
+
+    While an exception is on its way the group is left to the end of the process: with nccl, destroying it
+    waits for peers that wait for this rank.
+    """
     restore_print()
-    if "torch.distributed" in sys.modules:
+    if sys.exc_info()[0] is None and "torch.distributed" in sys.modules:
         import torch.distributed as dist
 
         if dist.is_initialized():
@@ -142,7 +144,8 @@ def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: 
     """Run an action on local rank 0 of every machine while the others wait. Collective: every rank.
 
     Raises:
-        UserError: on every rank, when the action raised one anywhere.
+        UserError: on every rank, when the action raised one anywhere; and when it takes longer than the
+            deadline, in seconds.
     """
     import torch.distributed as dist
 
@@ -155,82 +158,19 @@ def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: 
         except UserError as error:
             sentence = str(error)
     sentences: list[str | None] = [None] * context.world_size
-    dist.all_gather_object(sentences, sentence, group=group)
+    try:
+        dist.all_gather_object(sentences, sentence, group=group)
+    except RuntimeError as error:
+        if "timed out" not in str(error).lower():
+            raise
+        raise UserError(
+            f"Rank {context.rank} waited {deadline:.0f} s for the first rank of each machine to prepare the "
+            "data; prepare them on each machine with a single process first."
+        ) from None
     dist.destroy_process_group(group)
     for found in sentences:
         if found is not None:
             raise UserError(found)
-
-
-def report_failure(sentence: str) -> None:
-    """Say a user's mistake once, from rank 0, and leave it for torchrun's own report.
-
-    The other ranks hold still until torchrun ends them: the first to exit makes torchrun end all, and that
-    must not be one that said nothing.
-    """
-    try:
-        rank = read_launch().rank
-    except UserError:
-        rank = 0
-    if rank != 0:
-        time.sleep(HOLD_SECONDS)
-        return
-    print(f"example.py: {sentence}", file=sys.stderr, flush=True)
-    _leave_for_torchrun(sentence, sentence)
-
-
-def record_crash(error: BaseException) -> None:
-    """Leave the traceback of an exception for torchrun, which shows that of the first rank to fail, last.
-
-    A rank whose peer went away holds still first, so that it is not taken for the one that failed.
-    """
-    if "gloo/transport" in str(error) or type(error).__name__ in ("DistBackendError", "DistNetworkError"):
-        time.sleep(HOLD_SECONDS)
-    _leave_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
-
-
-def _leave_for_torchrun(message: str, text: str) -> None:
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if error_file:
-        details = {"py_callstack": text, "timestamp": str(int(time.time()))}
-        with contextlib.suppress(OSError):
-            Path(error_file).write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
-
-
-def allowed_cores() -> int:
-    """Cores that this process may use: its affinity, and the CPU quota of its cgroup and those above."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota for quota in map(_cpu_quota, _cgroup_folders()) if quota is not None]
-    return max(1, int(min([affinity, *quotas])))
-
-
-def _cgroup_folders() -> list[Path]:
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    # "0::/a/b" in version 2, "4:cpu,cpuacct:/a/b" in version 1.
-    paths = [line.split(":", 2)[2].strip("/") for line in lines if line.startswith("0::") or ":cpu" in line]
-    folders = [CGROUP_ROOT, CGROUP_ROOT / "cpu"]
-    for path in paths:
-        for root in (CGROUP_ROOT, CGROUP_ROOT / "cpu"):
-            folder = root / path
-            folders += [parent for parent in (folder, *folder.parents) if root in (parent, *parent.parents)]
-    return folders
-
-
-def _cpu_quota(folder: Path) -> float | None:
-    """Cores' worth of time that one cgroup may use; None where it sets no limit."""
-    try:
-        if (folder / "cpu.max").is_file():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota = (folder / "cpu.cfs_quota_us").read_text()
-            period = (folder / "cpu.cfs_period_us").read_text()
-        return int(quota) / int(period) if int(quota) > 0 else None
-    except (OSError, ValueError):
-        # No such file, or the word "max".
-        return None
 
 
 def _choose_device(launch: Launch) -> torch.device:
@@ -238,6 +178,11 @@ def _choose_device(launch: Launch) -> torch.device:
 
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    if not has_cuda_kernels():
+        raise UserError(
+            "There is a GPU, but fbgemm-gpu-cpu is installed, which has no kernels for it; install "
+            "requirements-cuda.txt, or set CUDA_VISIBLE_DEVICES to nothing to train on the CPU."
+        )
     num_devices = torch.cuda.device_count()
     if launch.local_world_size > num_devices:
         raise UserError(
@@ -292,7 +237,7 @@ def restore_print() -> None:
 
 
 def _quieten_libraries() -> None:
-    """Filter, by exact message, what libraries say on every run and a user can do nothing about."""
+    """Filter, by the words they begin with, messages that come on every run and that no user can mend."""
     for message in NOISE:
         warnings.filterwarnings("ignore", message=re.escape(message))
     for logger in NOISY_LOGGERS:

@@ -7,7 +7,6 @@ starts from the same model.
 from __future__ import annotations
 
 import hashlib
-import os
 
 import torch
 import torch.distributed as dist
@@ -33,6 +32,7 @@ from columns import Columns
 from config import Config
 from errors import UserError
 from features import UNKNOWN_ROW
+from machine import allowed_memory
 from model import RatingTask, Recommender
 from runtime import RuntimeContext
 
@@ -130,8 +130,7 @@ def _sharding_type(rows: int, world_size: int) -> ShardingType:
 def _memory_per_rank(context: RuntimeContext) -> int:
     if context.device.type == "cuda":
         return torch.cuda.get_device_properties(context.device).total_memory
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return machine // context.local_world_size
+    return allowed_memory() // context.local_world_size
 
 
 @torch.no_grad()

@@ -46,6 +46,11 @@ def check_stack() -> None:
         raise UserError(f"{fault}; mend it with: {_mend(wheels)}")
 
 
+def has_cuda_kernels() -> bool:
+    """Whether the installed fbgemm wheel is the one for CUDA."""
+    return _version("fbgemm-gpu") is not None
+
+
 def stack_versions() -> dict[str, str]:
     """The versions a report names, "missing" for what is not installed."""
     fbgemm = [f"{name} {_version(name)}" for name in FBGEMM_WHEELS if _version(name)]

@@ -94,7 +94,7 @@ USERS_PER_BLOCK = 4096
 def write_synthetic(folder: Path, num_ratings: int, seed: int) -> None:
     """Write the synthetic data set; the same arguments give the same bytes.
 
-    The folder appears complete or not at all: the files are written to `<folder>.partial`, which is renamed
+    The folder appears complete or not at all: the files are written to `.<folder>.partial`, which is renamed
     at the end and removed on failure. Only one process may do this at a time.
 
     Args:
@@ -108,7 +108,7 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int) -> None:
     """
     if num_ratings < MIN_NUM_RATINGS:
         raise ValueError(f"num_ratings is {num_ratings}, but must be at least {MIN_NUM_RATINGS}")
-    partial = folder.with_name(f"{folder.name}.partial")
+    partial = folder.with_name(f".{folder.name}.partial")
     try:
         # A killed process may have left one.
         shutil.rmtree(partial, ignore_errors=True)

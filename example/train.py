@@ -20,11 +20,12 @@ from columns import Columns, open_columns
 from config import Config
 from dataloader import Batch, EpochSampler, RatingBatches, build_dataloader
 from errors import UserError
+from machine import allowed_cores
 from metrics import Metrics, measure
 from model import RatingBatch
-from movielens import DATA_DEADLINE
+from movielens import PREPARATION_DEADLINE
 from report import describe_data, describe_epoch, progress_bar
-from runtime import RuntimeContext, allowed_cores, once_per_node
+from runtime import RuntimeContext, once_per_node
 from sharding import build_model, describe_plan
 
 
@@ -60,8 +61,9 @@ def train(config: Config, context: RuntimeContext) -> Run:
     Raises:
         UserError: when the data cannot be had, the tables do not fit, or the training diverges.
     """
-    once_per_node(context, lambda: open_columns(config), DATA_DEADLINE)
+    once_per_node(context, lambda: open_columns(config), PREPARATION_DEADLINE)
     columns = open_columns(config)
+    _check_same_data(columns, context)
     context.say(describe_data(columns, config))
     model = build_model(columns, config, context)
     optimizer = make_optimizer(model, config)
@@ -88,6 +90,20 @@ def train(config: Config, context: RuntimeContext) -> Run:
         epochs.append(Epoch(number + 1, losses, train_rmse, test, seconds, rate, data_wait))
         context.say(describe_epoch(epochs[-1], config))
     return Run(columns, plan, epochs)
+
+
+def _check_same_data(columns: Columns, context: RuntimeContext) -> None:
+    """Refuse machines whose copies of the data differ: their ranks would wait for each other for ever."""
+    mine = (columns.num_train, columns.num_test, *(table.rows for table in columns.tables))
+    everyones: list[tuple[int, ...]] = [()] * context.world_size
+    dist.all_gather_object(everyones, mine)
+    for rank, other in enumerate(everyones):
+        if other != everyones[0]:
+            raise UserError(
+                f"Rank {rank} has {other[0]:,} training and {other[1]:,} test ratings, rank 0 has "
+                f"{everyones[0][0]:,} and {everyones[0][1]:,}, or their tables differ; give all machines the "
+                "same files."
+            )
 
 
 def _check_finite(losses: np.ndarray, epoch: int, config: Config) -> None:
@@ -126,9 +142,15 @@ class Feed:
         start = time.perf_counter()
         for batch in self.loader:
             self.seconds_waited += time.perf_counter() - start
-            features = KeyedJaggedTensor(keys=self.keys, values=batch.values, lengths=batch.lengths)
-            yield RatingBatch(features, batch.ratings, batch.weights)
+            yield self.to_model_input(batch)
             start = time.perf_counter()
+
+    def to_model_input(self, batch: Batch) -> RatingBatch:
+        """A worker's plain tensors as what the model takes, still on the host."""
+        features = KeyedJaggedTensor(keys=self.keys, values=batch.values, lengths=batch.lengths)
+        # Counts the ids of each key here, so that the device need not be asked for them.
+        features.sync()
+        return RatingBatch(features, batch.ratings, batch.weights)
 
 
 class PlainSteps:

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch import ROOT
+from launch import NO_GPUS, ROOT
 from synthetic import write_synthetic
+
+# Counted before this process, too, is left without them; counting starts no CUDA context.
+NUM_GPUS = torch.cuda.device_count()
+os.environ.update(NO_GPUS)
 
 
 @pytest.fixture(scope="session")
@@ -33,5 +37,5 @@ def real_folder() -> Path:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what the machine cannot run, and say what is missing."""
     for marker, needed in (("gpu", 1), ("multi_gpu", 2)):
-        if item.get_closest_marker(marker) and torch.cuda.device_count() < needed:
-            pytest.skip(f"needs {needed} CUDA device(s), found {torch.cuda.device_count()}")
+        if item.get_closest_marker(marker) and needed > NUM_GPUS:
+            pytest.skip(f"needs {needed} CUDA device(s), found {NUM_GPUS}")

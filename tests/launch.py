@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "example" / "example.py"
+# Tests run on the CPU; those marked `gpu` and `multi_gpu` give a command what the machine has.
+GPUS = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def run_command(
-    command: list[str], *, cwd: Path = ROOT, timeout: float = 120, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a command in a session of its own; at the deadline all of it is killed and the test fails."""
-    clean = {name: value for name, value in os.environ.items() if name not in LAUNCH_VARIABLES}
-    process = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env={**clean, "OMP_NUM_THREADS": "1", **(env or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+@contextlib.contextmanager
+def started(
+    command: list[str], *, cwd: Path = ROOT, env: dict[str, str] | None = None, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A running command; at the end it and all below it are killed, if they still run."""
+    clean = {name: value for name, value in os.environ.items() if name not in (*LAUNCH_VARIABLES, *NO_GPUS)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    env = {**clean, **NO_GPUS, "OMP_NUM_THREADS": "1", **(env or {})}
+    process: subprocess.Popen[str] = subprocess.Popen(command, cwd=cwd, env=env, **pipes)
     try:
-        output, errors = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, errors = process.communicate()
-        raise AssertionError(f"{command} still ran after {timeout} s:\n{output}\n{errors}") from None
+        yield process
+    finally:
+        # torchrun gives ranks sessions of their own, so no signal to a group reaches all.
+        for pid in family(process.pid) if process.poll() is None else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+def run_command(
+    command: list[str], *, timeout: float = 120, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; at the deadline all of it is killed and the test fails."""
+    with started(command, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{command} still ran after {timeout} s") from None
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    below = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return [pid, *(member for child in below for member in family(child))]
 
 
 def python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -49,7 +49,8 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
             losses, metrics = train_all(columns, chosen, context)
             found["losses"][f"{pipeline} {num_workers}"] = losses
             found["tests"][f"{pipeline} {num_workers}"] = dataclasses.asdict(metrics)
-    found["bare_loader_batches"] = count_batches_of_a_bare_loader(columns, config, context)
+    counts, pipelined = count_batches_of_a_bare_loader(columns, config, context)
+    found["bare_loader_batches"], found["pipelined_modules"] = counts, pipelined
     return found
 
 
@@ -89,35 +90,31 @@ def train_all(columns: Any, config: Config, context: RuntimeContext) -> tuple[li
     return losses, metrics
 
 
-def count_batches_of_a_bare_loader(columns: Any, config: Config, context: RuntimeContext) -> list[int]:
-    """Batches that TorchRec's pipeline gets per epoch when it is handed a persistent loader's iterator."""
+def count_batches_of_a_bare_loader(
+    columns: Any, config: Config, context: RuntimeContext
+) -> tuple[list[int], int]:
+    """Batches that TorchRec's pipeline gets per epoch from a persistent loader's iterator as it is.
+
+    Also how many modules the pipeline has taken over.
+    """
     from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
     model, optimizer, feed = build(columns, dataclasses.replace(config, num_workers=1), context)
-
-    class Bare:
-        """The loader's one iterator object, with its batches made into the model's input."""
-
-        def __init__(self) -> None:
-            self.source = feed.batches("train", 0)
-
-        def __next__(self) -> Any:
-            return next(self.source)
-
     pipeline = TrainPipelineSparseDist(model, optimizer, context.device)
-    bare = Bare()
+    # Keyed by the loader's iterator: a new one would get a new conversion, the same one keeps its own.
+    conversions: dict[Any, Any] = {}
     counts = []
-    for epoch in range(EPOCHS):
-        bare.source = feed.batches("train", epoch)
-        count = 0
+    for _ in range(EPOCHS):
+        source = iter(feed.loader)
+        converted = conversions.setdefault(source, map(feed.to_model_input, source))
+        counts.append(0)
         while True:
             try:
-                pipeline.progress(bare)
+                pipeline.progress(converted)
             except StopIteration:
                 break
-            count += 1
-        counts.append(count)
-    return counts
+            counts[-1] += 1
+    return counts, len(pipeline._pipelined_modules)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,23 @@ def test_a_failure_while_writing_leaves_nothing_and_the_next_call_succeeds(
     assert len([path for path in (folder / ".columns").iterdir() if path.is_dir()]) == 1
 
 
+@pytest.mark.parametrize("damage", ["truncated manifest", "missing manifest", "short column"])
+def test_damaged_columns_are_made_again(
+    folder: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config(data_path=str(folder))
+    whole = open_columns(config)
+    manifest, rating = (Path(whole.folder) / name for name in ("manifest.json", "rating.npy"))
+    if damage == "truncated manifest":
+        manifest.write_text(manifest.read_text()[:100])
+    elif damage == "missing manifest":
+        manifest.unlink()
+    else:
+        rating.write_bytes(rating.read_bytes()[:-4])
+    assert open_columns(config) == whole
+    assert "are damaged and are made again" in capsys.readouterr().out
+
+
 def test_a_folder_that_forbids_writing_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("movielens.DATA_ROOT", folder.parent / "elsewhere")
     folder.chmod(0o555)

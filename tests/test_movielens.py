@@ -151,7 +151,8 @@ BAD_ROWS = [
     ("1::1::5::9783.5", "not a number"),
     ("1::99::5::978300760", "movie 99 is not in movies.dat"),
     ("99::1::5::978300760", "user 99 is not in users.dat"),
-    ("99999999999999999999::1::5::1", "user 99999999999999999999 is not in users.dat"),
+    ("99999999999999999999::1::5::1", "a number of more than 64 bits"),
+    ("1::1::5::99999999999999999999", "a number of more than 64 bits"),
     ("UserID::MovieID::Rating::Timestamp", "not a number"),
     ("\xff\xfe1::1::5::1", "not a number"),
 ]
@@ -230,6 +231,12 @@ def test_another_encoding_is_refused_by_name(ml_csv: Path) -> None:
     assert len(load(ml_csv).ratings.rating) == 3
 
 
+def test_a_quote_that_is_never_closed_is_refused(ml_csv: Path) -> None:
+    with (ml_csv / "movies.csv").open("a") as file:
+        file.write('8,"Open (1990),Drama\n' + "9,Long (1990),Drama\n" * 10_000)
+    assert "movies.csv cannot be split into rows" in refusal(ml_csv)
+
+
 def test_line_numbers_count_the_header(ml_csv: Path) -> None:
     with (ml_csv / "ratings.csv").open("a") as file:
         file.write("5,7,9.0,1\n")
@@ -273,8 +280,8 @@ def test_a_folder_of_another_set_is_refused(ml_csv: Path, ml_1m: Path) -> None:
 
 
 def test_a_set_with_the_wrong_number_of_ratings_is_refused(ml_1m: Path) -> None:
-    sentence = refusal(ml_1m, dataset="ml-1m")
-    assert "holds 3 ratings, but ml-1m has 1,000,209" in sentence
+    with pytest.raises(UserError, match="holds 3 ratings, but ml-1m has 1,000,209; remove the folder"):
+        open_columns(Config(data_path=str(ml_1m), dataset="ml-1m", test_fraction=0.4))
 
 
 def test_a_synthetic_folder_of_another_size_is_refused(synthetic_folder: Path) -> None:

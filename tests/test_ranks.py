@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from launch import ROOT, read_json, succeeded, torchrun
+from launch import GPUS, ROOT, read_json, succeeded, torchrun
 
 # The three launches run within the first test.
 pytestmark = pytest.mark.timeout(600)
@@ -27,11 +26,7 @@ def found(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     results = {}
     for num_ranks in (1, 2, 3):
         path = folder / f"{num_ranks}.json"
-        environment = {"CUDA_VISIBLE_DEVICES": ""}
-        launch = torchrun(
-            num_ranks, RANKS, path, synthetic_folder, GLOBAL_BATCH_SIZE, env=environment, timeout=170
-        )
-        succeeded(launch)
+        succeeded(torchrun(num_ranks, RANKS, path, synthetic_folder, GLOBAL_BATCH_SIZE, timeout=170))
         results[num_ranks] = read_json(path)
         assert results[num_ranks]["world_size"] == num_ranks
     return results
@@ -78,6 +73,11 @@ def test_training_lowers_the_loss(found: dict[int, Any]) -> None:
         assert last < first - 0.1
 
 
+def test_the_pipelined_loop_is_pipelined(found: dict[int, Any]) -> None:
+    for results in found.values():
+        assert results["pipelined_modules"] == 1
+
+
 def test_the_pipeline_sees_no_second_epoch_of_a_bare_loader(found: dict[int, Any]) -> None:
     # torchrec issue 2327. When this fails, `Feed` need not make a fresh iterator for each pass any more.
     for results in found.values():
@@ -85,7 +85,8 @@ def test_the_pipeline_sees_no_second_epoch_of_a_bare_loader(found: dict[int, Any
 
 
 def run_on_gpus(num_ranks: int, folder: Path, tmp_path: Path) -> Any:
-    succeeded(torchrun(num_ranks, RANKS, tmp_path / "gpu.json", folder, GLOBAL_BATCH_SIZE, timeout=170))
+    arguments = (num_ranks, RANKS, tmp_path / "gpu.json", folder, GLOBAL_BATCH_SIZE)
+    succeeded(torchrun(*arguments, env=GPUS, timeout=170))
     return read_json(tmp_path / "gpu.json")
 
 
@@ -107,4 +108,4 @@ def test_one_gpu_gives_the_metrics_and_losses_of_the_cpu(
 def test_two_gpus_on_nccl_give_the_metrics_and_losses_of_the_cpu(
     found: dict[int, Any], synthetic_folder: Path, tmp_path: Path
 ) -> None:
-    check_gpus(run_on_gpus(min(2, torch.cuda.device_count()), synthetic_folder, tmp_path), found[1])
+    check_gpus(run_on_gpus(2, synthetic_folder, tmp_path), found[1])

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import machine
 import runtime
 from config import Config
 from errors import UserError
 from launch import ROOT, python, succeeded, torchrun
+from machine import allowed_cores, allowed_memory
 from runtime import (
-    allowed_cores,
     cleanup_runtime,
     init_runtime,
     install_print,
@@ -122,7 +123,7 @@ def test_an_incomplete_launch_environment_is_refused(monkeypatch: pytest.MonkeyP
 def test_cores_are_those_of_affinity_and_of_every_cgroup_above(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(runtime, "CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(machine, "CGROUP_ROOT", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
     assert allowed_cores() == 16
     (tmp_path / "cpu.max").write_text("max 100000\n")
@@ -138,7 +139,29 @@ def test_cores_are_those_of_affinity_and_of_every_cgroup_above(
     assert allowed_cores() == 2
 
 
+def test_memory_is_that_of_the_machine_and_of_every_cgroup_above(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "CGROUP_ROOT", tmp_path)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert allowed_memory() == whole
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert allowed_memory() == 1_000_000
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("900000\n")
+    assert allowed_memory() == 900_000
+
+
+def test_a_gpu_without_kernels_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(runtime, "has_cuda_kernels", lambda: False)
+    with pytest.raises(UserError, match=r"fbgemm-gpu-cpu is installed.*set CUDA_VISIBLE_DEVICES to nothing"):
+        runtime._choose_device(runtime.Launch())
+
+
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "has_cuda_kernels", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     launch = runtime.Launch(rank=3, local_rank=3, world_size=4, local_world_size=4, launched=True)
@@ -163,6 +186,33 @@ def test_an_error_in_work_done_once_per_node_is_raised(monkeypatch: pytest.Monke
         torch.set_num_threads(threads)
 
 
+def test_a_rank_that_prepares_data_for_too_long_is_a_users_mistake(tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW.format(example=str(ROOT / "example")))
+    result = torchrun(2, script, timeout=60)
+    assert result.returncode != 0
+    assert "example.py: Rank 1 waited 2 s for the first rank of each machine" in result.stderr
+
+
+SLOW = """
+import sys, time
+sys.path.insert(0, {example!r})
+import example
+from runtime import cleanup_runtime, init_runtime, once_per_node
+
+def run(config):
+    context = init_runtime(config)
+    try:
+        once_per_node(context, lambda: time.sleep(20), deadline=2)
+    finally:
+        cleanup_runtime()
+
+example.run = run
+if __name__ == "__main__":
+    sys.exit(example.main([]))
+"""
+
+
 CRASH = """
 import sys, time
 sys.path.insert(0, {example!r})
@@ -175,7 +225,7 @@ def train(config):
     context = init_runtime(config)
     try:
         if context.rank == 1:
-            raise ArithmeticError("the fault of rank one")
+            raise {error}
         dist.barrier()
         time.sleep(100)
     finally:
@@ -189,7 +239,8 @@ if __name__ == "__main__":
 
 def test_an_exception_on_one_rank_ends_all_and_its_traceback_comes_last(tmp_path: Path) -> None:
     script = tmp_path / "crash.py"
-    script.write_text(CRASH.format(example=str(ROOT / "example")))
+    error = 'ArithmeticError("the fault of rank one")'
+    script.write_text(CRASH.format(example=str(ROOT / "example"), error=error))
     start = time.monotonic()
     result = torchrun(3, script, timeout=60)
     assert time.monotonic() - start < 30
@@ -198,6 +249,16 @@ def test_an_exception_on_one_rank_ends_all_and_its_traceback_comes_last(tmp_path
     assert "rank      : 1 " in last
     assert "ArithmeticError: the fault of rank one" in last
     assert "Connection closed by peer" not in last
+
+
+def test_a_users_mistake_on_one_rank_alone_is_said_and_ends_all(tmp_path: Path) -> None:
+    script = tmp_path / "mistake.py"
+    error = 'example.UserError("the disk of machine two is full")'
+    script.write_text(CRASH.format(example=str(ROOT / "example"), error=error))
+    result = torchrun(2, script, timeout=60)
+    assert result.returncode != 0
+    assert result.stderr.count("example.py: the disk of machine two is full") == 1
+    assert "the disk of machine two is full" in result.stderr[result.stderr.rindex("Root Cause") :]
 
 
 def test_a_nested_launch_and_a_busy_port_do_not_matter(tmp_path: Path) -> None:

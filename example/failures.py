@@ -1,0 +1,59 @@
+"""How a process ends when something went wrong: who speaks, and what torchrun shows last.
+
+torchrun ends all ranks as soon as one has exited, and its report ends with the rank that left the oldest
+error file. So a rank that only suffers from another's failure holds still before it speaks or exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from errors import UserError
+from runtime import read_launch
+
+# Between the exit of a rank and torchrun's signal to the others lie some tenths of a second; a rank may say
+# the same as rank 0 some seconds later than it, and must not be taken for a rank whose peer went away.
+SAME_MISTAKE_SECONDS = 5.0
+LOST_PEER_SECONDS = 15.0
+
+
+def report_mistake(sentence: str) -> None:
+    """Say a user's mistake, once for all ranks that find it, and leave it for torchrun's own report.
+
+    Rank 0 speaks at once. Another rank speaks only if it is still alive some seconds later: then the mistake
+    was its machine's alone.
+    """
+    _leave_for_torchrun(sentence, sentence)
+    try:
+        rank = read_launch().rank
+    except UserError:
+        rank = 0
+    if rank != 0:
+        time.sleep(SAME_MISTAKE_SECONDS)
+    print(f"example.py: {sentence}", file=sys.stderr, flush=True)
+
+
+def record_crash(error: BaseException) -> None:
+    """Leave the traceback of an exception for torchrun's report, and let it pass on."""
+    if is_lost_peer(error):
+        time.sleep(LOST_PEER_SECONDS)
+    _leave_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an exception says only that another rank went away."""
+    return "gloo/transport" in str(error) or type(error).__name__ in ("DistBackendError", "DistNetworkError")
+
+
+def _leave_for_torchrun(message: str, text: str) -> None:
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file:
+        details = {"py_callstack": text, "timestamp": str(int(time.time()))}
+        with contextlib.suppress(OSError):
+            Path(error_file).write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
