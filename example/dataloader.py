@@ -9,6 +9,7 @@ model: what this module imports, a spawned worker imports.
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -222,7 +223,8 @@ def _as_it_is(batch: Any) -> Any:
 
 def _start_worker(worker_id: int) -> None:
     """Tie this worker's life to its trainer's."""
+    die_with_parent()
     trainer = multiprocessing.parent_process()
-    assert trainer is not None
-    assert trainer.pid is not None
-    die_with_parent(trainer.pid)
+    # It may have died before, while this worker was still importing.
+    if trainer is None or not trainer.is_alive():
+        os._exit(1)

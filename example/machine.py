@@ -15,13 +15,10 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent, a pid, dies, even while it is blocked (Linux)."""
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, even while it is blocked. On Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The parent may have died before, while this process was still importing.
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def allowed_memory() -> int:

@@ -106,7 +106,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     launch = read_launch()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun gives each rank a session of its own, so what kills the launcher does not reach the rank.
-        die_with_parent(os.getppid())
+        die_with_parent()
     device = _choose_device(launch)
     num_threads = max(1, allowed_cores() // launch.local_world_size)
     torch.set_num_threads(num_threads)

@@ -14,9 +14,9 @@ import torch
 
 from columns import Columns, open_columns
 from config import Config
-from dataloader import Batch, EpochSampler, RatingBatches, Request, build_dataloader, shuffled
+from dataloader import EpochSampler, RatingBatches, Request, build_dataloader, shuffled
 from features import UNKNOWN_ROW
-from launch import ROOT, python, succeeded
+from launch import GPUS, ROOT, python, succeeded
 from movielens import locate, read
 
 
@@ -28,13 +28,6 @@ def config(synthetic_folder: Path) -> Config:
 @pytest.fixture(scope="module")
 def columns(config: Config) -> Columns:
     return open_columns(config)
-
-
-def all_batches(columns: Columns, config: Config, split: str = "train", epoch: int = 0) -> list[Batch]:
-    dataset = RatingBatches(columns, config, rank=0, world_size=1)
-    sampler = EpochSampler(dataset)
-    sampler.split, sampler.epoch = split, epoch
-    return list(build_dataloader(dataset, sampler, config))
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 10, 1000, 80669])
@@ -65,15 +58,21 @@ def test_a_shuffle_leaves_no_trace_of_the_order() -> None:
         assert abs(rises - 0.5) < 0.005
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_batches_are_the_same_bits_for_any_number_of_workers(
-    columns: Columns, config: Config, num_workers: int
+@pytest.mark.parametrize(
+    ("num_workers", "method"), [(1, "spawn"), (2, "spawn"), (4, "spawn"), (2, "forkserver"), (2, "fork")]
+)
+def test_batches_are_the_same_bits_for_any_number_of_workers_and_start_method(
+    columns: Columns, config: Config, num_workers: int, method: str
 ) -> None:
-    for split, epoch in (("train", 1), ("test", 0)):
-        alone = all_batches(columns, config, split, epoch)
-        pooled = all_batches(columns, dataclasses.replace(config, num_workers=num_workers), split, epoch)
-        assert len(alone) == len(pooled) > 1
-        for one, other in zip(alone, pooled, strict=True):
+    dataset = RatingBatches(columns, config, rank=0, world_size=1)
+    sampler = EpochSampler(dataset)
+    alone = build_dataloader(dataset, sampler, config)
+    pooled = build_dataloader(dataset, sampler, dataclasses.replace(config, num_workers=num_workers))
+    pooled.multiprocessing_context = method
+    for sampler.split, sampler.epoch in (("train", 1), ("test", 0)):
+        expected, found = list(alone), list(pooled)
+        assert len(expected) == len(found) > 1
+        for one, other in zip(expected, found, strict=True):
             for tensor, same in zip(one, other, strict=True):
                 assert tensor.dtype == same.dtype
                 assert torch.equal(tensor, same)
@@ -217,6 +216,24 @@ def test_a_pool_survives_the_epochs_and_gives_each_its_own_order(columns: Column
     assert len(workers) == 1
 
 
+PINNED = """
+import sys
+sys.path.insert(0, {example!r})
+from columns import open_columns
+from config import Config
+from dataloader import EpochSampler, RatingBatches, build_dataloader
+
+if __name__ == "__main__":
+    for num_workers in (0, 1):
+        config = Config(data_path={data!r}, num_workers=num_workers)
+        dataset = RatingBatches(open_columns(config), config, 0, 1)
+        for batch in build_dataloader(dataset, EpochSampler(dataset), config):
+            assert all(tensor.is_pinned() for tensor in batch)
+"""
+
+
 @pytest.mark.gpu
-def test_batches_are_pinned_where_there_is_a_device(columns: Columns, config: Config) -> None:
-    assert all(tensor.is_pinned() for tensor in all_batches(columns, config)[0])
+def test_batches_are_pinned_where_there_is_a_device(synthetic_folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "pinned.py"
+    script.write_text(PINNED.format(example=str(ROOT / "example"), data=str(synthetic_folder)))
+    succeeded(python(script, env=GPUS))

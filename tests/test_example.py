@@ -7,6 +7,7 @@ import fcntl
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from launch import EXAMPLE, ROOT, python, read_json, succeeded, torchrun
+from launch import EXAMPLE, ROOT, family, python, read_json, started, succeeded, torchrun
 
 SHORT = ("--epochs", "1", "--batch_size", "1024")
 
@@ -39,7 +40,7 @@ def test_plain_python_trains_as_one_process(synthetic_folder: Path) -> None:
     result = python(EXAMPLE, "--data_path", synthetic_folder, "--epochs", 1, cwd=EXAMPLE.parent)
     rows = table(succeeded(result))
     assert list(rows) == ["global mean", "biases", "this model, epoch 1", "oracle (knows the planted world)"]
-    assert "[RANK 0] 1 processes on" in result.stdout
+    assert "[RANK 0] ranks: 1 on cpu" in result.stdout
     assert result.stderr == ""
 
 
@@ -158,6 +159,23 @@ def test_help_is_printed_once() -> None:
     assert output.count("Train a sharded recommender on MovieLens.") == 1
 
 
+def test_a_bad_row_is_one_sentence_and_status_2(synthetic_folder: Path, tmp_path: Path) -> None:
+    for name in ("movies.dat", "users.dat"):
+        shutil.copy(synthetic_folder / name, tmp_path)
+    (tmp_path / "ratings.dat").write_text("1::1::7::978300760\n")
+    result = python(EXAMPLE, "--data_path", tmp_path)
+    refused(result, f"{tmp_path}/ratings.dat, line 1: a rating outside 0.5 to 5.0: '1::1::7::978300760'")
+    assert result.returncode == 2
+
+
+def test_a_download_that_fails_is_one_sentence_and_status_2(tmp_path: Path) -> None:
+    mirror = {"MOVIELENS_MIRROR": "http://127.0.0.1:9"}
+    result = python(EXAMPLE, "--dataset", "ml-1m", "--data_path", tmp_path / "ml-1m", env=mirror)
+    refused(result, "Cannot get http://127.0.0.1:9/ml-1m.zip: ")
+    assert result.returncode == 2
+    assert list(tmp_path.glob("ml-1m")) == []
+
+
 def test_training_that_diverges_is_refused(synthetic_folder: Path) -> None:
     refused(python(EXAMPLE, "--data_path", synthetic_folder, "--lr", "1e30", *SHORT), "The loss is ")
 
@@ -169,6 +187,18 @@ def test_a_report_dir_that_cannot_be_written_is_refused_before_training(
     result = python(EXAMPLE, "--data_path", synthetic_folder, "--report_dir", tmp_path / "file" / "report")
     refused(result, f"--report_dir {tmp_path}/file/report cannot be written (Not a directory)")
     assert "epoch" not in result.stdout
+
+
+def test_both_fbgemm_wheels_are_refused_before_anything_is_imported(tmp_path: Path) -> None:
+    for name in ("fbgemm_gpu", "fbgemm_gpu_cpu"):
+        fake = tmp_path / f"{name}-1.8.0.dist-info"
+        fake.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.8.0\n"
+        (fake / "METADATA").write_text(metadata)
+    result = python(EXAMPLE, env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 2
+    assert "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && " in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_an_installation_that_does_not_fit_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
@@ -183,40 +213,27 @@ def test_an_installation_that_does_not_fit_is_refused_before_anything_is_importe
     assert result.stderr.count("\n") == 1
 
 
-def test_no_process_outlives_a_launch_that_is_killed(synthetic_folder: Path, tmp_path: Path) -> None:
-    marker = f"--report_dir={tmp_path}/marker"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(EXAMPLE),
-    ]
-    command += ["--data_path", str(synthetic_folder), "--num_workers", "2", "--epochs", "1000", marker]
-    launcher = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    # Launcher, two ranks, and their workers and the resource trackers of these.
-    while len(family(launcher.pid)) < 7:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    members = family(launcher.pid)
-    ranks = [
-        pid for pid in members if marker in command_of(pid) and "torch.distributed.run" not in command_of(pid)
-    ]
-    os.kill(ranks[0], signal.SIGKILL)
-    assert launcher.wait(timeout=40) != 0
-    deadline = time.monotonic() + 10
-    while any(is_alive(pid) for pid in members):
-        assert time.monotonic() < deadline, [command_of(pid) for pid in members if is_alive(pid)]
-        time.sleep(0.2)
-
-
-def family(pid: int) -> list[int]:
-    """A process and all below it."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    below = [int(child) for child in children.read_text().split()] if children.exists() else []
-    return [pid, *(member for child in below for member in family(child))]
+@pytest.mark.parametrize("victim", ["a rank", "the launcher"])
+def test_no_process_outlives_a_launch_that_is_killed(
+    synthetic_folder: Path, tmp_path: Path, victim: str
+) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [*launcher, str(EXAMPLE), "--data_path", str(synthetic_folder), "--num_workers", "2"]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with started([*command, "--epochs", "1000"], **quiet) as process:
+        deadline = time.monotonic() + 90
+        while len(workers := [pid for pid in family(process.pid) if "spawn_main" in command_of(pid)]) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        members = family(process.pid)
+        rank = next(pid for pid in members[1:] if str(EXAMPLE) in command_of(pid))
+        os.kill(rank if victim == "a rank" else process.pid, signal.SIGKILL)
+        assert process.wait(timeout=40) != 0
+        assert set(workers) < set(members)
+        deadline = time.monotonic() + 15
+        while left := [command_of(pid) for pid in members if is_alive(pid)]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
 
 
 def command_of(pid: int) -> str:
@@ -237,24 +254,16 @@ def test_a_terminal_shows_a_bar_with_rate_and_time_left(synthetic_folder: Path) 
     terminal, stderr = pty.openpty()
     # Of 25 lines and 100 columns.
     fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 100, 0, 0))
-    command = [
-        sys.executable,
-        str(EXAMPLE),
-        "--data_path",
-        str(synthetic_folder),
-        *SHORT,
-        "--batch_size",
-        "16",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
-    os.close(stderr)
+    command = [sys.executable, str(EXAMPLE), "--data_path", str(synthetic_folder), *SHORT]
     shown = b""
-    # The terminal ends with an error once nobody holds its other side.
-    with contextlib.suppress(OSError):
-        while part := os.read(terminal, 4096):
-            shown += part
-    os.close(terminal)
-    assert process.wait(timeout=60) == 0
+    with started([*command, "--batch_size", "128"], stdout=subprocess.DEVNULL, stderr=stderr) as process:
+        os.close(stderr)
+        # The terminal ends with an error once nobody holds its other side.
+        with contextlib.suppress(OSError):
+            while part := os.read(terminal, 4096):
+                shown += part
+        os.close(terminal)
+        assert process.wait(timeout=60) == 0
     assert re.search(
         rb"epoch 1/1: +\d+%\|[^|]*\| [\d.k]+/16.0k \[\d\d:\d\d<\d\d:\d\d, +[\d.k]+rating/s\]", shown
     ), shown
@@ -262,12 +271,13 @@ def test_a_terminal_shows_a_bar_with_rate_and_time_left(synthetic_folder: Path) 
 
 def test_an_interrupt_ends_it_without_a_traceback(synthetic_folder: Path) -> None:
     command = [sys.executable, str(EXAMPLE), "--data_path", str(synthetic_folder), "--epochs", "1000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert any("epoch 1/1000" in line for line in process.stdout)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (130, "")
+    with started(command) as process:
+        assert process.stdout is not None
+        assert any("epoch 1/1000" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
 
 
 @pytest.mark.real_data

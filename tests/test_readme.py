@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from config import Config, _comma, _field_sentences
-from launch import ROOT, python, read_json, run_command, succeeded
+from launch import ROOT, python, read_json, run_command, started, succeeded
 from synthetic import write_synthetic
 
 README = (ROOT / "README.md").read_text()
@@ -64,16 +64,15 @@ def trains_on_two_machines(lines: tuple[str, ...], clone: Path) -> None:
     assert "first-machine:29400" in command
     # Both machines are this one, on a port that is free, with one process and one epoch each.
     command = command.replace("first-machine:29400", f"localhost:{_free_port()}") + " --epochs 1"
-    environment = {**os.environ, "NPROC": "1", "OMP_NUM_THREADS": "1"}
-    machines = [
-        subprocess.Popen(
-            ["bash", "-c", command], cwd=clone, env=environment, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
-    ]
-    outputs = [machine.communicate(timeout=150)[0] for machine in machines]
-    assert [machine.returncode for machine in machines] == [0, 0]
-    assert "[RANK 0] 2 processes" in "".join(outputs)
+    machine: dict[str, Any] = {"env": {"NPROC": "1"}, "cwd": clone, "stderr": subprocess.STDOUT}
+    with (
+        started(["bash", "-c", command], **machine) as one,
+        started(["bash", "-c", command], **machine) as two,
+    ):
+        # Together under the deadline of a test: the second ends with the first.
+        outputs = [process.communicate(timeout=80)[0] for process in (one, two)]
+    assert (one.returncode, two.returncode) == (0, 0), outputs
+    assert "[RANK 0] ranks: 2 on cpu, 1 of them on this machine" in "".join(outputs)
     assert "this model, epoch 1" in "".join(outputs)
 
 
@@ -146,6 +145,19 @@ def test_every_file_that_the_readme_names_is_there() -> None:
         assert (ROOT / name).is_file(), name
     tree = README[README.index("example/ ") : README.index("tests/ ")]
     assert set(re.findall(r"(\w+\.py)", tree)) == {path.name for path in (ROOT / "example").glob("*.py")}
+
+
+def test_every_message_that_the_readme_explains_is_in_the_code() -> None:
+    code = "\n".join(path.read_text() for path in (ROOT / "example").glob("*.py"))
+    explained = README[
+        README.index("## When something fails") : README.index("## What this example does not")
+    ]
+    messages = re.findall(r"^\| `(.+?)` ", explained, re.MULTILINE)
+    assert len(messages) >= 5
+    for message in messages:
+        if not message.startswith("DataLoader"):
+            longest = max(message.split("..."), key=len).strip()
+            assert longest in code, message
 
 
 def test_the_script_that_made_the_table_explains_itself() -> None:
