@@ -257,8 +257,8 @@ def test_interruption_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_leftover_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "world.partial").mkdir()
-    (tmp_path / "world.partial" / "ratings.dat").write_text("1::1::")
+    (tmp_path / ".world.partial").mkdir()
+    (tmp_path / ".world.partial" / "ratings.dat").write_text("1::1::")
     write_synthetic(tmp_path / "world", 1_000, seed=0)
     assert [path.name for path in tmp_path.iterdir()] == ["world"]
 
