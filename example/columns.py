@@ -181,10 +181,21 @@ def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
         manifest = _write_columns(making, raw, config)
         files = {path.name: path.stat().st_size for path in making.iterdir()}
         (making / "manifest.json").write_text(json.dumps({**manifest, "files": files}, indent=1))
+        _flush(making)
         making.rename(folder)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
         raise
+
+
+def _flush(folder: Path) -> None:
+    """Wait until the files of a folder are on the disk: the rename must not get there before them."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from config import Config, parse_args
@@ -85,7 +86,7 @@ def train_and_report(config: Config, context: RuntimeContext) -> None:
 
 
 @contextlib.contextmanager
-def _one_voice() -> Any:
+def _one_voice() -> Iterator[None]:
     """Let rank 0 alone print the help text."""
     quiet = read_launch().rank != 0
     with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():

@@ -120,7 +120,7 @@ def read(folder: Path, layout: Layout, config: Config) -> RawData:
         import pandas
 
         users = pandas.DataFrame({"user_id": np.unique(ratings.user_id)})
-    oracle = _read_oracle(folder, len(ratings.rating))
+    oracle = _read_oracle(reader, len(ratings.rating))
     return RawData(ratings, movies, users, official_test, oracle, reader.notes, reader.num_skipped_ratings)
 
 
@@ -181,9 +181,11 @@ def _check_synthetic(folder: Path, config: Config) -> None:
         )
 
 
-def _read_oracle(folder: Path, num_ratings: int) -> np.ndarray | None:
-    path = folder / "oracle.npy"
-    if not path.is_file():
+def _read_oracle(reader: Reader, num_ratings: int) -> np.ndarray | None:
+    """The oracle's predictions beside synthetic ratings, float32, one a rating."""
+    path = reader.folder / "oracle.npy"
+    oracle = np.load(path) if path.is_file() else None
+    if oracle is not None and len(oracle) != num_ratings:
+        reader.notes.append(f"left out the oracle: it knows {len(oracle):,} ratings, not {num_ratings:,}")
         return None
-    oracle = np.load(path)
-    return oracle if len(oracle) == num_ratings else None
+    return oracle

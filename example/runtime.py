@@ -66,8 +66,12 @@ class RuntimeContext:
 
     def say(self, text: str, tagged: bool = True) -> None:
         """Print from rank 0 what every rank would say alike. Not collective."""
-        if self.rank == 0:
-            print(text) if tagged else sys.stdout.write(f"{text}\n")
+        if self.rank != 0:
+            return
+        if tagged:
+            print(text)
+        else:
+            sys.stdout.write(f"{text}\n")
 
 
 def read_launch() -> Launch:
