@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -50,9 +51,6 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         report_mistake(str(error))
         return 2
-    except KeyboardInterrupt:
-        # What the shell reports for SIGINT; a traceback would say nothing that the user does not know.
-        return 130
     except Exception as error:
         record_crash(error)
         raise
@@ -94,4 +92,7 @@ def _one_voice() -> Iterator[None]:
 
 
 if __name__ == "__main__":
+    # Python's KeyboardInterrupt is lost when it comes up inside a callback from C++, as in every backward.
+    # The plain signal always ends the process, its workers end with it, and no file is ever half written.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main())

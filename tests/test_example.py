@@ -280,8 +280,7 @@ def test_an_interrupt_ends_it_without_a_traceback(synthetic_folder: Path) -> Non
         assert any("epoch 1/1000" in line for line in process.stdout)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "Traceback" not in errors
+    assert (process.returncode, errors) == (-signal.SIGINT, "")
 
 
 @pytest.mark.real_data
