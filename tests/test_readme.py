@@ -104,7 +104,7 @@ def writes_a_report(lines: tuple[str, ...], clone: Path) -> None:
 CHECKS: dict[str, Callable[[tuple[str, ...], Path], None]] = {
     "./run.sh": trains_close_to_the_oracle,
     ". .venv/bin/activate": trains,
-    "cd example": trains,
+    "torchrun --standalone --nproc_per_node=2 example/example.py --num_workers 4": trains,
     "NPROC=3 ./run.sh --epochs 1": trains,
     "NNODES=2 RDZV_ENDPOINT=first-machine:29400 ./run.sh": trains_on_two_machines,
     "./run.sh --dataset ml-1m --num_workers 2": reaches_the_download,
