@@ -180,6 +180,11 @@ def validate(config: Config) -> None:
         config.split not in OFFICIAL_SPLITS or config.dataset in ("", "ml-100k"),
         f"--split {config.split} belongs to ml-100k, not to {config.dataset}; give --split time or random",
     )
+    _require(
+        not config.data_path or bool(config.dataset) or Path(config.data_path).exists(),
+        f"--data_path {config.data_path} is not there; give the folder of the unpacked files, or --dataset "
+        "NAME to download a set there",
+    )
     for name in ("data_path", "cache_dir", "report_dir"):
         path = Path(getattr(config, name))
         _require(not path.exists() or path.is_dir(), f"--{name} {path} is a file; give a folder")

@@ -127,7 +127,8 @@ def test_without_data_it_says_first_that_ratings_are_synthetic(tmp_path: Path) -
         (["--mlp_dims", "128,x"], "Argument --mlp_dims: '128,x' is not a list"),
         (["--nonsense"], "Unrecognized arguments: --nonsense"),
         (["--data_path", str(EXAMPLE)], f"--data_path {EXAMPLE} is a file"),
-        (["--data_path", "/nowhere"], "--data_path /nowhere holds no MovieLens ratings"),
+        (["--data_path", "/nowhere"], "--data_path /nowhere is not there"),
+        (["--data_path", "/proc/self"], "--data_path /proc/self holds no MovieLens ratings"),
     ],
 )
 def test_a_users_mistake_is_one_sentence_and_status_2(arguments: list[str], sentence: str) -> None:
@@ -141,7 +142,7 @@ def test_a_users_mistake_is_one_sentence_and_status_2(arguments: list[str], sent
     ("arguments", "sentence"),
     [
         (["--batch_size", "0"], "--batch_size 0 is too small"),
-        (["--data_path", "/nowhere"], "--data_path /nowhere"),
+        (["--data_path", "/proc"], "--data_path /proc holds no"),
     ],
 )
 def test_of_many_ranks_one_says_it_and_torchrun_ends_with_it(arguments: list[str], sentence: str) -> None:
