@@ -1,19 +1,26 @@
 """A data set as columns on disk: parsed once, memory-mapped by every process of the machine.
 
     <cache>/<split>-<digest>/
-        user.npy  movie.npy        int32 [ratings]: positions of users and movies
+        rows.npy                   int32 [ratings, 4]: user, movie, bits of the float32 rating, end of history
         rating.npy  time.npy       float32, int64 [ratings]
         user_features.npy          int32 [users, features]: table rows
-        movie_features.npy         int32 [movies, features]: table rows
+        movie_features.npy         int32 [movies, features]: table rows; of a multi-valued feature two
+                                   columns: where its values begin, and their number
         <feature>_values.npy       int32: table rows of a multi-valued feature, movie after movie
-        <feature>_offsets.npy      int64 [movies + 1]: where each movie's values begin
+        history.npy                int32 [training ratings, 2]: row of the table "movie", bits of the rating;
+                                   user after user, each in the order of time
+        history_offsets.npy        int64 [users that rated + 1]: where each user's history begins
         vocabulary.json            feature -> raw values in the order of their table rows 1, 2, ...
         manifest.json              what `Columns` holds
 
 The training ratings come first, the test ratings after them, each part in the order of time: a split is a
-range of positions. The folder appears in one rename. Its name holds a digest of all that it was made from
-(source files, feature table, split, format), so a changed source is another folder, and none is ever stale.
-One whose files have not the sizes that its manifest states is made again.
+range of positions. What is gathered is stored in rows, so that a rating costs one cache line; what is
+scanned, the ratings, in a column too. A rating's history ends before the first training rating of its user
+that is not older than it: neither a test rating nor the rating itself can be in it.
+
+The folder appears in one rename. Its name holds a digest of all that it was made from (source files, feature
+table, split, format), so a changed source is another folder, and none is ever stale. One whose files have not
+the sizes that its manifest states is made again.
 """
 
 from __future__ import annotations
@@ -31,7 +38,7 @@ import numpy as np
 
 from config import Config
 from errors import UserError
-from features import FEATURES, Feature, Table
+from features import FEATURES, HISTORY, Feature, Table
 from metrics import Metrics, fit_biases, measure
 
 if TYPE_CHECKING:
@@ -39,7 +46,9 @@ if TYPE_CHECKING:
 
     from movielens import RawData
 
-FORMAT = 2
+FORMAT = 3
+# Positions and ends are int32.
+MAX_RATINGS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ def open_columns(config: Config) -> Columns:
 
 
 def _checked(columns: Columns, config: Config) -> Columns:
-    """Refuse a set that was asked for by name but has another number of ratings."""
+    """With the table of the history if that is wanted; refuses a set of a known name and another size."""
     from movielens import NUM_RATINGS
 
     number = columns.num_train + columns.num_test + columns.num_skipped
@@ -119,7 +128,12 @@ def _checked(columns: Columns, config: Config) -> Columns:
             f"{columns.source} holds {number:,} ratings, but {config.dataset} has {wanted:,}; remove the "
             "folder to download it again, or leave --dataset out to read it as it is."
         )
-    return columns
+    if config.history == 0:
+        return columns
+    movies = next(table for table in columns.tables if table.name == "movie")
+    return dataclasses.replace(
+        columns, tables=(*columns.tables, Table(HISTORY, movies.rows, longest=config.history))
+    )
 
 
 def _cache_folder(source: Path, config: Config) -> Path:
@@ -157,7 +171,7 @@ def _load(folder: Path, source: Path) -> Columns | None:
     except (OSError, ValueError, KeyError):
         return None
     manifest["tables"] = tuple(
-        Table(Feature(**table["feature"]), table["rows"]) for table in manifest["tables"]
+        Table(Feature(**table["feature"]), table["rows"], table["longest"]) for table in manifest["tables"]
     )
     manifest["baselines"] = {name: Metrics(**values) for name, values in manifest["baselines"].items()}
     manifest["notes"] = tuple(manifest["notes"])
@@ -203,17 +217,22 @@ def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]
 
     order, num_train = _split(raw, config)
     ratings = raw.ratings
+    if len(order) > MAX_RATINGS:
+        raise UserError(f"There are {len(order):,} ratings, and {MAX_RATINGS:,} is the limit; give fewer.")
     # Hashed look-ups of raw ids: ids have gaps, positions have none.
     user = pandas.Index(raw.users["user_id"]).get_indexer(ratings.user_id[order]).astype(np.int32)
     movie = pandas.Index(raw.movies["movie_id"]).get_indexer(ratings.movie_id[order]).astype(np.int32)
     rating = ratings.rating[order]
-    for name, column in (("user", user), ("movie", movie), ("rating", rating), ("time", ratings.time[order])):
-        np.save(folder / f"{name}.npy", column)
+    np.save(folder / "rating.npy", rating)
+    np.save(folder / "time.npy", ratings.time[order])
     entities = {
         "user": (raw.users, np.unique(user[:num_train])),
         "movie": (raw.movies, np.unique(movie[:num_train])),
     }
     tables, left_out = _write_features(folder, entities)
+    movie_rows = np.load(folder / "movie_features.npy")[:, 0]
+    ends = _write_history(folder, user, movie_rows[movie], rating, ratings.time[order], num_train)
+    np.save(folder / "rows.npy", np.stack([user, movie, rating.view(np.int32), ends], axis=1))
     oracle = None if raw.oracle is None else raw.oracle[order]
     notes = [*raw.skipped]
     if left_out:
@@ -252,6 +271,30 @@ def _split(raw: RawData, config: Config) -> tuple[np.ndarray, int]:
     return np.concatenate([by_time[~is_test], by_time[is_test]]), num_train
 
 
+def _write_history(
+    folder: Path,
+    user: np.ndarray,
+    movie_rows: np.ndarray,
+    rating: np.ndarray,
+    time: np.ndarray,
+    num_train: int,
+) -> np.ndarray:
+    """Write the training ratings user after user; returns where histories end, int32 [ratings]."""
+    order = np.lexsort([time, user])
+    is_train = order < num_train
+    before: np.ndarray = np.cumsum(is_train) - is_train
+    # Ratings of one user in one second do not know of each other: all of them end where the first does.
+    first = np.ones(len(order), bool)
+    first[1:] = (np.diff(user[order]) != 0) | (np.diff(time[order]) != 0)
+    ends = np.empty(len(order), np.int32)
+    ends[order] = before[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))]
+    told = order[is_train]
+    np.save(folder / "history.npy", np.stack([movie_rows[told], rating[told].view(np.int32)], axis=1))
+    counts = np.bincount(user[told], minlength=int(user.max()) + 1)
+    np.save(folder / "history_offsets.npy", np.concatenate([[0], np.cumsum(counts)]))
+    return ends
+
+
 def _write_features(
     folder: Path, entities: dict[str, tuple[pandas.DataFrame, np.ndarray]]
 ) -> tuple[list[Table], list[str]]:
@@ -275,14 +318,15 @@ def _write_features(
             positions = _rows_of(values, known)
             if feature.multi:
                 # A movie without a genre has the genre "unknown": no list is empty.
-                lengths = column.str.len().clip(lower=1)
-                offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+                counts = column.str.len().clip(lower=1).to_numpy(np.int32)
                 np.save(folder / f"{feature.name}_values.npy", positions)
-                np.save(folder / f"{feature.name}_offsets.npy", offsets)
+                rows += [(np.cumsum(counts) - counts).astype(np.int32), counts]
+                longest = int(counts.max())
             else:
                 rows.append(positions)
+                longest = 1
             vocabulary[feature.name] = known.tolist()
-            tables.append(Table(feature, len(known) + 1))
+            tables.append(Table(feature, len(known) + 1, longest))
         np.save(folder / f"{entity}_features.npy", np.stack(rows, axis=1))
     (folder / "vocabulary.json").write_text(json.dumps(vocabulary))
     return tables, left_out

@@ -12,9 +12,10 @@ import dataclasses
 import inspect
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from errors import UserError
 
@@ -35,6 +36,7 @@ CHOICES = {
     "split": ("time", "random", *OFFICIAL_SPLITS),
     "bad_rows": ("error", "skip"),
     "pipeline": ("auto", "plain", "sparse_dist"),
+    "mp_context": ("spawn", "forkserver", "fork"),
 }
 
 
@@ -93,15 +95,29 @@ class Config:
     """Training loop: plain, sparse_dist (TorchRec's TrainPipelineSparseDist), or auto: sparse_dist on
     CUDA, else plain."""
 
-    num_workers: int = 0
-    """Worker processes per rank that make batches; 0 makes them in the main process."""
+    history: int = 0
+    """How many of the last movies that the user rated strictly before a rating the model is told of, each
+    with its rating."""
+
+    num_workers: int | str = 0
+    """Worker processes per rank that make batches; 0 makes them in the main process, auto decides after
+    some steps."""
+
+    mp_context: str = "spawn"
+    """How workers start: spawn, forkserver (a second pool starts faster), or fork (refused once CUDA is
+    initialised)."""
+
+    prefetch_factor: int = 2
+    """Batches that each worker makes ahead."""
+
+    worker_timeout: int = 120
+    """Seconds that a rank waits for a worker's batch."""
 
     seed: int = 0
     """Seed of everything that is drawn: data, split, order, initial weights."""
 
     timeout: int = 300
-    """Seconds that a rank waits for the others in training, or for a worker's batch; preparing data may
-    take longer."""
+    """Seconds that a rank waits for the others in training; preparing data may take longer."""
 
     report_dir: str = ""
     """Folder that gets metrics.json and curves.png; empty means no report."""
@@ -141,14 +157,15 @@ def validate(config: Config) -> None:
             value in choices or value == Config.__dataclass_fields__[name].default,
             f"--{name} {value} is not known; choose one of {', '.join(choices)}",
         )
-    for name in ("epochs", "batch_size", "timeout"):
+    for name in ("epochs", "batch_size", "timeout", "worker_timeout", "prefetch_factor"):
         value = getattr(config, name)
         _require(value >= 1, f"--{name} {value} is too small; give at least 1")
     _require(config.timeout <= 604_800, f"--timeout {config.timeout} is more than a week; give less")
     _require(
-        config.num_workers >= 0,
+        config.num_workers == "auto" or (isinstance(config.num_workers, int) and config.num_workers >= 0),
         f"--num_workers {config.num_workers} is negative; give 0 to make batches in the main process",
     )
+    _require(config.history >= 0, f"--history {config.history} is negative; give 0 for none")
     _require(
         1_000 <= config.synthetic_ratings <= 1_000_000_000,
         f"--synthetic_ratings {config.synthetic_ratings} is out of range; give 1,000 to 1,000,000,000",
@@ -221,7 +238,7 @@ def _build_parser() -> argparse.ArgumentParser:
             continue
         shown = _comma(default) if isinstance(default, tuple) else default
         suffix = "" if shown == "" else f" (default: {shown})"
-        kind = _widths if isinstance(default, tuple) else type(default)
+        kind = KINDS.get(field.name, type(default))
         text = text.replace("%", "%%") + suffix
         parser.add_argument(flag, type=kind, default=default, metavar=_metavar(field.name), help=text)
     return parser
@@ -231,11 +248,24 @@ def _metavar(name: str) -> str:
     return "{" + ",".join(CHOICES[name]) + "}" if name in CHOICES else name.split("_")[-1].upper()
 
 
+def _workers(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor auto") from None
+
+
 def _widths(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(width) for width in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers like 128,64") from None
+
+
+# How the text after a flag becomes a value, where the type of its default does not say it.
+KINDS: dict[str, Callable[[str], Any]] = {"num_workers": _workers, "mlp_dims": _widths}
 
 
 def _field_sentences() -> dict[str, str]:

@@ -1,29 +1,44 @@
-"""Batches as a pure function of position, and the pool of workers that makes them.
+"""Batches as a pure function of position, and the loader that gets them from a pool of workers.
 
 An item of the data set is a whole batch, asked for by (split, epoch, step): nothing is drawn, nothing is
 remembered, so any number of workers of any start method gives the same batches, bit for bit. A worker reads
-memory-mapped columns and returns plain tensors. It never sees a device, a process group, TorchRec or the
-model: what this module imports, a spawned worker imports.
+memory-mapped columns and fills numpy arrays in shared memory; they become tensors in the main process. What
+this module imports, a worker imports: no torch, no TorchRec, no pandas.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Iterator
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
 
 from columns import Columns
 from config import Config
-from features import UNKNOWN_ROW, Table
-from machine import die_with_parent
+from errors import UserError
+from features import HISTORY, UNKNOWN_ROW, Table
+from machine import allowed_cores
+from mapped import MappedColumn
+from runtime import read_launch
+from shuffle import shuffled
 
-SHUFFLE_ROUNDS = 6
+if TYPE_CHECKING:
+    import torch
+
+    from pool import WorkerPool
+
+
+# Small batches are shuffled together: numpy's overhead for each would be more than the work.
+POSITIONS_AT_ONCE = 32_768
+# What --num_workers auto measures, and the share of time below which waiting is not worth a process.
+WARM_UP_STEPS = 5
+TIMED_STEPS = 20
+WAIT_WORTH_A_WORKER = 0.02
 
 
 class Request(NamedTuple):
@@ -33,6 +48,9 @@ class Request(NamedTuple):
     epoch: int
     step: int
 
+    def __str__(self) -> str:
+        return f"step {self.step} of epoch {self.epoch + 1} over the {self.split} ratings"
+
 
 class Batch(NamedTuple):
     """One rank's part of a global batch, B rows, as plain tensors.
@@ -40,16 +58,18 @@ class Batch(NamedTuple):
     `values` (int64) and `lengths` (int32 [features * B]) are those of a KeyedJaggedTensor whose keys are the
     data set's features in order. `ratings` is float32 [B]. `weights` is float32 [B]: 0 for the rows that pad
     the last batch, and for real rows global batch size / real rows in the global batch, so that the mean
-    over ranks of the weighted mean over B is the mean over real rows.
+    over ranks of the weighted mean over B is the mean over real rows. `history_ratings` is float32, one for
+    each value of the feature "history".
     """
 
     values: torch.Tensor
     lengths: torch.Tensor
     ratings: torch.Tensor
     weights: torch.Tensor
+    history_ratings: torch.Tensor
 
 
-class RatingBatches(Dataset[Batch]):
+class RatingBatches:
     """The batches of one rank. Pickles to paths and numbers; columns are mapped where they are first read."""
 
     def __init__(self, columns: Columns, config: Config, rank: int, world_size: int) -> None:
@@ -57,93 +77,151 @@ class RatingBatches(Dataset[Batch]):
         self.tables = columns.tables
         self.ranges = {split: columns.range_of(split) for split in ("train", "test")}
         self.batch_size = config.batch_size
+        self.history = config.history
         self.seed = config.seed
         self.rank = rank
         self.world_size = world_size
-        self._columns: dict[str, np.ndarray] = {}
+        self._columns: dict[str, MappedColumn] = {}
+        # The positions of the last steps asked for, and which steps those are.
+        self._block: tuple[tuple[str, int, int], np.ndarray] | None = None
+
+    @property
+    def batch_bytes(self) -> int:
+        """The most bytes that a batch can take: the longest list of every feature in every row."""
+        values = sum(table.longest for table in self.tables)
+        row = 8 * values + 4 * len(self.tables) + 4 + 4 + 4 * self.history
+        # Each array begins on a cache line.
+        return self.batch_size * row + 64 * len(Batch._fields)
 
     def num_steps(self, split: str) -> int:
         """Batches in one pass over a split: the same number on every rank."""
-        return len(self.step_sizes(split))
+        return -(-len(self.ranges[split]) // (self.batch_size * self.world_size))
 
     def step_sizes(self, split: str) -> list[int]:
         """Ratings in each global batch of a pass: all are alike but the last."""
-        full = self.batch_size * self.world_size
-        number = len(self.ranges[split])
-        return [min(full, number - first) for first in range(0, number, full)]
+        return [self._step_size(split, step) for step in range(self.num_steps(split))]
 
     def __getitem__(self, request: Request) -> Batch:
-        """The batch of a request. Training ratings come in an order shuffled anew each epoch, each once."""
-        positions = self._positions(request)
-        user, movie = self._map("user")[positions], self._map("movie")[positions]
-        lengths, values = [], []
-        for table in self.tables:
-            entities = user if table.feature.entity == "user" else movie
-            rows, counts = self._rows(table, entities)
-            values.append(rows)
-            lengths.append(counts)
-        ratings = np.zeros(self.batch_size, np.float32)
-        ratings[: len(positions)] = self._map("rating")[positions]
-        return Batch(
-            torch.from_numpy(np.concatenate(values)),
-            torch.from_numpy(np.concatenate(lengths)),
-            torch.from_numpy(ratings),
-            torch.from_numpy(self._weights(request, len(positions))),
-        )
+        """The batch of a request, as tensors in memory of this process."""
+        return to_tensors(self.make(request))
+
+    def make(self, request: Request, empty: Callable[..., np.ndarray] = np.empty) -> Sequence[np.ndarray]:
+        """The arrays of a `Batch`, in its order, allocated by `empty`.
+
+        Training ratings come in an order shuffled anew each epoch, each once. Padding has the unknown row of
+        every feature, once, and no history: with weight 0 it gets no gradient.
+        """
+        for column in self._columns.values():
+            column.check()
+        rows = self._column("rows").take(self._positions(request), axis=0)
+        num_real = len(rows)
+        num_padding = self.batch_size - num_real
+        found = self._find(rows)
+        lengths = empty((len(self.tables), self.batch_size), np.int32)
+        lengths[:] = 1
+        for place, (table, _, counts) in enumerate(found):
+            if counts is not None:
+                lengths[place, :num_real] = counts
+            if table.feature == HISTORY:
+                lengths[place, num_real:] = 0
+        without = [0 if table.feature == HISTORY else num_padding for table in self.tables]
+        values = empty(sum(len(known) for _, known, _ in found) + sum(without), np.int64)
+        history_ratings = np.zeros(0, np.float32)
+        last = 0
+        for (table, known, _), padding in zip(found, without, strict=True):
+            first, last = last, last + len(known)
+            if table.feature == HISTORY:
+                values[first:last] = known[:, 0]
+                history_ratings = empty(len(known), np.float32)
+                history_ratings[:] = known[:, 1].view(np.float32)
+            else:
+                values[first:last] = known
+            values[last : last + padding] = UNKNOWN_ROW
+            last += padding
+        ratings, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
+        ratings[:num_real], ratings[num_real:] = rows[:, 2].view(np.float32), 0
+        weights[:num_real] = self.batch_size * self.world_size / self._step_size(request.split, request.step)
+        weights[num_real:] = 0
+        return values, lengths.reshape(-1), ratings, weights, history_ratings
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_columns": {}}
+        return {**self.__dict__, "_columns": {}, "_block": None}
+
+    def _step_size(self, split: str, step: int) -> int:
+        full = self.batch_size * self.world_size
+        return min(full, len(self.ranges[split]) - step * full)
 
     def _positions(self, request: Request) -> np.ndarray:
         """Positions in the rating columns, int64 [at most batch_size]: this rank's slice of the step."""
+        num_steps = max(1, POSITIONS_AT_ONCE // self.batch_size)
+        block, place = divmod(request.step, num_steps)
+        wanted = (request.split, request.epoch, block)
+        if self._block is None or self._block[0] != wanted:
+            self._block = (
+                wanted,
+                self._block_positions(request, range(num_steps * block, num_steps * (block + 1))),
+            )
+        return self._block[1][place * self.batch_size : (place + 1) * self.batch_size]
+
+    def _block_positions(self, request: Request, steps: range) -> np.ndarray:
         split = self.ranges[request.split]
-        first = (request.step * self.world_size + self.rank) * self.batch_size
-        positions = np.arange(first, min(first + self.batch_size, len(split)), dtype=np.int64)
+        firsts = (np.arange(steps.start, steps.stop) * self.world_size + self.rank) * self.batch_size
+        positions = (firsts[:, None] + np.arange(self.batch_size)).reshape(-1)
+        positions = positions[: np.searchsorted(positions, len(split))]
         if request.split == "train":
             positions = shuffled(positions, len(split), self.seed, request.epoch)
-        return positions + split.start
+        positions += split.start
+        return positions
 
-    def _weights(self, request: Request, num_real: int) -> np.ndarray:
-        weights = np.zeros(self.batch_size, np.float32)
-        weights[:num_real] = self.batch_size * self.world_size / self.step_sizes(request.split)[request.step]
-        return weights
-
-    def _rows(self, table: Table, entities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Table rows, int64, and how many of them each of the batch's ratings has, int32 [batch_size].
-
-        Padding has the unknown row, once: with weight 0 it gets no gradient.
+    def _find(self, rows: np.ndarray) -> list[tuple[Table, np.ndarray, np.ndarray | None]]:
+        """For every table the table rows that the batch's ratings have of it, and how many each rating has of
+        a multi-valued feature. A row of the history comes with the bits of its rating.
         """
-        num_padding = self.batch_size - len(entities)
-        lengths = np.ones(self.batch_size, np.int32)
-        if table.feature.multi:
-            offsets = self._map(f"{table.name}_offsets")
-            starts, counts = offsets[entities], offsets[entities + 1] - offsets[entities]
-            lengths[: len(entities)] = counts
-            # The n-th value of a rating lies n places after its start.
-            ends = np.cumsum(counts)
-            places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + counts, counts)
-            rows = self._map(f"{table.name}_values")[places]
-        else:
-            rows = self._map(f"{table.feature.entity}_features")[entities, self._place(table)]
-        padding = np.full(num_padding, UNKNOWN_ROW, np.int64)
-        return np.concatenate([rows, padding]), lengths
+        entities = {
+            "user": self._column("user_features").take(rows[:, 0], axis=0),
+            "movie": self._column("movie_features").take(rows[:, 1], axis=0),
+        }
+        # An entity's columns are in the order of the tables.
+        columns = {entity: iter(features.T) for entity, features in entities.items()}
+        found: list[tuple[Table, np.ndarray, np.ndarray | None]] = []
+        for table in self.tables:
+            counts = None
+            if table.feature == HISTORY:
+                begins, ends = self._column("history_offsets").take(rows[:, 0]), rows[:, 3]
+                starts = np.maximum(begins, ends - self.history)
+                counts = ends - starts
+                known = self._column("history").take(_places(starts, counts), axis=0)
+            else:
+                known = next(columns[table.feature.entity])
+                if table.feature.multi:
+                    counts = next(columns[table.feature.entity])
+                    known = self._column(f"{table.name}_values").take(_places(known, counts))
+            found.append((table, known, counts))
+        return found
 
-    def _place(self, table: Table) -> int:
-        """The column of a single-valued feature among those of its entity."""
-        single = [
-            other.name
-            for other in self.tables
-            if other.feature.entity == table.feature.entity and not other.feature.multi
-        ]
-        return single.index(table.name)
-
-    def _map(self, name: str) -> np.ndarray:
+    def _column(self, name: str) -> np.ndarray:
         if name not in self._columns:
-            self._columns[name] = np.load(Path(self.folder) / f"{name}.npy", mmap_mode="r")
-        return self._columns[name]
+            self._columns[name] = MappedColumn(Path(self.folder) / f"{name}.npy")
+        return self._columns[name].values
 
 
-class EpochSampler(Sampler[Request]):
+def _places(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The places start, start + 1, ... of every list, list after list, int64 [sum of counts]."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    places = np.arange(ends[-1] if len(ends) else 0)
+    # The n-th value of a list lies n places after its start.
+    places += np.repeat(starts - (ends - counts), counts)
+    return places
+
+
+def to_tensors(arrays: Sequence[np.ndarray]) -> Batch:
+    """The arrays of a batch as tensors that share their memory."""
+    import torch
+
+    return Batch(*map(torch.from_numpy, arrays))
+
+
+class EpochSampler:
     """The requests of one pass, in order. Lives in the main process, which chooses the pass."""
 
     def __init__(self, dataset: RatingBatches) -> None:
@@ -159,72 +237,171 @@ class EpochSampler(Sampler[Request]):
         return self.dataset.num_steps(self.split)
 
 
-def shuffled(positions: np.ndarray, number: int, seed: int, epoch: int) -> np.ndarray:
-    """Where a shuffle of range(number) by (seed, epoch) puts the positions, int64 [n] in and out.
+class BatchLoader:
+    """An iterable of batches, and the workers that make them; ends them as a context manager.
 
-    A Feistel network over pairs (position // side, position % side) permutes a square of at least `number`
-    places; whoever lands outside goes through again, which permutes the rest ("cycle walking": Black and
-    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). So any process can compute any part of the
-    order, in no memory, and nothing needs `set_epoch`.
+    Each `iter` is one pass over what the sampler names. A batch is the consumer's for as long as it holds it.
     """
-    side = int(np.ceil(np.sqrt(number)))
-    keys = np.random.SeedSequence([seed, epoch]).generate_state(SHUFFLE_ROUNDS, np.uint64)
-    result = positions.astype(np.uint64)
-    outside = np.ones(len(result), bool)
-    while outside.any():
-        left, right = np.divmod(result[outside], np.uint64(side))
-        for key in keys:
-            left, right = right, (left + _mix(right, key)) % np.uint64(side)
-        result[outside] = left * np.uint64(side) + right
-        outside = result >= number
-    return result.astype(np.int64)
+
+    def __init__(self, dataset: RatingBatches, sampler: EpochSampler, config: Config) -> None:
+        self.dataset = dataset
+        self.sampler = sampler
+        self.config = config
+        self.pool: WorkerPool | None = None
+        self._pin = _has_cuda()
+        self._undecided = config.num_workers == "auto"
+        if isinstance(config.num_workers, int) and config.num_workers > 0:
+            self.pool = self._start_pool(config.num_workers)
+
+    def __len__(self) -> int:
+        """Batches in a pass."""
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One pass. The workers begin with it now, before its first batch is asked for.
+
+        Raises:
+            UserError: when the data cannot be read any more.
+            WorkerError: when a worker raises, dies or is silent for --worker_timeout seconds.
+        """
+        requests = iter(self.sampler)
+        if self._undecided:
+            return self._try_out(requests)
+        return self._rest(requests)
+
+    def _rest(self, requests: Iterator[Request]) -> Iterator[Batch]:
+        arrays = self.pool.batches(requests) if self.pool else map(self.dataset.make, requests)
+        return map(self._finished, arrays)
+
+    def __enter__(self) -> BatchLoader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers, within seconds; harmless twice, and done at the exit of the interpreter too."""
+        if self.pool is not None:
+            self.pool.close()
+
+    def _start_pool(self, num_workers: int) -> WorkerPool:
+        from pool import WorkerPool
+
+        config, launch = self.config, read_launch()
+        check_start_method(config.mp_context)
+        return WorkerPool(
+            self.dataset,
+            num_workers=num_workers,
+            prefetch_factor=config.prefetch_factor,
+            timeout=config.worker_timeout,
+            mp_context=config.mp_context,
+            rank=launch.rank,
+            local_world_size=launch.local_world_size,
+        )
+
+    def _finished(self, arrays: Sequence[np.ndarray]) -> Batch:
+        batch = to_tensors(arrays)
+        if self._pin:
+            # The copy keeps the ring's slots free of the device's pace: torch knows when it is done with
+            # page-locked memory of its own.
+            return Batch(*(tensor.pin_memory() for tensor in batch))
+        return batch
+
+    def _try_out(self, requests: Iterator[Request]) -> Iterator[Batch]:
+        """The first steps without workers, timed; then the number of workers is decided.
+
+        A batch does not depend on who makes it, so the pool may start in the middle of a pass.
+        """
+        start, making = time.perf_counter(), 0.0
+        for steps, request in enumerate(requests, start=1):
+            begin = time.perf_counter()
+            batch = self._finished(self.dataset.make(request))
+            making += time.perf_counter() - begin
+            yield batch
+            if steps == WARM_UP_STEPS:
+                _synchronize()
+                start, making = time.perf_counter(), 0.0
+            if steps == WARM_UP_STEPS + TIMED_STEPS:
+                break
+        else:
+            # A shorter pass tells too little; the next one goes on trying.
+            return
+        _synchronize()
+        batch_seconds = making / TIMED_STEPS
+        step_seconds = (time.perf_counter() - start) / TIMED_STEPS - batch_seconds
+        num_workers, why = choose_num_workers(
+            batch_seconds, step_seconds, allowed_cores(), read_launch().local_world_size
+        )
+        print(f"--num_workers auto: {why}")
+        self._undecided = False
+        if num_workers > 0:
+            self.pool = self._start_pool(num_workers)
+        yield from self._rest(requests)
 
 
-def _mix(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """A hash of uint64 values, the finaliser of MurmurHash3 around a key; small enough to add to another."""
-    mixed = (values ^ key) * np.uint64(0xFF51AFD7ED558CCD)
-    mixed ^= mixed >> np.uint64(33)
-    mixed *= np.uint64(0xC4CEB9FE1A85EC53)
-    return mixed >> np.uint64(33)
-
-
-def build_dataloader(dataset: RatingBatches, sampler: EpochSampler, config: Config) -> DataLoader[Batch]:
-    """A loader of whole batches: in this process for --num_workers 0, else from a spawned, persistent pool.
-
-    Spawned, because a forked worker inherits the CUDA context and the locks of every thread. Persistent,
-    because a worker costs a second of imports, and one pool serves training and evaluation: the sampler's
-    requests say which. Batches come out pinned where there is a CUDA device; the copy to the device is the
-    main process's, after `init_runtime` has set it. Not collective.
-    """
-    pool: dict[str, Any] = {}
-    if config.num_workers > 0:
-        pool = {
-            "num_workers": config.num_workers,
-            "multiprocessing_context": "spawn",
-            "persistent_workers": True,
-            "worker_init_fn": _start_worker,
-            "timeout": config.timeout,
-        }
-    return DataLoader(
-        dataset,
-        sampler=sampler,
-        batch_size=None,
-        collate_fn=_as_it_is,
-        pin_memory=torch.cuda.is_available(),
-        # Its own, so that making an iterator draws nothing from the generator that initial weights use.
-        generator=torch.Generator(),
-        **pool,
+def choose_num_workers(
+    batch_seconds: float, step_seconds: float, num_cores: int, local_world_size: int
+) -> tuple[int, str]:
+    """How many workers a rank needs so that its steps do not wait, and the arithmetic in words."""
+    share = batch_seconds / (batch_seconds + step_seconds)
+    spare = num_cores // local_world_size - 1
+    needed = math.ceil(batch_seconds / step_seconds)
+    facts = (
+        f"a batch takes {batch_seconds * 1e3:.2f} ms and a step {step_seconds * 1e3:.2f} ms; {num_cores} "
+        f"cores for {local_world_size} ranks leave {max(spare, 0)} beside each"
     )
+    if share <= WAIT_WORTH_A_WORKER:
+        return 0, f"0, as waiting {share:.1%} of the time is worth no process ({facts})"
+    if spare <= 0:
+        return 0, f"0, as there is no core for one ({facts})"
+    if needed <= spare:
+        return needed, f"{needed}, as {needed} keep pace ({facts})"
+    return spare, f"{spare}, as {needed} would keep pace but there is no core for more ({facts})"
 
 
-def _as_it_is(batch: Any) -> Any:
-    return batch
+def check_start_method(mp_context: str) -> None:
+    """Refuse to fork a process that uses CUDA; say what else forking risks.
+
+    Raises:
+        UserError: for fork, when CUDA is initialised.
+    """
+    if mp_context != "fork":
+        return
+    if "torch" in sys.modules:
+        import torch
+
+        if torch.cuda.is_initialized():
+            raise UserError(
+                "--mp_context fork cannot be used once CUDA is initialised, as a forked worker can neither "
+                "use nor free what it inherits of it; give spawn or forkserver."
+            )
+    print("--mp_context fork: workers inherit the locks of all threads, and may hang; spawn does not")
 
 
-def _start_worker(worker_id: int) -> None:
-    """Tie this worker's life to its trainer's."""
-    die_with_parent()
-    trainer = multiprocessing.parent_process()
-    # It may have died before, while this worker was still importing.
-    if trainer is None or not trainer.is_alive():
-        os._exit(1)
+def build_dataloader(dataset: RatingBatches, sampler: EpochSampler, config: Config) -> BatchLoader:
+    """A loader of whole batches: in this process for --num_workers 0, else from a persistent pool.
+
+    Spawned, unless --mp_context says otherwise, because a forked worker inherits the CUDA context and the
+    locks of every thread. Persistent, and one pool for training and evaluation: the sampler's requests say
+    which. The workers start at once, while the caller goes on. Batches come out pinned where there is a CUDA
+    device; the copy to the device is the main process's, after `init_runtime` has set it. Not collective.
+
+    Raises:
+        UserError: when the data set cannot be sent to a worker, or the machine cannot start that many.
+    """
+    return BatchLoader(dataset, sampler, config)
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _synchronize() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -72,12 +72,16 @@ def run(config: Config) -> None:
 
 def train_and_report(config: Config, context: RuntimeContext) -> None:
     """Train, and show what came of it. Collective: every rank."""
+    from data import open_data
     from report import make_report_dir, results_table, write_report
-    from train import train
 
     if context.rank == 0 and config.report_dir:
         make_report_dir(config)
-    result = train(config, context)
+    with open_data(config, context) as data:
+        # The workers start while this imports TorchRec.
+        from train import train
+
+        result = train(data, config, context)
     if context.rank == 0 and config.report_dir:
         write_report(result, config, context)
     context.say(results_table(result), tagged=False)

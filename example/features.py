@@ -37,12 +37,21 @@ FEATURES = (
 )
 
 
+# What --history adds: the movies that the user rated before, each with the rating it got. Its values are rows
+# like those of the feature "movie", in a table of their own.
+HISTORY = Feature("history", "history", "movie_id", multi=True)
+
+
 @dataclass(frozen=True)
 class Table:
-    """A feature as one data set shows it: how many rows its table has, row 0 included."""
+    """A feature as one data set shows it: how many rows its table has, row 0 included.
+
+    longest: the most values that one rating has of it.
+    """
 
     feature: Feature
     rows: int
+    longest: int = 1
 
     @property
     def name(self) -> str:

@@ -16,12 +16,13 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from features import Table
+from features import HISTORY, Table
 
 
 @dataclass
 class RatingBatch(Pipelineable):
-    """What the model takes: the features as a KeyedJaggedTensor, ratings and weights float32 [B].
+    """What the model takes: the features as a KeyedJaggedTensor, ratings and weights float32 [B], and a
+    rating for each value of the feature "history", float32.
 
     Made in the main process from a worker's plain tensors; moves as one, so that TorchRec's pipelines can
     copy it ahead of time.
@@ -30,6 +31,7 @@ class RatingBatch(Pipelineable):
     features: KeyedJaggedTensor
     ratings: torch.Tensor
     weights: torch.Tensor
+    history_ratings: torch.Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> RatingBatch:
         """A copy on the device; without waiting when non_blocking and the tensors are pinned."""
@@ -37,6 +39,7 @@ class RatingBatch(Pipelineable):
             self.features.to(device, non_blocking=non_blocking),
             self.ratings.to(device, non_blocking=non_blocking),
             self.weights.to(device, non_blocking=non_blocking),
+            self.history_ratings.to(device, non_blocking=non_blocking),
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -44,10 +47,16 @@ class RatingBatch(Pipelineable):
         self.features.record_stream(stream)
         self.ratings.record_stream(stream)
         self.weights.record_stream(stream)
+        self.history_ratings.record_stream(stream)
 
     def pin_memory(self) -> RatingBatch:
         """A copy in page-locked memory."""
-        return RatingBatch(self.features.pin_memory(), self.ratings.pin_memory(), self.weights.pin_memory())
+        return RatingBatch(
+            self.features.pin_memory(),
+            self.ratings.pin_memory(),
+            self.weights.pin_memory(),
+            self.history_ratings.pin_memory(),
+        )
 
 
 class Recommender(nn.Module):
@@ -56,6 +65,10 @@ class Recommender(nn.Module):
     The rows of a user's features add up to one vector, those of a movie's to another (a list-valued feature
     counts with its mean). Number 0 of a vector is the bias; the other D - 1 are the factors. The product of
     the factors is what makes the ranking of movies differ from user to user.
+
+    With a history, the user's vector is also told what the user liked so far: it gets the sum, over the
+    movies of the history, of their rows in a table of their own times how far their rating was above the
+    mean, divided by the root of their number (after Koren, "Factorization Meets the Neighborhood", 2008).
     """
 
     def __init__(
@@ -84,10 +97,12 @@ class Recommender(nn.Module):
         self.mean_rating: torch.Tensor
         self.register_buffer("mean_rating", torch.tensor(mean_rating, dtype=torch.float32))
 
-    def forward(self, features: KeyedJaggedTensor) -> torch.Tensor:
+    def forward(self, features: KeyedJaggedTensor, history_ratings: torch.Tensor) -> torch.Tensor:
         """Predicted ratings, float32 [B]."""
         embedded = self.embeddings(features)
         user = self._add_up(embedded, "user")
+        if HISTORY in self.features:
+            user = user + self._liked_so_far(embedded[HISTORY.name], history_ratings)
         movie = self._add_up(embedded, "movie")
         biases = user[:, 0] + movie[:, 0]
         user, movie = user[:, 1:], movie[:, 1:]
@@ -109,6 +124,13 @@ class Recommender(nn.Module):
                 vectors.append(rows)
         return torch.stack(vectors).sum(dim=0)
 
+    def _liked_so_far(self, history: JaggedTensor, ratings: torch.Tensor) -> torch.Tensor:
+        """What the histories add to the vectors of their users, float32 [B, D]; zero where there is none."""
+        lengths = history.lengths().to(torch.int64)
+        weighted = history.values() * (ratings - self.mean_rating).unsqueeze(1)
+        total = torch.segment_reduce(weighted, "sum", lengths=lengths, unsafe=True, initial=0)
+        return total / lengths.clamp(min=1).sqrt().unsqueeze(1)
+
 
 class RatingTask(nn.Module):
     """The model with its loss, in the form that TorchRec's pipelines train: batch -> (loss, output)."""
@@ -122,6 +144,6 @@ class RatingTask(nn.Module):
 
         The output is the loss again and the predictions, float32 [B], both without gradient.
         """
-        predictions = self.recommender(batch.features)
+        predictions = self.recommender(batch.features, batch.history_ratings)
         loss = (batch.weights * (predictions - batch.ratings) ** 2).mean()
         return loss, (loss.detach(), predictions.detach())

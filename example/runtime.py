@@ -7,7 +7,6 @@ gives `print` back; threads, seeds, device and filters stay as they are until th
 
 from __future__ import annotations
 
-import builtins
 import logging
 import os
 import random
@@ -21,16 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from config import Config
 from errors import UserError
-from machine import allowed_cores, die_with_parent
+from machine import allowed_cores, die_with_parent, keep_freed_memory
+from rankprint import install_print, restore_print
 from stack import has_cuda_kernels
 
 if TYPE_CHECKING:
     import torch
 
-# What torchrec 1.6 and 1.8 make torch say of torchrec's own code; and, for each loader in each process, what
-# `train` says of too many workers in one line.
+# What torchrec 1.6 and 1.8 make torch say of torchrec's own code.
 NOISE = (
-    "This DataLoader will create",
     "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead.",
     "Please use DTensor instead and we are deprecating ShardedTensor.",
     "is_fx_tracing will return true for both fx.symbolic_trace and torch.export.",
@@ -111,6 +109,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun gives each rank a session of its own, so what kills the launcher does not reach the rank.
         die_with_parent()
+    keep_freed_memory()
     device = _choose_device(launch)
     num_threads = max(1, allowed_cores() // launch.local_world_size)
     torch.set_num_threads(num_threads)
@@ -119,7 +118,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     np.random.seed(config.seed)
     torch.manual_seed(config.seed)
     _init_process_group(launch, device, timedelta(seconds=config.timeout))
-    install_print(launch.rank)
+    install_print(f"RANK {launch.rank}")
     context = RuntimeContext(
         launch.rank, launch.local_rank, launch.world_size, launch.local_world_size, device, num_threads
     )
@@ -209,35 +208,6 @@ def _init_process_group(launch: Launch, device: torch.device, timeout: timedelta
     # One process needs no port, so a busy one cannot matter.
     store = dist.HashStore()
     dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=device_id)
-
-
-class RankPrint:
-    """A `print` that begins each line with the rank; it keeps the one it stands in for."""
-
-    def __init__(self, original: Callable[..., None], rank: int) -> None:
-        self.original = original
-        self.rank = rank
-
-    def __call__(self, *values: object, sep: str | None = " ", **options: Any) -> None:
-        """Print to the terminal with the rank, flushed; to any other file as it is."""
-        if options.get("file") not in (None, sys.stdout, sys.stderr):
-            self.original(*values, sep=sep, **options)
-            return
-        text = (" " if sep is None else sep).join(map(str, values))
-        tagged = "\n".join(f"[RANK {self.rank}] {line}" for line in text.split("\n"))
-        self.original(tagged, **{**options, "flush": True})
-
-
-def install_print(rank: int) -> None:
-    """Put the rank-aware print in the place of `print`; a second time replaces the first."""
-    restore_print()
-    builtins.print = RankPrint(builtins.print, rank)
-
-
-def restore_print() -> None:
-    """Give back the `print` that `install_print` found."""
-    if isinstance(builtins.print, RankPrint):
-        builtins.print = builtins.print.original
 
 
 def _quieten_libraries() -> None:

@@ -9,23 +9,21 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from columns import Columns, open_columns
+from columns import Columns
 from config import Config
-from dataloader import Batch, EpochSampler, RatingBatches, build_dataloader
+from data import Data
+from dataloader import Batch, BatchLoader
 from errors import UserError
-from machine import allowed_cores
 from metrics import Metrics, measure
 from model import RatingBatch
-from movielens import PREPARATION_DEADLINE
-from report import describe_data, describe_epoch, progress_bar
-from runtime import RuntimeContext, once_per_node
+from report import describe_epoch, progress_bar
+from runtime import RuntimeContext
 from sharding import build_model, describe_plan
 
 
@@ -55,27 +53,21 @@ class Run:
     epochs: list[Epoch]
 
 
-def train(config: Config, context: RuntimeContext) -> Run:
+def train(data: Data, config: Config, context: RuntimeContext) -> Run:
     """Train a model and evaluate it after every epoch. Collective: every rank.
 
     Raises:
-        UserError: when the data cannot be had, the tables do not fit, or the training diverges.
+        UserError: when the tables do not fit, or the training diverges.
+        WorkerError: when a data worker fails.
     """
-    once_per_node(context, lambda: open_columns(config), PREPARATION_DEADLINE)
-    columns = open_columns(config)
-    _check_same_data(columns, context)
-    context.say(describe_data(columns, config))
+    feed, columns = Feed(data.loader), data.columns
+    # The workers make the first batches while the model is built.
+    feed.prepare("train", epoch=0)
     model = build_model(columns, config, context)
     optimizer = make_optimizer(model, config)
     plan = describe_plan(model, columns, config)
     context.say(plan)
-    num_workers = config.num_workers * context.local_world_size
-    if num_workers > allowed_cores():
-        context.say(
-            f"{num_workers} data workers on this machine share {allowed_cores()} cores with the ranks"
-        )
-    sampler = EpochSampler(RatingBatches(columns, config, context.rank, context.world_size))
-    feed = Feed(build_dataloader(sampler.dataset, sampler, config), sampler)
+    step_sizes = data.loader.dataset.step_sizes("train")
     epochs = []
     for number in range(config.epochs):
         start = time.perf_counter()
@@ -85,25 +77,11 @@ def train(config: Config, context: RuntimeContext) -> Run:
         _check_finite(losses, number, config)
         data_wait = _largest(feed.seconds_waited / seconds, context)
         test = evaluate(model, feed, columns, context)
-        train_rmse = float(np.sqrt(np.average(losses, weights=sampler.dataset.step_sizes("train"))))
+        train_rmse = float(np.sqrt(np.average(losses, weights=step_sizes)))
         rate = columns.num_train / seconds
         epochs.append(Epoch(number + 1, losses, train_rmse, test, seconds, rate, data_wait))
         context.say(describe_epoch(epochs[-1], config))
     return Run(columns, plan, epochs)
-
-
-def _check_same_data(columns: Columns, context: RuntimeContext) -> None:
-    """Refuse machines whose copies of the data differ: their ranks would wait for each other for ever."""
-    mine = (columns.num_train, columns.num_test, *(table.rows for table in columns.tables))
-    everyones: list[tuple[int, ...]] = [()] * context.world_size
-    dist.all_gather_object(everyones, mine)
-    for rank, other in enumerate(everyones):
-        if other != everyones[0]:
-            raise UserError(
-                f"Rank {rank} has {other[0]:,} training and {other[1]:,} test ratings, rank 0 has "
-                f"{everyones[0][0]:,} and {everyones[0][1]:,}, or their tables differ; give all machines the "
-                "same files."
-            )
 
 
 def _check_finite(losses: np.ndarray, epoch: int, config: Config) -> None:
@@ -124,23 +102,30 @@ def _largest(value: float, context: RuntimeContext) -> float:
 class Feed:
     """The batches of all passes, from one loader: plain tensors become the model's input here.
 
-    Each pass is a fresh iterator. TorchRec's pipeline knows an exhausted iterator by its identity, and a
-    persistent DataLoader gives the same object every epoch, so without this the second epoch would
-    silently be empty (torchrec issue 2327, `test_the_pipeline_sees_no_second_epoch_of_a_bare_loader`).
+    Each pass is a fresh iterator: TorchRec's pipeline knows an exhausted one by its identity, and would take
+    a second pass of the same object for empty (torchrec issue 2327).
     """
 
-    def __init__(self, loader: DataLoader[Batch], sampler: EpochSampler) -> None:
+    def __init__(self, loader: BatchLoader) -> None:
         self.loader = loader
-        self.sampler = sampler
-        self.keys = [table.name for table in sampler.dataset.tables]
+        self.keys = [table.name for table in loader.dataset.tables]
         self.seconds_waited = 0.0
+        self._prepared: tuple[str, int, Iterator[Batch]] | None = None
+
+    def prepare(self, split: str, epoch: int) -> None:
+        """Have the workers begin a pass whose batches will be asked for later."""
+        self.loader.sampler.split, self.loader.sampler.epoch = split, epoch
+        self._prepared = (split, epoch, iter(self.loader))
 
     def batches(self, split: str, epoch: int) -> Iterator[RatingBatch]:
         """One pass over a split, on the host; counts the seconds that its consumer waits."""
-        self.sampler.split, self.sampler.epoch = split, epoch
         self.seconds_waited = 0.0
         start = time.perf_counter()
-        for batch in self.loader:
+        if self._prepared is None or self._prepared[:2] != (split, epoch):
+            self.prepare(split, epoch)
+        assert self._prepared is not None
+        source, self._prepared = self._prepared[2], None
+        for batch in source:
             self.seconds_waited += time.perf_counter() - start
             yield self.to_model_input(batch)
             start = time.perf_counter()
@@ -150,7 +135,7 @@ class Feed:
         features = KeyedJaggedTensor(keys=self.keys, values=batch.values, lengths=batch.lengths)
         # Counts the ids of each key here, so that the device need not be asked for them.
         features.sync()
-        return RatingBatch(features, batch.ratings, batch.weights)
+        return RatingBatch(features, batch.ratings, batch.weights, batch.history_ratings)
 
 
 class PlainSteps:
@@ -216,7 +201,7 @@ def train_epoch(
     """
     model.train()
     pipeline = make_pipeline(model, optimizer, config, context)
-    step_sizes = feed.sampler.dataset.step_sizes("train")
+    step_sizes = feed.loader.dataset.step_sizes("train")
     num_steps = len(step_sizes)
     losses = torch.zeros(num_steps, device=context.device)
     batches = feed.batches("train", epoch)

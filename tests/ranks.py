@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
@@ -39,8 +40,7 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     # Far from the mean, so that the metrics would show a row in the wrong place.
     sharding.INIT_STD, small = 0.4, sharding.INIT_STD
     for num_workers in (0, 2):
-        pooled = dataclasses.replace(config, num_workers=num_workers)
-        metrics, _ = evaluate_fresh(columns, pooled, context)
+        metrics = evaluate_fresh(columns, dataclasses.replace(config, num_workers=num_workers), context)
         found["metrics"][str(num_workers)] = dataclasses.asdict(metrics)
     sharding.INIT_STD = small
     for pipeline in ("plain", "sparse_dist"):
@@ -49,8 +49,7 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
             losses, metrics = train_all(columns, chosen, context)
             found["losses"][f"{pipeline} {num_workers}"] = losses
             found["tests"][f"{pipeline} {num_workers}"] = dataclasses.asdict(metrics)
-    counts, pipelined = count_batches_of_a_bare_loader(columns, config, context)
-    found["bare_loader_batches"], found["pipelined_modules"] = counts, pipelined
+    found["pipelined_modules"] = count_pipelined_modules(columns, config, context)
     return found
 
 
@@ -65,16 +64,17 @@ def build(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, A
     return (
         model,
         make_optimizer(model, config),
-        Feed(build_dataloader(sampler.dataset, sampler, config), sampler),
+        Feed(build_dataloader(sampler.dataset, sampler, config)),
     )
 
 
-def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, Any]:
+def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any:
     """Metrics of the initial weights."""
     from train import evaluate
 
     model, _, feed = build(columns, config, context)
-    return evaluate(model, feed, columns, context), model
+    with feed.loader:
+        return evaluate(model, feed, columns, context)
 
 
 def train_all(columns: Any, config: Config, context: RuntimeContext) -> tuple[list[list[float]], Any]:
@@ -83,38 +83,28 @@ def train_all(columns: Any, config: Config, context: RuntimeContext) -> tuple[li
 
     model, optimizer, feed = build(columns, config, context)
     losses = []
-    for epoch in range(config.epochs):
-        found = train_epoch(model, optimizer, feed, epoch, config, context, lambda size: None)
-        losses.append(found.tolist())
-        metrics = evaluate(model, feed, columns, context)
+    with feed.loader:
+        for epoch in range(config.epochs):
+            found = train_epoch(model, optimizer, feed, epoch, config, context, lambda size: None)
+            losses.append(found.tolist())
+            metrics = evaluate(model, feed, columns, context)
     return losses, metrics
 
 
-def count_batches_of_a_bare_loader(
-    columns: Any, config: Config, context: RuntimeContext
-) -> tuple[list[int], int]:
-    """Batches that TorchRec's pipeline gets per epoch from a persistent loader's iterator as it is.
+def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContext) -> int:
+    """How many modules TorchRec's pipeline takes over."""
+    from train import PlainSteps, make_pipeline
 
-    Also how many modules the pipeline has taken over.
-    """
-    from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-
-    model, optimizer, feed = build(columns, dataclasses.replace(config, num_workers=1), context)
-    pipeline = TrainPipelineSparseDist(model, optimizer, context.device)
-    # Keyed by the loader's iterator: a new one would get a new conversion, the same one keeps its own.
-    conversions: dict[Any, Any] = {}
-    counts = []
-    for _ in range(EPOCHS):
-        source = iter(feed.loader)
-        converted = conversions.setdefault(source, map(feed.to_model_input, source))
-        counts.append(0)
+    config = dataclasses.replace(config, pipeline="sparse_dist")
+    model, optimizer, feed = build(columns, config, context)
+    pipeline = make_pipeline(model, optimizer, config, context)
+    assert not isinstance(pipeline, PlainSteps)
+    # To the end, for it exchanges the ids of batches ahead.
+    batches = feed.batches("test", epoch=0)
+    with contextlib.suppress(StopIteration):
         while True:
-            try:
-                pipeline.progress(converted)
-            except StopIteration:
-                break
-            counts[-1] += 1
-    return counts, len(pipeline._pipelined_modules)
+            pipeline.progress(batches)
+    return len(pipeline._pipelined_modules)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def test_the_random_split_is_drawn_by_the_seed(folder: Path) -> None:
 
 def test_values_that_training_does_not_show_have_the_unknown_row(folder: Path) -> None:
     found = open_columns(Config(data_path=str(folder), test_fraction=0.5))
-    user, rows = column(found, "user"), column(found, "user_features")[:, 0]
+    user, rows = column(found, "rows")[:, 0], column(found, "user_features")[:, 0]
     trained = np.unique(user[: found.num_train])
     only_tested = np.setdiff1d(user[found.num_train :], trained)
     assert len(only_tested) > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import json
 import pickle
@@ -59,7 +58,8 @@ def test_a_shuffle_leaves_no_trace_of_the_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "method"), [(1, "spawn"), (2, "spawn"), (4, "spawn"), (2, "forkserver"), (2, "fork")]
+    ("num_workers", "method"),
+    [(number, method) for number in (1, 2, 4) for method in ("spawn", "forkserver", "fork")],
 )
 def test_batches_are_the_same_bits_for_any_number_of_workers_and_start_method(
     columns: Columns, config: Config, num_workers: int, method: str
@@ -67,15 +67,15 @@ def test_batches_are_the_same_bits_for_any_number_of_workers_and_start_method(
     dataset = RatingBatches(columns, config, rank=0, world_size=1)
     sampler = EpochSampler(dataset)
     alone = build_dataloader(dataset, sampler, config)
-    pooled = build_dataloader(dataset, sampler, dataclasses.replace(config, num_workers=num_workers))
-    pooled.multiprocessing_context = method
-    for sampler.split, sampler.epoch in (("train", 1), ("test", 0)):
-        expected, found = list(alone), list(pooled)
-        assert len(expected) == len(found) > 1
-        for one, other in zip(expected, found, strict=True):
-            for tensor, same in zip(one, other, strict=True):
-                assert tensor.dtype == same.dtype
-                assert torch.equal(tensor, same)
+    pooled_config = dataclasses.replace(config, num_workers=num_workers, mp_context=method)
+    with build_dataloader(dataset, sampler, pooled_config) as pooled:
+        for sampler.split, sampler.epoch in (("train", 1), ("test", 0)):
+            expected, found = list(alone), list(pooled)
+            assert len(expected) == len(found) > 1
+            for one, other in zip(expected, found, strict=True):
+                for tensor, same in zip(one, other, strict=True):
+                    assert tensor.dtype == same.dtype
+                    assert torch.equal(tensor, same)
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -153,64 +153,72 @@ def test_the_data_set_pickles_to_less_than_64_kib_after_it_was_read(columns: Col
 
 
 PROBE = """
-import sys
+import json, multiprocessing, os, sys
 sys.path.insert(0, {example!r})
-import builtins
+import numpy as np
 from config import Config
 from dataloader import EpochSampler, RatingBatches, build_dataloader
-import torch
-from torch.utils.data import get_worker_info
+
+HEAVY = ("torch", "torchrec", "fbgemm_gpu", "pandas", "pyarrow")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_IO_THREADS")
 
 class Probe(RatingBatches):
-    def __getitem__(self, request):
-        super().__getitem__(request)
-        info = get_worker_info()
-        assert info is not None
-        heavy = [name for name in ("torchrec", "fbgemm_gpu", "pandas", "pyarrow") if name in sys.modules]
-        return {{
-            "heavy": heavy, "cuda": torch.cuda.is_initialized(), "print": type(builtins.print).__name__,
-            "group": torch.distributed.is_initialized(), "threads": torch.get_num_threads(),
-            "method": torch.multiprocessing.get_start_method(allow_none=True), "worker": info.id,
+    def make(self, request, empty=np.empty):
+        print("this is a line")
+        found = {{
+            "heavy": [name for name in HEAVY if name in sys.modules],
+            "threads": [os.environ.get(name) for name in THREADS],
+            "num_threads": len(os.listdir("/proc/self/task")),
+            "method": multiprocessing.get_start_method(allow_none=True), "pid": os.getpid(),
         }}
+        return [np.frombuffer(json.dumps(found).encode(), np.uint8)] * 5
 
 if __name__ == "__main__":
     from columns import open_columns
     from runtime import init_runtime, cleanup_runtime
     import example, train
-    config = Config(data_path={data!r}, batch_size=4000, num_workers=2)
+    config = Config(data_path={data!r}, batch_size=4000, num_workers=2, mp_context={method!r})
     context = init_runtime(config)
     dataset = Probe(open_columns(config), config, 0, 1)
-    for found in build_dataloader(dataset, EpochSampler(dataset), config):
-        sys.stdout.write(repr(found) + "\\n")
+    with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
+        for found in loader:
+            sys.stdout.write(found[0].numpy().tobytes().decode() + "\\n")
     cleanup_runtime()
 """
 
 
-def test_a_worker_is_light_and_untouched_by_the_runtime(synthetic_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_worker_is_light_and_untouched_by_the_runtime(
+    synthetic_folder: Path, tmp_path: Path, method: str
+) -> None:
     script = tmp_path / "probe.py"
-    script.write_text(PROBE.format(example=str(ROOT / "example"), data=str(synthetic_folder)))
-    lines = [line for line in succeeded(python(script)).splitlines() if line.startswith("{")]
-    found = [ast.literal_eval(line) for line in lines]
-    assert {probe["worker"] for probe in found} == {0, 1}
+    script.write_text(PROBE.format(example=str(ROOT / "example"), data=str(synthetic_folder), method=method))
+    lines = succeeded(python(script)).splitlines()
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    assert len({probe["pid"] for probe in found}) == 2
     for probe in found:
+        # Without torch there is no CUDA, no process group and no thread that it could have.
         assert probe["heavy"] == []
-        assert probe["cuda"] is probe["group"] is False
-        assert probe["print"] == "builtin_function_or_method"
-        assert probe["method"] == "spawn"
-        assert probe["threads"] == 1
+        assert probe["method"] == method
+        assert probe["threads"] == ["1"] * 4
+        assert probe["num_threads"] == 1
+    # Their print has a tag of their own, not the trainer's.
+    tags = {line.split("]")[0] for line in lines if line.endswith("this is a line")}
+    assert tags == {"[RANK 0 W 0", "[RANK 0 W 1"}
 
 
 def test_a_pool_survives_the_epochs_and_gives_each_its_own_order(columns: Columns, config: Config) -> None:
     dataset = RatingBatches(columns, dataclasses.replace(config, num_workers=1), 0, 1)
     sampler = EpochSampler(dataset)
-    loader = build_dataloader(dataset, sampler, dataclasses.replace(config, num_workers=1))
     firsts, workers = [], set()
-    for epoch in range(3):
-        sampler.epoch = epoch
-        batches = list(loader)
-        assert len(batches) == dataset.num_steps("train")
-        firsts.append(batches[0].values)
-        workers.add(loader._iterator._workers[0].pid)  # type: ignore[union-attr]
+    with build_dataloader(dataset, sampler, dataclasses.replace(config, num_workers=1)) as loader:
+        assert loader.pool is not None
+        for epoch in range(3):
+            sampler.epoch = epoch
+            batches = list(loader)
+            assert len(batches) == dataset.num_steps("train")
+            firsts.append(batches[0].values)
+            workers.update(loader.pool.pids)
     assert not torch.equal(firsts[0], firsts[1])
     assert not torch.equal(firsts[1], firsts[2])
     assert len(workers) == 1

@@ -53,7 +53,7 @@ def tables_of(columns: Columns, config: Config, context: RuntimeContext) -> dict
 
 def first_batch(columns: Columns, config: Config, context: RuntimeContext) -> RatingBatch:
     sampler = EpochSampler(RatingBatches(columns, config, 0, 1))
-    feed = Feed(build_dataloader(sampler.dataset, sampler, config), sampler)
+    feed = Feed(build_dataloader(sampler.dataset, sampler, config))
     return next(feed.batches("train", 0)).to(context.device)
 
 
@@ -87,11 +87,14 @@ def test_different_users_get_different_rankings(
     lengths, values = features.lengths().view(len(columns.tables), -1), []
     parts = torch.split(features.values(), lengths.sum(1).tolist())
     movie_slice = slice(0, num_movies)
+    # The first table is that of the users: one rating of each of the first few of them.
+    rows = parts[0].tolist()
+    users = [rows.index(row) for row in dict.fromkeys(rows)][:num_users]
     new_lengths = []
     for table, part, counts in zip(columns.tables, parts, lengths, strict=True):
         pieces = torch.split(part, counts.tolist())
         if table.feature.entity == "user":
-            chosen = [piece for piece in pieces[:num_users] for _ in range(num_movies)]
+            chosen = [pieces[user] for user in users for _ in range(num_movies)]
         else:
             chosen = list(pieces[movie_slice]) * num_users
         values += chosen
@@ -100,7 +103,7 @@ def test_different_users_get_different_rankings(
         keys=features.keys(), values=torch.cat(values), lengths=torch.tensor(new_lengths, dtype=torch.int32)
     )
     with torch.no_grad():
-        scores = task.recommender(crossed).view(num_users, num_movies)
+        scores = task.recommender(crossed, torch.zeros(0)).view(num_users, num_movies)
     rankings = {tuple(row.argsort().tolist()) for row in scores}
     assert len(rankings) == num_users
 

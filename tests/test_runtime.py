@@ -56,7 +56,7 @@ def test_the_entry_point_imports_nothing_heavy_and_offers_the_four_names() -> No
 
 def test_print_is_tagged_and_given_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     original = builtins.print
-    install_print(3)
+    install_print("RANK 3")
     try:
         print("one", 2, sep="-")
         print("two\nlines")
@@ -71,8 +71,8 @@ def test_print_is_tagged_and_given_back(capsys: pytest.CaptureFixture[str], tmp_
 
 def test_installing_print_twice_and_restoring_twice_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     original = builtins.print
-    install_print(0)
-    install_print(1)
+    install_print("RANK 0")
+    install_print("RANK 1")
     print("once")
     restore_print()
     restore_print()

@@ -1,0 +1,37 @@
+"""The `print` of a process among others: each line begins with who says it. Importing it changes nothing."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class TaggedPrint:
+    """A `print` that begins each line with a tag; it keeps the one it stands in for."""
+
+    def __init__(self, original: Callable[..., None], tag: str) -> None:
+        self.original = original
+        self.tag = tag
+
+    def __call__(self, *values: object, sep: str | None = " ", **options: Any) -> None:
+        """Print to the terminal with the tag, flushed; to any other file as it is."""
+        if options.get("file") not in (None, sys.stdout, sys.stderr):
+            self.original(*values, sep=sep, **options)
+            return
+        text = (" " if sep is None else sep).join(map(str, values))
+        tagged = "\n".join(f"[{self.tag}] {line}" for line in text.split("\n"))
+        self.original(tagged, **{**options, "flush": True})
+
+
+def install_print(tag: str) -> None:
+    """Put a tagged print in the place of `print`; a second time replaces the first."""
+    restore_print()
+    builtins.print = TaggedPrint(builtins.print, tag)
+
+
+def restore_print() -> None:
+    """Give back the `print` that `install_print` found."""
+    if isinstance(builtins.print, TaggedPrint):
+        builtins.print = builtins.print.original
