@@ -19,7 +19,8 @@ from typing import Any
 
 from config import Config, parse_args
 from errors import UserError
-from failures import record_crash, report_mistake
+from failures import record_crash, report_lost_worker, report_mistake
+from postmortem import WorkerError
 from runtime import RuntimeContext, cleanup_runtime, init_runtime, read_launch
 from stack import check_stack
 
@@ -51,6 +52,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         report_mistake(str(error))
         return 2
+    except WorkerError as error:
+        report_lost_worker(str(error))
+        return 1
     except Exception as error:
         record_crash(error)
         raise

@@ -39,6 +39,12 @@ def report_mistake(sentence: str) -> None:
     print(f"example.py: {sentence}", file=sys.stderr, flush=True)
 
 
+def report_lost_worker(screen: str) -> None:
+    """Show what became of a data worker, on the rank that it belonged to; no traceback could say more."""
+    _leave_for_torchrun(screen, screen)
+    print(screen, file=sys.stderr, flush=True)
+
+
 def record_crash(error: BaseException) -> None:
     """Leave the traceback of an exception for torchrun's report, and let it pass on."""
     if is_lost_peer(error):

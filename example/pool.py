@@ -8,6 +8,7 @@ Knows processes and arrays; nothing of torch, ratings or models.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import multiprocessing.util
@@ -171,7 +172,7 @@ class WorkerPool:
         try:
             member.connection.send(task)
         except OSError:
-            raise self._died(member, task) from None
+            raise self._died(member) from None
         member.tasks.append(task)
         order.append(turn)
         return (turn + 1) % len(self._members)
@@ -205,10 +206,9 @@ class WorkerPool:
             try:
                 reply = member.connection.recv()
             except (EOFError, OSError):
-                raise self._died(member, task) from None
+                raise self._died(member) from None
             return member.tasks.popleft(), reply
-        other = next(other for other in self._members if other.process.sentinel in ready)
-        raise self._died(other, other.tasks[0] if other.tasks else None)
+        raise self._died(next(other for other in self._members if other.process.sentinel in ready))
 
     def _drop_abandoned(self) -> None:
         """Take back what a pass asked for that its consumer left early."""
@@ -217,9 +217,15 @@ class WorkerPool:
                 task, _ = self._answer(member)
                 member.free_slots.append(task.slot)
 
-    def _died(self, member: _Member, task: Task | None) -> WorkerDiedError:
+    def _died(self, member: _Member) -> WorkerDiedError:
         member.process.join(CLOSE_SECONDS)
-        return WorkerDiedError(self._scene(member, task), member.process.exitcode, _read(member.black_box))
+        # What it had answered before lies in the pipe; the task after that is the one that it died with.
+        with contextlib.suppress(EOFError, OSError):
+            while member.tasks and member.connection.poll():
+                member.connection.recv()
+                member.tasks.popleft()
+        scene = self._scene(member, member.tasks[0] if member.tasks else None)
+        return WorkerDiedError(scene, member.process.exitcode, _read(member.black_box))
 
     def _scene(self, member: _Member, task: Task | None) -> Scene:
         return Scene(

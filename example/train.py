@@ -67,6 +67,8 @@ def train(data: Data, config: Config, context: RuntimeContext) -> Run:
     optimizer = make_optimizer(model, config)
     plan = describe_plan(model, columns, config)
     context.say(plan)
+    # Mapped once: like the loader, the training goes on when the files are removed.
+    test_ratings = columns.ratings("test")
     step_sizes = data.loader.dataset.step_sizes("train")
     epochs = []
     for number in range(config.epochs):
@@ -76,7 +78,7 @@ def train(data: Data, config: Config, context: RuntimeContext) -> Run:
         seconds = time.perf_counter() - start
         _check_finite(losses, number, config)
         data_wait = _largest(feed.seconds_waited / seconds, context)
-        test = evaluate(model, feed, columns, context)
+        test = evaluate(model, feed, test_ratings, context)
         train_rmse = float(np.sqrt(np.average(losses, weights=step_sizes)))
         rate = columns.num_train / seconds
         epochs.append(Epoch(number + 1, losses, train_rmse, test, seconds, rate, data_wait))
@@ -219,9 +221,9 @@ def train_epoch(
 
 @torch.no_grad()
 def evaluate(
-    model: DistributedModelParallel, feed: Feed, columns: Columns, context: RuntimeContext
+    model: DistributedModelParallel, feed: Feed, ratings: np.ndarray, context: RuntimeContext
 ) -> Metrics:
-    """Exact metrics over all test ratings, each counted once, the same on every rank.
+    """Exact metrics over all test ratings, float32 in their order, each counted once, the same on every rank.
 
     Collective: every rank.
     """
@@ -233,5 +235,5 @@ def evaluate(
     everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
     dist.all_gather(everyones, mine)
     # From ranks of [steps, B] to the order of the ratings; what follows the last rating is padding.
-    in_order = torch.stack(everyones, dim=1).flatten()[: columns.num_test]
-    return measure(in_order.cpu().numpy(), columns.ratings("test"))
+    in_order = torch.stack(everyones, dim=1).flatten()[: len(ratings)]
+    return measure(in_order.cpu().numpy(), ratings)

@@ -1,0 +1,38 @@
+"""The example with a data set that fails on the last rank: python faults.py FAULT FLAGS..."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
+
+import numpy as np
+
+import example
+from dataloader import RatingBatches, Request
+from sources import FAILING_STEP, FAULTS
+
+
+class FailingBatches(RatingBatches):
+    """Fails at one step of the second epoch, on one rank: the pool is long under way."""
+
+    fault = sys.argv[1]
+
+    def make(self, request: Request, empty: Callable[..., np.ndarray] = np.empty) -> Sequence[np.ndarray]:
+        """The batch, or the fault."""
+        if request == ("train", 1, FAILING_STEP) and self.rank == self.world_size - 1:
+            if self.fault == "cut":
+                os.truncate(Path(self.folder) / "rows.npy", 1000)
+            elif (result := FAULTS[self.fault]()) is not None:
+                return result
+        return super().make(request, empty)
+
+
+if __name__ == "__main__":
+    import data
+
+    data.RatingBatches = FailingBatches  # type: ignore[misc]
+    sys.exit(example.main(sys.argv[2:]))

@@ -1,0 +1,310 @@
+"""The pool: batches in order whoever makes them, a screen for every end of a worker, nothing left."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import machine
+from errors import UserError
+from pool import CLOSE_SECONDS, SLOTS_BEYOND_PREFETCH, WorkerPool
+from postmortem import WorkerDiedError, WorkerError, WorkerRaisedError, WorkerSilentError
+from sources import FAILING_STEP, SIZE, Numbers
+
+METHODS = ("spawn", "forkserver", "fork")
+
+
+def make_pool(source: Any, num_workers: int = 2, **options: Any) -> WorkerPool:
+    settings = {"prefetch_factor": 2, "timeout": 60, "mp_context": "spawn", "rank": 3, **options}
+    return WorkerPool(source, num_workers=num_workers, **settings)
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    pool = make_pool(Numbers())
+    yield pool
+    pool.close()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def numbers(batches: Any) -> list[int]:
+    """The step that each batch shows; all of its values are alike."""
+    found = []
+    for values, nothing in batches:
+        assert values.shape == (SIZE,)
+        assert nothing.shape == (0,)
+        assert (values == values[0]).all()
+        found.append(int(values[0]))
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_batches_come_in_the_order_of_the_requests(method: str, num_workers: int) -> None:
+    pool = make_pool(Numbers(), num_workers, mp_context=method)
+    try:
+        for steps in (range(20), range(1), range(0), range(7)):
+            assert numbers(pool.batches(steps)) == list(steps)
+    finally:
+        pool.close()
+
+
+def test_a_slow_worker_changes_no_order() -> None:
+    pool = make_pool(Numbers("slow"), 3)
+    assert numbers(pool.batches(range(12))) == list(range(12))
+    pool.close()
+
+
+def test_a_batch_that_is_kept_is_never_written_to_again(pool: WorkerPool) -> None:
+    kept = list(pool.batches(range(50)))
+    assert numbers(kept) == list(range(50))
+    # More than the slots can hold: the others were copied out of them.
+    assert pool.num_copied >= 50 - 2 * pool.slots_per_worker
+    again = list(pool.batches(range(50, 100)))
+    assert numbers(kept) == list(range(50))
+    assert numbers(again) == list(range(50, 100))
+
+
+def test_a_view_of_a_batch_keeps_its_slot(pool: WorkerPool) -> None:
+    views: list[np.ndarray] = []
+    for values, _ in pool.batches(range(30)):
+        if len(views) < 2:
+            views.append(values[10:20])
+    for step, view in enumerate(views):
+        assert (view == step).all()
+
+
+def test_a_consumer_that_lets_go_costs_no_copy(pool: WorkerPool) -> None:
+    assert numbers(pool.batches(range(200))) == list(range(200))
+    assert pool.num_copied == 0
+
+
+def test_the_memory_of_the_ring_is_what_it_says_and_no_more(pool: WorkerPool) -> None:
+    assert pool.slots_per_worker == 2 + SLOTS_BEYOND_PREFETCH
+    assert pool.ring.num_bytes == 2 * pool.slots_per_worker * pool.ring.slot_bytes
+    assert Numbers.batch_bytes <= pool.ring.slot_bytes < Numbers.batch_bytes + 4096
+    numbers(pool.batches(range(100)))
+    slots = [slot for member in pool._members for slot in member.free_slots]
+    assert sorted(slots) == list(range(2 * pool.slots_per_worker))
+
+
+def test_a_pass_that_is_left_early_is_followed_by_a_whole_one(pool: WorkerPool) -> None:
+    for values, _ in pool.batches(range(100)):
+        if values[0] == 3:
+            break
+    assert numbers(pool.batches(range(40, 60))) == list(range(40, 60))
+
+
+def test_two_passes_at_once_are_refused(pool: WorkerPool) -> None:
+    first = pool.batches(range(100))
+    next(first)
+    second = pool.batches(range(100))
+    with pytest.raises(RuntimeError, match="another pass over the same loader has begun"):
+        next(first)
+    assert numbers(second) == list(range(100))
+
+
+def test_workers_begin_before_the_first_batch_is_asked_for(pool: WorkerPool) -> None:
+    numbers(pool.batches(range(4)))
+    batches = pool.batches(range(4))
+    deadline = time.monotonic() + 10
+    while not all(member.connection.poll() for member in pool._members):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert numbers(batches) == list(range(4))
+
+
+# --- failures ----------------------------------------------------------------------------------------
+
+
+def fail(fault: str, **options: Any) -> tuple[WorkerError, float]:
+    """What the consumer of a failing pool is told, and after how many seconds; nothing of it stays behind."""
+    pool = make_pool(Numbers(fault), **options)
+    pids = pool.pids
+    batches = pool.batches(range(100))
+    seen: list[int] = []
+    while True:
+        start = time.monotonic()
+        try:
+            seen.append(int(next(batches)[0][0]))
+        except WorkerError as error:
+            seconds = time.monotonic() - start
+            assert seen == list(range(len(seen)))
+            assert len(seen) <= FAILING_STEP
+            pool.close()
+            assert not any(map(is_alive, pids))
+            return error, seconds
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        (
+            "raise",
+            WorkerRaisedError,
+            ["NeedsTwoError: 7: seven is too many", "sources.py", "--num_workers 0"],
+        ),
+        ("unpicklable", WorkerRaisedError, ["TypeError", "lock", "which is no array of numbers"]),
+        ("kill 9", WorkerDiedError, ["killed by signal 9 (SIGKILL)", "memory limit", "Memory now:", "dmesg"]),
+        ("bus error", WorkerDiedError, ["signal 7 (SIGBUS)", "/dev/shm:", "slots of at most", "_bus_error"]),
+        ("crash", WorkerDiedError, ["signal 11 (SIGSEGV)", "native code", "Where it was:", "string_at"]),
+        ("exit", WorkerDiedError, ["exited with code 3"]),
+        ("sys.exit", WorkerDiedError, ["exited with code 4"]),
+    ],
+)
+def test_a_failing_worker_is_shown_on_one_screen(
+    fault: str, kind: type[WorkerError], words: list[str]
+) -> None:
+    error, seconds = fail(fault)
+    screen = str(error)
+    assert isinstance(error, kind)
+    assert f"data worker {FAILING_STEP % 2} of rank 3 (pid " in screen
+    assert f"with {FAILING_STEP}" in screen
+    assert "What to do:" in screen
+    for word in words:
+        assert word in screen
+    assert len(screen.splitlines()) < 40
+    assert seconds < 10
+
+
+def test_a_silent_worker_is_named_with_its_stack() -> None:
+    error, seconds = fail("sleep", timeout=1)
+    assert isinstance(error, WorkerSilentError)
+    assert f"Nothing for 1 s from data worker {FAILING_STEP % 2} of rank 3 (pid " in str(error)
+    assert "sources.py" in str(error)
+    assert "--worker_timeout" in str(error)
+    assert 1 <= seconds < 5
+
+
+@pytest.mark.parametrize("fault", ["interrupt", "terminate"])
+def test_a_worker_leaves_the_trainers_signals_to_the_trainer(fault: str) -> None:
+    pool = make_pool(Numbers(fault))
+    assert numbers(pool.batches(range(20))) == list(range(20))
+    pool.close()
+
+
+def test_a_worker_answers_a_signal_with_its_stack(capfd: pytest.CaptureFixture[str]) -> None:
+    pool = make_pool(Numbers("sleep"), timeout=2)
+    batches = pool.batches(range(100))
+    for _ in range(FAILING_STEP):
+        next(batches)
+    os.kill(pool.pids[FAILING_STEP % 2], signal.SIGUSR1)
+    with pytest.raises(WorkerSilentError):
+        next(batches)
+    pool.close()
+    assert "sources.py" in capfd.readouterr().err
+
+
+def test_an_idle_worker_that_dies_is_noticed(pool: WorkerPool) -> None:
+    numbers(pool.batches(range(4)))
+    os.kill(pool.pids[1], signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match=r"(?s)data worker 1 of rank 3 .* killed by signal 9"):
+        numbers(pool.batches(range(100)))
+
+
+class Unpicklable(Numbers):
+    """Holds what no other process can have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.callback = lambda: None
+
+
+class Heavy(Numbers):
+    """Holds its data itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = np.zeros(10_000)
+
+
+def test_a_data_set_that_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(UserError, match="Unpicklable cannot be sent to a data worker"):
+        make_pool(Unpicklable())
+    with pytest.raises(UserError, match=r"Heavy pickles to 80,\d+ bytes, .* 65,536 is the limit"):
+        make_pool(Heavy())
+    assert multiprocessing.active_children() == []
+
+
+def test_a_batch_larger_than_its_slot_is_refused() -> None:
+    pool = make_pool(Numbers(size=SIZE + 1000))
+    with pytest.raises(WorkerRaisedError, match="does not fit its slot"):
+        next(pool.batches(range(3)))
+    pool.close()
+
+
+def test_too_few_file_descriptors_are_said_in_one_sentence() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (machine.num_descriptors() + 10, limits[1]))
+    try:
+        with pytest.raises(
+            UserError, match=r"8 data workers need about 32 more file descriptors, but \d+ of"
+        ):
+            make_pool(Numbers(), 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert multiprocessing.active_children() == []
+
+
+# --- the end -----------------------------------------------------------------------------------------
+
+
+def test_closing_is_quick_and_complete_in_the_middle_of_a_pass() -> None:
+    pool = make_pool(Numbers(), 4)
+    next(pool.batches(range(1000)))
+    pids, start = pool.pids, time.monotonic()
+    pool.close()
+    pool.close()
+    assert time.monotonic() - start < 1
+    assert not any(map(is_alive, pids))
+
+
+def test_a_stuck_worker_is_ended_within_the_deadline() -> None:
+    pool = make_pool(Numbers("sleep"), 4)
+    batches = pool.batches(range(100))
+    for _ in range(FAILING_STEP):
+        next(batches)
+    pids, start = pool.pids, time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < CLOSE_SECONDS + 1
+    assert not any(map(is_alive, pids))
+
+
+def test_a_pool_that_is_forgotten_ends_with_its_last_reference() -> None:
+    pool = make_pool(Numbers())
+    pids = pool.pids
+    del pool
+    gc.collect()
+    assert not any(map(is_alive, pids))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pools_leave_no_descriptor_and_no_shared_memory(method: str) -> None:
+    def use() -> None:
+        pool = make_pool(Numbers(), mp_context=method)
+        numbers(pool.batches(range(10)))
+        pool.close()
+        gc.collect()
+
+    # The first starts what Python keeps: its resource tracker, its fork server.
+    use()
+    before = machine.num_descriptors(), sorted(os.listdir("/dev/shm"))
+    for _ in range(3):
+        use()
+    assert (machine.num_descriptors(), sorted(os.listdir("/dev/shm"))) == before
