@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+import dataloader
 from columns import Columns, open_columns
 from config import Config
-from dataloader import EpochSampler, RatingBatches, Request, build_dataloader, shuffled
+from dataloader import EpochSampler, RatingBatches, Request, build_dataloader, choose_num_workers
+from errors import UserError
 from features import UNKNOWN_ROW
 from launch import GPUS, ROOT, python, succeeded
 from movielens import locate, read
@@ -27,34 +29,6 @@ def config(synthetic_folder: Path) -> Config:
 @pytest.fixture(scope="module")
 def columns(config: Config) -> Columns:
     return open_columns(config)
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 10, 1000, 80669])
-def test_a_shuffle_is_a_permutation_and_differs_by_epoch_and_seed(number: int) -> None:
-    everything = np.arange(number)
-    orders = [shuffled(everything, number, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))]
-    for order in orders:
-        np.testing.assert_array_equal(np.sort(order), everything)
-    np.testing.assert_array_equal(orders[0], orders[3])
-    if number >= 10:
-        assert (orders[0] != orders[1]).any()
-        assert (orders[0] != orders[2]).any()
-
-
-def test_a_part_of_a_shuffle_needs_no_other_part() -> None:
-    whole = shuffled(np.arange(10_000), 10_000, seed=3, epoch=7)
-    np.testing.assert_array_equal(shuffled(np.arange(5000, 5100), 10_000, 3, 7), whole[5000:5100])
-
-
-def test_a_shuffle_leaves_no_trace_of_the_order() -> None:
-    number = 100_000
-    for epoch in range(3):
-        order = shuffled(np.arange(number), number, seed=0, epoch=epoch)
-        # Each bound is more than four standard deviations of a uniform permutation.
-        assert abs(np.corrcoef(np.arange(number), order)[0, 1]) < 0.013
-        assert (np.abs(np.diff(order)) == 1).sum() < 12
-        rises = (np.diff(order) > 0).mean()
-        assert abs(rises - 0.5) < 0.005
 
 
 @pytest.mark.parametrize(
@@ -245,3 +219,68 @@ def test_batches_are_pinned_where_there_is_a_device(synthetic_folder: Path, tmp_
     script = tmp_path / "pinned.py"
     script.write_text(PINNED.format(example=str(ROOT / "example"), data=str(synthetic_folder)))
     succeeded(python(script, env=GPUS))
+
+
+@pytest.mark.parametrize(
+    ("batch", "step", "cores", "ranks", "number", "words"),
+    [
+        (0.0001, 0.0200, 8, 2, 0, "waiting 0.5% of the time is worth no process"),
+        (0.0100, 0.0100, 2, 2, 0, "there is no core for one"),
+        (0.0100, 0.0100, 8, 2, 1, "1 keep pace"),
+        (0.0350, 0.0100, 16, 2, 4, "4 keep pace"),
+        (0.0350, 0.0100, 8, 2, 3, "4 would keep pace but there is no core for more"),
+    ],
+)
+def test_the_number_of_workers_follows_from_the_costs_and_the_cores(
+    batch: float, step: float, cores: int, ranks: int, number: int, words: str
+) -> None:
+    found, why = choose_num_workers(batch, step, cores, ranks)
+    assert found == number
+    assert words in why
+    assert f"{batch * 1e3:.2f} ms and a step {step * 1e3:.2f} ms; {cores} cores for {ranks} ranks" in why
+
+
+def test_auto_gives_the_batches_of_no_workers_whatever_it_decides(
+    columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = RatingBatches(columns, config, 0, 1)
+    sampler = EpochSampler(dataset)
+    expected = list(build_dataloader(dataset, sampler, config))
+    monkeypatch.setattr(dataloader, "choose_num_workers", lambda *costs: (2, "2, as it was told"))
+    with build_dataloader(dataset, sampler, dataclasses.replace(config, num_workers="auto")) as loader:
+        for _ in range(2):
+            for one, other in zip(expected, loader, strict=True):
+                assert all(map(torch.equal, one, other))
+        assert loader.pool is not None
+        assert len(loader.pool.pids) == 2
+    assert capsys.readouterr().out == "--num_workers auto: 2, as it was told\n"
+
+
+def test_fork_is_refused_once_cuda_is_initialised_and_warned_about_before(
+    columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forked = dataclasses.replace(config, num_workers=1, mp_context="fork")
+    dataset = RatingBatches(columns, config, 0, 1)
+    with build_dataloader(dataset, EpochSampler(dataset), forked):
+        assert "--mp_context fork: workers inherit the locks" in capsys.readouterr().out
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(UserError, match="--mp_context fork cannot be used once CUDA is initialised"):
+        build_dataloader(dataset, EpochSampler(dataset), forked)
+
+
+def test_a_batch_needs_no_more_than_it_says(columns: Columns, config: Config) -> None:
+    dataset = RatingBatches(columns, config, 0, 1)
+    sizes = [
+        sum(array.nbytes for array in dataset.make(Request("train", 0, step)))
+        for step in range(dataset.num_steps("train"))
+    ]
+    assert max(sizes) <= dataset.batch_bytes < 3 * max(sizes)
+
+
+def test_small_batches_are_the_parts_of_a_large_one(columns: Columns, config: Config) -> None:
+    # The positions of several steps are shuffled together; which, depends on the size of the batch alone.
+    large = RatingBatches(columns, dataclasses.replace(config, batch_size=1000), 0, 1)
+    small = RatingBatches(columns, dataclasses.replace(config, batch_size=10), 0, 1)
+    whole = large[Request("train", 1, 3)].ratings
+    parts = [small[Request("train", 1, step)].ratings for step in (399, 300, *range(300, 400))][2:]
+    assert torch.equal(torch.cat(parts), whole)

@@ -153,6 +153,24 @@ def test_memory_is_that_of_the_machine_and_of_every_cgroup_above(
     assert allowed_memory() == 900_000
 
 
+def test_what_is_left_of_the_memory_is_read_at_this_moment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(machine, "MEMINFO", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text("MemTotal:       4096 kB\nMemFree: 9 kB\nMemAvailable:   1024 kB\n")
+    assert machine.available_memory() == (2**20, 4 * 2**20)
+    assert machine.cgroup_memory() is None
+    (tmp_path / "memory.max").write_text("2000000\n")
+    (tmp_path / "memory.current").write_text("1500000\n")
+    assert machine.cgroup_memory() == (1_500_000, 2_000_000)
+    # A limit above the memory of the machine limits nothing.
+    (tmp_path / "memory.max").write_text("9223372036854771712\n")
+    assert machine.cgroup_memory() is None
+    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "nowhere")
+    assert machine.shared_memory() == (0, 0)
+
+
 def test_a_gpu_without_kernels_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(runtime, "has_cuda_kernels", lambda: False)
