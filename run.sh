@@ -11,8 +11,11 @@ lock_deadline=3600
 usage() {
   cat <<'TEXT'
 usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --help" lists the flags
+       ./run.sh doctor [FLAGS...]    install if needed, then examine this machine for what train with these
+                                     FLAGS would start on it; status 1 if anything is a fault
        ./run.sh setup                only install
        ./run.sh test [PYTEST ARGS]   run the tests
+       ./run.sh soak [PYTEST ARGS]   run the long tests; SOAK_SECONDS for each of them (default: 600)
        ./run.sh lint                 run ruff, mypy and codespell
        ./run.sh help                 print this
 
@@ -185,6 +188,24 @@ sha256() {
 # --- the subcommands ---------------------------------------------------------------------------------
 
 train() {
+  prepare "$@"
+  local where=(--standalone)
+  if ((nnodes > 1)); then
+    where=(--nnodes="$nnodes" --rdzv_backend=c10d --rdzv_endpoint="$RDZV_ENDPOINT")
+  fi
+  exec "$venv/bin/python" -m torch.distributed.run "${where[@]}" --nproc_per_node="$nproc" \
+    "$here/example/example.py" "$@"
+}
+
+# One process that sees what local rank 0 of train's launch would see; nothing is launched.
+doctor() {
+  prepare --doctor "$@"
+  export RANK=0 LOCAL_RANK=0 WORLD_SIZE="$nproc" LOCAL_WORLD_SIZE="$nproc" MASTER_ADDR=localhost MASTER_PORT=0
+  exec "$venv/bin/python" "$here/example/example.py" --doctor "$@"
+}
+
+# prepare FLAGS...: what comes before the example starts.
+prepare() {
   read_launch
   # The flags are checked once, by one process, before anything is installed or launched.
   "$python" "$here/example/config.py" "$@"
@@ -193,22 +214,20 @@ train() {
     case "$flag" in -h | --help) exit 0 ;; esac
   done
   set_up
-  local where=(--standalone)
-  if ((nnodes > 1)); then
-    where=(--nnodes="$nnodes" --rdzv_backend=c10d --rdzv_endpoint="$RDZV_ENDPOINT")
-  fi
   # The example sets its own threads; without this torchrun prints a banner about them.
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
   # The CPU wheel of fbgemm has no kernels for a GPU that torch may see.
   if [[ "$variant" == cpu ]]; then export CUDA_VISIBLE_DEVICES=""; fi
-  exec "$venv/bin/python" -m torch.distributed.run "${where[@]}" --nproc_per_node="$nproc" \
-    "$here/example/example.py" "$@"
 }
 
 run_tests() {
   set_up dev
   cd -- "$here"
   exec "$venv/bin/python" -m pytest "$@"
+}
+
+soak() {
+  run_tests -m soak --timeout 0 "$@"
 }
 
 lint() {
@@ -229,12 +248,12 @@ main() {
   local command=train
   case "${1:-train}" in
     help | -h | --help) command=help ;;
-    train | setup | test | lint)
+    train | doctor | setup | test | soak | lint)
       command="${1:-train}"
       shift "$(($# > 0))"
       ;;
     -*) ;;
-    *) fail 2 "unknown subcommand $1; give train, setup, test, lint or help" ;;
+    *) fail 2 "unknown subcommand $1; give train, doctor, setup, test, soak, lint or help" ;;
   esac
   case "$command" in setup | lint) [[ $# == 0 ]] || fail 2 "$command takes no arguments; found $1" ;; esac
   if [[ "$command" == help ]]; then
@@ -246,7 +265,9 @@ main() {
   case "$command" in
     setup) set_up ;;
     train) train "$@" ;;
+    doctor) doctor "$@" ;;
     test) run_tests "$@" ;;
+    soak) soak "$@" ;;
     lint) lint ;;
   esac
 }

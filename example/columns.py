@@ -117,6 +117,22 @@ def open_columns(config: Config) -> Columns:
     return _checked(columns, config)
 
 
+def find_columns(config: Config) -> tuple[Path, Columns | None]:
+    """The folder for the columns of the configured data set, and what lies there now; makes nothing.
+
+    Raises:
+        UserError: when there are no files that columns could be made from, and no set to obtain was named.
+    """
+    from movielens import find_files
+
+    source, files = find_files(config)
+    if not files:
+        return Path(config.cache_dir or source / ".columns"), None
+    cache = _cache_folder(source, config)
+    columns = _load(cache / f"{config.split}-{_digest(files, config)}", source)
+    return cache, None if columns is None else _checked(columns, config)
+
+
 def _checked(columns: Columns, config: Config) -> Columns:
     """With the table of the history if that is wanted; refuses a set of a known name and another size."""
     from movielens import NUM_RATINGS

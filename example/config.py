@@ -47,6 +47,10 @@ class Config:
     train: bool = False
     """Train a model and evaluate it after every epoch; what happens when no mode is named."""
 
+    doctor: bool = False
+    """Examine this machine and print one page: versions, devices, cores, memory, workers, data; trains
+    nothing."""
+
     dataset: str = ""
     """Which ratings: a MovieLens set, downloaded when absent, or synthetic; empty means what --data_path
     holds, and synthetic without one."""
@@ -151,6 +155,10 @@ def validate(config: Config) -> None:
     Raises:
         UserError: for the first fault found.
     """
+    _require(
+        not (config.doctor and config.train),
+        "--doctor and --train exclude each other; give one of them",
+    )
     for name, choices in CHOICES.items():
         value = getattr(config, name)
         _require(

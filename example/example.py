@@ -43,10 +43,15 @@ def __getattr__(name: str) -> Any:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the modes that the command line names; returns the exit status: 2 for a user's mistake."""
+    """Run the modes that the command line names; returns the exit status: 2 for a user's mistake.
+
+    With --doctor it is 1 if anything on the page is a fault.
+    """
     try:
         with _one_voice():
             config = parse_args(argv)
+        if config.doctor:
+            return examine_machine(config)
         check_stack()
         run(config)
     except UserError as error:
@@ -59,6 +64,17 @@ def main(argv: list[str] | None = None) -> int:
         record_crash(error)
         raise
     return 0
+
+
+def examine_machine(config: Config) -> int:
+    """Print the doctor's page from rank 0, whatever is broken; returns the exit status. Not collective."""
+    if read_launch().rank != 0:
+        return 0
+    from doctor import examine, has_fault, page
+
+    findings = examine(config)
+    print(page(findings))
+    return 1 if has_fault(findings) else 0
 
 
 def run(config: Config) -> None:

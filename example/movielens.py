@@ -74,18 +74,8 @@ def locate(config: Config) -> tuple[Path, Layout]:
     Raises:
         UserError: when there is nothing to read, or it cannot be had.
     """
-    dataset = "synthetic" if config.is_synthetic else config.dataset
-    folder = Path(config.data_path) if config.data_path else DATA_ROOT / _folder_name(dataset, config)
-    # A folder such as "." has no name until then.
-    folder = folder.absolute()
-    layout = _find_layout(folder)
+    dataset, folder, layout = _look(config)
     if layout is None:
-        if not dataset:
-            names = ", ".join(layout.ratings for layout in LAYOUTS)
-            raise UserError(
-                f"--data_path {folder} holds no MovieLens ratings ({names}); give the folder of the unpacked "
-                "files, or --dataset NAME to download a set there."
-            )
         _obtain(dataset, folder, config)
         layout = _find_layout(folder)
     if layout is None or (dataset and dataset not in layout.datasets):
@@ -96,6 +86,31 @@ def locate(config: Config) -> tuple[Path, Layout]:
     if dataset == "synthetic":
         _check_synthetic(folder, config)
     return folder, layout
+
+
+def find_files(config: Config) -> tuple[Path, list[Path]]:
+    """The folder of the files, and those that lie there now; obtains nothing.
+
+    Raises:
+        UserError: when there is nothing to read, and no set to obtain was named.
+    """
+    _, folder, layout = _look(config)
+    return folder, [] if layout is None else source_files(folder, layout, config)
+
+
+def _look(config: Config) -> tuple[str, Path, Layout | None]:
+    dataset = "synthetic" if config.is_synthetic else config.dataset
+    folder = Path(config.data_path) if config.data_path else DATA_ROOT / _folder_name(dataset, config)
+    # A folder such as "." has no name until then.
+    folder = folder.absolute()
+    layout = _find_layout(folder)
+    if layout is None and not dataset:
+        names = ", ".join(layout.ratings for layout in LAYOUTS)
+        raise UserError(
+            f"--data_path {folder} holds no MovieLens ratings ({names}); give the folder of the unpacked "
+            "files, or --dataset NAME to download a set there."
+        )
+    return dataset, folder, layout
 
 
 def read(folder: Path, layout: Layout, config: Config) -> RawData:

@@ -57,7 +57,11 @@ class WorkerSilentError(WorkerError):
     """A worker lives, but has not answered in time."""
 
     def __init__(self, scene: Scene, timeout: float, stack: str) -> None:
-        where = f"Where it is:\n{stack.rstrip()}" if stack else "It did not say where it is: it is stopped."
+        where = (
+            f"Where it is:\n{stack.rstrip()}"
+            if stack
+            else "It did not say where it is: it has not begun yet, or it is stopped."
+        )
         super().__init__(
             f"Nothing for {timeout:g} s from {scene}.\n{where}\n"
             "What to do: if a batch may take that long, give a larger --worker_timeout; if not, the stack "

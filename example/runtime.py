@@ -110,7 +110,7 @@ def init_runtime(config: Config) -> RuntimeContext:
         # torchrun gives each rank a session of its own, so what kills the launcher does not reach the rank.
         die_with_parent()
     keep_freed_memory()
-    device = _choose_device(launch)
+    device = choose_device(launch)
     num_threads = max(1, allowed_cores() // launch.local_world_size)
     torch.set_num_threads(num_threads)
     random.seed(config.seed)
@@ -176,7 +176,12 @@ def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: 
             raise UserError(found)
 
 
-def _choose_device(launch: Launch) -> torch.device:
+def choose_device(launch: Launch) -> torch.device:
+    """The device of this process, made the current one. Not collective.
+
+    Raises:
+        UserError: when there is a GPU without kernels for it, or there are fewer GPUs than processes.
+    """
     import torch
 
     if not torch.cuda.is_available():

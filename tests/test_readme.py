@@ -101,6 +101,19 @@ def writes_a_report(lines: tuple[str, ...], clone: Path) -> None:
     assert sorted(path.name for path in (clone / "runs/first").iterdir()) == ["curves.png", "metrics.json"]
 
 
+def measures_the_loader(lines: tuple[str, ...], clone: Path) -> None:
+    output = succeeded(shell((". .venv/bin/activate", *lines), clone))
+    assert "rows/s" in output
+    # One screenful of measurements, in the file too.
+    assert "rows/s" in (clone / "docs" / "feed.json").read_text() or (clone / "docs" / "feed.png").is_file()
+
+
+def examines_the_machine(lines: tuple[str, ...], clone: Path) -> None:
+    output = succeeded(shell(lines, clone))
+    assert "ok       worker       start method spawn" in output
+    assert "for 2 ranks" in output
+
+
 CHECKS: dict[str, Callable[[tuple[str, ...], Path], None]] = {
     "./run.sh": trains_close_to_the_oracle,
     ". .venv/bin/activate": trains,
@@ -109,6 +122,8 @@ CHECKS: dict[str, Callable[[tuple[str, ...], Path], None]] = {
     "NNODES=2 RDZV_ENDPOINT=first-machine:29400 ./run.sh": trains_on_two_machines,
     "./run.sh --dataset ml-1m --num_workers 2": reaches_the_download,
     "./run.sh --data_path ~/ml-1m --split random": trains_on_a_folder_of_files,
+    "python benchmarks/feed.py --ratings 20000 --memory 20000 --quick": measures_the_loader,
+    "./run.sh doctor --num_workers 2": examines_the_machine,
     "./run.sh --epochs 2 --report_dir runs/first": writes_a_report,
 }
 

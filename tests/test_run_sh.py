@@ -34,6 +34,8 @@ case "$*" in
       killed) kill -KILL "$PPID" ;;
       slow) sleep 0.5 ;;
     esac ;;
+  *"/example.py --doctor"*)
+    echo "ranks=$LOCAL_WORLD_SIZE gpus=${CUDA_VISIBLE_DEVICES-all} omp=$OMP_NUM_THREADS" >>"$CALLS" ;;
   *torch.distributed.run*) echo "OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS" ;;
 esac
 """
@@ -276,13 +278,45 @@ def test_ci_lints_and_then_tests_from_any_folder(copy: Copy, tmp_path: Path) -> 
     assert copy.calls()[-2:] == ["-m|codespell_lib", "-m|pytest"]
 
 
+# --- doctor ---
+
+
+@pytest.mark.parametrize(
+    ("variables", "seen"),
+    [
+        ({}, "ranks=2 gpus= omp=1"),
+        ({"NPROC": "3", "OMP_NUM_THREADS": "4"}, "ranks=3 gpus= omp=4"),
+        ({"FAKE_GPUS": "8"}, "ranks=8 gpus=all omp=1"),
+        ({"FAKE_GPUS": "8", "VARIANT": "cpu"}, "ranks=2 gpus= omp=1"),
+    ],
+)
+def test_the_doctor_is_one_process_that_sees_what_a_rank_of_train_would(
+    copy: Copy, variables: dict[str, str], seen: str
+) -> None:
+    copy.environment.pop("CUDA_VISIBLE_DEVICES", None)
+    copy.run("doctor", "--num_workers", "2", "--cache_dir", "two words", env=variables)
+    assert len(copy.installs()) == 1
+    call, environment = copy.calls()[-2:]
+    assert call == f"{copy.folder}/example/example.py|--doctor|--num_workers|2|--cache_dir|two words"
+    assert environment == seen
+    assert copy.calls("torch.distributed.run") == []
+
+
+def test_the_doctor_refuses_what_train_would(copy: Copy) -> None:
+    _, err = copy.run("doctor", "--train", status=2)
+    assert err == "example.py: --doctor and --train exclude each other; give one of them.\n"
+    _, err = copy.run("doctor", status=2, env={"NPROC": "0"})
+    assert err == "run.sh: NPROC=0 is not a number of processes; give 1 or more\n"
+    assert copy.calls() == []
+
+
 # --- mistakes ---
 
 
 @pytest.mark.parametrize(
     ("arguments", "variables", "sentence"),
     [
-        (["tarin"], {}, "unknown subcommand tarin; give train, setup, test, lint or help"),
+        (["tarin"], {}, "unknown subcommand tarin; give train, doctor, setup, test, soak, lint or help"),
         (["setup", "now"], {}, "setup takes no arguments; found now"),
         ([], {"NPROC": "abc"}, "NPROC=abc is not a number of processes; give 1 or more"),
         ([], {"NPROC": "0"}, "NPROC=0 is not a number of processes; give 1 or more"),
@@ -309,5 +343,16 @@ def test_an_old_python_is_refused_with_its_version(copy: Copy) -> None:
 @pytest.mark.parametrize("word", ["help", "-h", "--help"])
 def test_help_names_every_subcommand_and_variable(copy: Copy, word: str) -> None:
     out, _ = copy.run(word)
-    for name in ("train", "setup", "test", "lint", "NPROC", "NNODES", "RDZV_ENDPOINT", "VARIANT", "PYTHON"):
+    for name in (
+        "train",
+        "doctor",
+        "setup",
+        "test",
+        "lint",
+        "NPROC",
+        "NNODES",
+        "RDZV_ENDPOINT",
+        "VARIANT",
+        "PYTHON",
+    ):
         assert name in out

@@ -175,7 +175,7 @@ def test_a_gpu_without_kernels_for_it_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(runtime, "has_cuda_kernels", lambda: False)
     with pytest.raises(UserError, match=r"fbgemm-gpu-cpu is installed.*set CUDA_VISIBLE_DEVICES to nothing"):
-        runtime._choose_device(runtime.Launch())
+        runtime.choose_device(runtime.Launch())
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(
         UserError, match="4 processes on a machine with 2 GPUs; give torchrun --nproc_per_node 2"
     ):
-        runtime._choose_device(launch)
+        runtime.choose_device(launch)
 
 
 def test_an_error_in_work_done_once_per_node_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
