@@ -246,6 +246,7 @@ def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]
         "movie": (raw.movies, np.unique(movie[:num_train])),
     }
     tables, left_out = _write_features(folder, entities)
+    # The first feature of a movie is the movie itself.
     movie_rows = np.load(folder / "movie_features.npy")[:, 0]
     ends = _write_history(folder, user, movie_rows[movie], rating, ratings.time[order], num_train)
     np.save(folder / "rows.npy", np.stack([user, movie, rating.view(np.int32), ends], axis=1))

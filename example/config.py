@@ -173,6 +173,11 @@ def validate(config: Config) -> None:
         config.num_workers == "auto" or (isinstance(config.num_workers, int) and config.num_workers >= 0),
         f"--num_workers {config.num_workers} is negative; give 0 to make batches in the main process",
     )
+    _require(
+        config.num_workers == 0 or config.worker_timeout < config.timeout,
+        f"--worker_timeout {config.worker_timeout} is not below --timeout {config.timeout}, so other ranks "
+        "would give up before a silent worker is named; give a smaller one",
+    )
     _require(config.history >= 0, f"--history {config.history} is negative; give 0 for none")
     _require(
         1_000 <= config.synthetic_ratings <= 1_000_000_000,

@@ -29,6 +29,8 @@ def test_every_field_is_a_flag_with_a_sentence() -> None:
 
 def test_values_become_their_fields_types() -> None:
     config = parse_args(["--mlp_dims", "128,64,1", "--lr", "0.5", "--epochs", "3", "--dataset", "ml-1m"])
+    assert parse_args(["--num_workers", "3"]).num_workers == 3
+    assert parse_args(["--num_workers", "auto"]).num_workers == "auto"
     assert config.mlp_dims == (128, 64, 1)
     assert config.lr == 0.5
     assert config.epochs == 3
@@ -39,6 +41,12 @@ def test_values_become_their_fields_types() -> None:
     ("arguments", "sentence"),
     [
         ("--num_workers -1", "--num_workers -1 is negative; give 0"),
+        ("--num_workers some", "--num_workers: 'some' is neither a whole number nor auto"),
+        ("--prefetch_factor 0", "--prefetch_factor 0 is too small; give at least 1"),
+        ("--worker_timeout 0", "--worker_timeout 0 is too small; give at least 1"),
+        ("--num_workers 1 --timeout 60", "--worker_timeout 120 is not below --timeout 60"),
+        ("--mp_context threads", "--mp_context threads is not known; choose one of spawn, forkserver, fork"),
+        ("--history -1", "--history -1 is negative; give 0 for none"),
         ("--batch_size 0", "--batch_size 0 is too small; give at least 1"),
         ("--epochs 0", "--epochs 0 is too small"),
         ("--epochs x", "--epochs: invalid int value: 'x'"),
