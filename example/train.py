@@ -228,10 +228,11 @@ def evaluate(
     Collective: every rank.
     """
     model.eval()
-    predictions = [
-        model(batch.to(context.device, non_blocking=True))[1][1] for batch in feed.batches("test", epoch=0)
-    ]
-    mine = torch.stack(predictions)
+    # Allocated once: tensors of each step, kept between its temporaries, would leave a heap full of holes.
+    dataset = feed.loader.dataset
+    mine = torch.empty(dataset.num_steps("test"), dataset.batch_size, device=context.device)
+    for step, batch in enumerate(feed.batches("test", epoch=0)):
+        mine[step] = model(batch.to(context.device, non_blocking=True))[1][1]
     everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
     dist.all_gather(everyones, mine)
     # From ranks of [steps, B] to the order of the ratings; what follows the last rating is padding.

@@ -1,0 +1,305 @@
+"""Measure how fast batches come out of the loader, how soon the first one, and what memory workers take.
+
+    python benchmarks/feed.py                     everything; half an hour on two cores, the first time
+    python benchmarks/feed.py --ratings 100000 --memory 100000 --seconds 0.05 --rounds 1 --epochs 1
+
+Writes docs/feed.json, docs/feed.png and the part of README.md between the feed marks, and prints each figure
+beside its bar. The ratings are drawn into --folder and kept there. Measures; asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from feed_tables import bar_lines, draw, judge, render
+
+# Workers import this file again: nothing heavy at its top level.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
+
+from columns import Columns, open_columns
+from config import Config
+from dataloader import BatchLoader, EpochSampler, RatingBatches, Request, build_dataloader
+from machine import allowed_cores, available_memory, keep_freed_memory
+from shuffle import shuffled
+from stack import stack_versions
+
+ROOT = Path(__file__).resolve().parent.parent
+MARKS = ("<!-- feed: made by benchmarks/feed.py -->", "<!-- end of feed -->")
+BATCH_SIZES = (1024, 8192, 65_536)
+NUM_WORKERS = (1, 2, 4)
+START_METHODS = ("spawn", "forkserver")
+WARM_UP_STEPS = 20
+STARTS = 5
+MEMORY_LIMIT = 2 * 2**30
+
+
+def main() -> int:
+    """Measure, write, show; returns 1 where the README has no place for the tables."""
+    flags = _parse_flags()
+    keep_freed_memory()
+    result = measure(flags)
+    result["bars"] = judge(result)
+    docs = ROOT / "docs"
+    (docs / "feed.json").write_text(json.dumps(result, indent=1) + "\n")
+    draw(result, docs / "feed.png")
+    text = render(result)
+    print(f"{text}\n\n{bar_lines(result['bars'])}")
+    readme = ROOT / "README.md"
+    first, last = map(re.escape, MARKS)
+    block = f"{MARKS[0]}\n{text}\n{MARKS[1]}"
+    before = readme.read_text()
+    after, places = re.subn(f"{first}.*{last}", lambda match: block, before, flags=re.DOTALL)
+    if not places:
+        print(f"README.md has no place for the tables: {MARKS[0]} and {MARKS[1]} are missing")
+        return 1
+    readme.write_text(after)
+    return 0
+
+
+def _parse_flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=ROOT / "data" / "benchmark", help="keeps the ratings")
+    parser.add_argument("--ratings", type=int, default=20_000_000, help="for rows/s and the first batch")
+    parser.add_argument("--heavy", type=int, default=50, help="--history of the heavy row")
+    parser.add_argument("--seconds", type=float, default=0.7, help="of one measurement of a rate")
+    parser.add_argument("--rounds", type=int, default=9, help="measurements of each rate, in turns")
+    parser.add_argument(
+        "--trained", type=int, default=1_000_000, help="ratings of the training that may wait"
+    )
+    parser.add_argument("--epochs", type=int, default=4, help="of that training")
+    parser.add_argument(
+        "--memory",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[1_000_000, 10_000_000, 100_000_000],
+        help="sizes whose workers' memory is shown; the last one is trained on in 2 GiB",
+    )
+    return parser.parse_args()
+
+
+def measure(flags: argparse.Namespace) -> dict[str, Any]:
+    """All figures of one run."""
+    import torch
+
+    torch.set_num_threads(1)
+    columns = open_columns(_config(flags, flags.ratings))
+    base = _config(flags, flags.ratings)
+    heavy = dataclasses.replace(base, history=flags.heavy)
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": f"{allowed_cores()} cores, {platform.machine()}, {platform.system()}",
+        "versions": stack_versions(),
+        "ratings": flags.ratings,
+        "history": flags.heavy,
+        "trained": flags.trained,
+        "start": first_batches(columns, base),
+        "light": [rates(columns, base, size, START_METHODS, flags) for size in BATCH_SIZES],
+        "heavy": [rates(open_columns(heavy), heavy, size, START_METHODS[:1], flags) for size in BATCH_SIZES],
+        "waits": {str(number): data_waits(number, flags) for number in (0, 2)},
+        "memory": {str(number): _memory("workers", flags.folder, number, number) for number in flags.memory},
+        "small memory": {
+            "ratings": flags.memory[-1],
+            **_memory("train", flags.folder, flags.memory[-1], MEMORY_LIMIT),
+        },
+    }
+
+
+def _config(flags: argparse.Namespace, ratings: int) -> Config:
+    return Config(dataset="synthetic", synthetic_ratings=ratings, data_path=str(flags.folder / str(ratings)))
+
+
+class NextSteps(EpochSampler):
+    """The next `number` full steps of training, on from those of the pass before, epoch after epoch."""
+
+    def __init__(self, dataset: RatingBatches) -> None:
+        super().__init__(dataset)
+        self.number = WARM_UP_STEPS
+        self.full_steps = max(1, len(dataset.ranges["train"]) // dataset.batch_size)
+        self._done = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        first, self._done = self._done, self._done + self.number
+        for place in range(first, self._done):
+            epoch, step = divmod(place, self.full_steps)
+            yield Request("train", epoch, step)
+
+    def __len__(self) -> int:
+        return self.number
+
+
+class LoaderRate:
+    """Rows/s of one loader whose consumer only receives."""
+
+    def __init__(self, loader: BatchLoader, seconds: float) -> None:
+        assert isinstance(loader.sampler, NextSteps)
+        self.loader, self.sampler, self.seconds = loader, loader.sampler, seconds
+        self.rows = min(loader.dataset.batch_size, len(loader.dataset.ranges["train"]))
+
+    def __call__(self) -> float:
+        """The rate over a pass, whose length the pass before decides."""
+        start = time.perf_counter()
+        for batch in self.loader:
+            # A name would keep a slot of the ring.
+            del batch
+        rate = self.sampler.number * self.rows / (time.perf_counter() - start)
+        self.sampler.number = max(WARM_UP_STEPS, round(self.seconds * rate / self.rows))
+        return rate
+
+
+class Limit:
+    """Rows/s of `index_select` at the places of shuffled training ratings, rows as wide as a batch's."""
+
+    def __init__(self, dataset: RatingBatches, row_bytes: float, seconds: float) -> None:
+        import torch
+
+        self.number = len(dataset.ranges["train"])
+        self.batch_size = min(dataset.batch_size, self.number)
+        self.width = round(row_bytes / 8)
+        self.table_rows = min(self.number, int(available_memory()[0] / 2 / (8 * self.width)))
+        # Written, so that every page is there.
+        self.table = torch.ones(self.table_rows, self.width, dtype=torch.int64)
+        self.out = torch.empty(self.batch_size, self.width, dtype=torch.int64)
+        self.seconds = seconds
+        self.steps = WARM_UP_STEPS
+
+    def __call__(self) -> float:
+        """The rate over some steps, whose number the call before decides."""
+        import torch
+
+        places = np.arange(self.steps * self.batch_size) % self.number
+        places = shuffled(places, self.number, seed=0, epoch=0) % self.table_rows
+        steps = torch.from_numpy(places).split(self.batch_size)
+        start = time.perf_counter()
+        for step in steps:
+            torch.index_select(self.table, 0, step, out=self.out)
+        rate = len(places) / (time.perf_counter() - start)
+        self.steps = max(WARM_UP_STEPS, round(self.seconds * rate / self.batch_size))
+        return rate
+
+
+def rates(
+    columns: Columns, base: Config, batch_size: int, methods: tuple[str, ...], flags: argparse.Namespace
+) -> dict[str, Any]:
+    """Rows/s of the limit, of no workers and of workers: all of them in every round, so that what the machine
+    does meanwhile meets them alike.
+    """
+    figures: dict[str, Callable[[], float]] = {}
+    with contextlib.ExitStack() as stack:
+
+        def add(name: str, **choices: Any) -> None:
+            config = dataclasses.replace(base, batch_size=batch_size, **choices)
+            dataset = RatingBatches(columns, config, rank=0, world_size=1)
+            loader = stack.enter_context(build_dataloader(dataset, NextSteps(dataset), config))
+            figures[name] = LoaderRate(loader, flags.seconds)
+
+        dataset = RatingBatches(columns, dataclasses.replace(base, batch_size=batch_size), 0, 1)
+        batch = dataset[Request("train", 0, 0)]
+        row_bytes = sum(part.numel() * part.element_size() for part in batch) / batch_size
+        limit = figures["limit"] = Limit(dataset, row_bytes, flags.seconds)
+        add("0", num_workers=0)
+        for method in methods:
+            for number in NUM_WORKERS:
+                add(f"{method} {number}", num_workers=number, mp_context=method)
+        # Twice: the first pass warms up and finds the number of steps, the second touches the pages of those.
+        for figure in [*figures.values()] * 2:
+            figure()
+        found: dict[str, list[float]] = {name: [] for name in figures}
+        for _ in range(flags.rounds):
+            for name, figure in figures.items():
+                found[name].append(figure())
+    return {
+        "batch size": batch_size,
+        "bytes a row": row_bytes,
+        "rows of the limit": limit.table_rows,
+        "rows of the data": limit.number,
+        "rows/s": {name: _spread(values) for name, values in found.items()},
+        "of the limit": _ratio(found["0"], found["limit"]),
+        "of 0 workers": {
+            name: _ratio(values, found["0"]) for name, values in found.items() if name not in ("0", "limit")
+        },
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def _ratio(values: list[float], beside: list[float]) -> float:
+    """The median over rounds."""
+    return statistics.median(value / other for value, other in zip(values, beside, strict=True))
+
+
+def first_batches(columns: Columns, base: Config) -> dict[str, dict[str, float]]:
+    """Seconds from `build_dataloader` to the first batch, beside those of imports in new processes."""
+
+    def first(number: int, method: str) -> float:
+        config = dataclasses.replace(base, num_workers=number, mp_context=method)
+        dataset = RatingBatches(columns, config, rank=0, world_size=1)
+        start = time.perf_counter()
+        with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
+            next(iter(loader))
+            return time.perf_counter() - start
+
+    def python(code: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - start
+
+    figures: dict[str, Callable[[], float]] = {
+        "python": lambda: python("pass"),
+        "import torch.utils.data": lambda: python("import torch.utils.data"),
+        "spawn 1": lambda: first(1, "spawn"),
+        "spawn 4": lambda: first(4, "spawn"),
+        # Only the first pool waits for the server of forks.
+        "forkserver 4": lambda: first(4, "forkserver"),
+    }
+    for figure in figures.values():
+        figure()
+    found = [{name: figure() for name, figure in figures.items()} for _ in range(STARTS)]
+    return {name: _spread([times[name] for times in found]) for name in figures}
+
+
+def data_waits(num_workers: int, flags: argparse.Namespace) -> list[float]:
+    """The share of each epoch that training in two processes waits for batches."""
+    open_columns(_config(flags, flags.trained))
+    with tempfile.TemporaryDirectory() as reports:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        command += [str(ROOT / "example" / "example.py"), "--epochs", str(flags.epochs)]
+        command += ["--num_workers", str(num_workers), "--report_dir", reports]
+        command += ["--data_path", str(flags.folder / str(flags.trained))]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL)
+        report = json.loads((Path(reports) / "metrics.json").read_text())
+    return [epoch["data_wait"] for epoch in report["epochs"]]
+
+
+def _memory(what: str, folder: Path, ratings: int, number: int) -> dict[str, Any]:
+    """What benchmarks/memory.py finds, in a process of its own."""
+    # So that the ratings are there, and lie in no cache because of that process.
+    open_columns(Config(dataset="synthetic", synthetic_ratings=ratings, data_path=str(folder / str(ratings))))
+    script = Path(__file__).with_name("memory.py")
+    command = [sys.executable, str(script), what, str(folder / str(ratings)), str(number)]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""What benchmarks/feed.py found as bars, tables and a picture. Computes from its JSON alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+MOST_OWN_MEMORY = 12.0
+COLORS = {"0": "C0", "1": "C1", "2": "C2", "4": "C3"}
+
+
+def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each bar beside what was measured; one that was not measured is left out."""
+    light = {rates["batch size"]: rates for rates in result["light"]}
+    heavy = {rates["batch size"]: rates for rates in result["heavy"]}
+    start = {name: times["median"] for name, times in result["start"].items()}
+    bars: list[dict[str, Any]] = []
+
+    def add(name: str, measured: float, bar: float, unit: str = "", at_most: bool = False) -> None:
+        reached = measured <= bar if at_most else measured >= bar
+        sense = "at most" if at_most else "at least"
+        bars.append(
+            {"name": name, "bar": f"{sense} {_short(bar)}{unit}", "measured": f"{_short(measured)}{unit}"}
+            | {"reached": reached}
+        )
+
+    for size in (8192, 65_536):
+        add(f"0 workers, batch {size:,}, of the limit", light[size]["of the limit"], 0.6)
+    alone, two = (light[8192]["rows/s"][name]["median"] / 1e6 for name in ("0", "spawn 2"))
+    add("2 workers, batch 8,192", two, min(12.0, alone / 2), " million rows/s")
+    add("2 workers, batch 65,536, of 0 workers", light[65_536]["of 0 workers"]["spawn 2"], 0.7)
+    add("2 workers, batch 8,192, heavy row, of 0 workers", heavy[8192]["of 0 workers"]["spawn 2"], 1.6)
+    started = start["spawn 1"] / start["import torch.utils.data"]
+    add("first batch, spawn, 1 worker, of import torch.utils.data", started, 1.25, at_most=True)
+    add("first batch, forkserver, second pool of 4", start["forkserver 4"], 0.2, " s", at_most=True)
+    for number, waits in result["waits"].items():
+        name = f"waiting for data in training, {number} workers, worst epoch"
+        add(name, 100 * max(waits), 2.0, " %", at_most=True)
+    for ratings, parts in result["memory"].items():
+        more = parts["own"] - parts["only torch"]
+        name = f"memory of a worker at {int(ratings):,} ratings beyond that of import torch"
+        add(name, more, MOST_OWN_MEMORY, " MB", at_most=True)
+    own = [parts["own"] for parts in result["memory"].values()]
+    # Pages are shared with whoever else runs, so two measurements differ a little.
+    add("difference of a worker's memory between these sizes", max(own) - min(own), 2.0, " MB", at_most=True)
+    trained = result["small memory"]["trained"]
+    if trained is not None:
+        how = "it trains" if trained else "it does not train"
+        name = f"{result['small memory']['ratings']:,} ratings in {_gib(result['small memory']['limit'])}"
+        bars.append({"name": name, "bar": "it trains", "measured": how, "reached": trained})
+    return bars
+
+
+def bar_lines(bars: list[dict[str, Any]]) -> str:
+    """One line a bar."""
+    return "\n".join(
+        f"{'reached' if bar['reached'] else 'SHORT  '}  {bar['name']}: {bar['measured']} ({bar['bar']})"
+        for bar in bars
+    )
+
+
+def render(result: dict[str, Any]) -> str:
+    """All tables, and the line that says where they come from."""
+    versions = ", ".join(
+        f"{name} {version}" for name, version in result["versions"].items() if name != "fbgemm"
+    )
+    parts = [
+        f"Million rows/s, {result['ratings']:,} ratings, all features; the main process only receives:",
+        _rates_table(result["light"]),
+        f"The same with --history {result['history']}:",
+        _rates_table(result["heavy"]),
+        "Seconds to the first batch, and of what they are compared with:",
+        _start_table(result["start"]),
+        "MB of memory (PSS) of one of 2 workers, batch 8,192:",
+        _memory_table(result["memory"]),
+        _sentences(result),
+        f"{result['machine']}; {versions}; {result['date'][:10]}.",
+    ]
+    return "\n\n".join(parts)
+
+
+def _rates_table(rows: list[dict[str, Any]]) -> str:
+    names = list(rows[0]["rows/s"])
+    heads = ["batch", "bytes a row", *(_head(name) for name in names), "0 workers of the limit"]
+    cells = []
+    for row in rows:
+        shown = [f"{row['rows/s'][name]['median'] / 1e6:.1f}" for name in names]
+        cells.append(
+            [f"{row['batch size']:,}", f"{row['bytes a row']:.0f}", *shown, f"{row['of the limit']:.2f}"]
+        )
+    return _table(heads, cells)
+
+
+def _head(name: str) -> str:
+    return {"limit": "limit", "0": "0 workers"}.get(name, name)
+
+
+def _start_table(start: dict[str, dict[str, float]]) -> str:
+    heads = {
+        "python": "python alone",
+        "import torch.utils.data": "`import torch.utils.data`",
+        "spawn 1": "spawn, 1 worker",
+        "spawn 4": "spawn, 4 workers",
+        "forkserver 4": "forkserver, a second pool of 4",
+    }
+    return _table(list(heads.values()), [[f"{start[name]['median']:.2f}" for name in heads]])
+
+
+def _memory_table(memory: dict[str, dict[str, float]]) -> str:
+    names = ["own", "ring", "columns", "total", "only numpy", "only torch"]
+    heads = ["ratings", "its own", "ring", "columns, page cache", "all", "a process with numpy", "with torch"]
+    return _table(
+        heads,
+        [
+            [f"{int(ratings):,}", *(f"{parts[name]:.0f}" for name in names)]
+            for ratings, parts in memory.items()
+        ],
+    )
+
+
+def _sentences(result: dict[str, Any]) -> str:
+    waits = " and ".join(
+        f"{100 * max(waits):.1f} % with {number} workers" for number, waits in result["waits"].items()
+    )
+    lines = [f"Training on {result['trained']:,} ratings in 2 processes waits for data at most {waits}."]
+    small = result["small memory"]
+    ratings = f"{small['ratings']:,} ratings"
+    if small["trained"] is None:
+        lines.append(f"{ratings} in little memory: not measured, as {small['why']}.")
+    elif small["trained"]:
+        lines.append(
+            f"{ratings} ({small['columns'] / 1e9:.1f} GB of columns) train under a limit of "
+            f"{_gib(small['limit'])}, page cache included, at {small['ratings_per_second']:,.0f} ratings/s "
+            f"(batch {small['batch size']:,}, one process and one worker)."
+        )
+    else:
+        lines.append(f"{ratings} do not train under a limit of {_gib(small['limit'])}.")
+    for row in (*result["light"], *result["heavy"]):
+        if row["rows of the limit"] < row["rows of the data"]:
+            lines.append(
+                f"The limit of batch {row['batch size']:,} with {row['bytes a row']:.0f} bytes a row was "
+                f"measured on {row['rows of the limit']:,} rows, for want of memory."
+            )
+    return " ".join(lines)
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---:"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.0f} GiB"
+
+
+def _short(number: float) -> str:
+    return f"{number:,.1f}" if abs(number) >= 10 else f"{number:.2f}"
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Rows/s by batch size: light rows on the left, heavy ones on the right."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    titles = ("all features", f"all features and --history {result['history']}")
+    for axes, rows, title in zip(
+        figure.subplots(1, 2), (result["light"], result["heavy"]), titles, strict=True
+    ):
+        sizes = [row["batch size"] for row in rows]
+        for name in rows[0]["rows/s"]:
+            rates = [row["rows/s"][name]["median"] / 1e6 for row in rows]
+            method, _, number = name.rpartition(" ")
+            if name == "limit":
+                axes.plot(sizes, rates, "--", color="0.4", label="limit: one index_select")
+            elif not method:
+                axes.plot(sizes, rates, "o-", color=COLORS["0"], label="0 workers")
+            else:
+                style = "s-" if method == "spawn" else "^:"
+                label = f"{number} worker{'s' if number != '1' else ''}, {method}"
+                axes.plot(sizes, rates, style, color=COLORS[number], label=label)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.set(
+            xlabel="batch size",
+            ylabel="million rows/s",
+            title=f"{title}: {rows[0]['bytes a row']:.0f} B a row",
+        )
+        axes.grid(alpha=0.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
+    figure.savefig(path)
