@@ -54,7 +54,9 @@ def available_memory() -> tuple[int, int]:
 
 
 def cgroup_memory() -> tuple[int, int] | None:
-    """Bytes in use and the limit of the cgroup with the lowest limit; None where none sets one."""
+    """Bytes in use, without idle file cache, and the limit of the cgroup with the lowest limit; None where
+    none sets one.
+    """
     found = [
         (limit, _memory_usage(folder))
         for folder in _cgroup_folders("memory")
@@ -80,6 +82,12 @@ def descriptor_limit() -> int:
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
+def process_limit() -> str:
+    """Processes that the user of this one may have."""
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    return "as many as memory allows" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+
+
 def num_descriptors() -> int:
     """File descriptors that this process has open."""
     try:
@@ -94,6 +102,11 @@ def allowed_cores() -> int:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [quota for quota in map(_cpu_quota, _cgroup_folders("cpu")) if quota is not None]
     return max(1, int(min([affinity, *quotas])))
+
+
+def spare_cores(num_ranks: int, num_cores: int) -> int:
+    """The cores that each of the ranks of a machine has beside its own."""
+    return max(0, num_cores // num_ranks - 1)
 
 
 def _cgroup_folders(controller: str) -> list[Path]:
@@ -139,7 +152,16 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def _memory_usage(folder: Path) -> int:
+    """Bytes that one cgroup uses, less the file cache that goes when somebody needs the room."""
+    usage = 0
     for name in ("memory.current", "memory.usage_in_bytes"):
         if (folder / name).is_file():
-            return int((folder / name).read_text())
-    return 0
+            usage = int((folder / name).read_text())
+    try:
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except OSError:
+        return usage
+    # Version 1 counts the groups below only under "total_".
+    names = [prefix + "inactive_file" for prefix in ("total_", "")]
+    cache = next((int(statistics[name]) for name in names if name in statistics), 0)
+    return max(0, usage - cache)

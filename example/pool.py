@@ -2,7 +2,7 @@
 
 One pool serves every pass of every split. Each worker has `prefetch_factor` tasks at most, and a task names
 the slot that its batch goes to: a slot is either free, or one task's, or leased to the consumer of its batch.
-Batches are views of their slots: nothing is copied between a worker's gather and the model.
+Batches are views of their slots: nothing is copied on the way, unless the consumer keeps many of them.
 Knows processes and arrays; nothing of torch, ratings or models.
 """
 
@@ -15,7 +15,6 @@ import multiprocessing.util
 import os
 import pickle
 import select
-import signal
 import time
 import weakref
 from collections import deque
@@ -27,10 +26,10 @@ from typing import Any
 import numpy as np
 
 from errors import UserError
-from machine import descriptor_limit, num_descriptors
-from postmortem import Scene, WorkerDiedError, WorkerRaisedError, WorkerSilentError
+from machine import descriptor_limit, num_descriptors, process_limit
+from postmortem import Scene, WorkerDiedError, WorkerRaisedError, WorkerSilentError, gib
 from ring import AnonymousFile, Ring
-from worker import BatchSource, Failed, Made, Task, Worker, birth, serve
+from worker import STACK_SIGNALS, BatchSource, Failed, Made, Task, Worker, birth, serve
 
 # One that the consumer reads while the next is handed over, and two more for a pipeline that looks ahead.
 SLOTS_BEYOND_PREFETCH = 3
@@ -39,8 +38,11 @@ CLOSE_SECONDS = 2.0
 STACK_SECONDS = 0.3
 DESCRIPTORS_PER_WORKER = 4
 PICKLE_LIMIT = 64 * 1024
-# Imported by the server once, not by each worker: the heavy part of a worker's start, and clean of CUDA.
-PRELOADED = ("numpy", "worker")
+# Tasks wait in a pipe, which would be full before the worker has answered the first.
+MAX_PREFETCH_FACTOR = 64
+# Imported by the server once, not by each worker: the heavy part of a worker's start, and clean of CUDA. The
+# server looks for modules in the current folder, so nothing of ours can be among them.
+PRELOADED = ("numpy",)
 
 
 @dataclass
@@ -71,12 +73,17 @@ class WorkerPool:
         rank: int = 0,
         local_world_size: int = 1,
     ) -> None:
-        check_pickle(source, mp_context)
+        if prefetch_factor > MAX_PREFETCH_FACTOR:
+            raise ValueError(f"prefetch_factor {prefetch_factor} is above {MAX_PREFETCH_FACTOR}")
+        _check_pickle(source, mp_context)
         self.rank = rank
         self.local_world_size = local_world_size
         self.prefetch_factor = prefetch_factor
         self.timeout = timeout
-        self.ring = Ring(num_workers * self.slots_per_worker, source.batch_bytes)
+        self.mp_context = mp_context
+        num_slots = num_workers * self.slots_per_worker
+        with _refusals_in_words(num_workers, num_slots * source.batch_bytes):
+            self.ring = Ring(num_slots, source.batch_bytes)
         self.num_copied = 0
         self._members: list[_Member] = []
         self._pass = 0
@@ -86,17 +93,8 @@ class WorkerPool:
             self, _end, args=(self._members, self.ring), exitpriority=100
         )
         try:
-            with birth():
+            with _refusals_in_words(num_workers, self.ring.num_bytes), birth():
                 self._start(source, multiprocessing.get_context(mp_context), num_workers)
-        except OSError as error:
-            self.close()
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-            raise UserError(
-                f"{num_workers} data workers need about {num_workers * DESCRIPTORS_PER_WORKER} more file "
-                f"descriptors, but {num_descriptors()} of {descriptor_limit()} are in use; raise the limit "
-                "with ulimit -n 4096, or give a smaller --num_workers."
-            ) from None
         except BaseException:
             self.close()
             raise
@@ -141,6 +139,7 @@ class WorkerPool:
         Raises:
             WorkerError: when a worker raises, dies or is silent too long; the pool is of no use any more.
         """
+        self._check_open()
         self._pass += 1
         self._drop_abandoned()
         source = iter(requests)
@@ -154,6 +153,7 @@ class WorkerPool:
         self, source: Iterator[Any], order: deque[int], turn: int, this_pass: int
     ) -> Iterator[Sequence[np.ndarray]]:
         while order:
+            self._check_open()
             if self._pass != this_pass:
                 raise RuntimeError("another pass over the same loader has begun; a pool makes one at a time")
             member = self._members[order.popleft()]
@@ -163,12 +163,16 @@ class WorkerPool:
             # Else this frame would hold the batch while the next one is waited for.
             del arrays
 
+    def _check_open(self) -> None:
+        if not self._members:
+            raise RuntimeError("the pool is closed; iterate inside its `with`")
+
     def _send(self, turn: int, source: Iterator[Any], order: deque[int]) -> int:
         request = next(source, None)
         if request is None:
             return turn
         member = self._members[turn]
-        task = Task(member.free_slots.popleft(), request)
+        task = Task(member.free_slots.pop(), request)
         try:
             member.connection.send(task)
         except OSError:
@@ -180,9 +184,10 @@ class WorkerPool:
     def _receive(self, member: _Member) -> list[np.ndarray]:
         task, reply = self._answer(member)
         if isinstance(reply, Failed):
+            scene = self._scene(member, task)
             if reply.mistake:
-                raise UserError(reply.mistake)
-            raise WorkerRaisedError(self._scene(member, task), reply.traceback)
+                raise UserError(f"{reply.mistake} (Found by {scene}.)")
+            raise WorkerRaisedError(scene, reply.traceback)
         leased, arrays = self.ring.lease(task.slot, reply.places)
         # Slots are free, with the worker, or leased; this one is none of them.
         num_leased = self.slots_per_worker - len(member.free_slots) - len(member.tasks) - 1
@@ -236,16 +241,45 @@ class WorkerPool:
             ring_bytes=self.ring.num_bytes,
             num_slots=self.ring.num_slots,
             local_world_size=self.local_world_size,
+            mp_context=self.mp_context,
         )
 
     def _stack_now(self, member: _Member) -> str:
-        os.kill(member.process.pid, signal.SIGUSR2)
+        # It may be gone by now.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.process.pid, STACK_SIGNALS[1])
         time.sleep(STACK_SECONDS)
         return _read(member.black_box)
 
     def close(self) -> None:
         """End all workers within one deadline and free what they shared; harmless twice."""
         self._finalizer()
+
+
+@contextlib.contextmanager
+def _refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
+    """What the system refuses to a pool, as a sentence: descriptors, processes or memory."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise UserError(
+                f"{num_workers} data workers need about {num_workers * DESCRIPTORS_PER_WORKER} more file "
+                f"descriptors, but {num_descriptors()} of {descriptor_limit()} are in use; raise the limit "
+                "with ulimit -n 4096, or give a smaller --num_workers."
+            ) from None
+        if error.errno == errno.EAGAIN:
+            raise UserError(
+                f"{num_workers} data workers are more processes than this machine lets its user start, who "
+                f"may have {process_limit()}; raise the limit with ulimit -u, or give a smaller "
+                "--num_workers."
+            ) from None
+        if error.errno in (errno.ENOMEM, errno.EFBIG):
+            raise UserError(
+                f"The batches of {num_workers} data workers take up to {gib(num_bytes)}, more than this "
+                "machine gives; give a smaller --batch_size, --history, --prefetch_factor or --num_workers."
+            ) from None
+        raise
 
 
 def _end(members: list[_Member], ring: Ring) -> None:
@@ -271,14 +305,10 @@ def _end(members: list[_Member], ring: Ring) -> None:
     ring.close()
 
 
-def check_pickle(source: BatchSource, mp_context: str) -> int:
-    """How many bytes each worker is sent to start from; refuses a data set that cannot be sent, or is large.
-
-    Raises:
-        UserError: says why.
-    """
+def _check_pickle(source: BatchSource, mp_context: str) -> None:
+    """Refuse a data set that cannot be sent to a worker, or is large: every worker starts from a copy."""
     if mp_context == "fork":
-        return 0
+        return
     name = type(source).__name__
     try:
         size = len(pickle.dumps(source))
@@ -292,7 +322,6 @@ def check_pickle(source: BatchSource, mp_context: str) -> int:
             f"{name} pickles to {size:,} bytes, which every worker would copy, and {PICKLE_LIMIT:,} is the "
             "limit; keep the data in files that are memory-mapped where they are first used."
         )
-    return size
 
 
 def _read(file: AnonymousFile) -> str:

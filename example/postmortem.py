@@ -8,6 +8,10 @@ from typing import Any
 
 from machine import available_memory, cgroup_memory, shared_memory
 
+# What multiprocessing says of a forked worker that its server no longer can speak for.
+SERVER_GONE = 255
+NEARLY_FULL = 0.9
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -21,6 +25,7 @@ class Scene:
     ring_bytes: int
     num_slots: int
     local_world_size: int
+    mp_context: str
 
     def __str__(self) -> str:
         doing = f"with {self.request}" if self.request is not None else "with no batch to make"
@@ -73,6 +78,11 @@ def _explain(scene: Scene, exitcode: int | None) -> tuple[str, str]:
     """What an exit code means, with the facts that matter to it, and the remedy."""
     if exitcode is None:
         return "Its connection broke while it lives.", "start again; if it comes back, give --num_workers 0."
+    if exitcode == SERVER_GONE and scene.mp_context == "forkserver":
+        return (
+            "The server that forks workers is gone, and took the worker with it.",
+            "find out who ended it (a signal to the whole process group, most often), and start again.",
+        )
     if exitcode >= 0:
         return (
             f"It exited with code {exitcode} by itself.",
@@ -90,12 +100,14 @@ def _explain(scene: Scene, exitcode: int | None) -> tuple[str, str]:
             "`dmesg` names what the kernel killed.",
         )
     if number == signal.SIGBUS:
+        used, size = shared_memory()
+        full = used > NEARLY_FULL * size
         return (
             f"{fact}: a page of mapped memory could not be had. Either a file was cut while it was read, or "
-            f"/dev/shm or the memory is full.\n{shared_memory_in_words(scene)}\n{memory_in_words()}",
+            f"the memory is full.\n{shared_memory_in_words(scene)}\n{memory_in_words()}",
             "leave the files of the data set alone while it is used (those cut are made again at the next "
-            "start); where memory is full, give a smaller --batch_size, --prefetch_factor or --num_workers, "
-            "or a larger /dev/shm (docker run --shm-size).",
+            "start); where memory is full, give a smaller --batch_size, --prefetch_factor or --num_workers"
+            + ("; /dev/shm is full: make room, or docker run --shm-size=1g." if full else "."),
         )
     if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
         return (
@@ -123,8 +135,8 @@ def shared_memory_in_words(scene: Scene) -> str:
     slot = scene.ring_bytes // scene.num_slots
     need = scene.ring_bytes * scene.local_world_size
     return (
-        f"/dev/shm: {mib(used)} of {mib(size)} in use. The batches need none of it: they lie in anonymous "
-        f"memory, {scene.num_slots} slots of at most {mib(slot)} for each of {scene.local_world_size} ranks, "
+        f"/dev/shm: {mib(used)} of {mib(size)} in use, by others: the batches lie in anonymous memory, "
+        f"{scene.num_slots} slots of at most {mib(slot)} for each of {scene.local_world_size} ranks, "
         f"{mib(need)} in all."
     )
 

@@ -41,6 +41,9 @@ class AnonymousFile:
             os.close(self.descriptor)
             self.descriptor = -1
 
+    def __del__(self) -> None:
+        self.close()
+
     def __getstate__(self) -> Any:
         from multiprocessing.reduction import DupFd
 
@@ -85,8 +88,9 @@ class Ring:
         return leased, arrays
 
     def close(self) -> None:
-        """Give the descriptor back; the memory goes when nobody uses an array in it any more."""
+        """Give the memory back, as soon as nobody uses an array in it any more; harmless twice."""
         self.file.close()
+        self.__dict__.pop("memory", None)
 
     def _map(self) -> None:
         self.memory = mmap.mmap(self.file.descriptor, self.num_bytes)
@@ -98,7 +102,7 @@ class Ring:
         self.__dict__.update(state)
         self._map()
         # The mapping keeps the memory.
-        self.close()
+        self.file.close()
 
 
 class SlotWriter:

@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
@@ -27,6 +28,8 @@ from ring import AnonymousFile, Place, Ring
 
 # What the trainer decides about is not the workers' to act on: a batch system sends both to every process.
 TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# What a worker answers with its stack, from the moment that it can.
+STACK_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 # What the libraries of a worker read when they start their threads.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_IO_THREADS")
 
@@ -100,22 +103,24 @@ def _answer(task: Task, source: BatchSource, ring: Ring) -> Made | Failed:
 
 def _settle(worker: Worker) -> None:
     """Tie this process to its trainer: signals, life and death, the tag of its lines."""
-    for number in TRAINERS_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    # They were blocked when this process was born, so that none came before they were ignored.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, TRAINERS_SIGNALS)
     die_with_parent()
     trainer = multiprocessing.parent_process()
     # It may have died before, while this worker was still importing.
     if trainer is None or not trainer.is_alive():
         os._exit(1)
-    # For whoever asks `kill -USR1`; the trainer asks with SIGUSR2, and reads the black box.
-    faulthandler.register(signal.SIGUSR1)
-    faulthandler.register(signal.SIGUSR2, file=worker.black_box.descriptor)
+    for number in TRAINERS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    # The first is for whoever asks `kill -USR1`; the trainer asks with the second, and reads the black box.
+    faulthandler.register(STACK_SIGNALS[0])
+    faulthandler.register(STACK_SIGNALS[1], file=worker.black_box.descriptor)
     faulthandler.enable(file=worker.black_box.descriptor)
+    # They were blocked when this process was born, so that none came before it could take them.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*TRAINERS_SIGNALS, *STACK_SIGNALS))
     keep_freed_memory()
     # A worker that wakes up lets the trainer finish what it does; one that the trainer waits for runs anyway.
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    # A sandbox, or a policy lower still, may refuse it.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     install_print(str(worker))
     if "torch" in sys.modules:
         import torch
@@ -129,8 +134,11 @@ def birth() -> Iterator[None]:
 
     For the main thread of the trainer. What came for the trainer meanwhile reaches it at the end.
     """
+    # It comes with the first process that multiprocessing starts, and unblocks the signals again (CPython's
+    # `ResourceTracker.ensure_running`): before they are blocked, then.
+    resource_tracker.ensure_running()
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, TRAINERS_SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*TRAINERS_SIGNALS, *STACK_SIGNALS))
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     try:
         yield

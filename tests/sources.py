@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from errors import UserError
+
 FAILING_STEP = 5
 SIZE = 1000
 
@@ -63,6 +65,10 @@ def _bus_error() -> None:
         mapped[0]
 
 
+def _mistake() -> None:
+    raise UserError("a row is bad.")
+
+
 def _killed(number: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
 
@@ -70,6 +76,7 @@ def _killed(number: int) -> Callable[[], None]:
 FAULTS: dict[str, Callable[[], Any]] = {
     "raise": _raise,
     "unpicklable": _unpicklable,
+    "mistake": _mistake,
     "sleep": lambda: time.sleep(3600),
     "exit": lambda: os._exit(3),
     "sys.exit": lambda: sys.exit(4),

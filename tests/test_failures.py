@@ -87,8 +87,8 @@ def test_a_failing_worker_ends_all_ranks_with_its_screen(
     assert result.returncode != 0
     who = f"data worker 1 of rank {num_ranks - 1} (pid "
     assert who in result.stderr
-    # Step 5 is the second worker's; torchrun's own report repeats the screen once.
-    assert "with step 5 of epoch 2 over the train ratings" in result.stderr
+    # The sixth step is the second worker's; torchrun's own report repeats the screen once.
+    assert "with step 6 of epoch 2 over the train ratings" in result.stderr
     for word in words:
         assert word in result.stderr
     # No traceback of the trainer's: there is nothing in it.
@@ -109,6 +109,7 @@ def test_columns_that_are_cut_during_an_epoch_are_named(place: Place, num_worker
     assert (
         "rows.npy had 320,128 bytes when it was opened and has 1,000 now; leave the columns" in result.stderr
     )
+    assert ("Found by data worker 1 of rank 0" in result.stderr) == (num_workers == 2)
     assert "Traceback" not in result.stderr
     # The next start makes them again.
     again = python(EXAMPLE, "--data_path", place.data, "--epochs", 1, env=place.env)

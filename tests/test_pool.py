@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 
 import machine
+from config import LIMITS
 from errors import UserError
-from pool import CLOSE_SECONDS, SLOTS_BEYOND_PREFETCH, WorkerPool
+from launch import ROOT, python, succeeded
+from pool import CLOSE_SECONDS, MAX_PREFETCH_FACTOR, SLOTS_BEYOND_PREFETCH, WorkerPool
 from postmortem import WorkerDiedError, WorkerError, WorkerRaisedError, WorkerSilentError
 from sources import FAILING_STEP, SIZE, Numbers
 
@@ -128,6 +131,83 @@ def test_workers_begin_before_the_first_batch_is_asked_for(pool: WorkerPool) -> 
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert numbers(batches) == list(range(4))
+
+
+SCRIPT = """
+import multiprocessing.forkserver, os, signal, sys
+sys.path[:0] = [{example!r}, {tests!r}]
+from pool import WorkerPool
+from postmortem import WorkerError
+from sources import Numbers
+
+def main(method, number):
+    pool = WorkerPool(Numbers(), num_workers=2, prefetch_factor=2, timeout=60, mp_context=method)
+    server = [] if method == "spawn" else [multiprocessing.forkserver._forkserver._forkserver_pid]
+    # The workers are not more than born.
+    for pid in server if number == signal.SIGKILL else [*server, *pool.pids]:
+        os.kill(pid, number)
+    try:
+        print([int(values[0]) for values, _ in pool.batches(range(6))])
+    except WorkerError as error:
+        print(error)
+    pool.close()
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
+"""
+
+
+def first_pool(tmp_path: Path, method: str, number: signal.Signals) -> str:
+    """What the first pool of a process says whose workers, or their server, get a signal at birth."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(example=str(ROOT / "example"), tests=str(ROOT / "tests")))
+    # A file of this name is not to be taken for the worker's.
+    (tmp_path / "worker.py").write_text("raise SystemError('this is another worker')")
+    return succeeded(python(script, method, int(number), cwd=tmp_path))
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_to_the_whole_group_harms_no_worker_however_young(
+    tmp_path: Path, method: str, number: signal.Signals
+) -> None:
+    assert first_pool(tmp_path, method, number) == "[0, 1, 2, 3, 4, 5]\n"
+
+
+def test_a_server_of_forks_that_is_gone_is_named(tmp_path: Path) -> None:
+    assert "The server that forks workers is gone" in first_pool(tmp_path, "forkserver", signal.SIGKILL)
+
+
+def test_a_closed_pool_refuses_instead_of_giving_nothing() -> None:
+    pool = make_pool(Numbers())
+    batches = pool.batches(range(10))
+    pool.close()
+    for use in (lambda: next(batches), lambda: pool.batches(range(10))):
+        with pytest.raises(RuntimeError, match="the pool is closed"):
+            use()
+
+
+def test_the_memory_of_the_ring_goes_with_the_last_batch() -> None:
+    def num_mappings() -> int:
+        return Path("/proc/self/maps").read_text().count("memfd:batches")
+
+    before = num_mappings()
+    pool = make_pool(Numbers())
+    values, _ = next(pool.batches(range(4)))
+    pool.close()
+    assert num_mappings() == before + 1
+    assert (values == 0).all()
+    del values, _
+    assert num_mappings() == before
+
+
+def test_more_tasks_than_a_pipe_holds_are_refused() -> None:
+    assert LIMITS["prefetch_factor"] == MAX_PREFETCH_FACTOR
+    with pytest.raises(ValueError, match="prefetch_factor 65 is above 64"):
+        make_pool(Numbers(), prefetch_factor=MAX_PREFETCH_FACTOR + 1)
+    pool = make_pool(Numbers(), prefetch_factor=MAX_PREFETCH_FACTOR)
+    assert numbers(pool.batches(range(300))) == list(range(300))
+    pool.close()
 
 
 # --- failures ----------------------------------------------------------------------------------------
@@ -263,6 +343,39 @@ def test_too_few_file_descriptors_are_said_in_one_sentence() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("number", "sentence"),
+    [
+        (errno.EMFILE, r"2 data workers need about 8 more file descriptors"),
+        (errno.EAGAIN, r"2 data workers are more processes than .* a smaller --num_workers"),
+        (errno.ENOMEM, r"The batches of 2 data workers take up to .* a smaller --batch_size"),
+    ],
+)
+@pytest.mark.parametrize("where", ["Ring", "Connection"])
+def test_what_the_system_refuses_is_said_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, number: int, sentence: str, where: str
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(number, "refused")
+
+    if where == "Ring":
+        monkeypatch.setattr("pool.Ring", refuse)
+    else:
+        monkeypatch.setattr("multiprocessing.context.BaseContext.Pipe", refuse)
+    before = machine.num_descriptors()
+    with pytest.raises(UserError, match=sentence):
+        make_pool(Numbers())
+    gc.collect()
+    assert machine.num_descriptors() == before
+
+
+def test_a_mistake_that_a_worker_finds_is_told_with_who_found_it() -> None:
+    pool = make_pool(Numbers("mistake"))
+    with pytest.raises(UserError, match=r"a row is bad\. \(Found by data worker 1 of rank 3 .* with 5\.\)"):
+        numbers(pool.batches(range(10)))
+    pool.close()
 
 
 # --- the end -----------------------------------------------------------------------------------------
