@@ -7,24 +7,28 @@ writes nothing. What may be broken is imported where it is looked at: the page m
 from __future__ import annotations
 
 import contextlib
-import json
-import multiprocessing
 import os
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from config import Config
 from errors import UserError
-from machine import allowed_cores, available_memory, cgroup_memory, descriptor_limit, shared_memory
+from machine import (
+    allowed_cores,
+    available_memory,
+    cgroup_memory,
+    descriptor_limit,
+    shared_memory,
+    spare_cores,
+)
 from postmortem import WorkerError, WorkerSilentError, gib, mib
+from probe import Probe, Report, probe_worker, time_interpreter
 from runtime import Launch, choose_device, read_launch
 from stack import check_stack, stack_versions
 
@@ -36,13 +40,15 @@ State = Literal["ok", "warning", "fault"]
 PAGE_WIDTH = 110
 DRIVER = Path("/proc/driver/nvidia/version")
 LITTLE_MEMORY = 2**30
-LITTLE_DISK = 100 * 2**20
+# What columns take beside ratings.
+LITTLE_DISK = 10 * 2**20
+# Bytes of "1,1,4.0,123456789" and its end: no file has more ratings than lines of that.
+SHORTEST_LINE = 18
 # What Docker gives a container that asks for nothing.
 SMALL_SHARED_MEMORY = 64 * 2**20
 # A rank's own files, libraries and sockets.
 DESCRIPTORS_OF_A_RANK = 64
 FEW_DESCRIPTORS = 1024
-WORKER_DEADLINE = 8.0
 SLOW_START_SECONDS = 5.0
 # The most genres of a movie in any MovieLens set, for batches whose columns are not made yet.
 MOST_GENRES = 10
@@ -64,54 +70,6 @@ class Need:
 
     num_bytes: int
     words: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a worker says of itself. Times are those of `time.time`."""
-
-    start_method: str
-    has_torch: bool
-    cuda_touched: bool
-    sharing_strategy: str
-    threads: dict[str, str | None]
-    # When its imports were done; 0 in one that imported nothing, as it was forked.
-    imported: float
-    made: float
-
-
-class Probe:
-    """A data set whose only batch is a worker's report on itself."""
-
-    batch_bytes = 64 * 1024
-
-    def __init__(self, batches: type) -> None:
-        # Pickled by name: the worker imports what it would import for the real data set.
-        self.batches = batches
-        self.imported = 0.0
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.imported = time.time()
-
-    def make(self, request: Any, empty: Callable[..., Any] | None = None) -> Sequence[Any]:
-        """The report, as JSON."""
-        import numpy as np
-
-        from worker import THREAD_VARIABLES
-
-        torch = sys.modules.get("torch")
-        report = Report(
-            # `get_start_method` would tell what this process starts others with.
-            getattr(multiprocessing.current_process(), "_start_method", "unknown"),
-            has_torch=torch is not None,
-            cuda_touched=torch is not None and torch.cuda.is_initialized(),
-            sharing_strategy=torch.multiprocessing.get_sharing_strategy() if torch else "",
-            threads={name: os.environ.get(name) for name in THREAD_VARIABLES},
-            imported=self.imported,
-            made=time.time(),
-        )
-        return [np.frombuffer(json.dumps(report.__dict__).encode(), np.uint8)]
 
 
 def examine(config: Config) -> list[Finding]:
@@ -238,8 +196,11 @@ def check_threads(omp: str, num_ranks: int, num_cores: int) -> Finding:
 def check_memory(need: Need) -> Finding:
     """The memory of the machine and of the cgroup, against what the workers' batches need."""
     available, total = available_memory()
-    usage, limit = cgroup_memory() or (0, total)
-    cgroup = f"the cgroup uses {gib(usage)} of its limit of {gib(limit)}" if usage else "no cgroup limits it"
+    limited = cgroup_memory()
+    usage, limit = limited or (0, total)
+    cgroup = (
+        f"the cgroup uses {gib(usage)} of its limit of {gib(limit)}" if limited else "no cgroup limits it"
+    )
     text = f"{gib(available)} of {gib(total)} available, {cgroup}; the workers' batches take {need.words}"
     less = "give a smaller --batch_size, --prefetch_factor or --num_workers"
     little = need.num_bytes + LITTLE_MEMORY > min(available, limit - usage)
@@ -247,7 +208,7 @@ def check_memory(need: Need) -> Finding:
         "memory",
         text,
         (need.num_bytes > min(available, limit), "fault", less),
-        (little, "warning", f"{less}, or end other programs; file cache in the cgroup's use goes by itself"),
+        (little, "warning", f"{less}, or end other programs"),
     )
 
 
@@ -289,42 +250,6 @@ def check_worker(config: Config) -> list[Finding]:
     return [judge_worker(report, config.mp_context), judge_start(report, begin, interpreter)]
 
 
-def time_interpreter() -> float:
-    """Seconds until a Python that imports nothing runs a line: the best of three, as one may be cold."""
-    command = [sys.executable, "-c", "import time; print(time.time())"]
-    tries = []
-    for _ in range(3):
-        begin = time.time()
-        printed = subprocess.run(command, capture_output=True, check=True, timeout=WORKER_DEADLINE).stdout
-        tries.append(float(printed) - begin)
-    return min(tries)
-
-
-def probe_worker(probe: type[Probe], config: Config, deadline: float = WORKER_DEADLINE) -> Report:
-    """What a worker reports that is started as a run would start it.
-
-    Raises:
-        UserError: when it may not be started.
-        WorkerError: when it dies, or does not answer within the deadline, in seconds.
-    """
-    from dataloader import RatingBatches, check_start_method
-    from pool import WorkerPool
-
-    check_start_method(config.mp_context)
-    pool = WorkerPool(
-        probe(RatingBatches),
-        num_workers=1,
-        prefetch_factor=1,
-        timeout=deadline,
-        mp_context=config.mp_context,
-    )
-    try:
-        (report,) = next(pool.batches(["its report"]))
-        return Report(**json.loads(bytes(report)))
-    finally:
-        pool.close()
-
-
 def judge_worker(report: Report, mp_context: str) -> Finding:
     """Whether a worker is what was asked for: started so, without torch, CUDA untouched, one thread."""
     seen = "no torch in it, so CUDA untouched and no sharing strategy"
@@ -364,7 +289,7 @@ def judge_start(report: Report, begin: float, interpreter: float) -> Finding:
 def check_data(config: Config) -> list[Finding]:
     """Where the data and their columns lie, and their size; unlike a run it obtains and makes none."""
     from columns import find_columns
-    from movielens import find_files, locate
+    from movielens import NUM_RATINGS, find_files, locate
 
     try:
         source, files = find_files(config)
@@ -387,22 +312,31 @@ def check_data(config: Config) -> list[Finding]:
     remedy = "the first start needs the network; or unpack the files there, or give --data_path"
     missing = not files and not config.is_synthetic
     data = _judge("data", f"{source}: {there}", (missing, "warning", remedy))
-    return [data, check_cache(cache.absolute(), columns)]
+    num_ratings = (
+        config.synthetic_ratings
+        if config.is_synthetic
+        else NUM_RATINGS.get(config.dataset, size // SHORTEST_LINE)
+    )
+    return [data, check_cache(cache.absolute(), columns, num_ratings)]
 
 
-def check_cache(cache: Path, columns: Columns | None) -> Finding:
+def check_cache(cache: Path, columns: Columns | None, num_ratings: int) -> Finding:
     """Where the columns lie and their size, or whether there is room for them."""
+    from columns import BYTES_OF_A_RATING
+
     if columns is not None:
         size = sum(path.stat().st_size for path in Path(columns.folder).iterdir())
         return Finding("cache", "ok", f"{columns.folder}: {_size(size)}")
     parent = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(parent).free
+    need = LITTLE_DISK + BYTES_OF_A_RATING * num_ratings
     text = f"{cache}: no columns of these data yet, made at the first start; {_size(free)} free"
+    text += f" for up to {_size(need)}"
     return _judge(
         "cache",
         text,
         (not os.access(parent, os.W_OK), "fault", f"{parent} cannot be written: give another --cache_dir"),
-        (free < LITTLE_DISK, "warning", "make room, or give --cache_dir a folder on another disk"),
+        (free < need, "warning", "make room, or give --cache_dir a folder on another disk"),
     )
 
 
@@ -414,7 +348,8 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     from pool import SLOTS_BEYOND_PREFETCH
 
     tables = tuple(Table(feature, 1, MOST_GENRES if feature.multi else 1) for feature in FEATURES)
-    columns = Columns("", "", 0, 0, 0, 0, 0, 0.0, (*tables, Table(HISTORY, 1, config.history)), {}, ())
+    tables = (*tables, Table(HISTORY, 1, config.history))
+    columns = Columns("", "", 0, 0, 0, 0, 0, 0.0, config.history, tables, {}, ())
     # Where the data cannot be read, their own line says so.
     with contextlib.suppress(OSError, UserError):
         columns = find_columns(config)[1] or columns
@@ -423,11 +358,6 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     num_bytes = num_ranks * num_workers * num_slots * slot
     of = f"{num_slots} slots of {_size(slot)} for each of {num_ranks} x {_count(num_workers, 'worker')}"
     return Need(num_bytes, f"up to {_size(num_bytes)} ({of})" if num_workers else "nothing without workers")
-
-
-def spare_cores(num_ranks: int, num_cores: int) -> int:
-    """The cores that a rank has beside its own."""
-    return max(0, num_cores // num_ranks - 1)
 
 
 def _judge(name: str, text: str, *ailments: tuple[object, State, str]) -> Finding:

@@ -20,10 +20,11 @@ import movielens
 import runtime
 import worker
 from config import Config, parse_args
-from doctor import Finding, Need, Probe, Report
+from doctor import Finding, Need
 from errors import UserError
 from launch import EXAMPLE, python, succeeded, torchrun
 from postmortem import WorkerError
+from probe import Probe, Report
 from runtime import Launch
 
 GIB = 2**30
@@ -535,12 +536,14 @@ def test_a_cache_without_room_is_a_warning_and_one_that_cannot_be_written_a_faul
         free: int
 
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(99 * 2**20))
-    finding = doctor.check_cache(cache, None)
+    # A rating takes 36 bytes.
+    assert doctor.check_cache(cache, None, num_ratings=1_000_000).state == "ok"
+    finding = doctor.check_cache(cache, None, num_ratings=10_000_000)
     assert finding.state == "warning"
-    assert finding.text.endswith("99.0 MiB free")
+    assert finding.text.endswith("99.0 MiB free for up to 353.3 MiB")
     assert "--cache_dir" in finding.remedy
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: path != tmp_path)
-    finding = doctor.check_cache(cache, None)
+    finding = doctor.check_cache(cache, None, num_ratings=0)
     assert (finding.state, finding.remedy) == (
         "fault",
         f"{tmp_path} cannot be written: give another --cache_dir",
