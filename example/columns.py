@@ -46,9 +46,11 @@ if TYPE_CHECKING:
 
     from movielens import RawData
 
-FORMAT = 3
+FORMAT = 4
 # Positions and ends are int32.
 MAX_RATINGS = 2**31 - 1
+# On disk: its row, rating and time, and its place in the history.
+BYTES_OF_A_RATING = 16 + 4 + 8 + 8
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Columns:
     num_users: int
     num_movies: int
     mean_rating: float
+    longest_history: int
     tables: tuple[Table, ...]
     baselines: dict[str, Metrics]
     notes: tuple[str, ...]
@@ -147,9 +150,8 @@ def _checked(columns: Columns, config: Config) -> Columns:
     if config.history == 0:
         return columns
     movies = next(table for table in columns.tables if table.name == "movie")
-    return dataclasses.replace(
-        columns, tables=(*columns.tables, Table(HISTORY, movies.rows, longest=config.history))
-    )
+    history = Table(HISTORY, movies.rows, longest=min(config.history, columns.longest_history))
+    return dataclasses.replace(columns, tables=(*columns.tables, history))
 
 
 def _cache_folder(source: Path, config: Config) -> Path:
@@ -248,7 +250,9 @@ def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]
     tables, left_out = _write_features(folder, entities)
     # The first feature of a movie is the movie itself.
     movie_rows = np.load(folder / "movie_features.npy")[:, 0]
-    ends = _write_history(folder, user, movie_rows[movie], rating, ratings.time[order], num_train)
+    ends, longest_history = _write_history(
+        folder, user, movie_rows[movie], rating, ratings.time[order], num_train
+    )
     np.save(folder / "rows.npy", np.stack([user, movie, rating.view(np.int32), ends], axis=1))
     oracle = None if raw.oracle is None else raw.oracle[order]
     notes = [*raw.skipped]
@@ -260,6 +264,7 @@ def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]
         "num_skipped": raw.num_skipped,
         "num_users": len(raw.users),
         "num_movies": len(raw.movies),
+        "longest_history": longest_history,
         "mean_rating": float(rating[:num_train].mean(dtype=np.float64)),
         "tables": [dataclasses.asdict(table) for table in tables],
         "baselines": _baselines(user, movie, rating, num_train, oracle),
@@ -295,8 +300,10 @@ def _write_history(
     rating: np.ndarray,
     time: np.ndarray,
     num_train: int,
-) -> np.ndarray:
-    """Write the training ratings user after user; returns where histories end, int32 [ratings]."""
+) -> tuple[np.ndarray, int]:
+    """Write the training ratings user after user; returns where the histories of all ratings end, int32
+    [ratings], and how long the longest is.
+    """
     order = np.lexsort([time, user])
     is_train = order < num_train
     before: np.ndarray = np.cumsum(is_train) - is_train
@@ -308,8 +315,9 @@ def _write_history(
     told = order[is_train]
     np.save(folder / "history.npy", np.stack([movie_rows[told], rating[told].view(np.int32)], axis=1))
     counts = np.bincount(user[told], minlength=int(user.max()) + 1)
-    np.save(folder / "history_offsets.npy", np.concatenate([[0], np.cumsum(counts)]))
-    return ends
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    np.save(folder / "history_offsets.npy", offsets)
+    return ends, int((ends - offsets[user]).max())
 
 
 def _write_features(
@@ -323,9 +331,11 @@ def _write_features(
     tables: list[Table] = []
     left_out: list[str] = []
     vocabulary: dict[str, list[Any]] = {}
+    # Those with lists last, so that all others are joined at once.
+    features = sorted(FEATURES, key=lambda feature: feature.multi)
     for entity, (frame, trained) in entities.items():
         rows: list[np.ndarray] = []
-        for feature in (feature for feature in FEATURES if feature.entity == entity):
+        for feature in (feature for feature in features if feature.entity == entity):
             if feature.column not in frame:
                 left_out.append(feature.name)
                 continue
@@ -346,7 +356,7 @@ def _write_features(
             tables.append(Table(feature, len(known) + 1, longest))
         np.save(folder / f"{entity}_features.npy", np.stack(rows, axis=1))
     (folder / "vocabulary.json").write_text(json.dumps(vocabulary))
-    return tables, left_out
+    return sorted(tables, key=lambda table: table.feature.multi), left_out
 
 
 def _rows_of(values: pandas.Series, known: np.ndarray) -> np.ndarray:

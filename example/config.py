@@ -39,6 +39,9 @@ CHOICES = {
     "mp_context": ("spawn", "forkserver", "fork"),
 }
 
+# The most that anything could use: beyond these a mistyped number would end as an exhausted machine.
+LIMITS = {"batch_size": 2**24, "history": 10_000, "num_workers": 1024, "prefetch_factor": 64}
+
 
 @dataclass(frozen=True)
 class Config:
@@ -168,6 +171,9 @@ def validate(config: Config) -> None:
     for name in ("epochs", "batch_size", "timeout", "worker_timeout", "prefetch_factor"):
         value = getattr(config, name)
         _require(value >= 1, f"--{name} {value} is too small; give at least 1")
+    for name, most in LIMITS.items():
+        value = getattr(config, name)
+        _require(value == "auto" or value <= most, f"--{name} {value} is too large; give at most {most:,}")
     _require(config.timeout <= 604_800, f"--timeout {config.timeout} is more than a week; give less")
     _require(
         config.num_workers == "auto" or (isinstance(config.num_workers, int) and config.num_workers >= 0),

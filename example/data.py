@@ -13,7 +13,6 @@ from columns import Columns, open_columns
 from config import Config
 from dataloader import BatchLoader, EpochSampler, RatingBatches, build_dataloader
 from errors import UserError
-from machine import allowed_cores
 from movielens import PREPARATION_DEADLINE
 from report import describe_data
 from runtime import RuntimeContext, once_per_node
@@ -38,7 +37,6 @@ def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
     columns = open_columns(config)
     _check_same_data(columns, context)
     context.say(describe_data(columns, config))
-    _warn_of_crowd(config, context)
     dataset = RatingBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         yield Data(columns, loader)
@@ -58,13 +56,3 @@ def _check_same_data(columns: Columns, context: RuntimeContext) -> None:
                 f"{everyones[0][0]:,} and {everyones[0][1]:,}, or their tables differ; give all machines the "
                 "same files."
             )
-
-
-def _warn_of_crowd(config: Config, context: RuntimeContext) -> None:
-    if config.num_workers == "auto":
-        return
-    num_workers = int(config.num_workers) * context.local_world_size
-    if num_workers > allowed_cores():
-        context.say(
-            f"{num_workers} data workers on this machine share {allowed_cores()} cores with the ranks"
-        )

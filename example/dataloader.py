@@ -21,10 +21,10 @@ import numpy as np
 from columns import Columns
 from config import Config
 from errors import UserError
-from features import HISTORY, UNKNOWN_ROW, Table
-from machine import allowed_cores
+from features import ENTITIES, UNKNOWN_ROW
+from machine import allowed_cores, spare_cores
 from mapped import MappedColumn
-from runtime import read_launch
+from runtime import Launch, read_launch
 from shuffle import shuffled
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ WAIT_WORTH_A_WORKER = 0.02
 
 
 class Request(NamedTuple):
-    """Which batch: step `step` of pass `epoch` over the split "train" or "test"."""
+    """Which batch: step `step` of pass `epoch` over the split "train" or "test", both counted from 0."""
 
     split: str
     epoch: int
     step: int
 
     def __str__(self) -> str:
-        return f"step {self.step} of epoch {self.epoch + 1} over the {self.split} ratings"
+        return f"step {self.step + 1} of epoch {self.epoch + 1} over the {self.split} ratings"
 
 
 class Batch(NamedTuple):
@@ -69,6 +69,17 @@ class Batch(NamedTuple):
     history_ratings: torch.Tensor
 
 
+class Lists(NamedTuple):
+    """A feature with lists for n ratings: the values, list after list, and how many are each rating's, [n].
+
+    padding: how many unknown rows stand for a row that pads the batch.
+    """
+
+    values: np.ndarray
+    counts: np.ndarray
+    padding: int
+
+
 class RatingBatches:
     """The batches of one rank. Pickles to paths and numbers; columns are mapped where they are first read."""
 
@@ -81,6 +92,12 @@ class RatingBatches:
         self.seed = config.seed
         self.rank = rank
         self.world_size = world_size
+        self._with_lists = {
+            entity: [
+                table.name for table in self.tables if table.feature.multi and table.feature.entity == entity
+            ]
+            for entity in ENTITIES
+        }
         self._columns: dict[str, MappedColumn] = {}
         # The positions of the last steps asked for, and which steps those are.
         self._block: tuple[tuple[str, int, int], np.ndarray] | None = None
@@ -115,34 +132,19 @@ class RatingBatches:
             column.check()
         rows = self._column("rows").take(self._positions(request), axis=0)
         num_real = len(rows)
-        num_padding = self.batch_size - num_real
-        found = self._find(rows)
-        lengths = empty((len(self.tables), self.batch_size), np.int32)
-        lengths[:] = 1
-        for place, (table, _, counts) in enumerate(found):
-            if counts is not None:
-                lengths[place, :num_real] = counts
-            if table.feature == HISTORY:
-                lengths[place, num_real:] = 0
-        without = [0 if table.feature == HISTORY else num_padding for table in self.tables]
-        values = empty(sum(len(known) for _, known, _ in found) + sum(without), np.int64)
+        single, lists = self._find(rows)
         history_ratings = np.zeros(0, np.float32)
-        last = 0
-        for (table, known, _), padding in zip(found, without, strict=True):
-            first, last = last, last + len(known)
-            if table.feature == HISTORY:
-                values[first:last] = known[:, 0]
-                history_ratings = empty(len(known), np.float32)
-                history_ratings[:] = known[:, 1].view(np.float32)
-            else:
-                values[first:last] = known
-            values[last : last + padding] = UNKNOWN_ROW
-            last += padding
+        if self.history:
+            told, counts = self._find_history(rows)
+            lists.append(Lists(told[:, 0], counts, padding=0))
+            history_ratings = empty(len(told), np.float32)
+            history_ratings[:] = told[:, 1].view(np.float32)
+        values, lengths = self._join(single, lists, empty)
         ratings, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
         ratings[:num_real], ratings[num_real:] = rows[:, 2].view(np.float32), 0
         weights[:num_real] = self.batch_size * self.world_size / self._step_size(request.split, request.step)
         weights[num_real:] = 0
-        return values, lengths.reshape(-1), ratings, weights, history_ratings
+        return values, lengths, ratings, weights, history_ratings
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_columns": {}, "_block": None}
@@ -173,31 +175,49 @@ class RatingBatches:
         positions += split.start
         return positions
 
-    def _find(self, rows: np.ndarray) -> list[tuple[Table, np.ndarray, np.ndarray | None]]:
-        """For every table the table rows that the batch's ratings have of it, and how many each rating has of
-        a multi-valued feature. A row of the history comes with the bits of its rating.
+    def _find(self, rows: np.ndarray) -> tuple[list[np.ndarray], list[Lists]]:
+        """Table rows of the features with one value, [features, n] for each entity; and those with lists."""
+        single, lists = [], []
+        for entity, ids in zip(ENTITIES, rows.T, strict=False):
+            features = self._column(f"{entity}_features").take(ids, axis=0).T
+            names = self._with_lists[entity]
+            num_single = len(features) - 2 * len(names)
+            single.append(features[:num_single])
+            pairs = zip(features[num_single::2], features[num_single + 1 :: 2], strict=True)
+            for name, (starts, counts) in zip(names, pairs, strict=True):
+                known = self._column(f"{name}_values").take(_places(starts, counts))
+                lists.append(Lists(known, counts, padding=1))
+        return single, lists
+
+    def _find_history(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What the users rated before, rating after rating: table rows and the bits of ratings, [sum, 2]; and
+        how many each rating has of them, [n].
         """
-        entities = {
-            "user": self._column("user_features").take(rows[:, 0], axis=0),
-            "movie": self._column("movie_features").take(rows[:, 1], axis=0),
-        }
-        # An entity's columns are in the order of the tables.
-        columns = {entity: iter(features.T) for entity, features in entities.items()}
-        found: list[tuple[Table, np.ndarray, np.ndarray | None]] = []
-        for table in self.tables:
-            counts = None
-            if table.feature == HISTORY:
-                begins, ends = self._column("history_offsets").take(rows[:, 0]), rows[:, 3]
-                starts = np.maximum(begins, ends - self.history)
-                counts = ends - starts
-                known = self._column("history").take(_places(starts, counts), axis=0)
-            else:
-                known = next(columns[table.feature.entity])
-                if table.feature.multi:
-                    counts = next(columns[table.feature.entity])
-                    known = self._column(f"{table.name}_values").take(_places(known, counts))
-            found.append((table, known, counts))
-        return found
+        begins, ends = self._column("history_offsets").take(rows[:, 0]), rows[:, 3]
+        starts = np.maximum(begins, ends - self.history)
+        counts = ends - starts
+        return self._column("history").take(_places(starts, counts), axis=0), counts
+
+    def _join(
+        self, single: list[np.ndarray], lists: list[Lists], empty: Callable[..., np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The values and lengths of a `Batch`, of what was found for its real rows."""
+        num_real, num_single = single[0].shape[1], sum(map(len, single))
+        num_padding = self.batch_size - num_real
+        lengths = empty((len(self.tables), self.batch_size), np.int32)
+        last = num_single * self.batch_size
+        values = empty(last + sum(len(part.values) + part.padding * num_padding for part in lists), np.int64)
+        lengths[:num_single] = 1
+        columns = values[:last].reshape(num_single, self.batch_size)
+        np.concatenate(single, out=columns[:, :num_real])
+        columns[:, num_real:] = UNKNOWN_ROW
+        for place, part in enumerate(lists, start=num_single):
+            lengths[place, :num_real], lengths[place, num_real:] = part.counts, part.padding
+            first, last = last, last + len(part.values)
+            values[first:last] = part.values
+            first, last = last, last + part.padding * num_padding
+            values[first:last] = UNKNOWN_ROW
+        return values, lengths.reshape(-1)
 
     def _column(self, name: str) -> np.ndarray:
         if name not in self._columns:
@@ -207,10 +227,12 @@ class RatingBatches:
 
 def _places(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The places start, start + 1, ... of every list, list after list, int64 [sum of counts]."""
-    ends = np.cumsum(counts, dtype=np.int64)
+    # They may be columns of a table of int32: numpy is slow where types differ and numbers lie apart.
+    starts, counts = starts.astype(np.int64), counts.astype(np.int64)
+    ends = counts.cumsum()
     places = np.arange(ends[-1] if len(ends) else 0)
     # The n-th value of a list lies n places after its start.
-    places += np.repeat(starts - (ends - counts), counts)
+    places += (starts - (ends - counts)).repeat(counts)
     return places
 
 
@@ -230,8 +252,9 @@ class EpochSampler:
         self.epoch = 0
 
     def __iter__(self) -> Iterator[Request]:
-        for step in range(len(self)):
-            yield Request(self.split, self.epoch, step)
+        # Bound now: workers ask ahead, and must not be asked for another pass in the middle of this one.
+        split, epoch = self.split, self.epoch
+        return (Request(split, epoch, step) for step in range(len(self)))
 
     def __len__(self) -> int:
         return self.dataset.num_steps(self.split)
@@ -250,6 +273,9 @@ class BatchLoader:
         self.pool: WorkerPool | None = None
         self._pin = _has_cuda()
         self._undecided = config.num_workers == "auto"
+        if config.num_workers != 0:
+            check_start_method(config.mp_context)
+            _warn(config, read_launch())
         if isinstance(config.num_workers, int) and config.num_workers > 0:
             self.pool = self._start_pool(config.num_workers)
 
@@ -290,7 +316,6 @@ class BatchLoader:
         from pool import WorkerPool
 
         config, launch = self.config, read_launch()
-        check_start_method(config.mp_context)
         return WorkerPool(
             self.dataset,
             num_workers=num_workers,
@@ -346,15 +371,16 @@ def choose_num_workers(
 ) -> tuple[int, str]:
     """How many workers a rank needs so that its steps do not wait, and the arithmetic in words."""
     share = batch_seconds / (batch_seconds + step_seconds)
-    spare = num_cores // local_world_size - 1
-    needed = math.ceil(batch_seconds / step_seconds)
+    spare = spare_cores(local_world_size, num_cores)
+    # A consumer that only receives has steps of no time.
+    needed = math.ceil(batch_seconds / max(step_seconds, 1e-9))
     facts = (
         f"a batch takes {batch_seconds * 1e3:.2f} ms and a step {step_seconds * 1e3:.2f} ms; {num_cores} "
-        f"cores for {local_world_size} ranks leave {max(spare, 0)} beside each"
+        f"cores for {local_world_size} ranks leave {spare} beside each"
     )
     if share <= WAIT_WORTH_A_WORKER:
         return 0, f"0, as waiting {share:.1%} of the time is worth no process ({facts})"
-    if spare <= 0:
+    if spare == 0:
         return 0, f"0, as there is no core for one ({facts})"
     if needed <= spare:
         return needed, f"{needed}, as {needed} keep pace ({facts})"
@@ -362,14 +388,12 @@ def choose_num_workers(
 
 
 def check_start_method(mp_context: str) -> None:
-    """Refuse to fork a process that uses CUDA; say what else forking risks.
+    """Refuse to fork a process that uses CUDA.
 
     Raises:
         UserError: for fork, when CUDA is initialised.
     """
-    if mp_context != "fork":
-        return
-    if "torch" in sys.modules:
+    if mp_context == "fork" and "torch" in sys.modules:
         import torch
 
         if torch.cuda.is_initialized():
@@ -377,7 +401,17 @@ def check_start_method(mp_context: str) -> None:
                 "--mp_context fork cannot be used once CUDA is initialised, as a forked worker can neither "
                 "use nor free what it inherits of it; give spawn or forkserver."
             )
-    print("--mp_context fork: workers inherit the locks of all threads, and may hang; spawn does not")
+
+
+def _warn(config: Config, launch: Launch) -> None:
+    """Say, once on a machine, what is allowed and seldom wise."""
+    if launch.local_rank != 0:
+        return
+    if config.mp_context == "fork":
+        print("--mp_context fork: workers inherit the locks of all threads, and may hang; spawn does not")
+    num_workers = 0 if config.num_workers == "auto" else int(config.num_workers) * launch.local_world_size
+    if num_workers > allowed_cores():
+        print(f"{num_workers} data workers on this machine share {allowed_cores()} cores with the ranks")
 
 
 def build_dataloader(dataset: RatingBatches, sampler: EpochSampler, config: Config) -> BatchLoader:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 # Row 0 of every table stands for "unknown": a value that the training ratings never show.
 UNKNOWN_ROW = 0
+# What a rating joins, in the order of its columns.
+ENTITIES = ("user", "movie")
 
 
 @dataclass(frozen=True)

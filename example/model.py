@@ -49,15 +49,6 @@ class RatingBatch(Pipelineable):
         self.weights.record_stream(stream)
         self.history_ratings.record_stream(stream)
 
-    def pin_memory(self) -> RatingBatch:
-        """A copy in page-locked memory."""
-        return RatingBatch(
-            self.features.pin_memory(),
-            self.ratings.pin_memory(),
-            self.weights.pin_memory(),
-            self.history_ratings.pin_memory(),
-        )
-
 
 class Recommender(nn.Module):
     """Predicts mean + biases + <user factors, movie factors> + MLP(user, movie, user * movie).

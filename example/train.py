@@ -78,7 +78,7 @@ def train(data: Data, config: Config, context: RuntimeContext) -> Run:
         seconds = time.perf_counter() - start
         _check_finite(losses, number, config)
         data_wait = _largest(feed.seconds_waited / seconds, context)
-        test = evaluate(model, feed, test_ratings, context)
+        test = evaluate(model, feed, number, test_ratings, context)
         train_rmse = float(np.sqrt(np.average(losses, weights=step_sizes)))
         rate = columns.num_train / seconds
         epochs.append(Epoch(number + 1, losses, train_rmse, test, seconds, rate, data_wait))
@@ -221,9 +221,10 @@ def train_epoch(
 
 @torch.no_grad()
 def evaluate(
-    model: DistributedModelParallel, feed: Feed, ratings: np.ndarray, context: RuntimeContext
+    model: DistributedModelParallel, feed: Feed, epoch: int, ratings: np.ndarray, context: RuntimeContext
 ) -> Metrics:
     """Exact metrics over all test ratings, float32 in their order, each counted once, the same on every rank.
+    The batches do not depend on the epoch: it is what a failure is reported with.
 
     Collective: every rank.
     """
@@ -231,7 +232,7 @@ def evaluate(
     # Allocated once: tensors of each step, kept between its temporaries, would leave a heap full of holes.
     dataset = feed.loader.dataset
     mine = torch.empty(dataset.num_steps("test"), dataset.batch_size, device=context.device)
-    for step, batch in enumerate(feed.batches("test", epoch=0)):
+    for step, batch in enumerate(feed.batches("test", epoch)):
         mine[step] = model(batch.to(context.device, non_blocking=True))[1][1]
     everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
     dist.all_gather(everyones, mine)

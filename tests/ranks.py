@@ -74,7 +74,7 @@ def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any
 
     model, _, feed = build(columns, config, context)
     with feed.loader:
-        return evaluate(model, feed, columns.ratings("test"), context)
+        return evaluate(model, feed, 0, columns.ratings("test"), context)
 
 
 def train_all(columns: Any, config: Config, context: RuntimeContext) -> tuple[list[list[float]], Any]:
@@ -87,7 +87,7 @@ def train_all(columns: Any, config: Config, context: RuntimeContext) -> tuple[li
         for epoch in range(config.epochs):
             found = train_epoch(model, optimizer, feed, epoch, config, context, lambda size: None)
             losses.append(found.tolist())
-            metrics = evaluate(model, feed, columns.ratings("test"), context)
+            metrics = evaluate(model, feed, epoch, columns.ratings("test"), context)
     return losses, metrics
 
 

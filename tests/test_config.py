@@ -70,6 +70,10 @@ def test_values_become_their_fields_types() -> None:
         ("--embedding_dim 30", "--embedding_dim 30 does not fit FBGEMM's kernels; give a multiple of 4"),
         ("--test_fraction 1", "--test_fraction 1.0 leaves no training or no test"),
         ("--synthetic_ratings 10", "--synthetic_ratings 10 is out of range"),
+        ("--history 10001", "--history 10001 is too large; give at most 10,000"),
+        ("--prefetch_factor 65", "--prefetch_factor 65 is too large; give at most 64"),
+        ("--batch_size 99999999999", "--batch_size 99999999999 is too large; give at most 16,777,216"),
+        ("--num_workers 100000", "--num_workers 100000 is too large; give at most 1,024"),
         ("--seed -1", "--seed -1 is out of range"),
     ],
 )

@@ -16,7 +16,7 @@ from columns import Columns, open_columns
 from config import Config
 from dataloader import EpochSampler, RatingBatches, Request, build_dataloader, choose_num_workers
 from errors import UserError
-from features import UNKNOWN_ROW
+from features import FEATURES, UNKNOWN_ROW
 from launch import GPUS, ROOT, python, succeeded
 from movielens import locate, read
 
@@ -118,6 +118,37 @@ def test_a_batch_holds_the_features_that_the_files_say(
         names = [vocabulary[table.name][row - 1] if row != UNKNOWN_ROW else None for row in rows.tolist()]
         assert names == list(expected[table.name])
     assert start == len(batch.values)
+
+
+def test_features_may_stand_in_any_order(
+    columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Lists, and the features of movies, before all others; batches keep features with one value in front.
+    monkeypatch.setattr("columns.FEATURES", (FEATURES[6], *FEATURES[4:6], *FEATURES[:4]))
+    other = open_columns(dataclasses.replace(config, cache_dir=str(tmp_path)))
+    names = [table.name for table in other.tables]
+    assert names == ["user", "gender", "age", "occupation", "movie", "year", "genres"]
+    for step in range(3):
+        request = Request("train", 0, step)
+        ours, theirs = (
+            RatingBatches(other, config, 0, 1)[request],
+            RatingBatches(columns, config, 0, 1)[request],
+        )
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_a_pass_keeps_to_the_epoch_that_it_began_with(columns: Columns, config: Config) -> None:
+    dataset = RatingBatches(columns, config, 0, 1)
+    for num_workers in (0, 2):
+        sampler = EpochSampler(dataset)
+        with build_dataloader(
+            dataset, sampler, dataclasses.replace(config, num_workers=num_workers)
+        ) as loader:
+            batches = iter(loader)
+            sampler.epoch, sampler.split = 7, "test"
+            for step, batch in enumerate(batches):
+                assert torch.equal(batch.values, dataset[Request("train", 0, step)].values)
+            assert step + 1 == dataset.num_steps("train")
 
 
 def test_the_data_set_pickles_to_less_than_64_kib_after_it_was_read(columns: Columns, config: Config) -> None:
@@ -229,6 +260,7 @@ def test_batches_are_pinned_where_there_is_a_device(synthetic_folder: Path, tmp_
         (0.0100, 0.0100, 8, 2, 1, "1 keep pace"),
         (0.0350, 0.0100, 16, 2, 4, "4 keep pace"),
         (0.0350, 0.0100, 8, 2, 3, "4 would keep pace but there is no core for more"),
+        (0.0100, 0.0000, 4, 1, 3, "would keep pace but there is no core for more"),
     ],
 )
 def test_the_number_of_workers_follows_from_the_costs_and_the_cores(

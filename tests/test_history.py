@@ -146,6 +146,13 @@ def test_batches_fit_their_slots_with_the_longest_histories(config: Config) -> N
     assert max(sizes) <= dataset.batch_bytes
 
 
+def test_no_more_room_is_kept_than_the_longest_history_needs(config: Config) -> None:
+    columns = open_columns(dataclasses.replace(config, history=1000))
+    numbers = range(columns.num_train + columns.num_test)
+    assert columns.tables[-1].longest == max(expected(columns, position)[1] for position in numbers)
+    assert open_columns(config).tables[-1].longest == LENGTH
+
+
 def test_the_example_learns_from_histories_on_two_ranks(synthetic_folder: Path) -> None:
     from launch import torchrun
 
