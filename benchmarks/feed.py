@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -22,11 +21,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from environment import describe
 from feed_tables import bar_lines, draw, judge, render
 
 # Workers import this file again: nothing heavy at its top level.
@@ -35,9 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 from columns import Columns, open_columns
 from config import Config
 from dataloader import BatchLoader, EpochSampler, RatingBatches, Request, build_dataloader
-from machine import allowed_cores, available_memory, keep_freed_memory
+from machine import available_memory, keep_freed_memory
 from shuffle import shuffled
-from stack import stack_versions
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKS = ("<!-- feed: made by benchmarks/feed.py -->", "<!-- end of feed -->")
@@ -103,15 +101,13 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     base = _config(flags, flags.ratings)
     heavy = dataclasses.replace(base, history=flags.heavy)
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": f"{allowed_cores()} cores, {platform.machine()}, {platform.system()}",
-        "versions": stack_versions(),
+        **describe(),
         "ratings": flags.ratings,
         "history": flags.heavy,
         "trained": flags.trained,
         "start": first_batches(columns, base),
-        "light": [rates(columns, base, size, START_METHODS, flags) for size in BATCH_SIZES],
-        "heavy": [rates(open_columns(heavy), heavy, size, START_METHODS[:1], flags) for size in BATCH_SIZES],
+        "light": [rates(columns, base, size, flags) for size in BATCH_SIZES],
+        "heavy": [rates(open_columns(heavy), heavy, size, flags) for size in BATCH_SIZES],
         "waits": {str(number): data_waits(number, flags) for number in (0, 2)},
         "memory": {str(number): _memory("workers", flags.folder, number, number) for number in flags.memory},
         "small memory": {
@@ -194,9 +190,7 @@ class Limit:
         return rate
 
 
-def rates(
-    columns: Columns, base: Config, batch_size: int, methods: tuple[str, ...], flags: argparse.Namespace
-) -> dict[str, Any]:
+def rates(columns: Columns, base: Config, batch_size: int, flags: argparse.Namespace) -> dict[str, Any]:
     """Rows/s of the limit, of no workers and of workers: all of them in every round, so that what the machine
     does meanwhile meets them alike.
     """
@@ -214,7 +208,7 @@ def rates(
         row_bytes = sum(part.numel() * part.element_size() for part in batch) / batch_size
         limit = figures["limit"] = Limit(dataset, row_bytes, flags.seconds)
         add("0", num_workers=0)
-        for method in methods:
+        for method in START_METHODS:
             for number in NUM_WORKERS:
                 add(f"{method} {number}", num_workers=number, mp_context=method)
         # Twice: the first pass warms up and finds the number of steps, the second touches the pages of those.

@@ -61,9 +61,6 @@ def bar_lines(bars: list[dict[str, Any]]) -> str:
 
 def render(result: dict[str, Any]) -> str:
     """All tables, and the line that says where they come from."""
-    versions = ", ".join(
-        f"{name} {version}" for name, version in result["versions"].items() if name != "fbgemm"
-    )
     parts = [
         f"Million rows/s, {result['ratings']:,} ratings, all features; the main process only receives:",
         _rates_table(result["light"]),
@@ -74,9 +71,14 @@ def render(result: dict[str, Any]) -> str:
         "MB of memory (PSS) of one of 2 workers, batch 8,192:",
         _memory_table(result["memory"]),
         _sentences(result),
-        f"{result['machine']}; {versions}; {result['date'][:10]}.",
+        f"{_origin(result)}.",
     ]
     return "\n\n".join(parts)
+
+
+def _origin(result: dict[str, Any]) -> str:
+    versions = [f"{name} {version}" for name, version in result["versions"].items() if name != "fbgemm"]
+    return f"{result['machine']}; {', '.join(versions)}; {result['date'][:10]}"
 
 
 def _rates_table(rows: list[dict[str, Any]]) -> str:
@@ -192,4 +194,5 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
+    figure.suptitle(f"{result['ratings']:,} ratings; {_origin(result)}", fontsize="x-small")
     figure.savefig(path)

@@ -19,6 +19,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from environment import describe
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 
@@ -57,6 +58,7 @@ def main() -> None:
     differences = np.array([pair["ours"] - pair["true"] for pair in pairs])
     error = float(differences.std(ddof=1) / np.sqrt(len(pairs))) if len(pairs) > 1 else None
     result: dict[str, Any] = {
+        **describe(),
         "ratings": flags.ratings,
         "epochs": flags.epochs,
         "test_rmse": pairs,

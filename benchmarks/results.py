@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -20,6 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from environment import describe_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_RANKS = 2
@@ -65,7 +66,7 @@ def train(flags: list[str], picture: Path | None = None) -> dict[str, Any]:
     report["data"]["source"] = Path(report["data"]["source"]).name
     for name in ("data_path", "report_dir", "cache_dir"):
         del report["config"][name]
-    report["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}"
+    report["machine"] = describe_machine()
     return report
 
 

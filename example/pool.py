@@ -172,6 +172,7 @@ class WorkerPool:
         if request is None:
             return turn
         member = self._members[turn]
+        # The one that came back last: it is still in the cache.
         task = Task(member.free_slots.pop(), request)
         try:
             member.connection.send(task)
