@@ -1,10 +1,11 @@
 """Measure how fast batches come out of the loader, how soon the first one, and what memory workers take.
 
-    python benchmarks/feed.py                     everything; half an hour on two cores, the first time
-    python benchmarks/feed.py --ratings 100000 --memory 100000 --seconds 0.05 --rounds 1 --epochs 1
+    python benchmarks/feed.py --write             everything: a quarter of an hour on two cores, 9 GB
+    python benchmarks/feed.py --ratings 100000 --memory 100000 --trained 20000 --seconds 0.05 --rounds 1
 
-Writes docs/feed.json, docs/feed.png and the part of README.md between the feed marks, and prints each figure
-beside its bar. The ratings are drawn into --folder and kept there. Measures; asserts nothing.
+Prints each figure beside its bar; with --write it also writes docs/feed.json, docs/feed.png and the part of
+README.md between the feed marks. The ratings are drawn into --folder and kept there. Measures; asserts
+nothing.
 """
 
 from __future__ import annotations
@@ -48,16 +49,21 @@ MEMORY_LIMIT = 2 * 2**30
 
 
 def main() -> int:
-    """Measure, write, show; returns 1 where the README has no place for the tables."""
+    """Measure and show, and write if that is asked for; returns the exit status."""
     flags = _parse_flags()
     keep_freed_memory()
     result = measure(flags)
     result["bars"] = judge(result)
+    text = render(result)
+    print(f"{text}\n\n{bar_lines(result['bars'])}")
+    return publish(result, text) if flags.write else 0
+
+
+def publish(result: dict[str, Any], text: str) -> int:
+    """Put what was measured into docs/ and README.md; returns 1 where the README has no place for it."""
     docs = ROOT / "docs"
     (docs / "feed.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(result, docs / "feed.png")
-    text = render(result)
-    print(f"{text}\n\n{bar_lines(result['bars'])}")
     readme = ROOT / "README.md"
     first, last = map(re.escape, MARKS)
     block = f"{MARKS[0]}\n{text}\n{MARKS[1]}"
@@ -75,6 +81,7 @@ def _parse_flags() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=ROOT / "data" / "benchmark", help="keeps the ratings")
+    parser.add_argument("--write", action="store_true", help="into docs/ and README.md")
     parser.add_argument("--ratings", type=int, default=20_000_000, help="for rows/s and the first batch")
     parser.add_argument("--heavy", type=int, default=50, help="--history of the heavy row")
     parser.add_argument("--seconds", type=float, default=0.7, help="of one measurement of a rate")
@@ -106,6 +113,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
         "history": flags.heavy,
         "trained": flags.trained,
         "start": first_batches(columns, base),
+        "heavy start": first_batches(open_columns(heavy), heavy),
         "light": [rates(columns, base, size, flags) for size in BATCH_SIZES],
         "heavy": [rates(open_columns(heavy), heavy, size, flags) for size in BATCH_SIZES],
         "waits": {str(number): data_waits(number, flags) for number in (0, 2)},

@@ -67,7 +67,7 @@ def render(result: dict[str, Any]) -> str:
         f"The same with --history {result['history']}:",
         _rates_table(result["heavy"]),
         "Seconds to the first batch, and of what they are compared with:",
-        _start_table(result["start"]),
+        _start_table({"as it is": result["start"], "heavy": result["heavy start"]}),
         "MB of memory (PSS) of one of 2 workers, batch 8,192:",
         _memory_table(result["memory"]),
         _sentences(result),
@@ -97,7 +97,7 @@ def _head(name: str) -> str:
     return {"limit": "limit", "0": "0 workers"}.get(name, name)
 
 
-def _start_table(start: dict[str, dict[str, float]]) -> str:
+def _start_table(starts: dict[str, dict[str, dict[str, float]]]) -> str:
     heads = {
         "python": "python alone",
         "import torch.utils.data": "`import torch.utils.data`",
@@ -105,7 +105,8 @@ def _start_table(start: dict[str, dict[str, float]]) -> str:
         "spawn 4": "spawn, 4 workers",
         "forkserver 4": "forkserver, a second pool of 4",
     }
-    return _table(list(heads.values()), [[f"{start[name]['median']:.2f}" for name in heads]])
+    rows = [[row, *(f"{start[name]['median']:.2f}" for name in heads)] for row, start in starts.items()]
+    return _table(["row", *heads.values()], rows)
 
 
 def _memory_table(memory: dict[str, dict[str, float]]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,10 +37,12 @@ def columns(config: Config) -> Columns:
     ("num_workers", "method"),
     [(number, method) for number in (1, 2, 4) for method in ("spawn", "forkserver", "fork")],
 )
+@pytest.mark.parametrize("history", [0, 5])
 def test_batches_are_the_same_bits_for_any_number_of_workers_and_start_method(
-    columns: Columns, config: Config, num_workers: int, method: str
+    config: Config, num_workers: int, method: str, history: int
 ) -> None:
-    dataset = RatingBatches(columns, config, rank=0, world_size=1)
+    config = dataclasses.replace(config, history=history)
+    dataset = RatingBatches(open_columns(config), config, rank=0, world_size=1)
     sampler = EpochSampler(dataset)
     alone = build_dataloader(dataset, sampler, config)
     pooled_config = dataclasses.replace(config, num_workers=num_workers, mp_context=method)
@@ -238,10 +242,12 @@ from dataloader import EpochSampler, RatingBatches, build_dataloader
 
 if __name__ == "__main__":
     for num_workers in (0, 1):
-        config = Config(data_path={data!r}, num_workers=num_workers)
+        # With a history: a tensor without elements has no memory that could be pinned.
+        config = Config(data_path={data!r}, num_workers=num_workers, history=3)
         dataset = RatingBatches(open_columns(config), config, 0, 1)
-        for batch in build_dataloader(dataset, EpochSampler(dataset), config):
-            assert all(tensor.is_pinned() for tensor in batch)
+        with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
+            for batch in loader:
+                assert all(tensor.is_pinned() for tensor in batch if tensor.numel())
 """
 
 
@@ -270,6 +276,35 @@ def test_the_number_of_workers_follows_from_the_costs_and_the_cores(
     assert found == number
     assert words in why
     assert f"{batch * 1e3:.2f} ms and a step {step * 1e3:.2f} ms; {cores} cores for {ranks} ranks" in why
+
+
+class SlowBatches(RatingBatches):
+    """Takes 10 ms for a batch."""
+
+    def make(self, request: Request, empty: Any = np.empty) -> Any:
+        """The batch, late."""
+        time.sleep(0.01)
+        return super().make(request, empty)
+
+
+def test_auto_measures_the_batch_apart_from_the_step(
+    columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[float, float]] = []
+
+    def choose(batch_seconds: float, step_seconds: float, *_: int) -> tuple[int, str]:
+        told.append((batch_seconds, step_seconds))
+        return 0, "0"
+
+    monkeypatch.setattr(dataloader, "choose_num_workers", choose)
+    dataset = SlowBatches(columns, config, 0, 1)
+    chosen = dataclasses.replace(config, num_workers="auto")
+    with build_dataloader(dataset, EpochSampler(dataset), chosen) as loader:
+        for _ in loader:
+            time.sleep(0.03)
+    ((batch_seconds, step_seconds),) = told
+    assert 0.01 <= batch_seconds < 0.025
+    assert 0.03 <= step_seconds < 0.06
 
 
 def test_auto_gives_the_batches_of_no_workers_whatever_it_decides(

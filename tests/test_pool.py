@@ -264,12 +264,12 @@ def test_a_failing_worker_is_shown_on_one_screen(
 
 
 def test_a_silent_worker_is_named_with_its_stack() -> None:
-    error, seconds = fail("sleep", timeout=1)
+    error, seconds = fail("sleep", timeout=5)
     assert isinstance(error, WorkerSilentError)
-    assert f"Nothing for 1 s from data worker {FAILING_STEP % 2} of rank 3 (pid " in str(error)
+    assert f"Nothing for 5 s from data worker {FAILING_STEP % 2} of rank 3 (pid " in str(error)
     assert "sources.py" in str(error)
     assert "--worker_timeout" in str(error)
-    assert 1 <= seconds < 5
+    assert 5 <= seconds < 9
 
 
 @pytest.mark.parametrize("fault", ["interrupt", "terminate"])
@@ -364,6 +364,8 @@ def test_what_the_system_refuses_is_said_in_one_sentence(
         monkeypatch.setattr("pool.Ring", refuse)
     else:
         monkeypatch.setattr("multiprocessing.context.BaseContext.Pipe", refuse)
+    # What tests before this one left to the collector is none of ours.
+    gc.collect()
     before = machine.num_descriptors()
     with pytest.raises(UserError, match=sentence):
         make_pool(Numbers())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 import shutil
 import subprocess
@@ -103,12 +104,11 @@ def writes_a_report(lines: tuple[str, ...], clone: Path) -> None:
 
 def measures_the_loader(lines: tuple[str, ...], clone: Path) -> None:
     output = succeeded(shell((". .venv/bin/activate", *lines), clone))
-    result = read_json(clone / "docs" / "feed.json")
-    assert result["ratings"] == 100_000
-    assert all(bar["name"] in output for bar in result["bars"])
-    # The tables of the README are replaced, in the copy.
-    assert "million" in output
-    assert (clone / "README.md").read_text() != README
+    bars = read_json(ROOT / "docs" / "feed.json")["bars"]
+    assert len(re.findall(r"^(reached|SHORT  )  ", output, re.MULTILINE)) >= len(bars) - 3
+    assert "Million rows/s, 100,000 ratings" in output
+    # It was not asked to write.
+    assert (clone / "README.md").read_text() == README
 
 
 def examines_the_machine(lines: tuple[str, ...], clone: Path) -> None:
@@ -142,6 +142,14 @@ def test_a_command_of_the_readme_does_what_it_says(lines: tuple[str, ...], clone
     CHECKS[lines[0]](lines, clone)
 
 
+def test_the_loader_works_in_a_program_of_ones_own(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    script = tmp_path / "program.py"
+    script.write_text(code)
+    output = succeeded(python(script, env={"PYTHONPATH": str(ROOT / "example")}))
+    assert output == "[0, 1, 4, 9, 16]\n"
+
+
 def test_every_flag_is_in_the_readme_with_its_default_and_sentence() -> None:
     sentences = _field_sentences()
     for field in dataclasses.fields(Config):
@@ -158,6 +166,15 @@ def test_the_figures_are_those_of_the_committed_run() -> None:
         assert f"**{rmse}**" in row
         assert run["date"][:10] in README
     assert (ROOT / "docs" / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_figures_of_the_feed_are_those_of_the_committed_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    tables = importlib.import_module("feed_tables")
+    result = read_json(ROOT / "docs" / "feed.json")
+    assert tables.render(result) in README
+    assert tables.judge(result) == result["bars"]
+    assert all(bar["reached"] for bar in result["bars"])
 
 
 def test_every_file_that_the_readme_names_is_there() -> None:

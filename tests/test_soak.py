@@ -17,6 +17,7 @@ import pytest
 import machine
 from config import Config
 from dataloader import EpochSampler, RatingBatches, build_dataloader
+from errors import UserError
 from postmortem import WorkerError
 from sources import FAULTS, Numbers
 from test_memory import memory, planted_columns
@@ -38,7 +39,7 @@ def test_pools_come_and_go_without_a_trace() -> None:
             for _ in range(3):
                 steps = range(int(rng.integers(60)))
                 assert numbers(pool.batches(steps)) == list(steps)
-        except WorkerError:
+        except (WorkerError, UserError):
             assert source.fault
         pool.close()
         del pool
