@@ -73,6 +73,8 @@ class WorkerPool:
         rank: int = 0,
         local_world_size: int = 1,
     ) -> None:
+        if num_workers < 1:
+            raise ValueError(f"a pool of {num_workers} workers makes no batch; without workers call `make`")
         if prefetch_factor > MAX_PREFETCH_FACTOR:
             raise ValueError(f"prefetch_factor {prefetch_factor} is above {MAX_PREFETCH_FACTOR}")
         _check_pickle(source, mp_context)

@@ -97,7 +97,8 @@ def _explain(scene: Scene, exitcode: int | None) -> tuple[str, str]:
         return (
             f"{fact}: most often the kernel, when the memory limit is reached.\n{memory_in_words()}",
             "give a smaller --batch_size, --prefetch_factor or --num_workers, or raise the memory limit; "
-            "`dmesg` names what the kernel killed.",
+            "`dmesg` names what the kernel killed. "
+            "Where memory is left, somebody else sent the signal: start again.",
         )
     if number == signal.SIGBUS:
         used, size = shared_memory()

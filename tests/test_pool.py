@@ -201,6 +201,11 @@ def test_the_memory_of_the_ring_goes_with_the_last_batch() -> None:
     assert num_mappings() == before
 
 
+def test_a_pool_without_workers_is_refused() -> None:
+    with pytest.raises(ValueError, match="a pool of 0 workers makes no batch"):
+        make_pool(Numbers(), 0)
+
+
 def test_more_tasks_than_a_pipe_holds_are_refused() -> None:
     assert LIMITS["prefetch_factor"] == MAX_PREFETCH_FACTOR
     with pytest.raises(ValueError, match="prefetch_factor 65 is above 64"):
