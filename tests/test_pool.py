@@ -394,7 +394,8 @@ def test_closing_is_quick_and_complete_in_the_middle_of_a_pass() -> None:
     pids, start = pool.pids, time.monotonic()
     pool.close()
     pool.close()
-    assert time.monotonic() - start < CLOSE_SECONDS + 1
+    # Nobody had to be killed at the deadline.
+    assert time.monotonic() - start < CLOSE_SECONDS
     assert not any(map(is_alive, pids))
 
 

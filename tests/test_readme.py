@@ -105,7 +105,8 @@ def writes_a_report(lines: tuple[str, ...], clone: Path) -> None:
 def measures_the_loader(lines: tuple[str, ...], clone: Path) -> None:
     output = succeeded(shell((". .venv/bin/activate", *lines), clone))
     bars = read_json(ROOT / "docs" / "feed.json")["bars"]
-    assert len(re.findall(r"^(reached|SHORT  )  ", output, re.MULTILINE)) >= len(bars) - 3
+    # But for those that name a number of ratings, which are fewer here.
+    assert all(bar["name"] in output for bar in bars if " ratings" not in bar["name"])
     assert "Million rows/s, 100,000 ratings" in output
     # It was not asked to write.
     assert (clone / "README.md").read_text() == README
