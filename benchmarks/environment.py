@@ -1,8 +1,9 @@
-"""Where a figure comes from: a benchmark writes this beside what it measured."""
+"""Where a figure comes from, and where it goes: what all benchmarks write beside what they measured."""
 
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 from machine import allowed_cores, available_memory
 from stack import stack_versions
 
+README = Path(__file__).resolve().parent.parent / "README.md"
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -30,3 +32,17 @@ def describe_machine() -> str:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.machine()
     return f"{allowed_cores()} cores of {name}, {available_memory()[1] / 2**30:.0f} GiB, {platform.system()}"
+
+
+def write_into_readme(marks: tuple[str, str], text: str) -> None:
+    """Replace what stands between two marks of README.md.
+
+    Raises:
+        ValueError: when the README does not have them.
+    """
+    first, last = map(re.escape, marks)
+    block = f"{marks[0]}\n{text}\n{marks[1]}"
+    after, places = re.subn(f"{first}.*{last}", lambda match: block, README.read_text(), flags=re.DOTALL)
+    if not places:
+        raise ValueError(f"README.md has no place for the tables: {marks[0]} and {marks[1]} are missing")
+    README.write_text(after)

@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environment import describe
+from environment import describe, write_into_readme
 from feed_tables import bar_lines, draw, judge, render
 
 # Workers import this file again: nothing heavy at its top level.
@@ -48,32 +47,24 @@ STARTS = 5
 MEMORY_LIMIT = 2 * 2**30
 
 
-def main() -> int:
-    """Measure and show, and write if that is asked for; returns the exit status."""
+def main() -> None:
+    """Measure and show, and write if that is asked for."""
     flags = _parse_flags()
     keep_freed_memory()
     result = measure(flags)
     result["bars"] = judge(result)
     text = render(result)
     print(f"{text}\n\n{bar_lines(result['bars'])}")
-    return publish(result, text) if flags.write else 0
+    if flags.write:
+        publish(result, text)
 
 
-def publish(result: dict[str, Any], text: str) -> int:
-    """Put what was measured into docs/ and README.md; returns 1 where the README has no place for it."""
+def publish(result: dict[str, Any], text: str) -> None:
+    """Put what was measured into docs/ and README.md."""
     docs = ROOT / "docs"
     (docs / "feed.json").write_text(json.dumps(result, indent=1) + "\n")
     draw(result, docs / "feed.png")
-    readme = ROOT / "README.md"
-    first, last = map(re.escape, MARKS)
-    block = f"{MARKS[0]}\n{text}\n{MARKS[1]}"
-    before = readme.read_text()
-    after, places = re.subn(f"{first}.*{last}", lambda match: block, before, flags=re.DOTALL)
-    if not places:
-        print(f"README.md has no place for the tables: {MARKS[0]} and {MARKS[1]} are missing")
-        return 1
-    readme.write_text(after)
-    return 0
+    write_into_readme(MARKS, text)
 
 
 def _parse_flags() -> argparse.Namespace:
@@ -104,18 +95,18 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    columns = open_columns(_config(flags, flags.ratings))
     base = _config(flags, flags.ratings)
     heavy = dataclasses.replace(base, history=flags.heavy)
+    columns, heavy_columns = open_columns(base), open_columns(heavy)
     return {
         **describe(),
         "ratings": flags.ratings,
         "history": flags.heavy,
         "trained": flags.trained,
         "start": first_batches(columns, base),
-        "heavy start": first_batches(open_columns(heavy), heavy),
+        "heavy start": first_batches(heavy_columns, heavy),
         "light": [rates(columns, base, size, flags) for size in BATCH_SIZES],
-        "heavy": [rates(open_columns(heavy), heavy, size, flags) for size in BATCH_SIZES],
+        "heavy": [rates(heavy_columns, heavy, size, flags) for size in BATCH_SIZES],
         "waits": {str(number): data_waits(number, flags) for number in (0, 2)},
         "memory": {str(number): _memory("workers", flags.folder, number, number) for number in flags.memory},
         "small memory": {
@@ -304,4 +295,4 @@ def _memory(what: str, folder: Path, ratings: int, number: int) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

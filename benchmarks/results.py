@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from environment import describe_machine
+from environment import describe_machine, write_into_readme
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_RANKS = 2
@@ -40,10 +39,7 @@ def main() -> None:
         runs["ml-latest-small, random 20 %"] = train(["--data_path", str(real), "--split", "random"])
     (ROOT / "docs" / "results.json").write_text(json.dumps(runs, indent=1) + "\n")
     text = render(runs)
-    readme = ROOT / "README.md"
-    first, last = map(re.escape, MARKS)
-    block = f"{MARKS[0]}\n{text}\n{MARKS[1]}"
-    readme.write_text(re.sub(f"{first}.*{last}", lambda match: block, readme.read_text(), flags=re.DOTALL))
+    write_into_readme(MARKS, text)
     print(text)
 
 

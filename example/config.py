@@ -158,6 +158,12 @@ def validate(config: Config) -> None:
     Raises:
         UserError: for the first fault found.
     """
+    _check_run(config)
+    _check_learning(config)
+    _check_data(config)
+
+
+def _check_run(config: Config) -> None:
     _require(
         not (config.doctor and config.train),
         "--doctor and --train exclude each other; give one of them",
@@ -185,6 +191,7 @@ def validate(config: Config) -> None:
         "would give up before a silent worker is named; give a smaller one",
     )
     _require(config.history >= 0, f"--history {config.history} is negative; give 0 for none")
+
     _require(
         1_000 <= config.synthetic_ratings <= 1_000_000_000,
         f"--synthetic_ratings {config.synthetic_ratings} is out of range; give 1,000 to 1,000,000,000",
@@ -193,6 +200,9 @@ def validate(config: Config) -> None:
         0 < config.test_fraction < 1,
         f"--test_fraction {config.test_fraction} leaves no training or no test; give 0.1, say",
     )
+
+
+def _check_learning(config: Config) -> None:
     for name in ("lr", "dense_lr"):
         value = getattr(config, name)
         _require(0 < value < float("inf"), f"--{name} {value} cannot learn; give a number above 0")
@@ -212,6 +222,9 @@ def validate(config: Config) -> None:
     _require(
         0 <= config.seed < 2**31, f"--seed {config.seed} is out of range; give a number from 0 to 2147483647"
     )
+
+
+def _check_data(config: Config) -> None:
     _require(
         config.split not in OFFICIAL_SPLITS or config.dataset in ("", "ml-100k"),
         f"--split {config.split} belongs to ml-100k, not to {config.dataset}; give --split time or random",

@@ -27,7 +27,7 @@ from machine import (
     shared_memory,
     spare_cores,
 )
-from postmortem import WorkerError, WorkerSilentError, gib, mib
+from postmortem import NEARLY_FULL, WorkerError, WorkerSilentError, gib, mib
 from probe import Probe, Report, probe_worker, time_interpreter
 from runtime import Launch, choose_device, read_launch
 from stack import check_stack, stack_versions
@@ -222,7 +222,7 @@ def check_shared_memory(need: Need) -> Finding:
         "/dev/shm",
         text,
         (size <= SMALL_SHARED_MEMORY, "warning", larger),
-        (used > 0.9 * size, "warning", "remove from /dev/shm what dead programs left there"),
+        (used > NEARLY_FULL * size, "warning", "remove from /dev/shm what dead programs left there"),
     )
 
 
