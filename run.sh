@@ -11,6 +11,12 @@ lock_deadline=3600
 usage() {
   cat <<'TEXT'
 usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --help" lists the flags
+       ./run.sh dump [FLAGS...]      train, and dump the model to --save_dir after every epoch
+       ./run.sh inc_dump [FLAGS...]  train, and dump increments: the rows that changed
+       ./run.sh load [PATH] [FLAGS...]     evaluate the newest state in --save_dir, or the one in PATH
+       ./run.sh compact [FLAGS...]   fold increments into one dump
+       ./run.sh export PATH [FLAGS...]     write the newest state into the new folder PATH, for a server
+       ./run.sh recommend --user ID [FLAGS...]  print what the newest state recommends
        ./run.sh doctor [FLAGS...]    install if needed, then examine this machine for what train with these
                                      FLAGS would start on it; status 1 if anything is a fault
        ./run.sh setup                only install
@@ -193,15 +199,29 @@ train() {
   if ((nnodes > 1)); then
     where=(--nnodes="$nnodes" --rdzv_backend=c10d --rdzv_endpoint="$RDZV_ENDPOINT")
   fi
-  exec "$venv/bin/python" -m torch.distributed.run "${where[@]}" --nproc_per_node="$nproc" \
+  exec "$venv/bin/python" "$here/example/launcher.py" "${where[@]}" --nproc_per_node="$nproc" \
     "$here/example/example.py" "$@"
 }
 
-# One process that sees what local rank 0 of train's launch would see; nothing is launched.
+# alone FLAGS...: one process, and nothing is launched.
+alone() {
+  prepare "$@"
+  exec "$venv/bin/python" "$here/example/example.py" "$@"
+}
+
+# It sees what local rank 0 of train's launch would see.
 doctor() {
-  prepare --doctor "$@"
+  read_launch
   export RANK=0 LOCAL_RANK=0 WORLD_SIZE="$nproc" LOCAL_WORLD_SIZE="$nproc" MASTER_ADDR=localhost MASTER_PORT=0
-  exec "$venv/bin/python" "$here/example/example.py" --doctor "$@"
+  alone --doctor "$@"
+}
+
+# with_path MODE [PATH] [FLAGS...]: the arguments of the modes that take a folder, with their flag before it.
+with_path() {
+  local mode="$1"
+  shift
+  if [[ $# == 0 || "$1" == -* ]]; then set -- "--$mode" "$@"; else set -- "--$mode=$1" "${@:2}"; fi
+  if [[ "$mode" == load ]]; then train "$@"; else alone "$@"; fi
 }
 
 # prepare FLAGS...: what comes before the example starts.
@@ -248,12 +268,12 @@ main() {
   local command=train
   case "${1:-train}" in
     help | -h | --help) command=help ;;
-    train | doctor | setup | test | soak | lint)
+    train | dump | inc_dump | load | compact | export | recommend | doctor | setup | test | soak | lint)
       command="${1:-train}"
       shift "$(($# > 0))"
       ;;
     -*) ;;
-    *) fail 2 "unknown subcommand $1; give train, doctor, setup, test, soak, lint or help" ;;
+    *) fail 2 "unknown subcommand $1; './run.sh help' lists them" ;;
   esac
   case "$command" in setup | lint) [[ $# == 0 ]] || fail 2 "$command takes no arguments; found $1" ;; esac
   if [[ "$command" == help ]]; then
@@ -265,6 +285,9 @@ main() {
   case "$command" in
     setup) set_up ;;
     train) train "$@" ;;
+    dump | inc_dump | compact) train "--$command" "$@" ;;
+    load | export) with_path "$command" "$@" ;;
+    recommend) alone --recommend "$@" ;;
     doctor) doctor "$@" ;;
     test) run_tests "$@" ;;
     soak) soak "$@" ;;

@@ -40,7 +40,15 @@ CHOICES = {
 }
 
 # The most that anything could use: beyond these a mistyped number would end as an exhausted machine.
-LIMITS = {"batch_size": 2**24, "history": 10_000, "num_workers": 1024, "prefetch_factor": 64}
+LIMITS = {"batch_size": 2**24, "history": 10_000, "num_workers": 1024, "prefetch_factor": 64, "top": 10_000}
+
+# Flags that have a second, longer name.
+LONG_NAMES = {"inc_dump": "incremental_dump"}
+# What --load without a folder means.
+NEWEST = "newest"
+# Modes that train, and modes that one process runs alone, without a process group.
+TRAINING = ("train", "dump", "inc_dump", "resume")
+ALONE = ("doctor", "export", "recommend")
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,42 @@ class Config:
     doctor: bool = False
     """Examine this machine and print one page: versions, devices, cores, memory, workers, data; trains
     nothing."""
+
+    dump: bool = False
+    """Train, and dump the model to --save_dir at the end of every epoch."""
+
+    inc_dump: bool = False
+    """Train, and dump increments to --save_dir: a full dump first, then at every moment to dump the rows that
+    changed since the last one; with --dump the end of an epoch gets a full dump too."""
+
+    resume: bool = False
+    """Go on from the newest state in --save_dir, or begin where there is none; dumps like --dump, or with
+    --inc_dump increments."""
+
+    load: str = ""
+    """Evaluate a dump or increment: the folder named, or the newest state in --save_dir where none is
+    named."""
+
+    compact: bool = False
+    """Fold the newest increments in --save_dir and the dump that they build on into one new dump."""
+
+    export: str = ""
+    """New folder that gets the newest state in --save_dir, whole and without its optimizer, for a server."""
+
+    recommend: bool = False
+    """Print what the newest state in --save_dir recommends to --user."""
+
+    user: str = ""
+    """Raw id of the user that --recommend is for."""
+
+    top: int = 10
+    """How many movies --recommend prints."""
+
+    follow: bool = False
+    """Have --recommend go on: it prints again whenever --save_dir holds a newer state."""
+
+    until: int = -1
+    """Step after which --load replays no more increments; -1 means all of them."""
 
     dataset: str = ""
     """Which ratings: a MovieLens set, downloaded when absent, or synthetic; empty means what --data_path
@@ -120,6 +164,18 @@ class Config:
     worker_timeout: int = 120
     """Seconds that a rank waits for a worker's batch."""
 
+    save_dir: str = "dumps"
+    """Folder of the dumps, the same one for all ranks."""
+
+    dump_every: int = 0
+    """Dump after every so many steps too; 0 means at the end of an epoch alone."""
+
+    keep: int = 3
+    """How many full dumps are kept: the newest ones, and those that increments build on."""
+
+    async_dump: bool = False
+    """Write full dumps while the training goes on, from a copy in memory."""
+
     seed: int = 0
     """Seed of everything that is drawn: data, split, order, initial weights."""
 
@@ -132,7 +188,19 @@ class Config:
     @property
     def modes(self) -> tuple[str, ...]:
         """The modes to run, in the order of a model's life."""
-        return tuple(mode for mode in ("train",) if getattr(self, mode)) or ("train",)
+        chosen = [mode for mode in ("compact", "load") if getattr(self, mode)]
+        trains = not chosen or any(getattr(self, mode) for mode in TRAINING)
+        return (*(["train"] if trains else []), *chosen)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process does all of it, without a process group."""
+        return any(getattr(self, mode) for mode in ALONE)
+
+    @property
+    def dumps(self) -> bool:
+        """Whether the training is dumped."""
+        return self.dump or self.inc_dump or self.resume
 
     @property
     def is_synthetic(self) -> bool:
@@ -158,23 +226,47 @@ def validate(config: Config) -> None:
     Raises:
         UserError: for the first fault found.
     """
+    _check_modes(config)
     _check_run(config)
     _check_learning(config)
     _check_data(config)
 
 
-def _check_run(config: Config) -> None:
-    _require(
-        not (config.doctor and config.train),
-        "--doctor and --train exclude each other; give one of them",
+def _check_modes(config: Config) -> None:
+    chosen = [mode for mode in (*ALONE, "compact", *TRAINING, "load") if getattr(config, mode)]
+    excluded = (
+        chosen[1:]
+        if config.is_alone
+        else [mode for mode in chosen[1:] if config.compact and mode in TRAINING]
     )
+    for other in excluded:
+        _require(False, f"--{chosen[0]} and --{other} exclude each other; give one of them")
+    for name in ("dump_every", "keep", "async_dump"):
+        _require(
+            config.dumps or config.compact or getattr(config, name) == getattr(Config, name),
+            f"--{name} says how dumps are made, and none are made; give --dump too",
+        )
+    _require(
+        config.until == -1 or bool(config.load),
+        f"--until {config.until} says where a load stops, and none is asked for; give --load too",
+    )
+    _require(config.until >= -1, f"--until {config.until} is no step; give the number of one, 0 or more")
+    for name in ("user", "top", "follow"):
+        _require(
+            config.recommend or getattr(config, name) == getattr(Config, name),
+            f"--{name} says what is recommended, and nothing is; give --recommend too",
+        )
+    _require(not config.recommend or bool(config.user), "--recommend needs --user, the raw id of a user")
+
+
+def _check_run(config: Config) -> None:
     for name, choices in CHOICES.items():
         value = getattr(config, name)
         _require(
             value in choices or value == Config.__dataclass_fields__[name].default,
             f"--{name} {value} is not known; choose one of {', '.join(choices)}",
         )
-    for name in ("epochs", "batch_size", "timeout", "worker_timeout", "prefetch_factor"):
+    for name in ("epochs", "batch_size", "timeout", "worker_timeout", "prefetch_factor", "keep", "top"):
         value = getattr(config, name)
         _require(value >= 1, f"--{name} {value} is too small; give at least 1")
     for name, most in LIMITS.items():
@@ -190,6 +282,7 @@ def _check_run(config: Config) -> None:
         f"--worker_timeout {config.worker_timeout} is not below --timeout {config.timeout}, so other ranks "
         "would give up before a silent worker is named; give a smaller one",
     )
+    _require(config.dump_every >= 0, f"--dump_every {config.dump_every} is negative; give 0 for none")
     _require(config.history >= 0, f"--history {config.history} is negative; give 0 for none")
 
     _require(
@@ -234,7 +327,7 @@ def _check_data(config: Config) -> None:
         f"--data_path {config.data_path} is not there; give the folder of the unpacked files, or --dataset "
         "NAME to download a set there",
     )
-    for name in ("data_path", "cache_dir", "report_dir"):
+    for name in ("data_path", "cache_dir", "report_dir", "save_dir"):
         path = Path(getattr(config, name))
         _require(not path.exists() or path.is_dir(), f"--{name} {path} is a file; give a folder")
 
@@ -266,11 +359,15 @@ def _build_parser() -> argparse.ArgumentParser:
     for field in dataclasses.fields(Config):
         flag, text, default = f"--{field.name}", sentences[field.name], field.default
         if isinstance(default, bool):
-            parser.add_argument(flag, action="store_true", help=text)
+            long = [f"--{LONG_NAMES[field.name]}"] if field.name in LONG_NAMES else []
+            parser.add_argument(flag, *long, action="store_true", help=text)
             continue
         shown = _comma(default) if isinstance(default, tuple) else default
         suffix = "" if shown == "" else f" (default: {shown})"
         kind = KINDS.get(field.name, type(default))
+        if field.name == "load":
+            parser.add_argument(flag, nargs="?", const=NEWEST, default="", metavar="FOLDER", help=text)
+            continue
         text = text.replace("%", "%%") + suffix
         parser.add_argument(flag, type=kind, default=default, metavar=_metavar(field.name), help=text)
     return parser

@@ -42,14 +42,20 @@ WAIT_WORTH_A_WORKER = 0.02
 
 
 class Request(NamedTuple):
-    """Which batch: step `step` of pass `epoch` over the split "train" or "test", both counted from 0."""
+    """Which batch: step `step` of pass `epoch` over the split "train" or "test", both counted from 0.
+
+    first: the place in the pass at which step 0 begins; a pass that was interrupted goes on from there, on
+    any number of ranks.
+    """
 
     split: str
     epoch: int
     step: int
+    first: int = 0
 
     def __str__(self) -> str:
-        return f"step {self.step + 1} of epoch {self.epoch + 1} over the {self.split} ratings"
+        begin = f", counted from rating {self.first:,}" if self.first else ""
+        return f"step {self.step + 1} of epoch {self.epoch + 1} over the {self.split} ratings{begin}"
 
 
 class Batch(NamedTuple):
@@ -100,7 +106,7 @@ class RatingBatches:
         }
         self._columns: dict[str, MappedColumn] = {}
         # The positions of the last steps asked for, and which steps those are.
-        self._block: tuple[tuple[str, int, int], np.ndarray] | None = None
+        self._block: tuple[tuple[str, int, int, int], np.ndarray] | None = None
 
     @property
     def batch_bytes(self) -> int:
@@ -110,13 +116,13 @@ class RatingBatches:
         # Each array begins on a cache line.
         return self.batch_size * row + 64 * len(Batch._fields)
 
-    def num_steps(self, split: str) -> int:
-        """Batches in one pass over a split: the same number on every rank."""
-        return -(-len(self.ranges[split]) // (self.batch_size * self.world_size))
+    def num_steps(self, split: str, first: int = 0) -> int:
+        """Batches in the pass over a split from place `first` on: the same number on every rank."""
+        return -(-(len(self.ranges[split]) - first) // (self.batch_size * self.world_size))
 
-    def step_sizes(self, split: str) -> list[int]:
+    def step_sizes(self, split: str, first: int = 0) -> list[int]:
         """Ratings in each global batch of a pass: all are alike but the last."""
-        return [self._step_size(split, step) for step in range(self.num_steps(split))]
+        return [self._step_size(split, step, first) for step in range(self.num_steps(split, first))]
 
     def __getitem__(self, request: Request) -> Batch:
         """The batch of a request, as tensors in memory of this process."""
@@ -142,22 +148,23 @@ class RatingBatches:
         values, lengths = self._join(single, lists, empty)
         ratings, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
         ratings[:num_real], ratings[num_real:] = rows[:, 2].view(np.float32), 0
-        weights[:num_real] = self.batch_size * self.world_size / self._step_size(request.split, request.step)
+        step_size = self._step_size(request.split, request.step, request.first)
+        weights[:num_real] = self.batch_size * self.world_size / step_size
         weights[num_real:] = 0
         return values, lengths, ratings, weights, history_ratings
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_columns": {}, "_block": None}
 
-    def _step_size(self, split: str, step: int) -> int:
+    def _step_size(self, split: str, step: int, first: int) -> int:
         full = self.batch_size * self.world_size
-        return min(full, len(self.ranges[split]) - step * full)
+        return min(full, len(self.ranges[split]) - first - step * full)
 
     def _positions(self, request: Request) -> np.ndarray:
         """Positions in the rating columns, int64 [at most batch_size]: this rank's slice of the step."""
         num_steps = max(1, POSITIONS_AT_ONCE // self.batch_size)
         block, place = divmod(request.step, num_steps)
-        wanted = (request.split, request.epoch, block)
+        wanted = (request.split, request.epoch, request.first, block)
         if self._block is None or self._block[0] != wanted:
             self._block = (
                 wanted,
@@ -167,8 +174,8 @@ class RatingBatches:
 
     def _block_positions(self, request: Request, steps: range) -> np.ndarray:
         split = self.ranges[request.split]
-        firsts = (np.arange(steps.start, steps.stop) * self.world_size + self.rank) * self.batch_size
-        positions = (firsts[:, None] + np.arange(self.batch_size)).reshape(-1)
+        begins = (np.arange(steps.start, steps.stop) * self.world_size + self.rank) * self.batch_size
+        positions = (request.first + begins[:, None] + np.arange(self.batch_size)).reshape(-1)
         positions = positions[: np.searchsorted(positions, len(split))]
         if request.split == "train":
             positions = shuffled(positions, len(split), self.seed, request.epoch)
@@ -250,14 +257,15 @@ class EpochSampler:
         self.dataset = dataset
         self.split = "train"
         self.epoch = 0
+        self.first = 0
 
     def __iter__(self) -> Iterator[Request]:
         # Bound now: workers ask ahead, and must not be asked for another pass in the middle of this one.
-        split, epoch = self.split, self.epoch
-        return (Request(split, epoch, step) for step in range(len(self)))
+        split, epoch, first = self.split, self.epoch, self.first
+        return (Request(split, epoch, step, first) for step in range(len(self)))
 
     def __len__(self) -> int:
-        return self.dataset.num_steps(self.split)
+        return self.dataset.num_steps(self.split, self.first)
 
 
 class BatchLoader:

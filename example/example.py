@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from config import Config, parse_args
 from errors import UserError
 from failures import record_crash, report_lost_worker, report_mistake
 from postmortem import WorkerError
-from runtime import RuntimeContext, cleanup_runtime, init_runtime, read_launch
+from runtime import RuntimeContext, cleanup_runtime, init_runtime, read_launch, together
 from stack import check_stack
 
 SYNTHETIC_NOTICE = (
@@ -81,7 +82,7 @@ def run(config: Config) -> None:
     """Run the modes of the configuration. Collective: every rank."""
     if config.is_synthetic and read_launch().rank == 0:
         print(SYNTHETIC_NOTICE)
-    modes = {"train": train_and_report}
+    modes = {"train": train_and_report, "compact": compact_dumps, "load": load_and_report}
     try:
         context = init_runtime(config)
         for mode in config.modes:
@@ -101,10 +102,60 @@ def train_and_report(config: Config, context: RuntimeContext) -> None:
         # The workers start while this imports TorchRec.
         from train import train
 
-        result = train(data, config, context)
-    if context.rank == 0 and config.report_dir:
+        if config.dumps:
+            from dumps import keeping_dumps
+
+            with keeping_dumps(data.columns, config, context) as keeper:
+                result = train(data, config, context, keeper)
+        else:
+            result = train(data, config, context)
+    if not result.epochs:
+        context.say(f"nothing is left to train: {result.num_epochs} of {config.epochs} epochs are done")
+    elif context.rank == 0 and config.report_dir:
         write_report(result, config, context)
-    context.say(results_table(result), tagged=False)
+    name = f"this model, epoch {result.num_epochs}"
+    context.say(results_table(result.columns, name, result.test), tagged=False)
+
+
+def load_and_report(config: Config, context: RuntimeContext) -> None:
+    """Evaluate a dump. Collective: every rank."""
+    from data import open_data
+    from report import results_table
+
+    with open_data(config, context) as data:
+        from dumps import choose_state, load_checked
+        from train import Feed, build_learner, evaluate
+
+        state = together(lambda: choose_state(config))
+        learner = build_learner(data.columns, config, context)
+        position = load_checked(state, learner, data.columns, context).position
+        ratings = data.columns.ratings("test")
+        test = evaluate(learner.model, Feed(data.loader), position.epoch, ratings, context)
+    context.say(results_table(data.columns, f"this model, step {position.step:,}", test), tagged=False)
+
+
+def compact_dumps(config: Config, context: RuntimeContext) -> None:
+    """Fold increments into one dump. Collective: every rank."""
+    from data import open_data
+
+    with open_data(config, context) as data:
+        from dumps import compact
+        from train import build_learner
+
+        compact(build_learner(data.columns, config, context), data.columns, config, context)
+
+
+def end_process(status: int) -> None:
+    """End this process, after a failure without C++'s destructors.
+
+    `cleanup_runtime` leaves the process group in place then, and now and then the destructor of one of its
+    threads aborts the process ("terminate called without an active exception").
+    """
+    if status == 0:
+        sys.exit()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 @contextlib.contextmanager
@@ -119,4 +170,4 @@ if __name__ == "__main__":
     # Python's KeyboardInterrupt is lost when it comes up inside a callback from C++, as in every backward.
     # The plain signal always ends the process, its workers end with it, and no file is ever half written.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    sys.exit(main())
+    end_process(main())

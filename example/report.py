@@ -56,10 +56,9 @@ def progress_bar(total: int, title: str, context: RuntimeContext) -> Iterator[tq
         yield bar
 
 
-def results_table(run: Run) -> str:
-    """The model after its last epoch beside the baselines, on the test ratings."""
-    last = run.epochs[-1]
-    rows = {**run.columns.baselines, f"this model, epoch {last.number}": last.test}
+def results_table(columns: Columns, name: str, test: Metrics) -> str:
+    """A model beside the baselines, on the test ratings."""
+    rows = {**columns.baselines, name: test}
     # The oracle is a bound, not a rival: it comes last.
     if "oracle" in rows:
         rows["oracle (knows the planted world)"] = rows.pop("oracle")

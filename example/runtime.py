@@ -143,6 +143,29 @@ def cleanup_runtime() -> None:
             dist.destroy_process_group()
 
 
+def together(action: Callable[[], Any], group: Any = None) -> Any:
+    """What an action gives on this rank; a user's mistake that any rank finds is all ranks'. Collective.
+
+    group: the ranks that take part; all of them where it is None.
+
+    Raises:
+        UserError: the one of the lowest rank that found one.
+    """
+    import torch.distributed as dist
+
+    result, sentence = None, None
+    try:
+        result = action()
+    except UserError as error:
+        sentence = str(error)
+    sentences: list[str | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(sentences, sentence, group=group)
+    for found in sentences:
+        if found is not None:
+            raise UserError(found)
+    return result
+
+
 def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: float) -> None:
     """Run an action on local rank 0 of every machine while the others wait. Collective: every rank.
 
@@ -154,15 +177,8 @@ def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: 
 
     # A group of its own, because data may take longer than any collective of the training may.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline))
-    sentence: str | None = None
-    if context.local_rank == 0:
-        try:
-            action()
-        except UserError as error:
-            sentence = str(error)
-    sentences: list[str | None] = [None] * context.world_size
     try:
-        dist.all_gather_object(sentences, sentence, group=group)
+        together(action if context.local_rank == 0 else lambda: None, group)
     except RuntimeError as error:
         if "timed out" not in str(error).lower():
             raise
@@ -171,9 +187,6 @@ def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: 
             "data; prepare them on each machine with a single process first."
         ) from None
     dist.destroy_process_group(group)
-    for found in sentences:
-        if found is not None:
-            raise UserError(found)
 
 
 def choose_device(launch: Launch) -> torch.device:

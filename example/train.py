@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from config import Config
 from data import Data
 from dataloader import Batch, BatchLoader
 from errors import UserError
+from manifest import Position
 from metrics import Metrics, measure
 from model import RatingBatch
 from report import describe_epoch, progress_bar
@@ -46,14 +48,48 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run leaves for the report, the same on every rank."""
+    """What a training run leaves for the report, the same on every rank.
+
+    epochs: those of this process, which may be none of a training that was complete; test: of the model as it
+    is in the end; num_epochs: those that this model has seen.
+    """
 
     columns: Columns
     plan: str
     epochs: list[Epoch]
+    test: Metrics
+    num_epochs: int
 
 
-def train(data: Data, config: Config, context: RuntimeContext) -> Run:
+@dataclass(frozen=True)
+class Learner:
+    """All that learns: the sharded model, and the optimizer of its tables and of its dense part."""
+
+    model: DistributedModelParallel
+    optimizer: CombinedOptimizer
+
+
+class Keeper(Protocol):
+    """Keeps what is learned: it says where a training begins, and is told of every step. Collective."""
+
+    @property
+    def start(self) -> Position:
+        """Where the training begins."""
+
+    def begin(self, learner: Learner) -> None:
+        """Put the learner into the state of `start`."""
+
+    def after_step(self, position: Position) -> None:
+        """A step is done, and its loss was no NaN if an epoch is; may end the process."""
+
+
+def build_learner(columns: Columns, config: Config, context: RuntimeContext) -> Learner:
+    """The model of a data set and its optimizer, untrained. Collective: every rank."""
+    model = build_model(columns, config, context)
+    return Learner(model, make_optimizer(model, config))
+
+
+def train(data: Data, config: Config, context: RuntimeContext, keeper: Keeper | None = None) -> Run:
     """Train a model and evaluate it after every epoch. Collective: every rank.
 
     Raises:
@@ -61,29 +97,58 @@ def train(data: Data, config: Config, context: RuntimeContext) -> Run:
         WorkerError: when a data worker fails.
     """
     feed, columns = Feed(data.loader), data.columns
-    # The workers make the first batches while the model is built.
-    feed.prepare("train", epoch=0)
-    model = build_model(columns, config, context)
-    optimizer = make_optimizer(model, config)
-    plan = describe_plan(model, columns, config)
+    position = keeper.start if keeper else Position()
+    if position.epoch < config.epochs:
+        # The workers make the first batches while the model is built.
+        feed.prepare("train", position.epoch, position.samples)
+    learner = build_learner(columns, config, context)
+    plan = describe_plan(learner.model, columns, config)
     context.say(plan)
+    if keeper:
+        keeper.begin(learner)
     # Mapped once: like the loader, the training goes on when the files are removed.
     test_ratings = columns.ratings("test")
-    step_sizes = data.loader.dataset.step_sizes("train")
-    epochs = []
-    for number in range(config.epochs):
+    epochs: list[Epoch] = []
+    while position.epoch < config.epochs:
         start = time.perf_counter()
-        with progress_bar(columns.num_train, f"epoch {number + 1}/{config.epochs}", context) as bar:
-            losses = train_epoch(model, optimizer, feed, number, config, context, bar.update)
+        losses = _train_epoch_kept(learner, feed, position, config, context, keeper)
         seconds = time.perf_counter() - start
-        _check_finite(losses, number, config)
+        _check_finite(losses, position.epoch, config)
         data_wait = _largest(feed.seconds_waited / seconds, context)
-        test = evaluate(model, feed, number, test_ratings, context)
+        step_sizes = data.loader.dataset.step_sizes("train", position.samples)
         train_rmse = float(np.sqrt(np.average(losses, weights=step_sizes)))
-        rate = columns.num_train / seconds
-        epochs.append(Epoch(number + 1, losses, train_rmse, test, seconds, rate, data_wait))
+        rate = sum(step_sizes) / seconds
+        position = Position(position.step + len(losses), position.epoch + 1)
+        if keeper:
+            keeper.after_step(position)
+        test = evaluate(learner.model, feed, position.epoch - 1, test_ratings, context)
+        epochs.append(Epoch(position.epoch, losses, train_rmse, test, seconds, rate, data_wait))
         context.say(describe_epoch(epochs[-1], config))
-    return Run(columns, plan, epochs)
+    last = epochs[-1].test if epochs else evaluate(learner.model, feed, position.epoch, test_ratings, context)
+    return Run(columns, plan, epochs, last, position.epoch)
+
+
+def _train_epoch_kept(
+    learner: Learner,
+    feed: Feed,
+    position: Position,
+    config: Config,
+    context: RuntimeContext,
+    keeper: Keeper | None,
+) -> np.ndarray:
+    """`train_epoch` with a progress bar, and a keeper that is told of all steps but the last one."""
+    num_train = len(feed.loader.dataset.ranges["train"])
+    title = f"epoch {position.epoch + 1}/{config.epochs}"
+    with progress_bar(num_train, title, context) as bar:
+        bar.update(position.samples)
+
+        def after_step(now: Position) -> None:
+            bar.update(now.samples - bar.n)
+            # After the last one the losses of the epoch are looked at first.
+            if keeper and now.samples < num_train:
+                keeper.after_step(now)
+
+        return train_epoch(learner, feed, position, config, context, after_step)
 
 
 def _check_finite(losses: np.ndarray, epoch: int, config: Config) -> None:
@@ -112,21 +177,22 @@ class Feed:
         self.loader = loader
         self.keys = [table.name for table in loader.dataset.tables]
         self.seconds_waited = 0.0
-        self._prepared: tuple[str, int, Iterator[Batch]] | None = None
+        self._prepared: tuple[tuple[str, int, int], Iterator[Batch]] | None = None
 
-    def prepare(self, split: str, epoch: int) -> None:
-        """Have the workers begin a pass whose batches will be asked for later."""
-        self.loader.sampler.split, self.loader.sampler.epoch = split, epoch
-        self._prepared = (split, epoch, iter(self.loader))
+    def prepare(self, split: str, epoch: int, first: int = 0) -> None:
+        """Have the workers begin a pass, from its place `first` on, whose batches will be asked for later."""
+        sampler = self.loader.sampler
+        sampler.split, sampler.epoch, sampler.first = split, epoch, first
+        self._prepared = ((split, epoch, first), iter(self.loader))
 
-    def batches(self, split: str, epoch: int) -> Iterator[RatingBatch]:
+    def batches(self, split: str, epoch: int, first: int = 0) -> Iterator[RatingBatch]:
         """One pass over a split, on the host; counts the seconds that its consumer waits."""
         self.seconds_waited = 0.0
         start = time.perf_counter()
-        if self._prepared is None or self._prepared[:2] != (split, epoch):
-            self.prepare(split, epoch)
+        if self._prepared is None or self._prepared[0] != (split, epoch, first):
+            self.prepare(split, epoch, first)
         assert self._prepared is not None
-        source, self._prepared = self._prepared[2], None
+        source, self._prepared = self._prepared[1], None
         for batch in source:
             self.seconds_waited += time.perf_counter() - start
             yield self.to_model_input(batch)
@@ -170,6 +236,11 @@ def make_optimizer(model: DistributedModelParallel, config: Config) -> CombinedO
         dict(in_backward_optimizer_filter(model.named_parameters())),
         lambda parameters: torch.optim.Adam(parameters, lr=config.dense_lr),
     )
+    # Adam makes its state in its first step; made now, a dump holds the same tensors at any time. A step of
+    # zeros changes no weight, and is not counted.
+    dense.init_state()
+    for state in dense.state.values():
+        state["step"].zero_()
     optimizer = CombinedOptimizer([model.fused_optimizer, dense])
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
@@ -189,30 +260,31 @@ def make_pipeline(
 
 
 def train_epoch(
-    model: DistributedModelParallel,
-    optimizer: CombinedOptimizer,
+    learner: Learner,
     feed: Feed,
-    epoch: int,
+    position: Position,
     config: Config,
     context: RuntimeContext,
-    progress: Callable[[int], None],
+    after_step: Callable[[Position], None],
 ) -> np.ndarray:
-    """One pass over the training ratings; returns the loss of each global batch, float32 [steps].
+    """The rest of a pass over the training ratings; returns the loss of each global batch, float32 [steps].
 
     Nothing waits for the device but the end: losses stay there until then. Collective: every rank.
     """
-    model.train()
-    pipeline = make_pipeline(model, optimizer, config, context)
-    step_sizes = feed.loader.dataset.step_sizes("train")
-    num_steps = len(step_sizes)
-    losses = torch.zeros(num_steps, device=context.device)
-    batches = feed.batches("train", epoch)
-    for step in range(num_steps):
-        left = 1 - (epoch + step / num_steps) / config.epochs
-        for group in optimizer.param_groups:
+    learner.model.train()
+    pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
+    dataset = feed.loader.dataset
+    step_sizes = dataset.step_sizes("train", position.samples)
+    losses = torch.zeros(len(step_sizes), device=context.device)
+    batches = feed.batches("train", position.epoch, position.samples)
+    for place, size in enumerate(step_sizes):
+        # By ratings, not by steps: the same on any number of ranks.
+        left = 1 - (position.epoch + position.samples / len(dataset.ranges["train"])) / config.epochs
+        for group in learner.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * left
-        losses[step], _ = pipeline.progress(batches)
-        progress(step_sizes[step])
+        losses[place], _ = pipeline.progress(batches)
+        position = Position(position.step + 1, position.epoch, position.samples + size)
+        after_step(position)
     # Evaluation needs the model's plain forward, which TorchRec's pipeline replaces.
     pipeline.detach()
     dist.all_reduce(losses)

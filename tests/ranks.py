@@ -53,41 +53,37 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     return found
 
 
-def build(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, Any, Any]:
-    """Model, optimizer and feed, as `train` makes them."""
+def build(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, Any]:
+    """Learner and feed, as `train` makes them."""
     from dataloader import EpochSampler, RatingBatches, build_dataloader
-    from sharding import build_model
-    from train import Feed, make_optimizer
+    from train import Feed, build_learner
 
-    model = build_model(columns, config, context)
     sampler = EpochSampler(RatingBatches(columns, config, context.rank, context.world_size))
-    return (
-        model,
-        make_optimizer(model, config),
-        Feed(build_dataloader(sampler.dataset, sampler, config)),
-    )
+    feed = Feed(build_dataloader(sampler.dataset, sampler, config))
+    return build_learner(columns, config, context), feed
 
 
 def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any:
     """Metrics of the initial weights."""
     from train import evaluate
 
-    model, _, feed = build(columns, config, context)
+    learner, feed = build(columns, config, context)
     with feed.loader:
-        return evaluate(model, feed, 0, columns.ratings("test"), context)
+        return evaluate(learner.model, feed, 0, columns.ratings("test"), context)
 
 
 def train_all(columns: Any, config: Config, context: RuntimeContext) -> tuple[list[list[float]], Any]:
     """The loss of every step of every epoch, and the metrics of the trained model."""
-    from train import evaluate, train_epoch
+    from train import Position, evaluate, train_epoch
 
-    model, optimizer, feed = build(columns, config, context)
+    learner, feed = build(columns, config, context)
     losses = []
     with feed.loader:
         for epoch in range(config.epochs):
-            found = train_epoch(model, optimizer, feed, epoch, config, context, lambda size: None)
+            position = Position(0, epoch)
+            found = train_epoch(learner, feed, position, config, context, lambda position: None)
             losses.append(found.tolist())
-            metrics = evaluate(model, feed, epoch, columns.ratings("test"), context)
+            metrics = evaluate(learner.model, feed, epoch, columns.ratings("test"), context)
     return losses, metrics
 
 
@@ -96,8 +92,8 @@ def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContex
     from train import PlainSteps, make_pipeline
 
     config = dataclasses.replace(config, pipeline="sparse_dist")
-    model, optimizer, feed = build(columns, config, context)
-    pipeline = make_pipeline(model, optimizer, config, context)
+    learner, feed = build(columns, config, context)
+    pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
     assert not isinstance(pipeline, PlainSteps)
     # To the end, for it exchanges the ids of batches ahead.
     batches = feed.batches("test", epoch=0)

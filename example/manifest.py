@@ -1,0 +1,167 @@
+"""What a dump or an increment says of itself, and the check that it is what it says. Knows files, no tensors.
+
+manifest.json is written last and holds the format, the position of the training, its run, name and shape of
+every tensor, size and digest of every file, and, in an increment, what it builds on. Nothing is read with
+pickle, and nothing is believed before it was held against its digest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from errors import UserError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+VOCABULARY = "vocabulary.json"
+CONFIG = "config.json"
+BLOCK_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a training is: steps made, the epoch under way, counted from 0, and its ratings that were used.
+
+    What comes next is place `samples` of the epoch's order, on any number of ranks.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """A file of a dump: its size, and its XXH3 digest of 128 bits, which finds damage, not forgery."""
+
+    name: str
+    bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """What an increment builds on: a dump, known by the digest of its manifest, and the steps in between.
+
+    sequence: 1 for the first increment after the dump; from_step: the step of the state before it.
+    """
+
+    base: str
+    base_digest: str
+    sequence: int
+    from_step: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a dump, or with a link an increment, holds.
+
+    tensors: name to (shape, dtype), of the whole model also in an increment; vocabulary: digest of the raw
+    values; about: world size, plan, versions, time and, in an increment, the rows it holds of each table.
+    """
+
+    run: str
+    position: Position
+    tensors: dict[str, tuple[list[int], str]]
+    files: tuple[FileEntry, ...]
+    vocabulary: str
+    optimizer: str
+    about: dict[str, Any]
+    link: Link | None = None
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, and wait until it and the folder are on the disk."""
+    path = folder / MANIFEST
+    path.write_text(json.dumps({"format": FORMAT, **dataclasses.asdict(manifest)}, indent=1))
+    flush(path)
+    flush(folder)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What a folder says of itself; its files are not looked at.
+
+    Raises:
+        UserError: when the folder is no dump or increment, or one of another format.
+    """
+    path = folder / MANIFEST
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        what = f"it holds no {MANIFEST}" if folder.is_dir() else "there is no such folder"
+        raise UserError(f"{folder} is no dump: {what}.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}).") from None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        version = found.get("format") if isinstance(found, dict) else None
+        raise UserError(f"{path} has format {version}, and this program reads format {FORMAT}.")
+    try:
+        return Manifest(
+            run=str(found["run"]),
+            position=Position(**{name: int(value) for name, value in found["position"].items()}),
+            tensors={name: (list(shape), str(dtype)) for name, (shape, dtype) in found["tensors"].items()},
+            files=tuple(FileEntry(**entry) for entry in found["files"]),
+            vocabulary=str(found["vocabulary"]),
+            optimizer=str(found["optimizer"]),
+            about=dict(found["about"]),
+            link=None if found["link"] is None else Link(**found["link"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path} is no manifest of a dump ({type(error).__name__}: {error}).") from None
+
+
+def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1) -> None:
+    """Read every byte of each `parts`-th file, from number `part` on, and refuse what was not written so.
+
+    Raises:
+        UserError: names the first file that is missing, unknown, too short, or damaged.
+    """
+    named = {entry.name for entry in manifest.files}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".safetensors", ".json") and path.name not in {*named, MANIFEST}:
+            raise UserError(f"{path} is no part of the dump: {MANIFEST} does not name it.")
+    for entry in manifest.files[part::parts]:
+        path = folder / entry.name
+        if Path(entry.name).name != entry.name or not path.is_file():
+            raise UserError(f"{path} is missing.")
+        size = path.stat().st_size
+        if size != entry.bytes:
+            raise UserError(f"{path} has {size:,} bytes and had {entry.bytes:,} when it was written.")
+        digest = digest_of(path)
+        if digest != entry.xxh3_128:
+            raise UserError(f"{path} is damaged: its digest is {digest}, and was {entry.xxh3_128}.")
+
+
+def digest_of(path: Path) -> str:
+    """The digest of a file's bytes, as a `FileEntry` has it."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def flushed(path: Path) -> FileEntry:
+    """Wait until a file is on the disk; its digest is taken meanwhile, from the page cache."""
+    with ThreadPoolExecutor(1) as pool:
+        flushing = pool.submit(flush, path)
+        digest = digest_of(path)
+        flushing.result()
+    return FileEntry(path.name, path.stat().st_size, digest)
+
+
+def flush(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

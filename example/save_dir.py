@@ -1,0 +1,261 @@
+"""The folder of dumps: the names in it, who may write, what is the newest, what is kept.
+
+    save_dir/
+        latest -> delta-000000900    the newest state
+        step-000000784/              a full dump: the state after so many steps
+        delta-000000900/             an increment: what changed since the state before it
+        .making-delta-000001000/     under way, or left by a process that died; the next trainer removes it
+        run-1b9d6bcd/                what an earlier training left here, when a new one began
+        .lock                        held by the trainer that writes here
+
+A folder gets the name of a dump in one rename, when all of it is on the disk. Touches nothing whose name is
+not one of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from errors import UserError
+from manifest import MANIFEST, Manifest, digest_of, flush, read_manifest
+
+NAME = re.compile(r"(step|delta)-(\d{9,})")
+LOCK = ".lock"
+LATEST = "latest"
+LEFTOVERS = (".making-step-*", ".making-delta-*", ".removing-step-*", ".removing-delta-*", ".latest-*")
+
+
+@dataclass(frozen=True)
+class State:
+    """A dump, and the increments to replay on it, in their order."""
+
+    base: Path
+    deltas: tuple[Path, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """The folder that names the state."""
+        return self.deltas[-1] if self.deltas else self.base
+
+
+def dump_name(step: int) -> str:
+    """The folder name of the full dump after so many steps."""
+    return f"step-{step:09d}"
+
+
+def delta_name(step: int) -> str:
+    """The folder name of the increment that ends after so many steps."""
+    return f"delta-{step:09d}"
+
+
+def step_of(folder: Path) -> int:
+    """The step in a folder's name."""
+    found = NAME.fullmatch(folder.name)
+    assert found is not None
+    return int(found[2])
+
+
+def dumps_in(save_dir: Path) -> list[Path]:
+    """The full dumps, oldest first."""
+    return _named(save_dir, "step")
+
+
+def deltas_in(save_dir: Path) -> list[Path]:
+    """The increments of all dumps, oldest first."""
+    return _named(save_dir, "delta")
+
+
+def _named(save_dir: Path, kind: str) -> list[Path]:
+    if not save_dir.is_dir():
+        return []
+    names = ((NAME.fullmatch(path.name), path) for path in save_dir.iterdir() if path.is_dir())
+    return sorted((path for found, path in names if found and found[1] == kind), key=step_of)
+
+
+def newest_in(save_dir: Path, until: int = -1) -> Path | None:
+    """The folder of the newest state, by step `until` where that is not -1; None where there is none.
+
+    Of one step a full dump is preferred to an increment.
+    """
+    there = [*dumps_in(save_dir), *deltas_in(save_dir)]
+    return max(
+        (path for path in there if until in (-1, step_of(path)) or step_of(path) < until),
+        key=step_of,
+        default=None,
+    )
+
+
+def state_at(folder: Path, until: int = -1) -> State:
+    """What a folder stands for: a dump, an increment with all before it, or the newest state of a save_dir.
+
+    until: where it is not -1, the state of the same dump after the last increment that ends by that step.
+
+    Raises:
+        UserError: when there is none, or none so early.
+    """
+    folder = folder.resolve()
+    if not NAME.fullmatch(folder.name) and not (folder / MANIFEST).exists():
+        newest = newest_in(folder, until)
+        if newest is None:
+            early = "" if until == -1 else f" by step {until}"
+            what = f"holds no dump{early}" if folder.is_dir() else "is not there"
+            raise UserError(f"{folder} {what}; train with --dump, or give the folder of a dump.")
+        folder = newest
+    link = read_manifest(folder).link
+    if link is None and until == -1:
+        return State(folder)
+    base = folder if link is None else folder.parent / link.base
+    last = until if link is None else step_of(folder) if until == -1 else min(until, step_of(folder))
+    if last < step_of(base):
+        raise UserError(
+            f"--until {until} is before {base}, on which {folder.name} builds; give a later step."
+        )
+    deltas = [path for path in deltas_in(folder.parent) if step_of(base) < step_of(path) <= last]
+    return State(base, tuple(path for path in deltas if _builds_on(path, base)))
+
+
+def _builds_on(delta: Path, base: Path) -> bool:
+    link = read_manifest(delta).link
+    return link is None or link.base == base.name
+
+
+def check_chain(state: State) -> Manifest:
+    """The manifest of a state's last folder, after every link before it was held against the next.
+
+    Raises:
+        UserError: names what is missing, twice, out of order, of another run, or built on another dump.
+    """
+    if not state.base.is_dir():
+        raise UserError(f"{state.base} is missing, the dump on which {state.folder.name} builds.")
+    base = before = read_manifest(state.base)
+    _check_name(state.base, base)
+    base_digest = digest_of(state.base / MANIFEST)
+    for number, delta in enumerate(state.deltas, start=1):
+        manifest = read_manifest(delta)
+        link = manifest.link
+        _check_name(delta, manifest)
+        assert link is not None
+        if manifest.run != base.run:
+            raise UserError(f"{delta} is of run {manifest.run}, and {state.base} of run {base.run}.")
+        if link.base_digest != base_digest:
+            raise UserError(
+                f"{delta} builds on a {link.base} with digest {link.base_digest}, and the one here has "
+                f"{base_digest}."
+            )
+        if link.sequence > number:
+            raise UserError(
+                f"Increment {number} after {state.base} is missing: {delta.name} is number {link.sequence}."
+            )
+        if link.sequence < number or link.from_step != before.position.step:
+            raise UserError(
+                f"{delta} is out of order: it is number {link.sequence} and begins at step {link.from_step}, "
+                f"and what comes after step {before.position.step} must be number {number}."
+            )
+        if (manifest.tensors, manifest.vocabulary) != (base.tensors, base.vocabulary):
+            raise UserError(f"{delta} holds another model than {state.base}.")
+        before = manifest
+    return before
+
+
+def _check_name(folder: Path, manifest: Manifest) -> None:
+    step = manifest.position.step
+    name = dump_name(step) if manifest.link is None else delta_name(step)
+    if folder.name != name and NAME.fullmatch(folder.name):
+        raise UserError(f"{folder} says of itself that it is {name}; give it that name.")
+
+
+@contextlib.contextmanager
+def writing(save_dir: Path) -> Iterator[None]:
+    """Be the only one that writes here; removes what others left half done. Call on rank 0.
+
+    Raises:
+        UserError: when another one writes, or the folder cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        save_dir.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(save_dir / LOCK, timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise UserError(
+            f"Another training writes its dumps to {save_dir}; wait for it, or give another --save_dir."
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"--save_dir {save_dir} cannot be written ({error.strerror or error}); give another folder."
+        ) from None
+    try:
+        for pattern in LEFTOVERS:
+            for leftover in save_dir.glob(pattern):
+                _remove(leftover)
+        yield
+    finally:
+        lock.release()
+
+
+def publish(making: Path, final: Path, keep: int) -> None:
+    """Give a complete folder its name, point `latest` at it, and remove what is not kept."""
+    making.rename(final)
+    flush(final.parent)
+    _point_latest_at(final)
+    prune(final.parent, keep)
+
+
+def prune(save_dir: Path, keep: int) -> None:
+    """Remove the oldest of more than `keep` dumps; one that an increment builds on is kept beside them."""
+    old = dumps_in(save_dir)[:-keep]
+    links = [read_manifest(delta).link for delta in deltas_in(save_dir)] if old else []
+    used = {link.base for link in links if link}
+    for dump in old:
+        if dump.name not in used:
+            retire(dump)
+
+
+def set_aside(save_dir: Path) -> Path:
+    """Move all states of an earlier training into a folder of their own; returns it. Call on rank 0.
+
+    Raises:
+        UserError: when there is such a folder, and it holds one of them already.
+    """
+    there = sorted([*dumps_in(save_dir), *deltas_in(save_dir)], key=step_of)
+    try:
+        aside = save_dir / f"run-{read_manifest(there[-1]).run[:8]}"
+    except UserError:
+        aside = save_dir / "run-unreadable"
+    (save_dir / LATEST).unlink(missing_ok=True)
+    aside.mkdir(exist_ok=True)
+    # The newest first: what is left of a chain, if this is cut short, has no gap.
+    for state in reversed(there):
+        if (aside / state.name).exists():
+            raise UserError(f"{aside} holds a {state.name} already; give another --save_dir.")
+        state.rename(aside / state.name)
+    return aside
+
+
+def retire(folder: Path) -> None:
+    """Remove a dump or increment. Renamed first, because what has the name of a dump is complete."""
+    removing = folder.with_name(f".removing-{folder.name}")
+    folder.rename(removing)
+    _remove(removing)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _point_latest_at(final: Path) -> None:
+    link = final.parent / f".latest-{os.getpid()}"
+    link.unlink(missing_ok=True)
+    link.symlink_to(final.name)
+    link.replace(final.parent / LATEST)
+    flush(final.parent)
