@@ -114,7 +114,7 @@ class DumpKeeper:
         if stop or at_end or (every and position.step % every == 0):
             self._finish()
             if self.config.inc_dump and self.link is not None and not (at_end and self.config.dump):
-                self._dump_increment(position)
+                self.dump_increment(position)
             else:
                 self.dump(position)
         if stop:
@@ -186,7 +186,8 @@ class DumpKeeper:
         self._vote = (vote, work)
         return found
 
-    def _dump_increment(self, position: Position) -> None:
+    def dump_increment(self, position: Position) -> None:
+        """Dump what changed since the last dump, and the dense part."""
         assert self.link is not None
         final = self.save_dir / delta_name(position.step)
         making = _making(final)
