@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from columns import Columns
 from config import Config
 from errors import UserError
 from manifest import CONFIG, VOCABULARY, FileEntry, Manifest, digest_of, flushed, write_manifest
@@ -153,12 +154,15 @@ def read_parts(folder: Path, tensors: Tensors) -> None:
     dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
 
 
-def check_fit(
-    folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[list[int], str]], vocabulary: Path
-) -> None:
-    """Refuse a dump of another model, optimizer or data than these.
+def features_of(columns: Columns) -> dict[str, Any]:
+    """Table to what its rows stand for, as a manifest has it."""
+    return {table.name: dataclasses.asdict(table.feature) for table in columns.tables}
 
-    shapes: see `shapes_of`; vocabulary: the file of the raw values.
+
+def check_fit(
+    folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[list[int], str]], columns: Columns
+) -> None:
+    """Refuse a dump of another model, optimizer or data than these. shapes: see `shapes_of`.
 
     Raises:
         UserError: names both sides.
@@ -166,11 +170,17 @@ def check_fit(
     if manifest.optimizer != OPTIMIZER:
         raise UserError(f"{folder} was trained with {manifest.optimizer}, and this program has {OPTIMIZER}.")
     _check_shapes(folder, manifest.tensors, shapes)
-    ours = digest_of(vocabulary)
-    if manifest.vocabulary != ours:
+    for name, ours in features_of(columns).items():
+        if manifest.features.get(name) != ours:
+            raise UserError(
+                f"{folder} has the feature {name} as {manifest.features.get(name)}, and this program has "
+                f"it as {ours}; load it with the program that wrote it."
+            )
+    digest = digest_of(Path(columns.folder) / VOCABULARY)
+    if manifest.vocabulary != digest:
         raise UserError(
             f"{folder} was trained on other data: the digest of its raw values is {manifest.vocabulary}, and "
-            f"here it is {ours}; give the --data_path, --split and --seed that its {CONFIG} names."
+            f"here it is {digest}; give the --data_path, --split and --seed that its {CONFIG} names."
         )
 
 

@@ -18,12 +18,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from checkpoint import OPTIMIZER, DumpWriter, check_fit, read_parts, shapes_of, tensors_of
+from checkpoint import OPTIMIZER, DumpWriter, check_fit, features_of, read_parts, shapes_of, tensors_of
 from columns import Columns
 from config import NEWEST, Config
 from errors import UserError
 from incremental import TouchedRows, Vocabulary, apply_delta, write_delta
 from manifest import (
+    CONFIG,
     MANIFEST,
     VOCABULARY,
     Link,
@@ -31,6 +32,7 @@ from manifest import (
     Position,
     check_files,
     digest_of,
+    read_config,
     read_manifest,
 )
 from runtime import RuntimeContext, together
@@ -57,6 +59,8 @@ from train import Learner
 
 # The status of a process that a SIGTERM ended.
 TERMINATED = 128 + signal.SIGTERM
+# What changes the losses that follow, if it is changed at a resume.
+LEARNING_FLAGS = ("epochs", "batch_size", "lr", "dense_lr", "weight_decay", "seed")
 # Seconds that a rank waits for the parts of the others.
 DUMP_DEADLINE = 3600
 
@@ -217,9 +221,11 @@ class DumpKeeper:
             "plan": self.plan.splitlines(),
             "versions": stack_versions(),
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "num_train": self.columns.num_train,
         }
         vocabulary = digest_of(self.vocabulary)
-        return Manifest(self.run, position, self.shapes, (), vocabulary, OPTIMIZER, about, link)
+        features = features_of(self.columns)
+        return Manifest(self.run, position, self.shapes, (), vocabulary, OPTIMIZER, about, link, features)
 
     def _finish(self) -> None:
         """Wait for the dump that is under way, and say what became of it."""
@@ -282,6 +288,8 @@ def keeping_dumps(columns: Columns, config: Config, context: RuntimeContext) -> 
         resumed, run = together(lambda: _find_start(save_dir))
         runs = [run]
         dist.broadcast_object_list(runs, src=0)
+        if resumed is not None:
+            together(lambda: _check_continues(resumed, columns, config, context))
         keeper = DumpKeeper(resumed, runs[0], columns, config, context)
         with keeper.obeying_sigterm():
             yield keeper
@@ -327,6 +335,24 @@ def _find_start(save_dir: Path) -> tuple[State | None, str]:
     return state_at(newest), read_manifest(newest).run
 
 
+def _check_continues(state: State, columns: Columns, config: Config, context: RuntimeContext) -> None:
+    """Refuse other ratings than those of the position, and say which flags have changed."""
+    theirs, ours = read_manifest(state.folder).about.get("num_train"), columns.num_train
+    if theirs != ours:
+        raise UserError(
+            f"{state.folder} is of a training on {theirs} ratings, and {columns.source} has {ours} here; give "
+            f"the --data_path, --split and --test_fraction that its {CONFIG} names, or no --resume."
+        )
+    before = read_config(state.folder)
+    changed = [
+        f"--{name} {getattr(config, name)} (was {before.get(name)})"
+        for name in LEARNING_FLAGS
+        if getattr(config, name) != before.get(name)
+    ]
+    if changed:
+        context.say(f"goes on with other flags than before: {', '.join(changed)}")
+
+
 def choose_state(config: Config) -> State:
     """The state that --load and --until name.
 
@@ -370,7 +396,7 @@ def _checked(
 ) -> Manifest:
     """The manifest of the state, after everything was held against it, this model and these data."""
     last = check_chain(state)
-    check_fit(state.folder, last, shapes, Path(columns.folder) / VOCABULARY)
+    check_fit(state.folder, last, shapes, columns)
     # The ranks share the work of reading every byte.
     for folder in (state.base, *state.deltas):
         check_files(folder, read_manifest(folder), context.rank, context.world_size)

@@ -65,7 +65,8 @@ class Manifest:
     """What a dump, or with a link an increment, holds.
 
     tensors: name to (shape, dtype), of the whole model also in an increment; vocabulary: digest of the raw
-    values; about: world size, plan, versions, time and, in an increment, the rows it holds of each table.
+    values; features: table to what its rows stand for; about: world size, plan, versions, time, number of
+    training ratings and, in an increment, the rows it holds of each table.
     """
 
     run: str
@@ -76,6 +77,7 @@ class Manifest:
     optimizer: str
     about: dict[str, Any]
     link: Link | None = None
+    features: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -113,9 +115,23 @@ def read_manifest(folder: Path) -> Manifest:
             optimizer=str(found["optimizer"]),
             about=dict(found["about"]),
             link=None if found["link"] is None else Link(**found["link"]),
+            features=dict(found["features"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is no manifest of a dump ({type(error).__name__}: {error}).") from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The flags of the training that wrote a folder.
+
+    Raises:
+        UserError: when they cannot be read.
+    """
+    path = folder / CONFIG
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}).") from None
 
 
 def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1) -> None:

@@ -68,7 +68,8 @@ def write_case(folder: Path, config: Config, context: RuntimeContext) -> dict[st
     states = {}
     keepers = []
     for kind in ("inc_dump", "dump"):
-        chosen = dataclasses.replace(config, save_dir=str(folder / kind), **{kind: True})
+        settings: dict[str, Any] = {kind: True, "save_dir": str(folder / kind)}
+        chosen = dataclasses.replace(config, **settings)
         if context.rank == 0:
             with writing(folder / kind):
                 pass
@@ -130,6 +131,7 @@ def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str
 def resume(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """The losses of a training, and of the same one, ended by a SIGTERM to one rank and resumed."""
     whole = train(folder / "whole", config, context, dump=True)
+    assert isinstance(whole, list)
     end_at = len(whole) // 2 + 3
     before = train(folder / "ended", config, context, end_at, inc_dump=True, dump_every=4)
     after = train(folder / "ended", config, context, resume=True, num_workers=1)
@@ -138,7 +140,7 @@ def resume(folder: Path, config: Config, context: RuntimeContext) -> dict[str, A
 
 def train(
     folder: Path, config: Config, context: RuntimeContext, end_at: int = -1, **settings: Any
-) -> list[float] | int | None:
+) -> list[float] | int:
     """Losses of all steps; the exit status where the training is ended at a step."""
     import train as training
     from data import open_data
