@@ -340,8 +340,8 @@ def _check_continues(state: State, columns: Columns, config: Config, context: Ru
     theirs, ours = read_manifest(state.folder).about.get("num_train"), columns.num_train
     if theirs != ours:
         raise UserError(
-            f"{state.folder} is of a training on {theirs} ratings, and {columns.source} has {ours} here; give "
-            f"the --data_path, --split and --test_fraction that its {CONFIG} names, or no --resume."
+            f"{state.folder} is of a training on {theirs} ratings, and {columns.source} has {ours} here; "
+            f"give the --data_path, --split and --test_fraction that its {CONFIG} names, or no --resume."
         )
     before = read_config(state.folder)
     changed = [

@@ -75,6 +75,19 @@ def test_values_become_their_fields_types() -> None:
         ("--batch_size 99999999999", "--batch_size 99999999999 is too large; give at most 16,777,216"),
         ("--num_workers 100000", "--num_workers 100000 is too large; give at most 1,024"),
         ("--seed -1", "--seed -1 is out of range"),
+        ("--keep 0 --dump", "--keep 0 is too small; give at least 1"),
+        ("--dump_every -1 --dump", "--dump_every -1 is negative; give 0 for none"),
+        ("--dump_every 5", "--dump_every says how dumps are made, and none are made; give --dump too"),
+        ("--async_dump --load", "--async_dump says how dumps are made, and none are made; give --dump too"),
+        ("--until 5", "--until 5 says where a load stops, and none is asked for; give --load too"),
+        ("--until -2 --load", "--until -2 is no step; give the number of one, 0 or more"),
+        ("--user 5", "--user says what is recommended, and nothing is; give --recommend too"),
+        ("--recommend", "--recommend needs --user, the raw id of a user"),
+        ("--recommend --user 5 --top 0", "--top 0 is too small; give at least 1"),
+        ("--doctor --dump", "--doctor and --dump exclude each other; give one of them"),
+        ("--export served --load", "--export and --load exclude each other; give one of them"),
+        ("--compact --inc_dump", "--compact and --inc_dump exclude each other; give one of them"),
+        ("--export", "--export: expected one argument"),
     ],
 )
 def test_a_bad_value_is_refused_in_one_sentence(arguments: str, sentence: str) -> None:
@@ -87,9 +100,24 @@ def test_a_bad_value_is_refused_in_one_sentence(arguments: str, sentence: str) -
 def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "ratings.dat"
     file.write_text("")
-    for name in ("data_path", "cache_dir", "report_dir"):
+    for name in ("data_path", "cache_dir", "report_dir", "save_dir"):
         with pytest.raises(UserError, match=f"--{name} .*ratings.dat is a file; give a folder"):
             parse_args([f"--{name}", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "modes"),
+    [
+        ("--dump", ("train",)),
+        ("--incremental_dump", ("train",)),
+        ("--resume --load", ("train", "load")),
+        ("--load", ("load",)),
+        ("--load dumps/latest --train", ("train", "load")),
+        ("--compact --load", ("compact", "load")),
+    ],
+)
+def test_modes_run_in_the_order_of_a_models_life(arguments: str, modes: tuple[str, ...]) -> None:
+    assert parse_args(arguments.split()).modes == modes
 
 
 def test_every_choice_passes() -> None:

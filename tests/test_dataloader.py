@@ -74,6 +74,26 @@ def test_every_rating_comes_once_per_epoch_for_1_2_and_3_ranks(
         np.testing.assert_array_equal(np.sort(np.concatenate(ratings)), expected)
 
 
+@pytest.mark.parametrize("first", [1, 5_000, 15_999])
+def test_a_resumed_pass_gives_what_is_left_of_it_for_any_number_of_ranks(
+    columns: Columns, config: Config, first: int
+) -> None:
+    whole = RatingBatches(columns, dataclasses.replace(config, batch_size=columns.num_train), 0, 1)
+    expected = whole[Request("train", 3, 0)].ratings[first:]
+    for world_size, num_workers in ((1, 1), (2, 0), (3, 2)):
+        parts = []
+        for rank in range(world_size):
+            dataset = RatingBatches(columns, config, rank, world_size)
+            sampler = EpochSampler(dataset)
+            sampler.epoch, sampler.first = 3, first
+            pooled = dataclasses.replace(config, num_workers=num_workers)
+            with build_dataloader(dataset, sampler, pooled) as loader:
+                parts.append([batch.ratings[batch.weights > 0].clone() for batch in loader])
+        in_order = [batch for step in zip(*parts, strict=True) for batch in step]
+        assert torch.equal(torch.cat(in_order), expected)
+        assert sum(dataset.step_sizes("train", first)) == len(expected)
+
+
 def test_ranks_share_the_global_batch_of_one_rank(columns: Columns, config: Config) -> None:
     whole = RatingBatches(columns, dataclasses.replace(config, batch_size=600), 0, 1)
     for world_size in (2, 3):

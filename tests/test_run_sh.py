@@ -36,7 +36,7 @@ case "$*" in
     esac ;;
   *"/example.py --doctor"*)
     echo "ranks=$LOCAL_WORLD_SIZE gpus=${CUDA_VISIBLE_DEVICES-all} omp=$OMP_NUM_THREADS" >>"$CALLS" ;;
-  *torch.distributed.run*) echo "OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS" ;;
+  *launcher.py*) echo "OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS" ;;
 esac
 """
 FAKE_NVIDIA_SMI = r"""#!/usr/bin/env bash
@@ -210,13 +210,13 @@ def test_lint_runs_every_linter(copy: Copy) -> None:
 
 
 def launch(copy: Copy) -> str:
-    (line,) = copy.calls("torch.distributed.run")
+    (line,) = copy.calls("launcher.py")
     return line.replace(f"{copy.folder}/", "")
 
 
 def test_no_argument_trains_on_two_processes_without_a_gpu(copy: Copy) -> None:
     copy.run()
-    assert launch(copy) == "-m|torch.distributed.run|--standalone|--nproc_per_node=2|example/example.py"
+    assert launch(copy) == "example/launcher.py|--standalone|--nproc_per_node=2|example/example.py"
     assert copy.calls()[-1] == "OMP_NUM_THREADS=1"
 
 
@@ -244,7 +244,7 @@ def test_flags_pass_through_unchanged(copy: Copy, subcommand: tuple[str, ...]) -
 def test_several_machines_meet_at_the_endpoint(copy: Copy) -> None:
     copy.run("train", env={"NNODES": "2", "RDZV_ENDPOINT": "host:29500"})
     meeting = "--nnodes=2|--rdzv_backend=c10d|--rdzv_endpoint=host:29500|--nproc_per_node=2|"
-    assert launch(copy).startswith(f"-m|torch.distributed.run|{meeting}")
+    assert launch(copy).startswith(f"example/launcher.py|{meeting}")
 
 
 def test_a_bad_flag_stops_before_anything_is_installed_or_launched(copy: Copy) -> None:
@@ -276,6 +276,38 @@ def test_ci_lints_and_then_tests_from_any_folder(copy: Copy, tmp_path: Path) -> 
     shutil.copy(REPOSITORY / ".ci/run", copy.folder / ".ci/run")
     subprocess.run([copy.folder / ".ci/run"], cwd=tmp_path, env=copy.environment, check=True, timeout=60)
     assert copy.calls()[-2:] == ["-m|codespell_lib", "-m|pytest"]
+
+
+# --- the life of a model ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        (["dump", "--resume"], "--dump|--resume"),
+        (["inc_dump", "--dump_every", "5"], "--inc_dump|--dump_every|5"),
+        (["compact"], "--compact"),
+        (["load"], "--load"),
+        (["load", "--until", "5"], "--load|--until|5"),
+        (["load", "two words", "--until", "5"], "--load=two words|--until|5"),
+    ],
+)
+def test_a_mode_is_launched_with_its_flag(copy: Copy, arguments: list[str], flags: str) -> None:
+    copy.run(*arguments)
+    assert launch(copy).endswith(f"--nproc_per_node=2|example/example.py|{flags}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        (["export", "two words", "--save_dir", "a"], "--export=two words|--save_dir|a"),
+        (["recommend", "--user", "42"], "--recommend|--user|42"),
+    ],
+)
+def test_a_mode_for_one_process_is_not_launched(copy: Copy, arguments: list[str], flags: str) -> None:
+    copy.run(*arguments)
+    assert not copy.calls("launcher.py")
+    assert any(call.endswith(f"example/example.py|{flags}") for call in copy.calls())
 
 
 # --- doctor ---
@@ -316,7 +348,7 @@ def test_the_doctor_refuses_what_train_would(copy: Copy) -> None:
 @pytest.mark.parametrize(
     ("arguments", "variables", "sentence"),
     [
-        (["tarin"], {}, "unknown subcommand tarin; give train, doctor, setup, test, soak, lint or help"),
+        (["tarin"], {}, "unknown subcommand tarin; './run.sh help' lists them"),
         (["setup", "now"], {}, "setup takes no arguments; found now"),
         ([], {"NPROC": "abc"}, "NPROC=abc is not a number of processes; give 1 or more"),
         ([], {"NPROC": "0"}, "NPROC=0 is not a number of processes; give 1 or more"),
@@ -345,6 +377,12 @@ def test_help_names_every_subcommand_and_variable(copy: Copy, word: str) -> None
     out, _ = copy.run(word)
     for name in (
         "train",
+        "dump",
+        "inc_dump",
+        "load",
+        "compact",
+        "export",
+        "recommend",
         "doctor",
         "setup",
         "test",
