@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import re
 import shutil
 import subprocess
@@ -35,6 +36,14 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
+def draw_few_ratings(clone: Path) -> None:
+    """Have the default data set ready, with a tenth of its ratings, so that a command takes seconds."""
+    folder = clone / "data" / "synthetic-1000000-seed0"
+    write_synthetic(folder, 100_000, seed=0)
+    says = read_json(folder / "oracle.json")
+    (folder / "oracle.json").write_text(json.dumps({**says, "num_ratings": 1_000_000}))
+
+
 def shell(lines: tuple[str, ...], folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return run_command(["bash", "-ec", "\n".join(lines)], cwd=folder, env=env, timeout=170)
 
@@ -53,6 +62,7 @@ def trains_close_to_the_oracle(lines: tuple[str, ...], clone: Path) -> None:
 
 
 def trains(lines: tuple[str, ...], clone: Path) -> None:
+    draw_few_ratings(clone)
     activate = ". .venv/bin/activate"
     output = succeeded(shell((activate, *lines), clone))
     rmse = results(output)
@@ -64,6 +74,7 @@ def trains_on_two_machines(lines: tuple[str, ...], clone: Path) -> None:
     (command,) = lines
     assert "first-machine:29400" in command
     # Both machines are this one, on a port that is free, with one process and one epoch each.
+    draw_few_ratings(clone)
     command = command.replace("first-machine:29400", f"localhost:{_free_port()}") + " --epochs 1"
     machine: dict[str, Any] = {"env": {"NPROC": "1"}, "cwd": clone, "stderr": subprocess.STDOUT}
     with (
@@ -112,6 +123,39 @@ def measures_the_loader(lines: tuple[str, ...], clone: Path) -> None:
     assert (clone / "README.md").read_text() == README
 
 
+def loads_with_any_number_of_processes(lines: tuple[str, ...], clone: Path) -> None:
+    draw_few_ratings(clone)
+    output = succeeded(shell(lines, clone))
+    rows = re.findall(r"^\| this model, .+? \| (.*) \|$", output, re.MULTILINE)
+    assert len(rows) == len(lines) == 3
+    assert rows[0] == rows[1] == rows[2]
+
+
+def begins_where_there_is_no_dump(lines: tuple[str, ...], clone: Path) -> None:
+    trains(lines, clone)
+    newest = (clone / "dumps" / "latest").resolve()
+    output = succeeded(shell((f"{lines[0]} --epochs 9",), clone))
+    assert f"loaded {newest}" in output
+    assert "epoch 9/9" in output
+
+
+def replays_and_recommends(lines: tuple[str, ...], clone: Path) -> None:
+    draw_few_ratings(clone)
+    output = succeeded(shell(lines, clone))
+    rows = re.findall(r"^\| this model, .+? \| (.*) \|$", output, re.MULTILINE)
+    assert len(rows) == 2
+    assert rows[0] == rows[1]
+    assert "and 8 increments after it" in output
+
+
+def folds_increments(lines: tuple[str, ...], clone: Path) -> None:
+    draw_few_ratings(clone)
+    output = succeeded(shell(("NPROC=1 ./run.sh inc_dump --epochs 2 --dump_every 50", *lines), clone))
+    names = sorted(path.name for path in (clone / "dumps").iterdir())
+    assert "this model, step" in output
+    assert not any(name.startswith("delta") for name in names)
+
+
 def examines_the_machine(lines: tuple[str, ...], clone: Path) -> None:
     output = succeeded(shell(lines, clone))
     assert "ok       worker       start method spawn" in output
@@ -129,6 +173,10 @@ CHECKS: dict[str, Callable[[tuple[str, ...], Path], None]] = {
     (
         "python benchmarks/feed.py --ratings 100000 --memory 100000 --trained 20000 --seconds 0.05 --rounds 1"
     ): measures_the_loader,
+    "./run.sh dump": loads_with_any_number_of_processes,
+    "./run.sh dump --resume --dump_every 100": begins_where_there_is_no_dump,
+    "./run.sh inc_dump --dump_every 50": replays_and_recommends,
+    "./run.sh load dumps --until 100": folds_increments,
     "./run.sh doctor --num_workers 2": examines_the_machine,
     "./run.sh --epochs 2 --report_dir runs/first": writes_a_report,
 }
