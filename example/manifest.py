@@ -100,7 +100,7 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         what = f"it holds no {MANIFEST}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} is no dump: {what}.") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error}).") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         version = found.get("format") if isinstance(found, dict) else None
@@ -108,17 +108,27 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest(
             run=str(found["run"]),
-            position=Position(**{name: int(value) for name, value in found["position"].items()}),
+            position=_plain(Position, found["position"]),
             tensors={name: (list(shape), str(dtype)) for name, (shape, dtype) in found["tensors"].items()},
-            files=tuple(FileEntry(**entry) for entry in found["files"]),
+            files=tuple(_plain(FileEntry, entry) for entry in found["files"]),
             vocabulary=str(found["vocabulary"]),
             optimizer=str(found["optimizer"]),
             about=dict(found["about"]),
-            link=None if found["link"] is None else Link(**found["link"]),
+            link=None if found["link"] is None else _plain(Link, found["link"]),
             features=dict(found["features"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is no manifest of a dump ({type(error).__name__}: {error}).") from None
+
+
+def _plain(kind: type[Any], found: Any) -> Any:
+    """A dataclass of texts and whole numbers, of the values that JSON held for it."""
+    made = kind(**found)
+    for field in dataclasses.fields(made):
+        value = getattr(made, field.name)
+        if type(value).__name__ != field.type:
+            raise TypeError(f"{field.name} is {value!r}")
+    return made
 
 
 def read_config(folder: Path) -> dict[str, Any]:
