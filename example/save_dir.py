@@ -28,7 +28,7 @@ from manifest import MANIFEST, Manifest, digest_of, flush, read_manifest
 NAME = re.compile(r"(step|delta)-(\d{9,})")
 LOCK = ".lock"
 LATEST = "latest"
-LEFTOVERS = (".making-step-*", ".making-delta-*", ".removing-step-*", ".removing-delta-*", ".latest-*")
+LEFTOVER = re.compile(r"\.(making|removing)-(step|delta)-\d{9,}|\.latest-\d+")
 
 
 @dataclass(frozen=True)
@@ -107,17 +107,29 @@ def state_at(folder: Path, until: int = -1) -> State:
             what = f"holds no dump{early}" if folder.is_dir() else "is not there"
             raise UserError(f"{folder} {what}; train with --dump, or give the folder of a dump.")
         folder = newest
-    link = read_manifest(folder).link
+    manifest = read_manifest(folder)
+    link = manifest.link
+    if link is not None and not _are_named(folder.name, link.base):
+        raise UserError(
+            f"{folder} is an increment on {link.base!r}; it, and the dump beside it on which it builds, must "
+            "have the names under which they were written."
+        )
     if link is None and until == -1:
         return State(folder)
     base = folder if link is None else folder.parent / link.base
+    first = manifest.position.step if link is None else step_of(base)
     last = until if link is None else step_of(folder) if until == -1 else min(until, step_of(folder))
-    if last < step_of(base):
+    if last < first:
         raise UserError(
             f"--until {until} is before {base}, on which {folder.name} builds; give a later step."
         )
-    deltas = [path for path in deltas_in(folder.parent) if step_of(base) < step_of(path) <= last]
+    deltas = [path for path in deltas_in(folder.parent) if first < step_of(path) <= last]
     return State(base, tuple(path for path in deltas if _builds_on(path, base)))
+
+
+def _are_named(delta: str, base: str) -> bool:
+    found = [NAME.fullmatch(name) for name in (delta, base)]
+    return [name and name[1] for name in found] == ["delta", "step"]
 
 
 def _builds_on(delta: Path, base: Path) -> bool:
@@ -192,9 +204,9 @@ def writing(save_dir: Path) -> Iterator[None]:
             f"--save_dir {save_dir} cannot be written ({error.strerror or error}); give another folder."
         ) from None
     try:
-        for pattern in LEFTOVERS:
-            for leftover in save_dir.glob(pattern):
-                _remove(leftover)
+        for path in list(save_dir.iterdir()):
+            if LEFTOVER.fullmatch(path.name):
+                _remove(path)
         yield
     finally:
         lock.release()
