@@ -216,8 +216,14 @@ def publish(making: Path, final: Path, keep: int) -> None:
     """Give a complete folder its name, point `latest` at it, and remove what is not kept."""
     making.rename(final)
     flush(final.parent)
-    _point_latest_at(final)
-    prune(final.parent, keep)
+    try:
+        _point_latest_at(final)
+        prune(final.parent, keep)
+    except (OSError, UserError) as error:
+        # The dump is there, and an increment that counted as failed would come a second time.
+        print(
+            f"{final} is whole, but the folders beside it are not tidy ({error}); the next dump tries again"
+        )
 
 
 def prune(save_dir: Path, keep: int) -> None:
