@@ -1,0 +1,562 @@
+"""What the folder of dumps accepts, refuses, keeps and removes, with dumps of a few bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import save_dir as folders
+from errors import UserError
+from launch import ROOT
+from manifest import FORMAT, MANIFEST, check_files, read_manifest, write_manifest
+from save_dir import (
+    LATEST,
+    LOCK,
+    State,
+    check_chain,
+    deltas_in,
+    dumps_in,
+    newest_in,
+    prune,
+    publish,
+    retire,
+    set_aside,
+    state_at,
+    step_of,
+    writing,
+)
+from tiny_dumps import PART, add_chain, add_delta, add_dump, check_whole, fill, link_to, names_in
+
+
+def refused(action: Callable[[], Any], *words: str) -> None:
+    """One sentence that holds all of the words."""
+    with pytest.raises(UserError) as caught:
+        action()
+    sentence = str(caught.value)
+    assert [word for word in words if word not in sentence] == [], sentence
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+
+
+# --- names, and what they stand for ---
+
+
+def test_only_whole_names_of_dumps_count(tmp_path: Path) -> None:
+    for name in ("step-1", "step-00000001x", ".making-step-000000003", "xstep-000000004", "delta-", "run-1"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step-000000005").touch()
+    assert dumps_in(tmp_path) == deltas_in(tmp_path) == []
+    assert newest_in(tmp_path) is None
+    assert newest_in(tmp_path / "nowhere") is None
+
+
+def test_dumps_are_in_the_order_of_their_steps_beyond_nine_digits(tmp_path: Path) -> None:
+    for step in (10**9, 5, 999_999_999):
+        add_dump(tmp_path, step)
+    assert [step_of(path) for path in dumps_in(tmp_path)] == [5, 999_999_999, 10**9]
+
+
+def test_the_newest_state_is_the_one_of_the_highest_step_and_a_dump_before_an_increment(
+    tmp_path: Path,
+) -> None:
+    add_chain(tmp_path, 10, 20, 30)
+    assert newest_in(tmp_path) == tmp_path / "delta-000000030"
+    add_dump(tmp_path, 30)
+    assert newest_in(tmp_path) == tmp_path / "step-000000030"
+    assert newest_in(tmp_path, until=29) == tmp_path / "delta-000000020"
+    assert newest_in(tmp_path, until=9) is None
+
+
+def test_a_clock_that_ran_backwards_changes_no_order(tmp_path: Path) -> None:
+    chain = add_chain(tmp_path, 10, 20, 30)
+    for number, path in enumerate(chain):
+        os.utime(path, (2_000_000_000 - number * 10**8,) * 2)
+    assert check_whole(tmp_path) == State(chain[0], tuple(chain[1:]))
+
+
+def test_every_folder_of_a_save_dir_stands_for_its_state(tmp_path: Path) -> None:
+    base, one, two = add_chain(tmp_path, 10, 20, 30)
+    (tmp_path / LATEST).symlink_to(one.name)
+    assert state_at(base) == State(base)
+    assert state_at(one) == state_at(tmp_path / LATEST) == State(base, (one,))
+    assert state_at(two) == state_at(tmp_path) == State(base, (one, two))
+    assert state_at(tmp_path).folder == two
+
+
+@pytest.mark.parametrize(
+    ("until", "steps"), [(10, []), (19, []), (20, [20]), (29, [20]), (30, [20, 30]), (99, [20, 30])]
+)
+def test_until_stops_at_the_last_increment_that_ends_by_it(
+    tmp_path: Path, until: int, steps: list[int]
+) -> None:
+    base, _, two = add_chain(tmp_path, 10, 20, 30)
+    for folder in (tmp_path, base, two):
+        state = state_at(folder, until)
+        assert (state.base, [step_of(path) for path in state.deltas]) == (base, steps)
+
+
+def test_until_before_everything_is_refused(tmp_path: Path) -> None:
+    base, one = add_chain(tmp_path, 10, 20)
+    refused(lambda: state_at(tmp_path, 9), str(tmp_path), "holds no dump by step 9")
+    refused(lambda: state_at(one, 9), "--until 9 is before", str(base), one.name)
+
+
+def test_increments_of_another_base_are_not_replayed(tmp_path: Path) -> None:
+    add_chain(tmp_path, 10, 20, 30)
+    newer = add_dump(tmp_path, 25)
+    last = add_delta(newer, 1, 25, 40)
+    assert check_whole(tmp_path) == State(newer, (last,))
+
+
+def test_a_dump_under_any_name_is_loaded_and_a_renamed_increment_is_refused(tmp_path: Path) -> None:
+    base, one = add_chain(tmp_path / "dumps", 10, 20)
+    mine = tmp_path / "my best model"
+    shutil.copytree(base, mine)
+    assert check_whole(tmp_path / "dumps")
+    check_chain(state_at(mine))
+    assert state_at(mine, 10) == State(mine)
+    refused(lambda: state_at(mine, 9), "--until 9 is before", "my best model")
+    shutil.copytree(one, base.parent / "mine")
+    refused(lambda: state_at(base.parent / "mine"), "mine is an increment", base.name)
+
+
+@pytest.mark.parametrize("where", ["nowhere", "empty", "a file"])
+def test_a_folder_without_a_dump_is_refused(tmp_path: Path, where: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a file").touch()
+    words = "holds no dump" if where == "empty" else "is not there"
+    refused(lambda: state_at(tmp_path / where), where, words, "train with --dump")
+
+
+# --- chains ---
+
+
+def relink(folder: Path, **changes: Any) -> None:
+    """Write a manifest again, whose link differs."""
+    manifest = read_manifest(folder)
+    assert manifest.link is not None
+    link = dataclasses.replace(manifest.link, **changes)
+    write_manifest(folder, dataclasses.replace(manifest, link=link))
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Write a manifest again, with other values."""
+    write_manifest(folder, dataclasses.replace(read_manifest(folder), **changes))
+
+
+def chain_refused(save_dir: Path, *words: str) -> None:
+    before = {path: path.read_bytes() for path in save_dir.rglob("*") if path.is_file()}
+    refused(lambda: check_chain(state_at(save_dir)), *words)
+    assert {path: path.read_bytes() for path in save_dir.rglob("*") if path.is_file()} == before
+
+
+def test_a_chain_without_its_base_is_refused(tmp_path: Path) -> None:
+    base, *_ = add_chain(tmp_path, 10, 20)
+    shutil.rmtree(base)
+    chain_refused(tmp_path, str(base), "is missing", "on which delta-000000020 builds")
+
+
+@pytest.mark.parametrize(("missing", "number"), [(20, 1), (30, 2)])
+def test_a_chain_with_a_gap_names_the_missing_increment(tmp_path: Path, missing: int, number: int) -> None:
+    base, *_ = add_chain(tmp_path, 10, 20, 30, 40)
+    shutil.rmtree(tmp_path / f"delta-{missing:09d}")
+    chain_refused(tmp_path, f"Increment {number} after {base} is missing", f"is number {number + 1}")
+
+
+def test_the_same_increment_twice_is_refused(tmp_path: Path) -> None:
+    base, *_ = add_chain(tmp_path, 10, 20, 30)
+    add_delta(base, 2, 20, 40)
+    chain_refused(tmp_path, "delta-000000040 is out of order", "it is number 2", "must be number 3")
+
+
+def test_a_copy_of_an_increment_under_another_name_is_refused(tmp_path: Path) -> None:
+    _, one = add_chain(tmp_path, 10, 20)
+    shutil.copytree(one, tmp_path / "delta-000000030")
+    chain_refused(tmp_path, "delta-000000030 says of itself that it is delta-000000020")
+
+
+def test_increments_in_another_order_are_refused(tmp_path: Path) -> None:
+    base = add_dump(tmp_path, 10)
+    add_delta(base, 2, 10, 20)
+    add_delta(base, 1, 20, 30)
+    chain_refused(tmp_path, f"Increment 1 after {base} is missing: delta-000000020 is number 2")
+
+
+def test_an_increment_that_begins_at_another_step_is_refused(tmp_path: Path) -> None:
+    *_, two = add_chain(tmp_path, 10, 20, 30)
+    relink(two, from_step=19)
+    chain_refused(tmp_path, f"{two} is out of order", "begins at step 19", "comes after step 20")
+
+
+def test_an_increment_of_another_run_is_refused(tmp_path: Path) -> None:
+    base = add_dump(tmp_path, 10)
+    add_delta(base, 1, 10, 20, run="two")
+    chain_refused(tmp_path, "delta-000000020 is of run two", "of run one")
+
+
+def test_an_increment_on_another_base_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    base, one = add_chain(tmp_path, 10, 20)
+    digest = link_to(base, 1, 10).base_digest
+    rewrite(base, vocabulary="others")
+    chain_refused(tmp_path, str(one), base.name, digest, link_to(base, 1, 10).base_digest)
+
+
+def test_an_increment_of_another_model_is_refused(tmp_path: Path) -> None:
+    _, one = add_chain(tmp_path, 10, 20)
+    rewrite(one, tensors={"tables.user.weight": ([9, 4], "float32")})
+    chain_refused(tmp_path, f"{one} holds another model than")
+
+
+@pytest.mark.parametrize("base", ["../elsewhere", "/etc", "", "delta-000000010", ".", "latest"])
+def test_an_increment_whose_base_has_no_name_of_a_dump_is_refused(tmp_path: Path, base: str) -> None:
+    _, one = add_chain(tmp_path, 10, 20)
+    relink(one, base=base)
+    chain_refused(tmp_path, f"{one} is an increment on {base!r}")
+
+
+def test_a_foreign_folder_with_the_name_of_an_increment_is_refused_by_name(tmp_path: Path) -> None:
+    add_dump(tmp_path, 10)
+    (tmp_path / "delta-000000020").mkdir()
+    chain_refused(tmp_path, "delta-000000020 is no dump: it holds no manifest.json")
+
+
+# --- files ---
+
+
+def files_refused(folder: Path, *words: str) -> None:
+    refused(lambda: check_files(folder, read_manifest(folder)), *words)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    dump = add_dump(tmp_path, 1)
+    (dump / PART).unlink()
+    files_refused(dump, f"{dump / PART} is missing")
+
+
+def test_a_truncated_file_is_named_with_both_sizes(tmp_path: Path) -> None:
+    dump = add_dump(tmp_path, 1)
+    os.truncate(dump / PART, 100)
+    files_refused(dump, f"{dump / PART} has 100 bytes and had 850")
+
+
+def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
+    dump = add_dump(tmp_path, 1)
+    whole = (dump / PART).read_bytes()
+    for place in range(0, len(whole), 53):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        (dump / PART).write_bytes(damaged)
+        files_refused(dump, f"{dump / PART} is damaged: its digest is ")
+    (dump / PART).write_bytes(whole)
+    check_whole(dump)
+
+
+def test_a_part_that_the_manifest_does_not_name_is_refused(tmp_path: Path) -> None:
+    dump = add_dump(tmp_path, 1)
+    shutil.copy(dump / PART, dump / "part-00002.safetensors")
+    files_refused(dump, "part-00002.safetensors is no part of the dump")
+
+
+def test_a_note_beside_the_parts_harms_nothing(tmp_path: Path) -> None:
+    dump = add_dump(tmp_path, 1)
+    (dump / "README.txt").write_text("the good one")
+    check_whole(dump)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../b", "", ".", "..", "sub/part"])
+def test_a_manifest_that_names_a_file_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    dump = add_dump(tmp_path / "dumps", 1)
+    (tmp_path / "dumps" / "secret").write_bytes((dump / PART).read_bytes())
+    (dump / "sub").mkdir()
+    shutil.copy(dump / PART, dump / "sub" / "part")
+    (entry,) = read_manifest(dump).files
+    rewrite(dump, files=(entry, dataclasses.replace(entry, name=name)))
+    files_refused(dump, "is missing")
+
+
+def test_the_ranks_share_the_files_and_leave_none_out(tmp_path: Path) -> None:
+    dump = tmp_path / "dump"
+    fill(dump, 1)
+    (entry,) = read_manifest(dump).files
+    for number in range(2, 6):
+        shutil.copy(dump / PART, dump / f"part-{number:05d}.safetensors")
+    named = [dataclasses.replace(entry, name=f"part-{number:05d}.safetensors") for number in range(1, 6)]
+    rewrite(dump, files=tuple(named))
+    os.truncate(dump / "part-00004.safetensors", 7)
+    found = []
+    for rank in range(3):
+        try:
+            check_files(dump, read_manifest(dump), rank, 3)
+        except UserError:
+            found.append(rank)
+    assert found == [0]
+
+
+# --- manifests ---
+
+
+def sound() -> dict[str, Any]:
+    link = {"base": "step-000000010", "base_digest": "x", "sequence": 1, "from_step": 10}
+    return {
+        "format": FORMAT,
+        "run": "one",
+        "position": {"step": 1, "epoch": 0, "samples": 0},
+        "tensors": {"a": [[1], "float32"]},
+        "files": [{"name": "a", "bytes": 1, "xxh3_128": "0"}],
+        "vocabulary": "",
+        "optimizer": "",
+        "about": {},
+        "link": link,
+    }
+
+
+def changed(**changes: Any) -> bytes:
+    return json.dumps({**sound(), **changes}).encode()
+
+
+def without(name: str) -> bytes:
+    return json.dumps({key: value for key, value in sound().items() if key != name}).encode()
+
+
+LINK, (FILE,) = sound()["link"], sound()["files"]
+BAD_MANIFESTS = {
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "half": changed()[:-20],
+    "a list": b"[1, 2]",
+    "null": b"null",
+    "a number": b"7",
+    "deep": b"[" * 200_000,
+    "a long number": b'{"format": ' + b"9" * 10_000 + b"}",
+    "large": b'{"format": 0, "run": "' + b"x" * 2**24 + b'"}',
+    "another format": changed(format=FORMAT + 1),
+    "a format in words": changed(format="1"),
+    "an infinite step": changed(position={"step": float("inf")}),
+    "a fractional step": changed(position={"step": 1.5}),
+    "a step in words": changed(position={"step": "one"}),
+    "an unknown field": changed(position={"steps": 1}),
+    "files as a number": changed(files=3),
+    "a file as a number": changed(files=[3]),
+    "a name as a list": changed(files=[{**FILE, "name": ["a"]}]),
+    "a size in words": changed(files=[{**FILE, "bytes": "1"}]),
+    "a digest as a number": changed(files=[{**FILE, "xxh3_128": 1}]),
+    "tensors as a list": changed(tensors=["a"]),
+    "a tensor as a number": changed(tensors={"a": 1}),
+    "about as a number": changed(about=1),
+    "a link as a word": changed(link="step-000000010"),
+    "a base as a number": changed(link={**LINK, "base": 10}),
+    "a sequence in words": changed(link={**LINK, "sequence": "1"}),
+    **{f"without {name}": without(name) for name in sound()},
+}
+
+
+@pytest.mark.parametrize("content", BAD_MANIFESTS.values(), ids=BAD_MANIFESTS.keys())
+def test_a_bad_manifest_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / MANIFEST).write_bytes(content)
+    refused(lambda: read_manifest(tmp_path), str(tmp_path / MANIFEST))
+
+
+def test_the_manifest_that_the_bad_ones_are_made_from_is_read(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_bytes(changed())
+    assert read_manifest(tmp_path).position.step == 1
+
+
+def test_another_format_names_both_sides(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_bytes(changed(format=FORMAT + 1))
+    refused(lambda: read_manifest(tmp_path), f"has format {FORMAT + 1}", f"reads format {FORMAT}")
+
+
+def test_a_folder_in_the_place_of_a_manifest_is_refused(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).mkdir()
+    refused(lambda: read_manifest(tmp_path), str(tmp_path / MANIFEST), "cannot be read")
+
+
+# --- publishing and keeping ---
+
+
+def publish_dump(save_dir: Path, step: int, keep: int) -> Path:
+    final = save_dir / folders.dump_name(step)
+    publish(fill(save_dir / f".making-{final.name}", step), final, keep)
+    return final
+
+
+def test_publishing_names_the_dump_and_latest_and_keeps_the_newest(tmp_path: Path) -> None:
+    for step in range(10, 60, 10):
+        final = publish_dump(tmp_path, step, keep=2)
+        assert os.readlink(tmp_path / LATEST) == final.name
+        assert check_whole(tmp_path / LATEST).folder == final
+    assert names_in(tmp_path) == [LATEST, "step-000000040", "step-000000050"]
+
+
+def test_a_dump_that_an_increment_builds_on_is_kept(tmp_path: Path) -> None:
+    base, one = add_chain(tmp_path, 10, 20)
+    for step in (30, 40, 50):
+        publish_dump(tmp_path, step, keep=1)
+    assert names_in(tmp_path) == [one.name, LATEST, base.name, "step-000000050"]
+    check_whole(one)
+
+
+def test_nothing_is_removed_beside_an_increment_that_cannot_be_read(tmp_path: Path) -> None:
+    base, one = add_chain(tmp_path, 10, 20)
+    (one / MANIFEST).write_bytes(b"")
+    before = names_in(tmp_path)
+    publish_dump(tmp_path, 30, keep=1)
+    assert names_in(tmp_path) == sorted([*before, LATEST, "step-000000030"])
+    check_whole(base)
+
+
+def test_a_dump_that_is_published_counts_even_if_latest_cannot_be_pointed_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "symlink_to", fail)
+        first = publish_dump(tmp_path, 10, keep=1)
+    assert "No space left on device" in capfd.readouterr().out
+    assert check_whole(tmp_path).folder == first
+    publish_dump(tmp_path, 20, keep=1)
+    assert names_in(tmp_path) == [LATEST, "step-000000020"]
+
+
+def test_publishing_over_a_dump_that_is_there_fails_and_leaves_it_whole(tmp_path: Path) -> None:
+    final = publish_dump(tmp_path, 10, keep=2)
+    with pytest.raises(OSError, match="not empty"):
+        publish_dump(tmp_path, 10, keep=2)
+    check_whole(final)
+
+
+def test_retiring_takes_the_name_away_before_the_first_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump = add_dump(tmp_path, 10)
+    seen = []
+    monkeypatch.setattr(folders, "_remove", lambda path: seen.append((path.name, names_in(tmp_path))))
+    retire(dump)
+    assert seen == [(".removing-step-000000010", [".removing-step-000000010"])]
+
+
+def test_pruning_fewer_than_it_keeps_removes_nothing(tmp_path: Path) -> None:
+    add_dump(tmp_path, 10)
+    prune(tmp_path, 3)
+    assert names_in(tmp_path) == ["step-000000010"]
+
+
+def test_what_an_earlier_training_left_is_set_aside_whole(tmp_path: Path) -> None:
+    base, one = add_chain(tmp_path, 10, 20)
+    (tmp_path / LATEST).symlink_to(one.name)
+    (tmp_path / "notes.txt").touch()
+    aside = set_aside(tmp_path)
+    assert names_in(tmp_path) == ["notes.txt", "run-one"]
+    assert check_whole(aside) == State(aside / base.name, (aside / one.name,))
+    assert newest_in(tmp_path) is None
+
+
+def test_setting_aside_on_top_of_the_same_is_refused_and_loses_nothing(tmp_path: Path) -> None:
+    add_dump(tmp_path, 10)
+    set_aside(tmp_path)
+    add_dump(tmp_path, 10)
+    refused(lambda: set_aside(tmp_path), "run-one holds a step-000000010 already")
+    check_whole(tmp_path)
+    check_whole(tmp_path / "run-one")
+
+
+def test_what_cannot_be_read_is_set_aside_too(tmp_path: Path) -> None:
+    (add_dump(tmp_path, 10) / MANIFEST).unlink()
+    assert set_aside(tmp_path) == tmp_path / "run-unreadable"
+
+
+# --- the only writer ---
+
+
+FOREIGN = (
+    "notes.txt",
+    "step-1",
+    ".hidden",
+    ".making-step-by-step",
+    ".making-tea",
+    ".removing-step-",
+    ".latest-news",
+    "run-one/step-000000001/x",
+    ".making-delta-000000001.txt",
+)
+
+
+def test_beginning_to_write_removes_what_writers_left_half_done_and_nothing_else(tmp_path: Path) -> None:
+    chain = add_chain(tmp_path, 10, 20)
+    for name in FOREIGN:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    before = names_in(tmp_path)
+    for name in (".making-step-000000030", ".making-delta-000000030", ".removing-step-1000000000"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / PART).touch()
+    (tmp_path / ".removing-delta-000000005").mkdir()
+    (tmp_path / ".latest-123").symlink_to(chain[0].name)
+    with writing(tmp_path):
+        assert names_in(tmp_path) == before
+    check_whole(tmp_path)
+    assert all((tmp_path / name).is_file() for name in FOREIGN)
+
+
+def test_a_leftover_that_is_a_link_is_removed_and_not_what_it_points_at(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    add_dump(elsewhere, 10)
+    (tmp_path / "dumps").mkdir()
+    (tmp_path / "dumps" / ".making-step-000000010").symlink_to(elsewhere)
+    with writing(tmp_path / "dumps"):
+        assert names_in(tmp_path / "dumps") == []
+    check_whole(elsewhere)
+
+
+def test_a_second_writer_is_refused_and_removes_nothing(tmp_path: Path) -> None:
+    script = (
+        f"import sys; sys.path[:0] = [{str(ROOT / 'example')!r}]\n"
+        "from pathlib import Path\nfrom errors import UserError\nfrom save_dir import writing\n"
+        f"try:\n    with writing(Path({str(tmp_path)!r})): print('in')\n"
+        "except UserError as error: print(error)\n"
+    )
+    under_way = tmp_path / ".making-step-000000001"
+    with writing(tmp_path):
+        under_way.mkdir()
+        second = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert second.stdout.startswith(f"Another training writes its dumps to {tmp_path}; wait for it")
+        assert under_way.is_dir()
+    third = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert third.stdout == "in\n"
+    assert names_in(tmp_path) == []
+
+
+def test_a_lock_file_that_a_dead_writer_left_locks_nobody_out(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("12345")
+    with writing(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    def write() -> None:
+        with writing(tmp_path / "file" / "dumps"):
+            pass
+
+    refused(write, f"--save_dir {tmp_path / 'file' / 'dumps'} cannot be written (Not a directory)")
+
+
+def test_nothing_that_reads_dumps_knows_pickle() -> None:
+    sources = [ROOT / "example" / f"{name}.py" for name in ("dumps", "checkpoint", "incremental", "manifest")]
+    for path in (*sources, ROOT / "example" / "save_dir.py"):
+        assert not re.search(r"import pickle|torch\.load|weights_only|allow_pickle", path.read_text()), path

@@ -1,0 +1,66 @@
+"""Dumps and increments of a few bytes, for tests of the folder that holds them. Needs no torch."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from manifest import MANIFEST, Link, Manifest, Position, check_files, digest_of, flushed, write_manifest
+from manifest import read_manifest as read
+from save_dir import State, check_chain, delta_name, dump_name, state_at, step_of
+
+PART = "part-00001.safetensors"
+TENSORS = {"tables.user.weight": ([3, 4], "float32")}
+
+
+def content(run: str, step: int) -> bytes:
+    """What the part of a step holds."""
+    return f"{run} after step {step}\n".encode() * 50
+
+
+def fill(folder: Path, step: int, link: Link | None = None, run: str = "one") -> Path:
+    """Make a folder a whole dump, or with a link an increment."""
+    folder.mkdir(parents=True)
+    (folder / PART).write_bytes(content(run, step))
+    about = {"world_size": 1}
+    files = (flushed(folder / PART),)
+    write_manifest(folder, Manifest(run, Position(step), TENSORS, files, "values", "optimizer", about, link))
+    return folder
+
+
+def add_dump(save_dir: Path, step: int, run: str = "one") -> Path:
+    """A dump, under its name."""
+    return fill(save_dir / dump_name(step), step, run=run)
+
+
+def add_delta(base: Path, sequence: int, from_step: int, step: int, run: str = "one") -> Path:
+    """An increment, under its name."""
+    return fill(base.parent / delta_name(step), step, link_to(base, sequence, from_step), run)
+
+
+def link_to(base: Path, sequence: int, from_step: int) -> Link:
+    """What an increment on a dump says of it."""
+    return Link(base.name, digest_of(base / MANIFEST), sequence, from_step)
+
+
+def add_chain(save_dir: Path, *steps: int) -> list[Path]:
+    """A dump at the first step, and increments that end at the others."""
+    base = add_dump(save_dir, steps[0])
+    pairs = itertools.pairwise(steps)
+    return [base, *(add_delta(base, number, *pair) for number, pair in enumerate(pairs, start=1))]
+
+
+def check_whole(folder: Path) -> State:
+    """The state that a folder stands for, after every byte of it was found to be what its step makes it."""
+    state = state_at(folder)
+    check_chain(state)
+    for path in (state.base, *state.deltas):
+        manifest = read(path)
+        check_files(path, manifest)
+        assert (path / PART).read_bytes() == content(manifest.run, step_of(path))
+    return state
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of what a folder holds, but for the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
