@@ -1,0 +1,85 @@
+"""From looked-up table rows to a rating: the interaction of user and movie, and an MLP.
+
+Knows tensors; nothing of where the rows come from, so that what trains them over many ranks and what serves
+them alone compute the same. Shapes: B ratings, D numbers in a table row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from features import HISTORY, Feature
+
+
+class LookedUp(Protocol):
+    """The rows of one feature for B ratings, rating after rating; TorchRec's JaggedTensor is one."""
+
+    def values(self) -> torch.Tensor:
+        """The rows, float32 [their number, D]."""
+
+    def lengths(self) -> torch.Tensor:
+        """How many of them are each rating's, [B]."""
+
+
+class Interaction(nn.Module):
+    """Predicts mean + biases + <user factors, movie factors> + MLP(user, movie, user * movie).
+
+    The rows of a user's features add up to one vector, those of a movie's to another (a list-valued feature
+    counts with its mean). Number 0 of a vector is the bias; the other D - 1 are the factors. The product of
+    the factors is what makes the ranking of movies differ from user to user.
+
+    With a history, the user's vector is also told what the user liked so far: it gets the sum, over the
+    movies of the history, of their rows in a table of their own times how far their rating was above the
+    mean, divided by the root of their number (after Koren, "Factorization Meets the Neighborhood", 2008).
+    """
+
+    def __init__(
+        self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_rating: float
+    ) -> None:
+        super().__init__()
+        self.features = list(features)
+        widths = [3 * (embedding_dim - 1), *mlp_dims]
+        layers: list[nn.Module] = []
+        for width_in, width_out in pairwise(widths):
+            layers += [nn.Linear(width_in, width_out), nn.ReLU()]
+        self.mlp = nn.Sequential(*layers, nn.Linear(widths[-1], 1))
+        self.mean_rating: torch.Tensor
+        self.register_buffer("mean_rating", torch.tensor(mean_rating, dtype=torch.float32))
+
+    def predict(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
+        """Predicted ratings, float32 [B]; history_ratings: float32, one for each row of the history."""
+        user = self._add_up(looked_up, "user")
+        if HISTORY in self.features:
+            user = user + self._liked_so_far(looked_up[HISTORY.name], history_ratings)
+        movie = self._add_up(looked_up, "movie")
+        biases = user[:, 0] + movie[:, 0]
+        user, movie = user[:, 1:], movie[:, 1:]
+        product = user * movie
+        deep = self.mlp(torch.cat([user, movie, product], dim=1)).squeeze(1)
+        return self.mean_rating + biases + product.sum(dim=1) + deep
+
+    def _add_up(self, looked_up: Mapping[str, LookedUp], entity: str) -> torch.Tensor:
+        """The vectors of all users or all movies of the batch, float32 [B, D]."""
+        vectors = []
+        for feature in self.features:
+            if feature.entity == entity:
+                found = looked_up[feature.name]
+                rows = found.values()
+                if feature.multi:
+                    # The lengths are ours; checking them would wait for the device in each step.
+                    lengths = found.lengths().to(torch.int64)
+                    rows = torch.segment_reduce(rows, "mean", lengths=lengths, unsafe=True)
+                vectors.append(rows)
+        return torch.stack(vectors).sum(dim=0)
+
+    def _liked_so_far(self, history: LookedUp, ratings: torch.Tensor) -> torch.Tensor:
+        """What the histories add to the vectors of their users, float32 [B, D]; zero where there is none."""
+        lengths = history.lengths().to(torch.int64)
+        weighted = history.values() * (ratings - self.mean_rating).unsqueeze(1)
+        total = torch.segment_reduce(weighted, "sum", lengths=lengths, unsafe=True, initial=0)
+        return total / lengths.clamp(min=1).sqrt().unsqueeze(1)
