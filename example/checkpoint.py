@@ -24,7 +24,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors.numpy import save_file
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import Metadata
@@ -36,11 +35,10 @@ from columns import Columns
 from config import Config
 from errors import UserError
 from manifest import CONFIG, VOCABULARY, FileEntry, Manifest, digest_of, flushed, write_manifest
+from parts import OFFSETS_KEY, part_name, write_part
 from train import Learner
 
 OPTIMIZER = "row-wise Adagrad with decoupled decay for the tables, Adam for the dense part"
-# What the reader of torch.distributed.checkpoint looks for in a part: where its tensors begin in the whole.
-OFFSETS_KEY = "DCP_SHARDING_INFO"
 
 # All that is dumped, by its name in the parts.
 Tensors = dict[str, "torch.Tensor | ShardedTensor"]
@@ -68,11 +66,6 @@ def _name(key: str) -> str:
     return f"tables.{name.removeprefix(tables)}" if name.startswith(tables) else f"dense.{name}"
 
 
-def part_name(rank: int) -> str:
-    """The file that a rank writes."""
-    return f"part-{rank + 1:05d}.safetensors"
-
-
 def shapes_of(tensors: Tensors) -> dict[str, tuple[list[int], str]]:
     """Name to the shape of the whole tensor and its dtype, as a manifest has it. Collective: every rank.
 
@@ -84,18 +77,6 @@ def shapes_of(tensors: Tensors) -> dict[str, tuple[list[int], str]]:
     everyones: list[dict[str, tuple[list[int], str]]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyones, mine)
     return dict(sorted(item for shapes in everyones for item in shapes.items()))
-
-
-def write_part(
-    path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str] | None = None
-) -> FileEntry:
-    """Write arrays into one file, from where they lie, and wait until it is on the disk."""
-    # The writer makes a file that its owner alone can read; this one is for whoever may read a new file.
-    path.touch()
-    mode = path.stat().st_mode
-    save_file(arrays, path, metadata=metadata)
-    path.chmod(mode)
-    return flushed(path)
 
 
 def write_config(folder: Path, config: Config) -> FileEntry:
@@ -129,7 +110,7 @@ class DumpWriter(HuggingFaceStorageWriter):
             arrays[name] = _array(planner.resolve_data(item))
             offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
         if arrays:
-            path = self.folder / f"part-{plan.storage_data['shard_index']:05d}.safetensors"
+            path = self.folder / part_name(plan.storage_data["shard_index"] - 1)
             entry = write_part(path, arrays, {OFFSETS_KEY: json.dumps(offsets)})
         done.set_result([WriteResult(item.index, 0, entry) for item in plan.items])
         return done

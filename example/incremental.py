@@ -30,11 +30,12 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from checkpoint import Tensors, part_name, write_config, write_part
+from checkpoint import Tensors, write_config
 from config import Config
 from errors import UserError
 from features import HISTORY
 from manifest import FileEntry, Manifest, write_manifest
+from parts import part_name, write_part
 from runtime import together
 
 UNKNOWN_NUMBER = np.iinfo(np.int64).min
