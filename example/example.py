@@ -54,7 +54,10 @@ def main(argv: list[str] | None = None) -> int:
         if config.doctor:
             return examine_machine(config)
         check_stack()
-        run(config)
+        if config.is_alone:
+            run_alone(config)
+        else:
+            run(config)
     except UserError as error:
         report_mistake(str(error))
         return 2
@@ -76,6 +79,20 @@ def examine_machine(config: Config) -> int:
     findings = examine(config)
     print(page(findings))
     return 1 if has_fault(findings) else 0
+
+
+def run_alone(config: Config) -> None:
+    """Export or recommend, on rank 0 of a launch. Not collective."""
+    if read_launch().rank != 0:
+        return
+    if config.export:
+        from export import export
+
+        export(config)
+    else:
+        from recommend import recommend
+
+        recommend(config)
 
 
 def run(config: Config) -> None:

@@ -1,0 +1,224 @@
+"""What a model recommends to one user, with titles, and again whenever a trainer has dumped a newer one.
+
+A movie is recommended if the training saw it and the user has not rated it. Somebody of whom the model knows
+nothing is shown the popular movies: the highest means of their ratings, each damped by DAMPING ratings at the
+mean of all, so that one enthusiast makes no favourite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from config import Config
+from errors import UserError
+from features import HISTORY, Feature
+from movielens import RawData, locate, read
+from serving import HISTORY_RATINGS, Follower, ServedModel
+
+DAMPING = 20
+MOST_LIKED = 5
+POLL_SECONDS = 1.0
+# What says which data; taken from the dump where the command line names none.
+DATA_FLAGS = ("dataset", "data_path", "synthetic_ratings", "split", "bad_rows", "seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """Movies in their order: positions in `RawData.movies`, int64 [n], and a number for each, [n]."""
+
+    movies: np.ndarray
+    numbers: np.ndarray
+
+
+def recommend(config: Config) -> None:
+    """Print the recommendations to --user, and with --follow again after every newer state, until SIGINT.
+
+    Raises:
+        UserError: when there is no model or no data, or they do not belong together.
+    """
+    follower = Follower(Path(config.save_dir))
+    viewer = open_viewer(follower.model, config)
+    print(page(follower.model, viewer, config.top), flush=True)
+    if config.follow:
+        _follow(follower, viewer, config)
+
+
+def open_viewer(model: ServedModel, config: Config) -> Viewer:
+    """The user in the data that a model was trained on; says which these are.
+
+    Raises:
+        UserError: when the data cannot be had, or are not those of the model.
+    """
+    recorded = model.snapshot.config
+    config = _with_data_of(recorded, config)
+    folder, layout = locate(config)
+    raw = read(folder, layout, config)
+    for name, ids in (("user", raw.users["user_id"]), ("movie", raw.movies["movie_id"])):
+        strange = model.snapshot.vocabulary[name].keys() - set(ids.tolist())
+        if strange:
+            raise UserError(
+                f"{folder} has no {name} {min(strange)}, and the model was trained on one; give the "
+                "--data_path of its training."
+            )
+    print(f"titles and ratings are those of {folder}")
+    return Viewer(raw, config.user, int(recorded.get("history", config.history)))
+
+
+def _with_data_of(recorded: dict[str, Any], config: Config) -> Config:
+    if config.dataset or config.data_path:
+        return config
+    if not recorded:
+        raise UserError(
+            f"--save_dir {config.save_dir} does not say which data its model was trained on; give "
+            "--data_path."
+        )
+    chosen = {name: recorded[name] for name in DATA_FLAGS}
+    if chosen["data_path"] and not chosen["dataset"] and not Path(chosen["data_path"]).is_dir():
+        raise UserError(
+            f"The model was trained on {chosen['data_path']}, which is not here; give --data_path, the "
+            "folder of the same files."
+        )
+    return dataclasses.replace(config, **chosen)
+
+
+def _follow(follower: Follower, viewer: Viewer, config: Config) -> None:
+    """Look for a newer state every second; SIGINT ends it."""
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, lambda number, frame: stop.set())
+    run, said = follower.model.run, ""
+    while not stop.wait(POLL_SECONDS):
+        try:
+            if follower.refresh():
+                if follower.model.run != run:
+                    viewer, run = open_viewer(follower.model, config), follower.model.run
+                print(f"\n{page(follower.model, viewer, config.top)}", flush=True)
+            said = ""
+        except UserError as error:
+            # The state before is still good. Said once, for the fault may stay.
+            if str(error) != said:
+                print(f"example.py: {error}", file=sys.stderr, flush=True)
+            said = str(error)
+
+
+class Viewer:
+    """One user, in the data or not: what was rated, and what a model is told."""
+
+    def __init__(self, raw: RawData, user: str, longest_history: int) -> None:
+        self.raw = raw
+        self.name = user
+        self.longest_history = longest_history
+        # Ids are whole numbers in every set; what is none is nobody's.
+        self.id = int(user) if user.isdecimal() else None
+        ratings = raw.ratings
+        mine = np.flatnonzero(ratings.user_id == self.id) if self.id is not None else np.zeros(0, np.int64)
+        mine = mine[np.argsort(ratings.time[mine], kind="stable")]
+        # The oldest first.
+        self.movie_ids, self.ratings = ratings.movie_id[mine], ratings.rating[mine]
+
+    def liked(self) -> Listing:
+        """The highest rated movies, of equal ones the newest first."""
+        best = np.lexsort([-np.arange(len(self.ratings)), -self.ratings])[:MOST_LIKED]
+        return Listing(self._places(self.movie_ids[best]), self.ratings[best])
+
+    def _places(self, movie_ids: np.ndarray) -> np.ndarray:
+        import pandas
+
+        return pandas.Index(self.raw.movies["movie_id"]).get_indexer(movie_ids)
+
+    def is_known_to(self, model: ServedModel) -> bool:
+        """Whether a model learned of this user, or can be told what the user rated."""
+        return model.knows("user", self.id) or (HISTORY in model.snapshot.features and len(self.ratings) > 0)
+
+    def unseen(self, model: ServedModel) -> np.ndarray:
+        """The movies that the user has not rated and the training has seen, int64 [n]."""
+        ids = self.raw.movies["movie_id"].to_numpy()
+        trained = np.array([model.knows("movie", movie) for movie in ids.tolist()], bool)
+        return np.flatnonzero(trained & ~np.isin(ids, self.movie_ids))
+
+    def values(self, features: Sequence[Feature], movies: np.ndarray) -> dict[str, Sequence[Any]]:
+        """What the model is told about this user and some movies."""
+        of_user = self.raw.users[self.raw.users["user_id"] == self.id]
+        of_movies = self.raw.movies.iloc[movies]
+        values: dict[str, Sequence[Any]] = {}
+        for feature in features:
+            frame = of_user if feature.entity == "user" else of_movies
+            if feature.entity in ("user", "movie") and feature.column in frame:
+                column = frame[feature.column].tolist()
+                values[feature.name] = column * len(movies) if feature.entity == "user" else column
+        if HISTORY in features:
+            last = slice(max(0, len(self.ratings) - self.longest_history), None)
+            values[HISTORY.name] = [self.movie_ids[last].tolist()] * len(movies)
+            values[HISTORY_RATINGS] = [self.ratings[last].tolist()] * len(movies)
+        return values
+
+
+def best_for(viewer: Viewer, model: ServedModel, top: int) -> Listing:
+    """The movies with the highest predictions for a user."""
+    movies = viewer.unseen(model)
+    scores = model.score(viewer.values(model.snapshot.features, movies)).numpy()
+    return _highest(movies, scores, top)
+
+
+def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
+    """The movies with the highest damped means, of those that a user has not rated."""
+    import pandas
+
+    ratings, movies = viewer.raw.ratings, viewer.raw.movies
+    place = pandas.Index(movies["movie_id"]).get_indexer(ratings.movie_id)
+    counts = np.bincount(place, minlength=len(movies))
+    sums = np.bincount(place, weights=ratings.rating, minlength=len(movies))
+    mean = ratings.rating.mean(dtype=np.float64)
+    unseen = viewer.unseen(model)
+    return _highest(unseen, ((sums + DAMPING * mean) / (counts + DAMPING))[unseen], top)
+
+
+def _highest(movies: np.ndarray, numbers: np.ndarray, top: int) -> Listing:
+    # Stable, so that equal movies keep the order of the file on every machine.
+    order = np.argsort(-numbers, kind="stable")[:top]
+    return Listing(movies[order], numbers[order])
+
+
+def page(model: ServedModel, viewer: Viewer, top: int) -> str:
+    """The model's step and age, what the user liked before, and what is recommended."""
+    known = viewer.is_known_to(model)
+    found = best_for(viewer, model, top) if known else popular(viewer, model, top)
+    titles = viewer.raw.movies["title"].to_numpy()
+    lines = [f"step {model.position.step:,}, {_describe_age(model.age)} old"]
+    if len(viewer.ratings):
+        lines.append(f"user {viewer.name} rated {len(viewer.ratings):,} movies, and liked most:")
+        liked = viewer.liked()
+        stars = zip(liked.numbers, titles[liked.movies], strict=True)
+        lines += [f"  {rating:.1f}  {title}" for rating, title in stars]
+    if not known:
+        lines.append(
+            f"the model knows no user {viewer.name}; these are the popular movies, by the mean of their "
+            f"ratings damped by {DAMPING} at the mean of all"
+        )
+    return "\n".join([*lines, _table(found, titles[found.movies].tolist(), "predicted" if known else "mean")])
+
+
+def _table(found: Listing, titles: Sequence[str], heading: str) -> str:
+    """Rank, title and number, one movie a line."""
+    width = max(map(len, ["title", *titles]))
+    lines = [f"| rank | {'title':<{width}} | {heading:>9} |", f"|-----:|{'-' * (width + 2)}|----------:|"]
+    for rank, (title, number) in enumerate(zip(titles, found.numbers, strict=True), start=1):
+        lines.append(f"| {rank:>4} | {title:<{width}} | {number:9.3f} |")
+    return "\n".join(lines)
+
+
+def _describe_age(seconds: float) -> str:
+    """A duration in its largest unit, such as "12 s" or "3 h"."""
+    # A clock may be behind that of the trainer.
+    seconds = max(0.0, seconds)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
