@@ -1,0 +1,548 @@
+"""A model in one process: it scores as the sharded one, follows a trainer, and believes nothing unchecked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import serving
+from columns import Columns, open_columns
+from config import Config
+from errors import UserError
+from export import MODEL, export
+from launch import EXAMPLE, ROOT, python, succeeded, torchrun
+from manifest import MANIFEST, VOCABULARY, FileEntry, Manifest, digest_of, read_manifest, write_manifest
+from movielens import locate, read
+from save_dir import deltas_in, dumps_in, publish, retire, set_aside, step_of
+from serving import FEATURES_FILE, Change, Follower, ServedModel
+from states import FLAGS
+
+# The launch runs within the first test.
+pytestmark = pytest.mark.timeout(300)
+
+STATES = ROOT / "tests" / "states.py"
+FEW = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """Dumps, what the sharded model predicts with each (by step), and the raw values of the test ratings."""
+
+    save_dir: Path
+    predictions: dict[int, np.ndarray]
+    values: dict[str, list[Any]]
+
+    @property
+    def few(self) -> dict[str, list[Any]]:
+        """The values of the first test ratings."""
+        return {name: given[:FEW] for name, given in self.values.items()}
+
+    def step_of(self, scores: torch.Tensor) -> int:
+        """The step whose state predicts the first test ratings so."""
+        close = [
+            step
+            for step, wanted in self.predictions.items()
+            if np.abs(scores.numpy() - wanted[:FEW]).max() <= 1e-6
+        ]
+        assert len(close) == 1, f"the scores are those of no state, or of several: {close}"
+        return close[0]
+
+
+@pytest.fixture(scope="module")
+def trained(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("trained")
+    succeeded(torchrun(2, STATES, folder / "found.npz", synthetic_folder, folder / "dumps", timeout=120))
+    predictions = {int(step): found for step, found in np.load(folder / "found.npz").items()}
+    assert sorted(predictions) == [0, 2, 4, 6, 8, 10, 12, 14, 16]
+    return Trained(folder / "dumps", predictions, raw_test_values(synthetic_folder))
+
+
+def raw_test_values(data: Path) -> dict[str, list[Any]]:
+    """What a server would be told of the test ratings."""
+    config = Config(data_path=str(data))
+    columns, raw = open_columns(config), read(*locate(config), config)
+    user, movie, _, _ = np.load(Path(columns.folder) / "rows.npy")[columns.num_train :].T
+    users, movies = raw.users.iloc[user], raw.movies.iloc[movie]
+    values = {
+        table.name: (users if table.feature.entity == "user" else movies)[table.feature.column].tolist()
+        for table in columns.tables
+    }
+    history = [
+        history_of(columns, place) for place in range(columns.num_train, columns.num_train + len(user))
+    ]
+    return {
+        **values,
+        "history": [movies for movies, _ in history],
+        "history_ratings": [ratings for _, ratings in history],
+    }
+
+
+def history_of(columns: Columns, place: int) -> tuple[list[int], list[float]]:
+    folder = Path(columns.folder)
+    user, _, _, end = np.load(folder / "rows.npy", mmap_mode="r")[place]
+    begin = np.load(folder / "history_offsets.npy", mmap_mode="r")[user]
+    rows, bits = np.load(folder / "history.npy", mmap_mode="r")[max(begin, end - FLAGS.history) : end].T
+    names = json.loads((folder / VOCABULARY).read_bytes())["movie"]
+    return [names[row - 1] for row in rows], np.ascontiguousarray(bits).view(np.float32).tolist()
+
+
+@pytest.fixture
+def exported(trained: Trained, tmp_path: Path) -> Path:
+    """An export of the state after step 14."""
+    save_dir = copied(trained, tmp_path / "until-14", 14)
+    export(Config(save_dir=str(save_dir), export=str(tmp_path / "exported")))
+    return tmp_path / "exported"
+
+
+def copied(trained: Trained, save_dir: Path, until: int) -> Path:
+    """A folder of dumps as it was after a step."""
+    save_dir.mkdir()
+    for folder in (*dumps_in(trained.save_dir), *deltas_in(trained.save_dir)):
+        if step_of(folder) <= until:
+            shutil.copytree(folder, save_dir / folder.name)
+    return save_dir
+
+
+def state(trained: Trained, step: int) -> Path:
+    """The folder of the state after a step."""
+    (found,) = trained.save_dir.glob(f"*-{step:09d}")
+    return found
+
+
+def publish_state(trained: Trained, step: int, save_dir: Path, run: str = "") -> None:
+    """What a trainer does when it dumps; with `run` a dump says that it is of that run."""
+    making = save_dir / f".making-{step}"
+    shutil.copytree(state(trained, step), making)
+    if run:
+        write_manifest(making, dataclasses.replace(read_manifest(making), run=run))
+    publish(making, save_dir / state(trained, step).name, keep=9)
+
+
+def reseal(folder: Path, **changes: Any) -> None:
+    """Have a manifest agree with files that were changed."""
+    manifest = dataclasses.replace(read_manifest(folder), **changes)
+    files = tuple(
+        FileEntry(entry.name, (folder / entry.name).stat().st_size, digest_of(folder / entry.name))
+        for entry in manifest.files
+    )
+    write_manifest(folder, dataclasses.replace(manifest, files=files))
+
+
+# --- scores -------------------------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_the_sharded_model_for_every_state(trained: Trained) -> None:
+    differences = {}
+    for step, wanted in trained.predictions.items():
+        model = ServedModel.open(state(trained, step))
+        assert model.position.step == step
+        differences[step] = float(np.abs(model.score(trained.values).numpy() - wanted).max())
+    print(f"largest difference: {max(differences.values()):.1e}")
+    assert max(differences.values()) <= 1e-6
+    # The states themselves are told apart.
+    assert trained.step_of(ServedModel.open(trained.save_dir).score(trained.few)) == 16
+
+
+def test_the_server_needs_neither_torchrec_nor_the_trainer(exported: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from serving import ServedModel\n"
+        f"model = ServedModel.open(Path({str(exported)!r}))\n"
+        "model.score({'user': [1], 'movie': [2]})\n"
+        "import torch; assert not torch.distributed.is_initialized()\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    modules = succeeded(python("-c", program, cwd=ROOT / "example")).split()
+    heavy = {"torchrec", "fbgemm_gpu", "pandas", "pyarrow", "checkpoint", "incremental", "dumps", "train"}
+    assert not heavy & set(modules)
+
+
+def test_what_is_missing_or_was_never_seen_counts_as_unknown(trained: Trained) -> None:
+    model = ServedModel.open(trained.save_dir)
+    short = {"user": [7, 7], "movie": [3, 4]}
+    unseen = {
+        "user": [7, 7],
+        "gender": ["?", None],
+        "age": [-1, float("nan")],
+        "occupation": ["", "none"],
+        "movie": [3, 4],
+        "year": [1.5, None],
+        "genres": [[], ["No such genre"]],
+        "history": [[], []],
+        "history_ratings": [[], []],
+    }
+    assert torch.equal(model.score(short), model.score(unseen))
+    assert model.score(short).dtype == torch.float32
+    assert not torch.equal(model.score(short), model.score({"user": [-7, -7], "movie": [3, 4]}))
+    assert len(model.score({"user": []})) == 0
+    assert model.knows("movie", 3)
+    assert not model.knows("movie", -3)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"usr": [1]}, "There is no feature usr; the model has"),
+        ({}, "There is no feature nothing"),
+        ({"user": [1, 2], "movie": [3]}, "give each as many"),
+        ({"user": [1], "history": [[3, 4]]}, "give each as many"),
+        ({"user": [1], "history": [[3, 4]], "history_ratings": [[5.0]]}, "give each as many"),
+    ],
+)
+def test_values_that_do_not_belong_together_are_refused(
+    trained: Trained, values: dict[str, list[Any]], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ServedModel.open(trained.save_dir).score(values)
+
+
+# --- export -------------------------------------------------------------------------------------------
+
+
+def test_an_export_scores_as_the_state_that_it_was_made_of(trained: Trained, exported: Path) -> None:
+    model = ServedModel.open(exported)
+    assert trained.step_of(model.score(trained.few)) == model.position.step == 14
+    assert model.run == read_manifest(state(trained, 14)).run
+    assert model.age == pytest.approx(ServedModel.open(state(trained, 14)).age, abs=5)
+    names = {path.name for path in exported.iterdir()}
+    assert names == {MODEL, VOCABULARY, FEATURES_FILE, MANIFEST}
+    tensors = load_file(exported / MODEL)
+    assert {name for name in tensors if name.startswith("tables.")} == {
+        f"tables.{name}.weight" for name in trained.values if name != "history_ratings"
+    }
+    assert sum(name.startswith("dense.") for name in tensors) == len(tensors) - 8 == 7
+    assert digest_of(exported / VOCABULARY) == read_manifest(exported).vocabulary
+
+
+def test_export_says_what_it_wrote_and_takes_no_folder_twice(trained: Trained, tmp_path: Path) -> None:
+    command = (EXAMPLE, "--export", tmp_path / "new" / "model", "--save_dir", trained.save_dir)
+    line = succeeded(python(*command))
+    assert line.startswith(f"exported {state(trained, 16)}, step 16, to {tmp_path}/new/model: ")
+    again = python(*command)
+    assert again.returncode == 2
+    assert (
+        again.stderr
+        == f"example.py: --export {tmp_path}/new/model is there already; give a new folder, "
+        + ("or remove that one.\n")
+    )
+
+
+def test_a_failed_export_leaves_nothing(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("export.write_part", fail)
+    with pytest.raises(UserError, match="cannot be written .No space left on device"):
+        export(Config(save_dir=str(trained.save_dir), export=str(tmp_path / "model")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def flip_a_byte(folder: Path) -> None:
+    content = bytearray((folder / MODEL).read_bytes())
+    content[-5] ^= 1
+    (folder / MODEL).write_bytes(content)
+
+
+def truncate(folder: Path) -> None:
+    (folder / MODEL).write_bytes((folder / MODEL).read_bytes()[:-4])
+
+
+def change_json(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """A change of a file that the manifest then agrees with."""
+
+    def damage(folder: Path) -> None:
+        content = json.loads((folder / name).read_bytes())
+        (folder / name).write_text(json.dumps(change(content)))
+        if name != MANIFEST:
+            reseal(folder)
+
+    return damage
+
+
+def change_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / MODEL)
+        change(tensors)
+        save_file(tensors, folder / MODEL)
+        reseal(folder)
+
+    return damage
+
+
+def claim_shape(folder: Path) -> None:
+    tensors = read_manifest(folder).tensors
+    reseal(folder, tensors={**tensors, "tables.user.weight": ([10**12, 32], "float32")})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_a_byte,
+        truncate,
+        lambda folder: (folder / MODEL).unlink(),
+        lambda folder: (folder / MANIFEST).unlink(),
+        lambda folder: (folder / "more.safetensors").write_bytes(b""),
+        lambda folder: (folder / MANIFEST).write_text("{"),
+        change_json(MANIFEST, lambda found: {**found, "format": 2}),
+        change_json(MANIFEST, lambda found: {**found, "about": {"follows": {"base": 1}}}),
+        change_json(VOCABULARY, lambda found: {**found, "movie": found["movie"][1:]}),
+        change_json(VOCABULARY, lambda found: {**found, "movie": [1] * len(found["movie"])}),
+        change_json(VOCABULARY, lambda found: [1, 2]),
+        change_json(FEATURES_FILE, lambda found: {"tables": [{"name": "user"}]}),
+        change_json(FEATURES_FILE, lambda found: {"tables": []}),
+        change_tensors(lambda tensors: tensors.pop("dense.mlp.0.bias")),
+        change_tensors(lambda tensors: tensors.update({"tables.user.weight": torch.zeros(3, 32)})),
+        change_tensors(lambda tensors: tensors.update({"dense.mlp.0.bias": torch.zeros(64, 2)})),
+        claim_shape,
+    ],
+)
+def test_a_damaged_or_hostile_export_is_refused(exported: Path, damage: Callable[[Path], None]) -> None:
+    damage(exported)
+    with pytest.raises(UserError, match=str(exported)):
+        ServedModel.open(exported)
+
+
+# --- increments ---------------------------------------------------------------------------------------
+
+
+def test_increments_in_place_equal_opening_the_state_anew(trained: Trained, exported: Path) -> None:
+    model = ServedModel.open(state(trained, 8))
+    for step in (10, 12, 14):
+        assert model.apply(state(trained, step))
+        anew = ServedModel.open(state(trained, step))
+        assert model.position == anew.position
+        for name, rows in model.snapshot.tables.items():
+            assert torch.equal(rows, anew.snapshot.tables[name])
+        assert torch.equal(model.score(trained.few), anew.score(trained.few))
+        # Once more changes nothing.
+        assert not model.apply(state(trained, step))
+    assert not ServedModel.open(exported).apply(state(trained, 12))
+
+
+def test_an_export_takes_the_increments_that_come_after_it(trained: Trained, tmp_path: Path) -> None:
+    export(Config(save_dir=str(copied(trained, tmp_path / "until-10", 10)), export=str(tmp_path / "model")))
+    model = ServedModel.open(tmp_path / "model")
+    assert model.apply(state(trained, 12))
+    assert trained.step_of(model.score(trained.few)) == 12
+
+
+def test_an_increment_that_does_not_come_next_is_refused(trained: Trained, tmp_path: Path) -> None:
+    model = ServedModel.open(state(trained, 8))
+    before = model.score(trained.few)
+    with pytest.raises(UserError, match="is number 2 and begins at step 10, .* number 1 after step 8"):
+        model.apply(state(trained, 12))
+    with pytest.raises(UserError, match="builds on a step-000000000 .* the model on a step-000000008"):
+        model.apply(state(trained, 2))
+    with pytest.raises(UserError, match="no increment but a dump"):
+        model.apply(state(trained, 16))
+    other = tmp_path / "delta-000000010"
+    shutil.copytree(state(trained, 10), other)
+    reseal(other, run="another")
+    with pytest.raises(UserError, match="is of run another, and the model of run"):
+        model.apply(other)
+    assert model.position.step == 8
+    assert torch.equal(model.score(trained.few), before)
+
+
+def lose_rows(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["tables.movie.rows"]
+
+
+def reach_beyond(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["tables.movie.rows"][-1] = 10**6
+
+
+def shorten(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["tables.movie.weight"] = tensors["tables.movie.weight"][1:].contiguous()
+
+
+def lose_dense(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["dense.mlp.2.weight"]
+
+
+@pytest.mark.parametrize("damage", [lose_rows, reach_beyond, shorten, lose_dense, None])
+def test_a_damaged_increment_leaves_the_model_as_it_was(
+    trained: Trained, tmp_path: Path, damage: Callable[[dict[str, torch.Tensor]], None] | None
+) -> None:
+    model = ServedModel.open(state(trained, 8))
+    before = model.score(trained.few)
+    delta = tmp_path / "delta-000000010"
+    shutil.copytree(state(trained, 10), delta)
+    part = delta / "part-00001.safetensors"
+    tensors = load_file(part)
+    if damage:
+        damage(tensors)
+        save_file(tensors, part)
+        reseal(delta)
+    else:
+        save_file({name: value + 1 for name, value in tensors.items()}, part)
+    with pytest.raises(UserError, match=str(delta)):
+        model.apply(delta)
+    assert torch.equal(model.score(trained.few), before)
+
+
+# --- following ----------------------------------------------------------------------------------------
+
+
+def test_a_follower_takes_increments_dumps_and_compactions(trained: Trained, tmp_path: Path) -> None:
+    save_dir = copied(trained, tmp_path / "dumps", 0)
+    follower = Follower(save_dir)
+    assert not follower.refresh()
+    for step in (2, 4, 6, 8, 10):
+        tables = follower.model.snapshot.tables
+        publish_state(trained, step, save_dir)
+        assert follower.refresh()
+        assert not follower.refresh()
+        assert trained.step_of(follower.model.score(trained.few)) == step
+        # A dump is read as a whole, an increment changes the tables in place.
+        assert (follower.model.snapshot.tables is tables) == (step != 8)
+    # The trainer removes what nobody needs any more.
+    for folder in (*reversed(deltas_in(save_dir)[:3]), dumps_in(save_dir)[0]):
+        retire(folder)
+    assert not follower.refresh()
+    publish_state(trained, 14, save_dir)
+    with pytest.raises(UserError, match="Increment 2 after .* is missing"):
+        follower.refresh()
+    assert trained.step_of(follower.model.score(trained.few)) == 10
+    publish_state(trained, 12, save_dir)
+    assert follower.refresh()
+    assert follower.model.position.step == 14
+
+
+def test_a_follower_goes_over_to_a_new_run(trained: Trained, tmp_path: Path) -> None:
+    save_dir = copied(trained, tmp_path / "dumps", 10)
+    follower = Follower(save_dir)
+    set_aside(save_dir)
+    assert not follower.refresh()
+    assert follower.model.position.step == 10
+    publish_state(trained, 0, save_dir, run="another")
+    assert follower.refresh()
+    assert (follower.model.run, follower.model.position.step) == ("another", 0)
+
+
+def test_a_follower_goes_on_from_an_export(trained: Trained, exported: Path, tmp_path: Path) -> None:
+    follower = Follower(copied(trained, tmp_path / "dumps", 12), start=exported)
+    assert not follower.refresh()
+    # The folder is behind the export, of the same run.
+    assert follower.model.position.step == 14
+    publish_state(trained, 16, follower.save_dir)
+    assert follower.refresh()
+    assert trained.step_of(follower.model.score(trained.few)) == 16
+
+
+def test_a_reader_writes_nothing(trained: Trained, tmp_path: Path) -> None:
+    def listing() -> list[tuple[str, int]]:
+        return [(str(path), path.stat().st_mtime_ns) for path in sorted(save_dir.rglob("*"))]
+
+    save_dir = copied(trained, tmp_path / "dumps", 14)
+    before = [(str(save_dir), save_dir.stat().st_mtime_ns), *listing()]
+    Follower(save_dir).refresh()
+    assert [(str(save_dir), save_dir.stat().st_mtime_ns), *listing()] == before
+
+
+class Slowly(dict[str, Any]):
+    """Tables between which time passes, as in a large increment."""
+
+    def items(self) -> Any:
+        for item in super().items():
+            time.sleep(0.003)
+            yield item
+
+
+@contextlib.contextmanager
+def hammered(model: ServedModel, values: dict[str, list[Any]]) -> Iterator[list[torch.Tensor]]:
+    """The different scores that another thread sees meanwhile, in their order."""
+    seen = [model.score(values)]
+    end = threading.Event()
+
+    def score() -> None:
+        while not end.is_set():
+            scores = model.score(values)
+            if not torch.equal(scores, seen[-1]):
+                seen.append(scores)
+
+    thread = threading.Thread(target=score)
+    thread.start()
+    try:
+        yield seen
+        # Once more after the last change.
+        time.sleep(0.05)
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_a_reader_only_ever_sees_whole_states(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_slowly(delta: Path, snapshot: serving.Snapshot) -> Change | None:
+        change = read_change(delta, snapshot)
+        return change and dataclasses.replace(change, tables=Slowly(change.tables))
+
+    read_change = serving.read_change
+    monkeypatch.setattr(serving, "read_change", read_slowly)
+    save_dir = copied(trained, tmp_path / "dumps", 0)
+    follower = Follower(save_dir)
+    few = {name: given[:FEW] for name, given in trained.values.items()}
+    with hammered(follower.model, few) as seen:
+        for step in (2, 4, 6, 8, 10, 12, 14, 16):
+            publish_state(trained, step, save_dir)
+            follower.refresh()
+    steps = [trained.step_of(scores) for scores in seen]
+    assert steps == sorted(steps)
+    assert steps[-1] == 16
+    assert len(steps) > 4
+
+
+def test_a_follower_survives_a_trainer_that_removes_what_it_reads(trained: Trained, tmp_path: Path) -> None:
+    save_dir = copied(trained, tmp_path / "dumps", 0)
+    follower = Follower(save_dir)
+    trainer = threading.Thread(target=train_on, args=(trained, save_dir))
+    trainer.start()
+    seen = set()
+    while trainer.is_alive():
+        follower.refresh()
+        seen.add(trained.step_of(follower.model.score(trained.few)))
+    trainer.join()
+    follower.refresh()
+    assert trained.step_of(follower.model.score(trained.few)) == 16
+    assert follower.model.run == "round 4"
+    assert len(seen) > 2
+
+
+def train_on(trained: Trained, save_dir: Path) -> None:
+    """Five runs, one after the other, each with dumps, increments and compactions."""
+    for number in range(5):
+        shutil.rmtree(set_aside(save_dir))
+        for step in (0, 8, 16):
+            publish_state(trained, step, save_dir, run=f"round {number}")
+            digest = digest_of(dumps_in(save_dir)[-1] / MANIFEST)
+            for delta in (2, 4, 6) if step == 0 else (10, 12, 14) if step == 8 else ():
+                publish_linked(trained, delta, save_dir, f"round {number}", digest)
+            for folder in (*reversed(deltas_in(save_dir)), *dumps_in(save_dir)[:-1]):
+                if step_of(folder) <= step:
+                    retire(folder)
+
+
+def publish_linked(trained: Trained, step: int, save_dir: Path, run: str, base_digest: str) -> None:
+    """Publish an increment of a run whose dump has another digest than the one that was trained."""
+    making = save_dir / f".making-{step}"
+    shutil.copytree(state(trained, step), making)
+    manifest: Manifest = read_manifest(making)
+    assert manifest.link is not None
+    link = dataclasses.replace(manifest.link, base_digest=base_digest)
+    write_manifest(making, dataclasses.replace(manifest, run=run, link=link))
+    publish(making, save_dir / f"delta-{step:09d}", keep=9)
