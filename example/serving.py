@@ -222,6 +222,7 @@ class Follower:
 
     def refresh(self) -> bool:
         """Take what is newer: increments in place, another dump or run as a whole; whether there was any.
+        Call it from one thread.
 
         Raises:
             UserError: when what is newer cannot be read; the model stays at the last state that could.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launch import NO_GPUS, ROOT
+from launch import NO_GPUS, ROOT, succeeded, torchrun
 from synthetic import write_synthetic
 
 # Counted before this process, too, is left without them; counting starts no CUDA context.
@@ -21,6 +21,17 @@ def synthetic_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A synthetic data set of 20,000 ratings."""
     folder = tmp_path_factory.mktemp("data") / "synthetic"
     write_synthetic(folder, 20_000, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def trained_folder(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks of `states.py` leave: "dumps", and "predictions.npz"."""
+    folder = tmp_path_factory.mktemp("trained")
+    script = ROOT / "tests" / "states.py"
+    succeeded(
+        torchrun(2, script, folder / "predictions.npz", synthetic_folder, folder / "dumps", timeout=150)
+    )
     return folder
 
 

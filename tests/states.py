@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `test_serving.py`: python states.py RESULTS DATA SAVE_DIR.
+"""What each rank of a launch runs for `trained_folder`: python states.py RESULTS DATA SAVE_DIR.
 
 It trains with increments, then loads every state that was dumped and predicts the test ratings with the
 sharded model. RESULTS gets an array for each step, float32 [test ratings].

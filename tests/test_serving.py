@@ -22,7 +22,7 @@ from columns import Columns, open_columns
 from config import Config
 from errors import UserError
 from export import MODEL, export
-from launch import EXAMPLE, ROOT, python, succeeded, torchrun
+from launch import EXAMPLE, ROOT, python, succeeded
 from manifest import MANIFEST, VOCABULARY, FileEntry, Manifest, digest_of, read_manifest, write_manifest
 from movielens import locate, read
 from save_dir import deltas_in, dumps_in, publish, retire, set_aside, step_of
@@ -32,7 +32,6 @@ from states import FLAGS
 # The launch runs within the first test.
 pytestmark = pytest.mark.timeout(300)
 
-STATES = ROOT / "tests" / "states.py"
 FEW = 300
 
 
@@ -61,12 +60,11 @@ class Trained:
 
 
 @pytest.fixture(scope="module")
-def trained(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    folder = tmp_path_factory.mktemp("trained")
-    succeeded(torchrun(2, STATES, folder / "found.npz", synthetic_folder, folder / "dumps", timeout=120))
-    predictions = {int(step): found for step, found in np.load(folder / "found.npz").items()}
+def trained(synthetic_folder: Path, trained_folder: Path) -> Trained:
+    found = np.load(trained_folder / "predictions.npz")
+    predictions = {int(step): found[step] for step in found}
     assert sorted(predictions) == [0, 2, 4, 6, 8, 10, 12, 14, 16]
-    return Trained(folder / "dumps", predictions, raw_test_values(synthetic_folder))
+    return Trained(trained_folder / "dumps", predictions, raw_test_values(synthetic_folder))
 
 
 def raw_test_values(data: Path) -> dict[str, list[Any]]:
@@ -144,11 +142,15 @@ def reseal(folder: Path, **changes: Any) -> None:
 
 
 def test_scores_are_those_of_the_sharded_model_for_every_state(trained: Trained) -> None:
-    differences = {}
+    differences: dict[Any, float] = {}
     for step, wanted in trained.predictions.items():
         model = ServedModel.open(state(trained, step))
         assert model.position.step == step
         differences[step] = float(np.abs(model.score(trained.values).numpy() - wanted).max())
+    # Of one rating torch multiplies a vector instead of a matrix, and rounds differently.
+    few = trained.few
+    single = [model.score({name: [given[place]] for name, given in few.items()}) for place in range(FEW)]
+    differences["single"] = float(np.abs(torch.cat(single).numpy() - wanted[:FEW]).max())
     print(f"largest difference: {max(differences.values()):.1e}")
     assert max(differences.values()) <= 1e-6
     # The states themselves are told apart.
@@ -171,7 +173,7 @@ def test_the_server_needs_neither_torchrec_nor_the_trainer(exported: Path) -> No
 def test_what_is_missing_or_was_never_seen_counts_as_unknown(trained: Trained) -> None:
     model = ServedModel.open(trained.save_dir)
     short = {"user": [7, 7], "movie": [3, 4]}
-    unseen = {
+    unseen: dict[str, list[Any]] = {
         "user": [7, 7],
         "gender": ["?", None],
         "age": [-1, float("nan")],
@@ -231,11 +233,8 @@ def test_export_says_what_it_wrote_and_takes_no_folder_twice(trained: Trained, t
     assert line.startswith(f"exported {state(trained, 16)}, step 16, to {tmp_path}/new/model: ")
     again = python(*command)
     assert again.returncode == 2
-    assert (
-        again.stderr
-        == f"example.py: --export {tmp_path}/new/model is there already; give a new folder, "
-        + ("or remove that one.\n")
-    )
+    taken = f"--export {tmp_path}/new/model is there already; give a new folder, or remove that one."
+    assert again.stderr == f"example.py: {taken}\n"
 
 
 def test_a_failed_export_leaves_nothing(
@@ -245,7 +244,7 @@ def test_a_failed_export_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("export.write_part", fail)
-    with pytest.raises(UserError, match="cannot be written .No space left on device"):
+    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
         export(Config(save_dir=str(trained.save_dir), export=str(tmp_path / "model")))
     assert list(tmp_path.iterdir()) == []
 
@@ -342,9 +341,9 @@ def test_an_export_takes_the_increments_that_come_after_it(trained: Trained, tmp
 def test_an_increment_that_does_not_come_next_is_refused(trained: Trained, tmp_path: Path) -> None:
     model = ServedModel.open(state(trained, 8))
     before = model.score(trained.few)
-    with pytest.raises(UserError, match="is number 2 and begins at step 10, .* number 1 after step 8"):
+    with pytest.raises(UserError, match=r"is number 2 and begins at step 10, .* number 1 after step 8"):
         model.apply(state(trained, 12))
-    with pytest.raises(UserError, match="builds on a step-000000000 .* the model on a step-000000008"):
+    with pytest.raises(UserError, match=r"builds on a step-000000000 .* the model on a step-000000008"):
         model.apply(state(trained, 2))
     with pytest.raises(UserError, match="no increment but a dump"):
         model.apply(state(trained, 16))
@@ -414,7 +413,7 @@ def test_a_follower_takes_increments_dumps_and_compactions(trained: Trained, tmp
         retire(folder)
     assert not follower.refresh()
     publish_state(trained, 14, save_dir)
-    with pytest.raises(UserError, match="Increment 2 after .* is missing"):
+    with pytest.raises(UserError, match=r"Increment 2 after .* is missing"):
         follower.refresh()
     assert trained.step_of(follower.model.score(trained.few)) == 10
     publish_state(trained, 12, save_dir)
@@ -496,8 +495,7 @@ def test_a_reader_only_ever_sees_whole_states(
     monkeypatch.setattr(serving, "read_change", read_slowly)
     save_dir = copied(trained, tmp_path / "dumps", 0)
     follower = Follower(save_dir)
-    few = {name: given[:FEW] for name, given in trained.values.items()}
-    with hammered(follower.model, few) as seen:
+    with hammered(follower.model, trained.few) as seen:
         for step in (2, 4, 6, 8, 10, 12, 14, 16):
             publish_state(trained, step, save_dir)
             follower.refresh()
