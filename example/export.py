@@ -23,7 +23,8 @@ from config import Config
 from errors import UserError
 from manifest import VOCABULARY, FileEntry, Manifest, flush, flushed, write_manifest
 from parts import write_part
-from serving import FEATURES_FILE, Snapshot, read_settled
+from serving import read_settled
+from snapshot import FEATURES_FILE, Snapshot
 
 MODEL = "model.safetensors"
 # What --load says of an export, whose optimizer is none of its own.

@@ -21,7 +21,8 @@ from config import Config
 from errors import UserError
 from features import HISTORY, Feature
 from movielens import RawData, locate, read
-from serving import HISTORY_RATINGS, Follower, ServedModel
+from serving import Follower, ServedModel
+from snapshot import HISTORY_RATINGS
 
 DAMPING = 20
 MOST_LIKED = 5
