@@ -1,28 +1,26 @@
-"""The life of a model beyond one process: dumps and increments as it trains, and the way back from them."""
+"""When a training dumps what, where it begins, and what is kept of it."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from checkpoint import OPTIMIZER, DumpWriter, check_fit, features_of, read_parts, shapes_of, tensors_of
+from checkpoint import OPTIMIZER, DumpWriter, features_of, shapes_of, tensors_of
 from columns import Columns
-from config import NEWEST, Config
+from config import Config
 from errors import UserError
-from incremental import TouchedRows, Vocabulary, apply_delta, write_delta
+from incremental import TouchedRows, Vocabulary, write_delta
+from loading import load_checked
 from manifest import (
     CONFIG,
     MANIFEST,
@@ -30,7 +28,6 @@ from manifest import (
     Link,
     Manifest,
     Position,
-    check_files,
     digest_of,
     read_config,
     read_manifest,
@@ -39,7 +36,6 @@ from runtime import RuntimeContext, together
 from save_dir import (
     LOCK,
     State,
-    check_chain,
     delta_name,
     deltas_in,
     dump_name,
@@ -55,10 +51,9 @@ from save_dir import (
 )
 from sharding import describe_plan
 from stack import stack_versions
+from termination import TERMINATED, Termination
 from train import Learner
 
-# The status of a process that a SIGTERM ended.
-TERMINATED = 128 + signal.SIGTERM
 # What changes the losses that follow, if it is changed at a resume.
 LEARNING_FLAGS = ("epochs", "batch_size", "lr", "dense_lr", "weight_decay", "seed")
 # Seconds that a rank waits for the parts of the others.
@@ -85,15 +80,13 @@ class DumpKeeper:
         self.save_dir = Path(config.save_dir)
         self.vocabulary = Path(columns.folder) / VOCABULARY
         self.failure = ""
-        # Ranks agree on the CPU, whatever they compute on; and a dump may go on beside the votes.
+        self.vocabulary_digest = digest_of(self.vocabulary)
         deadline = timedelta(seconds=DUMP_DEADLINE)
-        self.dump_group, self.vote_group = (
-            dist.new_group(backend="gloo", timeout=deadline) for _ in range(2)
-        )
+        self.termination = Termination(deadline)
+        # Ranks agree on the CPU, whatever they compute on; and a dump may go on beside the training.
+        self.group = dist.new_group(backend="gloo", timeout=deadline)
         # What the next increment builds on.
         self.link: Link | None = None
-        self._terminated = False
-        self._vote: tuple[torch.Tensor, dist.Work] | None = None
         self._under_way: tuple[Path, Any] | None = None
 
     def begin(self, learner: Learner) -> None:
@@ -113,7 +106,7 @@ class DumpKeeper:
 
     def after_step(self, position: Position) -> None:
         """Dump if it is time to, or if any rank was told to end; then this raises SystemExit."""
-        every, stop = self.config.dump_every, self._any_terminated()
+        every, stop = self.config.dump_every, self.termination.agreed()
         at_end = position.samples == 0
         if stop or at_end or (every and position.step % every == 0):
             self._finish()
@@ -142,7 +135,7 @@ class DumpKeeper:
         self.link = None
         self._under_way = (final, None)
         try:
-            response = save(self.tensors, storage_writer=writer, process_group=self.dump_group)
+            response = save(self.tensors, storage_writer=writer, process_group=self.group)
             self._under_way = (final, response)
         except CheckpointException as error:
             self._note_failure(final, _reason(error))
@@ -160,35 +153,10 @@ class DumpKeeper:
             SystemExit: when the process was told to end.
         """
         self._finish()
-        if self._terminated:
+        if self.termination.asked:
             raise SystemExit(TERMINATED)
         if self.failure:
             raise UserError(self.failure)
-
-    @contextlib.contextmanager
-    def obeying_sigterm(self) -> Iterator[None]:
-        """Have a SIGTERM end the process after a dump instead of at once."""
-        before = signal.signal(signal.SIGTERM, self._note_signal)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
-
-    def _note_signal(self, number: int, frame: FrameType | None) -> None:
-        self._terminated = True
-
-    def _any_terminated(self) -> bool:
-        """Whether any rank had been told to end one step ago; the ranks vote while they compute."""
-        found = False
-        if self._vote is not None:
-            vote, work = self._vote
-            work.wait()
-            found = bool(vote.item())
-        vote = torch.tensor(int(self._terminated))
-        work = dist.all_reduce(vote, dist.ReduceOp.MAX, group=self.vote_group, async_op=True)
-        assert work is not None
-        self._vote = (vote, work)
-        return found
 
     def dump_increment(self, position: Position) -> None:
         """Dump what changed since the last dump, and the dense part."""
@@ -204,7 +172,7 @@ class DumpKeeper:
                 self.raw_values,
                 self.config,
                 lambda: publish(making, final, self.config.keep),
-                self.dump_group,
+                self.group,
             )
         except UserError as error:
             self._note_failure(final, str(error))
@@ -223,9 +191,17 @@ class DumpKeeper:
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "num_train": self.columns.num_train,
         }
-        vocabulary = digest_of(self.vocabulary)
-        features = features_of(self.columns)
-        return Manifest(self.run, position, self.shapes, (), vocabulary, OPTIMIZER, about, link, features)
+        return Manifest(
+            run=self.run,
+            position=position,
+            tensors=self.shapes,
+            files=(),
+            vocabulary=self.vocabulary_digest,
+            optimizer=OPTIMIZER,
+            about=about,
+            link=link,
+            features=features_of(self.columns),
+        )
 
     def _finish(self) -> None:
         """Wait for the dump that is under way, and say what became of it."""
@@ -291,7 +267,7 @@ def keeping_dumps(columns: Columns, config: Config, context: RuntimeContext) -> 
         if resumed is not None:
             together(lambda: _check_continues(resumed, columns, config, context))
         keeper = DumpKeeper(resumed, runs[0], columns, config, context)
-        with keeper.obeying_sigterm():
+        with keeper.termination.obeyed():
             yield keeper
             keeper.close()
 
@@ -351,81 +327,6 @@ def _check_continues(state: State, columns: Columns, config: Config, context: Ru
     ]
     if changed:
         context.say(f"goes on with other flags than before: {', '.join(changed)}")
-
-
-def choose_state(config: Config) -> State:
-    """The state that --load and --until name.
-
-    Raises:
-        UserError: when there is none.
-    """
-    return state_at(Path(config.save_dir if config.load == NEWEST else config.load), config.until)
-
-
-def load_checked(state: State, learner: Learner, columns: Columns, context: RuntimeContext) -> Manifest:
-    """`load_state`, whose refusal names the newest good dump beside the one that is refused. Collective.
-
-    Raises:
-        UserError: see `load_state`.
-    """
-    try:
-        return load_state(state, learner, columns, context)
-    except UserError as error:
-        raise UserError(f"{str(error).rstrip('.')}; {_suggestion(state)}.") from None
-
-
-def load_state(state: State, learner: Learner, columns: Columns, context: RuntimeContext) -> Manifest:
-    """Put a learner into a state, after all of it was checked. Collective: every rank.
-
-    Raises:
-        UserError: on every rank, when anything is missing, damaged, or made for another model; the learner is
-            as it was.
-    """
-    tensors = tensors_of(learner)
-    shapes = shapes_of(tensors)
-    manifest: Manifest = together(lambda: _checked(state, shapes, columns, context))
-    read_parts(state.base, tensors)
-    for delta in state.deltas:
-        apply_delta(delta, read_manifest(delta), tensors)
-    context.say(_describe_load(state, manifest))
-    return manifest
-
-
-def _checked(
-    state: State, shapes: dict[str, tuple[list[int], str]], columns: Columns, context: RuntimeContext
-) -> Manifest:
-    """The manifest of the state, after everything was held against it, this model and these data."""
-    last = check_chain(state)
-    check_fit(state.folder, last, shapes, columns)
-    # The ranks share the work of reading every byte.
-    for folder in (state.base, *state.deltas):
-        check_files(folder, read_manifest(folder), context.rank, context.world_size)
-    return last
-
-
-def _describe_load(state: State, manifest: Manifest) -> str:
-    tables = {name: shape for name, (shape, _) in manifest.tensors.items() if name.startswith("tables.")}
-    rows = [shape[0] for name, shape in tables.items() if name.endswith(".weight")]
-    states = [shape[0] for name, shape in tables.items() if name.endswith(".momentum1")]
-    replayed = f" and {len(state.deltas)} increments after it" if state.deltas else ""
-    return (
-        f"loaded {state.base}{replayed}: {len(rows)} tables with {sum(rows):,} rows and {sum(states):,} "
-        f"optimizer rows, {len(manifest.tensors)} tensors, missing 0, unexpected 0; step "
-        f"{manifest.position.step:,}, written by {manifest.about['world_size']} ranks"
-    )
-
-
-def _suggestion(state: State) -> str:
-    """The newest state of the same folder, older or not, that is whole."""
-    save_dir = state.base.parent
-    for folder in sorted([*dumps_in(save_dir), *deltas_in(save_dir)], key=step_of, reverse=True):
-        with contextlib.suppress(UserError):
-            other = state_at(folder)
-            check_chain(other)
-            for path in (other.base, *other.deltas):
-                check_files(path, read_manifest(path))
-            return f"the newest good one there is {folder}"
-    return f"there is no good one in {save_dir}"
 
 
 def compact(learner: Learner, columns: Columns, config: Config, context: RuntimeContext) -> None:

@@ -140,7 +140,7 @@ def load_and_report(config: Config, context: RuntimeContext) -> None:
     from report import results_table
 
     with open_data(config, context) as data:
-        from dumps import choose_state, load_checked
+        from loading import choose_state, load_checked
         from train import Feed, build_learner, evaluate
 
         state = together(lambda: choose_state(config))

@@ -108,7 +108,7 @@ def read_all(folder: Path, config: Config, context: RuntimeContext) -> dict[str,
 def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Load every state of a save_dir, and go on from the newest."""
     from columns import open_columns
-    from dumps import load_state
+    from loading import load_state
     from save_dir import deltas_in, dumps_in, state_at, step_of
     from train import build_learner
 

@@ -42,7 +42,7 @@ def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
     import torch.distributed as dist
 
     from data import open_data
-    from dumps import load_state
+    from loading import load_state
     from save_dir import deltas_in, dumps_in, state_at, step_of
     from train import Feed, build_learner
 

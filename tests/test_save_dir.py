@@ -317,6 +317,7 @@ def sound() -> dict[str, Any]:
         "optimizer": "",
         "about": {},
         "link": link,
+        "features": {},
     }
 
 
