@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -23,12 +24,12 @@ from incremental import TouchedRows, Vocabulary, write_delta
 from loading import load_checked
 from manifest import (
     CONFIG,
-    MANIFEST,
     VOCABULARY,
     Link,
     Manifest,
     Position,
     digest_of,
+    link_after,
     read_config,
     read_manifest,
 )
@@ -99,10 +100,10 @@ class DumpKeeper:
         if self.config.inc_dump:
             self.touched = TouchedRows(learner.model, self.tensors)
             self.raw_values = Vocabulary(self.vocabulary)
-            if self.resumed is None or self.resumed.deltas:
+            if self.resumed is None:
                 self.dump(self.start)
             else:
-                self._build_on(self.resumed.base)
+                self.link = link_after(self.resumed.folder)
 
     def after_step(self, position: Position) -> None:
         """Dump if it is time to, or if any rank was told to end; then this raises SystemExit."""
@@ -179,8 +180,7 @@ class DumpKeeper:
             return
         # Only now: what an increment failed to hold belongs to the next one.
         self.touched.clear()
-        link = self.link
-        self.link = Link(link.base, link.base_digest, link.sequence + 1, position.step)
+        self.link = dataclasses.replace(self.link, sequence=self.link.sequence + 1, from_step=position.step)
         self._note_success(final)
 
     def _describe(self, position: Position, link: Link | None) -> Manifest:
@@ -216,11 +216,8 @@ class DumpKeeper:
             self._note_failure(final, _reason(error))
             return
         if self.config.inc_dump:
-            self._build_on(final)
+            self.link = link_after(final)
         self._note_success(final)
-
-    def _build_on(self, base: Path) -> None:
-        self.link = Link(base.name, digest_of(base / MANIFEST), 1, step_of(base))
 
     def _note_success(self, final: Path) -> None:
         self.failure = ""

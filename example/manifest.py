@@ -144,6 +144,15 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({error}).") from None
 
 
+def link_after(folder: Path) -> Link:
+    """What the next increment after a dump or increment says that it builds on."""
+    manifest = read_manifest(folder)
+    step = manifest.position.step
+    if manifest.link is None:
+        return Link(folder.name, digest_of(folder / MANIFEST), 1, step)
+    return dataclasses.replace(manifest.link, sequence=manifest.link.sequence + 1, from_step=step)
+
+
 def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1) -> None:
     """Read every byte of each `parts`-th file, from number `part` on, and refuse what was not written so.
 

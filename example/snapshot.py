@@ -22,12 +22,11 @@ from features import FEATURES, HISTORY, UNKNOWN_ROW, Feature
 from interaction import Interaction
 from manifest import (
     CONFIG,
-    MANIFEST,
     VOCABULARY,
     Link,
     Manifest,
     check_files,
-    digest_of,
+    link_after,
     read_manifest,
 )
 from parts import parts_of, read_whole
@@ -146,7 +145,6 @@ def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
                 f"{folder} has {len(tables[feature.name]):,} rows for {feature.name}, and {known:,} values."
             )
     follows = manifest.about.get("follows")
-    link = Link(folder.name, digest_of(folder / MANIFEST), 1, manifest.position.step)
     config = folder / CONFIG
     return Snapshot(
         folder=folder,
@@ -155,7 +153,7 @@ def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
         interaction=_filled(interaction, tensors),
         vocabulary=vocabulary,
         manifest=manifest,
-        follows=Link(**follows) if follows else link,
+        follows=Link(**follows) if follows else link_after(folder),
         config=json.loads(config.read_bytes()) if config.is_file() else {},
     )
 

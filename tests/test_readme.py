@@ -23,6 +23,8 @@ COMMANDS = [
     tuple(block.strip().splitlines()) for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
 ]
 
+PROGRAMS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
@@ -148,6 +150,20 @@ def replays_and_recommends(lines: tuple[str, ...], clone: Path) -> None:
     assert "and 8 increments after it" in output
 
 
+def publishes_increments(lines: tuple[str, ...], clone: Path) -> None:
+    draw_few_ratings(clone)
+    train = "NPROC=1 ./run.sh inc_dump --epochs {} --dump_every 10"
+    export, *copies = lines
+    # More increments come after the export; those before it are in it already.
+    succeeded(shell((train.format(1), export, f"{train.format(2)} --resume", *copies), clone))
+    (clone / "server.py").write_text(PROGRAMS[0])
+    output = succeeded(python("server.py", cwd=clone, env={"PYTHONPATH": str(clone / "example")}))
+    newest = sorted(path.name for path in (clone / "published").iterdir())[-1]
+    step, scores = output.split(" ", 1)
+    assert int(step) == int(newest.removeprefix("delta-"))
+    assert len(json.loads(scores)) == 2
+
+
 def folds_increments(lines: tuple[str, ...], clone: Path) -> None:
     draw_few_ratings(clone)
     output = succeeded(shell(("NPROC=1 ./run.sh inc_dump --epochs 2 --dump_every 50", *lines), clone))
@@ -170,13 +186,14 @@ CHECKS: dict[str, Callable[[tuple[str, ...], Path], None]] = {
     "NNODES=2 RDZV_ENDPOINT=first-machine:29400 ./run.sh": trains_on_two_machines,
     "./run.sh --dataset ml-1m --num_workers 2": reaches_the_download,
     "./run.sh --data_path ~/ml-1m --split random": trains_on_a_folder_of_files,
-    (
-        "python benchmarks/feed.py --ratings 100000 --memory 100000 --trained 20000 --seconds 0.05 --rounds 1"
-    ): measures_the_loader,
     "./run.sh dump": loads_with_any_number_of_processes,
     "./run.sh dump --resume --dump_every 100": begins_where_there_is_no_dump,
     "./run.sh inc_dump --dump_every 50": replays_and_recommends,
     "./run.sh load dumps --until 100": folds_increments,
+    "./run.sh export served": publishes_increments,
+    (
+        "python benchmarks/feed.py --ratings 100000 --memory 100000 --trained 20000 --seconds 0.05 --rounds 1"
+    ): measures_the_loader,
     "./run.sh doctor --num_workers 2": examines_the_machine,
     "./run.sh --epochs 2 --report_dir runs/first": writes_a_report,
 }
@@ -192,9 +209,8 @@ def test_a_command_of_the_readme_does_what_it_says(lines: tuple[str, ...], clone
 
 
 def test_the_loader_works_in_a_program_of_ones_own(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     script = tmp_path / "program.py"
-    script.write_text(code)
+    script.write_text(PROGRAMS[1])
     output = succeeded(python(script, env={"PYTHONPATH": str(ROOT / "example")}))
     assert output == "[0, 1, 4, 9, 16]\n"
 
