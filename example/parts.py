@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from errors import UserError
@@ -30,9 +32,18 @@ def write_part(
     # The writer makes a file that its owner alone can read; this one is for whoever may read a new file.
     path.touch()
     mode = path.stat().st_mode
-    save_file(arrays, path, metadata=metadata)
+    try:
+        save_file(arrays, path, metadata=metadata)
+    except SafetensorError as error:
+        raise _as_os_error(error) from error
     path.chmod(mode)
     return flushed(path)
+
+
+def _as_os_error(error: SafetensorError) -> Exception:
+    """What the system refused, where that is what happened: safetensors says so in words alone."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else error
 
 
 def parts_of(folder: Path, manifest: Manifest) -> Iterator[safe_open]:
