@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +100,26 @@ class DumpWriter(HuggingFaceStorageWriter):
         self.vocabulary = vocabulary
         self.config = config
         self.publish = publish
+        self.beside: tuple[FileEntry, ...] = ()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write the part of this rank, and wait until it is on the disk."""
         done: Future[list[WriteResult]] = Future()
+        # The raw values of large tables take as long as a good part of the tables: not after them but beside.
+        with ThreadPoolExecutor(1) as pool:
+            first = plan.storage_data["shard_index"] == 1
+            beside = pool.submit(self._write_beside) if first else None
+            done.set_result(self._write_tensors(plan, planner))
+            if beside:
+                self.beside = beside.result()
+        return done
+
+    def _write_beside(self) -> tuple[FileEntry, ...]:
+        vocabulary = self.folder / VOCABULARY
+        shutil.copyfile(self.vocabulary, vocabulary)
+        return flushed(vocabulary), write_config(self.folder, self.config)
+
+    def _write_tensors(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         arrays, offsets = {}, {}
         for item in plan.items:
             name = item.index.fqn
@@ -112,16 +130,12 @@ class DumpWriter(HuggingFaceStorageWriter):
         if arrays:
             path = self.folder / part_name(plan.storage_data["shard_index"] - 1)
             entry = write_part(path, arrays, {OFFSETS_KEY: json.dumps(offsets)})
-        done.set_result([WriteResult(item.index, 0, entry) for item in plan.items])
-        return done
+        return [WriteResult(item.index, 0, entry) for item in plan.items]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On rank 0, when all parts are on the disk: say what there is, and publish it."""
         entries = {result.storage_data.name: result.storage_data for part in results for result in part}
-        vocabulary = self.folder / VOCABULARY
-        vocabulary.write_bytes(self.vocabulary.read_bytes())
-        files = [*entries.values(), flushed(vocabulary), write_config(self.folder, self.config)]
-        files.sort(key=lambda entry: entry.name)
+        files = sorted([*entries.values(), *self.beside], key=lambda entry: entry.name)
         write_manifest(self.folder, dataclasses.replace(self.manifest, files=tuple(files)))
         self.publish()
 
