@@ -1,0 +1,408 @@
+"""What each rank of a launch of benchmarks/checkpoint.py runs: checkpoint_ranks.py PART SETTINGS RESULTS
+
+PART is one of `PARTS`; SETTINGS is a JSON file, see `Settings`; rank 0 writes what was found to RESULTS. What
+is measured is what users run: the keeper of dumps, its tracker, and the loading of a state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
+
+from columns import Columns, open_columns
+from config import Config
+from runtime import RuntimeContext, cleanup_runtime, init_runtime
+
+DIM = 64
+SHARES = (0.001, 0.01, 0.1)
+# Steps with tracking, then as many without, and so on.
+BLOCK_STEPS = 20
+# One request of the kernel moves less than 2 GiB.
+MOST_AT_ONCE = 2**30
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the benchmark tells its ranks.
+
+    ratings_folder: of the synthetic ratings; folder: where to write; rounds: measurements of each figure;
+    blocks: pairs of blocks of steps with tracking and without.
+    """
+
+    ratings_folder: str
+    folder: str
+    rows: int
+    rounds: int
+    blocks: int
+
+
+def main() -> None:
+    """Measure what the command line names; rank 0 writes it."""
+    part, settings_file, results = sys.argv[1:]
+    settings = Settings(**json.loads(Path(settings_file).read_text()))
+    config = Config(
+        data_path=settings.ratings_folder,
+        save_dir=str(Path(settings.folder) / "dumps"),
+        embedding_dim=DIM,
+        inc_dump=True,
+        dump_every=1,
+        # The benchmark removes the dump before the newest itself, so that it can time that apart.
+        keep=2,
+    )
+    context = init_runtime(config)
+    found = PARTS[part](settings, config, context)
+    cleanup_runtime()
+    if context.rank == 0:
+        Path(results).write_text(json.dumps(found))
+
+
+def make_wide_columns(settings: Settings, config: Config, folder: Path) -> None:
+    """Columns of the same ratings by users that lie spread over a table of `rows` rows.
+
+    The other files are those of the ratings themselves.
+    """
+    columns = open_columns(config)
+    folder.mkdir()
+    for path in Path(columns.folder).iterdir():
+        (folder / path.name).symlink_to(path)
+    raw_values = json.loads((folder / "vocabulary.json").read_text())
+    features = np.load(folder / "user_features.npy")
+    # The row of a user is its first feature; row 0 is that of no user.
+    features[:, 0] = 1 + np.arange(len(features)) * (settings.rows - 1) // len(features)
+    for name in ("vocabulary.json", "user_features.npy"):
+        (folder / name).unlink()
+    (folder / "vocabulary.json").write_text(
+        json.dumps({**raw_values, "user": list(range(1, settings.rows))}, indent=None)
+    )
+    np.save(folder / "user_features.npy", features)
+
+
+def wide_columns(settings: Settings, config: Config) -> Columns:
+    """What `make_wide_columns` made."""
+    columns = open_columns(config)
+    tables = tuple(
+        dataclasses.replace(table, rows=settings.rows) if table.name == "user" else table
+        for table in columns.tables
+    )
+    return dataclasses.replace(columns, folder=str(Path(settings.folder) / "columns"), tables=tables)
+
+
+class Clock:
+    """Seconds that all ranks need for something they do at the same time."""
+
+    def __init__(self) -> None:
+        import torch.distributed as dist
+
+        self.barrier = dist.barrier
+
+    def __call__(self, action: Callable[[], Any]) -> float:
+        """From when all are ready until the last one is done."""
+        self.barrier()
+        start = time.perf_counter()
+        action()
+        self.barrier()
+        return time.perf_counter() - start
+
+
+def measure_dumps(settings: Settings, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """Dumps and deltas beside plain writes, and what a dump costs in memory and steps. Leaves a dump."""
+    from checkpoint import tensors_of
+    from dumps import DumpKeeper
+    from train import build_learner
+
+    columns = wide_columns(settings, config)
+    learner = build_learner(columns, config, context)
+    shard = _gathered(sum(len(array) for array in _shard_bytes(tensors_of(learner))))
+    keeper = DumpKeeper(None, "benchmark", columns, config, context)
+    keeper.begin(learner)
+    memory = {"while steps wait": peak_memory(lambda: keeper.dump(keeper.start), max(shard))}
+    rounds = Rounds(keeper, settings, context)
+    found = {"shard bytes": shard, **rounds.measure()}
+    config = dataclasses.replace(config, inc_dump=False, async_dump=True)
+    beside = DumpKeeper(None, "benchmark", columns, config, context)
+    beside.begin(learner)
+    found["beside"] = steps_beside(beside, learner, columns, config, context, rounds.position())
+
+    def dump_beside() -> None:
+        beside.dump(rounds.position())
+        beside.close()
+
+    memory["beside steps"] = peak_memory(dump_beside, max(shard))
+    return {**found, "memory": memory}
+
+
+def _shard_bytes(tensors: Any) -> list[np.ndarray]:
+    """The tables and their optimizer's state on this rank, as the bytes that they are."""
+    from incremental import shards_of
+
+    return [
+        shard.tensor.detach().numpy().reshape(-1).view(np.uint8)
+        for slots in shards_of(tensors).values()
+        for shards in slots.values()
+        for shard in shards
+    ]
+
+
+def _gathered(mine: Any) -> list[Any]:
+    """What each rank has."""
+    import torch.distributed as dist
+
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, mine)
+    return everyones
+
+
+class Rounds:
+    """Plain write, full dump and a delta of each share, in turns, so that what the machine does meanwhile
+    meets them alike.
+    """
+
+    def __init__(self, keeper: Any, settings: Settings, context: RuntimeContext) -> None:
+        self.keeper = keeper
+        self.settings = settings
+        self.context = context
+        self.clock = Clock()
+        self.draw = np.random.default_rng(context.rank)
+        self.save_dir = Path(keeper.config.save_dir)
+        self.step = 0
+
+    def position(self) -> Any:
+        """The next one, in the middle of an epoch."""
+        from manifest import Position
+
+        self.step += 1
+        return Position(self.step, 0, samples=1)
+
+    def measure(self) -> dict[str, Any]:
+        """All rounds, after one that warms up."""
+        from save_dir import deltas_in, dumps_in, retire
+
+        found: dict[str, Any] = {"plain": [], "dump": [], "removing": []}
+        found["deltas"] = {str(share): [] for share in SHARES}
+        for number in range(-1, self.settings.rounds):
+            # Who comes second may meet what the first one left to the disk, so they take turns.
+            order = (self.plain, self.dump) if number % 2 else (self.dump, self.plain)
+            seconds = {name: value for measure in order for name, value in measure().items()}
+            deltas = {str(share): self.delta(share) for share in SHARES}
+            if self.context.rank == 0:
+                for delta in reversed(deltas_in(self.save_dir)):
+                    retire(delta)
+            if number >= 0:
+                for name, value in seconds.items():
+                    found[name].append(value)
+                for share, figures in deltas.items():
+                    found["deltas"][share].append(figures)
+        found["dump bytes"] = _bytes_in(dumps_in(self.save_dir)[-1])
+        return found
+
+    def dump(self) -> dict[str, float]:
+        """Seconds of a full dump, and of removing the one before it."""
+        from save_dir import dumps_in, retire
+
+        position = self.position()
+        seconds = self.clock(lambda: self.keeper.dump(position))
+        (old,) = dumps_in(self.save_dir)[:-1]
+        removing = self.clock(lambda: retire(old) if self.context.rank == 0 else None)
+        return {"dump": seconds, "removing": removing}
+
+    def plain(self) -> dict[str, float]:
+        """Seconds until the bytes of the shards, as they lie, are on the disk, in a file a rank."""
+        seconds = self.clock(self._write_plain)
+        # At once, as the dump before is: both begin with as much memory for the page cache.
+        self._plain_file().unlink()
+        return {"plain": seconds}
+
+    def _write_plain(self) -> None:
+        with open(self._plain_file(), "wb", buffering=0) as file:
+            for array in _shard_bytes(self.keeper.tensors):
+                for start in range(0, len(array), MOST_AT_ONCE):
+                    written = file.write(array.data[start : start + MOST_AT_ONCE])
+                    assert written == len(array[start : start + MOST_AT_ONCE])
+            os.fsync(file.fileno())
+
+    def _plain_file(self) -> Path:
+        return self.save_dir / f"plain-{self.context.rank}"
+
+    def delta(self, share: float) -> dict[str, float]:
+        """An increment after a share of each rank's rows of the large table was touched."""
+        marks = self.keeper.touched.marks["user"]
+        touched = max(1, round(share * len(marks)))
+        marks[self.draw.permutation(len(marks))[:touched]] = True
+        position = self.position()
+        seconds = self.clock(lambda: self.keeper.after_step(position))
+        size = _bytes_in(self.save_dir / f"delta-{position.step:09d}")
+        # Gathered last: what all have looked at may be removed.
+        return {"bytes": size, "seconds": seconds, "rows": sum(_gathered(touched))}
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def peak_memory(action: Callable[[], None], shard_bytes: int) -> dict[str, float]:
+    """Anonymous memory at the peak of an action beyond that before it, of the rank that needs most.
+
+    Watched from a process of its own, which no lock of the interpreter stops.
+    """
+    # What was freed and kept for later would hide what is taken.
+    ctypes.CDLL(None).malloc_trim(0)
+    command = [sys.executable, str(Path(__file__).with_name("peak.py")), str(os.getpid())]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as watcher:  # type: ignore[call-overload]
+        before = int(watcher.stdout.readline())
+        action()
+        output, _ = watcher.communicate()
+    extra = max(_gathered(int(output) - before))
+    return {"bytes": extra, "of the shard": extra / shard_bytes}
+
+
+def steps_beside(
+    keeper: Any, learner: Any, columns: Columns, config: Config, context: RuntimeContext, position: Any
+) -> dict[str, float]:
+    """Seconds of a step before a dump, and of one while it is written from a copy; and of making the copy."""
+    import torch
+    import torch.distributed as dist
+
+    final = Path(config.save_dir) / f"step-{position.step:09d}"
+    with training_steps(learner, columns, config, context) as step:
+        before = [step() for _ in range(2 * BLOCK_STEPS)][BLOCK_STEPS:]
+        copying = Clock()(lambda: keeper.dump(position))
+        during: list[float] = []
+        done = torch.tensor(0)
+        while not done:
+            during.append(step())
+            # Seen by one and told to all, as a step needs all.
+            done = torch.tensor(int(context.rank == 0 and final.is_dir()))
+            dist.all_reduce(done, dist.ReduceOp.MAX)
+    keeper.close()
+    return {
+        "step before": statistics.median(before),
+        "step during": statistics.median(during),
+        "steps during": len(during),
+        "copying": copying,
+    }
+
+
+@contextlib.contextmanager
+def training_steps(
+    learner: Any, columns: Columns, config: Config, context: RuntimeContext
+) -> Iterator[Callable[[], float]]:
+    """A function that makes the next training step and returns its seconds, without those of its batch."""
+    from dataloader import EpochSampler, RatingBatches, build_dataloader
+    from train import Feed, make_pipeline
+
+    dataset = RatingBatches(columns, config, context.rank, context.world_size)
+    with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
+        feed = Feed(loader)
+        batches = (batch for epoch in range(2**31) for batch in feed.batches("train", epoch))
+        learner.model.train()
+        pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
+
+        def step() -> float:
+            batch = iter([next(batches)])
+            start = time.perf_counter()
+            pipeline.progress(batch)
+            return time.perf_counter() - start
+
+        yield step
+
+
+def measure_loads(settings: Settings, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """Seconds to load the newest dump beside reading as many bytes, from the page cache and from the disk."""
+    from dumps import load_state
+    from save_dir import state_at
+    from train import build_learner
+
+    columns = wide_columns(settings, config)
+    learner = build_learner(columns, config, context)
+    state = state_at(Path(config.save_dir))
+    parts = sorted(state.base.glob("*.safetensors"))
+    clock, plain = Clock(), PlainRead(parts, context)
+    found: dict[str, Any] = {"ranks": context.world_size, "bytes": sum(path.stat().st_size for path in parts)}
+    for cache in ("cached", "from disk"):
+        seconds: dict[str, list[float]] = {"plain": [], "load": []}
+        for number in range(-1, settings.rounds):
+            for name in ("plain", "load") if number % 2 else ("load", "plain"):
+                if cache == "from disk":
+                    forget(state.base, context)
+                took = clock(
+                    plain if name == "plain" else lambda: load_state(state, learner, columns, context)
+                )
+                if number >= 0:
+                    seconds[name].append(took)
+        found[cache] = seconds
+    return found
+
+
+class PlainRead:
+    """Reads this rank's share of some files' bytes into memory that it has already."""
+
+    def __init__(self, paths: list[Path], context: RuntimeContext) -> None:
+        self.pieces = []
+        for path in paths:
+            size = path.stat().st_size
+            bounds = [size * rank // context.world_size for rank in (context.rank, context.rank + 1)]
+            self.pieces.append((path, bounds[0], bounds[1] - bounds[0]))
+        # Written, so that every page is there, as those of the tables are.
+        self.into = np.ones(sum(length for _, _, length in self.pieces), np.uint8)
+
+    def __call__(self) -> None:
+        """Read all of it."""
+        place = 0
+        for path, start, length in self.pieces:
+            with open(path, "rb", buffering=0) as file:
+                file.seek(start)
+                end = place + length
+                while place < end:
+                    place += file.readinto(self.into.data[place : min(end, place + MOST_AT_ONCE)])
+
+
+def forget(folder: Path, context: RuntimeContext) -> None:
+    """Drop a folder's files from the page cache."""
+    if context.rank == 0:
+        for path in folder.iterdir():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure_tracking(settings: Settings, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """Seconds of a training step with a tracker and without, in blocks that take turns in one process."""
+    from checkpoint import tensors_of
+    from incremental import TouchedRows
+    from train import build_learner
+
+    columns = open_columns(config)
+    learner = build_learner(columns, config, context)
+    tracker = TouchedRows(learner.model, tensors_of(learner))
+    found: dict[str, list[float]] = {"with": [], "without": []}
+    with training_steps(learner, columns, config, context) as step:
+        for number in range(-1, settings.blocks):
+            for name in ("with", "without") if number % 2 else ("without", "with"):
+                for module in tracker.tracked_modules.values():
+                    module.post_lookup_tracker_fn = tracker.record_lookup if name == "with" else None
+                seconds = statistics.median(step() for _ in range(BLOCK_STEPS))
+                if number >= 0:
+                    found[name].append(seconds)
+    return {**found, "batch size": config.batch_size}
+
+
+PARTS = {"dumps": measure_dumps, "loads": measure_loads, "tracking": measure_tracking}
+
+
+if __name__ == "__main__":
+    main()
