@@ -68,7 +68,7 @@ class TouchedRows(ModelDeltaTrackerTrec):
         if emb_module.training:
             # A table has one feature, of the same name.
             for table, jagged in kjt.to_dict().items():
-                self.marks[table][jagged.values()] = True
+                self.marks[table].index_fill_(0, jagged.values(), True)
 
     def get_unique_ids(self, consumer: str | None = None) -> dict[str, torch.Tensor]:
         """Table to local rows, int64, ascending, of all steps since `clear`."""
