@@ -324,7 +324,7 @@ def training_steps(
 
 def measure_loads(settings: Settings, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Seconds to load the newest dump beside reading as many bytes, from the page cache and from the disk."""
-    from dumps import load_state
+    from loading import load_state
     from save_dir import state_at
     from train import build_learner
 
