@@ -162,7 +162,7 @@ def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1)
     """
     named = {entry.name for entry in manifest.files}
     for path in sorted(folder.iterdir()):
-        if path.suffix in (".safetensors", ".json") and path.name not in {*named, MANIFEST}:
+        if path.name.endswith((".safetensors", ".json")) and path.name not in {*named, MANIFEST}:
             raise UserError(f"{path} is no part of the dump: {MANIFEST} does not name it.")
     for entry in manifest.files[part::parts]:
         path = folder / entry.name
