@@ -21,7 +21,7 @@ from columns import Columns
 from config import Config
 from errors import UserError
 from incremental import TouchedRows, Vocabulary, write_delta
-from loading import load_checked
+from loading import find_state, load_checked
 from manifest import (
     CONFIG,
     VOCABULARY,
@@ -46,7 +46,6 @@ from save_dir import (
     publish,
     retire,
     set_aside,
-    state_at,
     step_of,
     writing,
 )
@@ -305,7 +304,7 @@ def _find_start(save_dir: Path) -> tuple[State | None, str]:
     newest = newest_in(save_dir)
     if newest is None:
         return None, uuid.uuid4().hex
-    return state_at(newest), read_manifest(newest).run
+    return find_state(newest), read_manifest(newest).run
 
 
 def _check_continues(state: State, columns: Columns, config: Config, context: RuntimeContext) -> None:
@@ -334,8 +333,11 @@ def compact(learner: Learner, columns: Columns, config: Config, context: Runtime
     """
     save_dir = Path(config.save_dir)
     with writing_together(config, context):
-        state = together(lambda: state_at(save_dir))
-        if state.deltas:
+        state = together(lambda: find_state(save_dir))
+        if not state.deltas:
+            # What it replaces goes only if it is whole.
+            load_checked(state, learner, columns, context)
+        else:
             keeper = DumpKeeper(state, read_manifest(state.base).run, columns, config, context)
             keeper.begin(learner)
             keeper.dump(keeper.start)

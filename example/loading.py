@@ -12,7 +12,7 @@ from errors import UserError
 from incremental import apply_delta
 from manifest import Manifest, check_files, read_manifest
 from runtime import RuntimeContext, together
-from save_dir import State, check_chain, deltas_in, dumps_in, state_at, step_of
+from save_dir import NAME, State, check_chain, deltas_in, dumps_in, newest_in, state_at, step_of
 from train import Learner
 
 
@@ -22,7 +22,23 @@ def choose_state(config: Config) -> State:
     Raises:
         UserError: when there is none.
     """
-    return state_at(Path(config.save_dir if config.load == NEWEST else config.load), config.until)
+    return find_state(Path(config.save_dir if config.load == NEWEST else config.load), config.until)
+
+
+def find_state(folder: Path, until: int = -1) -> State:
+    """`state_at`, whose refusal names the newest good dump beside the one that is refused.
+
+    Raises:
+        UserError: see `state_at`.
+    """
+    try:
+        return state_at(folder, until)
+    except UserError as error:
+        there = folder.resolve()
+        save_dir = there.parent if NAME.fullmatch(there.name) else there
+        if newest_in(save_dir) is None:
+            raise
+        raise UserError(f"{str(error).rstrip('.')}; {_suggestion(save_dir)}.") from None
 
 
 def load_checked(state: State, learner: Learner, columns: Columns, context: RuntimeContext) -> Manifest:
@@ -34,7 +50,7 @@ def load_checked(state: State, learner: Learner, columns: Columns, context: Runt
     try:
         return load_state(state, learner, columns, context)
     except UserError as error:
-        raise UserError(f"{str(error).rstrip('.')}; {_suggestion(state)}.") from None
+        raise UserError(f"{str(error).rstrip('.')}; {_suggestion(state.base.parent)}.") from None
 
 
 def load_state(state: State, learner: Learner, columns: Columns, context: RuntimeContext) -> Manifest:
@@ -78,9 +94,8 @@ def _describe_load(state: State, manifest: Manifest) -> str:
     )
 
 
-def _suggestion(state: State) -> str:
-    """The newest state of the same folder, older or not, that is whole."""
-    save_dir = state.base.parent
+def _suggestion(save_dir: Path) -> str:
+    """The newest state of a folder that is whole."""
     for folder in sorted([*dumps_in(save_dir), *deltas_in(save_dir)], key=step_of, reverse=True):
         with contextlib.suppress(UserError):
             other = state_at(folder)
