@@ -261,10 +261,11 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
     check_whole(dump)
 
 
-def test_a_part_that_the_manifest_does_not_name_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["part-00002.safetensors", ".safetensors", "other.json"])
+def test_a_part_that_the_manifest_does_not_name_is_refused(tmp_path: Path, name: str) -> None:
     dump = add_dump(tmp_path, 1)
-    shutil.copy(dump / PART, dump / "part-00002.safetensors")
-    files_refused(dump, "part-00002.safetensors is no part of the dump")
+    shutil.copy(dump / PART, dump / name)
+    files_refused(dump, f"{dump / name} is no part of the dump")
 
 
 def test_a_note_beside_the_parts_harms_nothing(tmp_path: Path) -> None:

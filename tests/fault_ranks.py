@@ -1,0 +1,143 @@
+"""What each rank of a launch runs for `test_dump_faults.py`: python fault_ranks.py RESULTS DATA SAVE_DIR.
+
+The last rank has a fault while it writes some of its parts: no file of it can grow beyond a few bytes, as on
+a disk that is full, or it takes its time. What the model holds is a function of the step, as in
+`killed_ranks.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
+
+import torch.distributed as dist
+
+import checkpoint
+import incremental
+from checkpoint import tensors_of
+from columns import Columns, open_columns
+from config import Config
+from dumps import keeping_dumps, load_checked
+from errors import UserError
+from killed_ranks import MODES, differing, leftovers, mark_step, write_step
+from manifest import Position
+from runtime import RuntimeContext, cleanup_runtime, init_runtime
+from save_dir import newest_in, state_at
+from train import build_learner
+
+SMALL_FILE = 100
+SLOW_SECONDS = 2.0
+STEPS = 5
+
+
+def on_a_full_disk(write: Callable[[], Any]) -> Any:
+    """Write where files cannot grow."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_FILE, most))
+    try:
+        return write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def slowly(write: Callable[[], Any]) -> Any:
+    """Write late."""
+    time.sleep(SLOW_SECONDS)
+    return write()
+
+
+class Faults:
+    """Has `write_part` fail on this rank while it is told to."""
+
+    def __init__(self) -> None:
+        self.fault: Callable[[Callable[[], Any]], Any] | None = None
+        self._write_part = checkpoint.write_part
+        for module in (checkpoint, incremental):
+            setattr(module, "write_part", self.write_part)  # noqa: B010
+
+    def write_part(self, *arguments: Any) -> Any:
+        """Write a part, with the fault that there is."""
+        if self.fault is None:
+            return self._write_part(*arguments)
+        return self.fault(lambda: self._write_part(*arguments))
+
+
+def dump_with_faults(
+    columns: Columns, config: Config, context: RuntimeContext, faults: Faults, fault: Any, failing: range
+) -> dict[str, Any]:
+    """Dump after each step, with a fault on the last rank in some; what was said, and what is left."""
+    is_last = context.rank == context.world_size - 1
+    said: list[str] = []
+    seconds: list[float] = []
+    context = dataclasses.replace(context)
+    object.__setattr__(context, "say", lambda text, tagged=True: said.append(text))
+    learner = build_learner(columns, config, context)
+    tensors, end = tensors_of(learner), None
+    try:
+        with keeping_dumps(columns, config, context) as keeper:
+            write_step(tensors, 0)
+            keeper.begin(learner)
+            for step in range(1, STEPS + 1):
+                faults.fault = fault if is_last and step in failing else None
+                write_step(tensors, step)
+                if config.inc_dump:
+                    mark_step(keeper, tensors, step)
+                start = time.monotonic()
+                keeper.after_step(Position(step, 0, step))
+                seconds.append(time.monotonic() - start)
+                if config.async_dump:
+                    # The fault is this step's alone.
+                    keeper._finish()
+    except UserError as error:
+        end = str(error)
+    faults.fault = None
+    return {"said": said, "seconds": seconds, "end": end, **look(columns, config, context)}
+
+
+def look(columns: Columns, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """The newest state, loaded into a fresh model and held against its step, and what is half done."""
+    save_dir = Path(config.save_dir)
+    newest = newest_in(save_dir)
+    assert newest is not None
+    learner = build_learner(columns, config, context)
+    step = load_checked(state_at(newest), learner, columns, context).position.step
+    everyones: list[list[str]] = [[]] * context.world_size
+    dist.all_gather_object(everyones, differing(tensors_of(learner), step))
+    return {"newest": newest.name, "differing": everyones, "leftovers": leftovers(save_dir)}
+
+
+def main() -> None:
+    """Go through all faults; rank 0 writes what came of them."""
+    warnings.filterwarnings("ignore")
+    # Without this the limit would be told by a signal that ends the process.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    results, data, save_dir = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    context = init_runtime(Config())
+    columns = open_columns(Config(data_path=data))
+    faults, found = Faults(), {}
+    for mode in ("dump", "async dump", "delta"):
+        for name, fault, failing in (
+            ("full", on_a_full_disk, range(2, 4)),
+            ("full at the end", on_a_full_disk, range(STEPS, STEPS + 1)),
+            ("slow", slowly, range(3, 4)),
+        ):
+            folder = save_dir / f"{mode} {name}"
+            config = Config(save_dir=str(folder), dump_every=1, embedding_dim=8, **MODES[mode])
+            found[folder.name] = dump_with_faults(columns, config, context, faults, fault, failing)
+    cleanup_runtime()
+    if context.rank == 0:
+        results.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
