@@ -36,7 +36,7 @@ from errors import UserError
 from features import HISTORY
 from manifest import FileEntry, Manifest, write_manifest
 from parts import part_name, write_part
-from runtime import together
+from runtime import gathered, together
 
 UNKNOWN_NUMBER = np.iinfo(np.int64).min
 
@@ -142,9 +142,7 @@ def write_delta(
         folder.mkdir(exist_ok=True)
         return write_part(folder / part_name(rank), arrays), counts
 
-    written = together(lambda: _in_words(write), group)
-    parts: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(parts, written, group=group)
+    parts = gathered(lambda: _in_words(write), group)
 
     def finish() -> None:
         rows = {table: sum(counts[table] for _, counts in parts) for table in counts}

@@ -151,6 +151,13 @@ def together(action: Callable[[], Any], group: Any = None) -> Any:
     Raises:
         UserError: the one of the lowest rank that found one.
     """
+    found: list[Any] = []
+    gathered(lambda: found.append(action()), group)
+    return found[0]
+
+
+def gathered(action: Callable[[], Any], group: Any = None) -> list[Any]:
+    """What an action gives on each rank, rank after rank; otherwise as `together`. Collective."""
     import torch.distributed as dist
 
     result, sentence = None, None
@@ -158,12 +165,12 @@ def together(action: Callable[[], Any], group: Any = None) -> Any:
         result = action()
     except UserError as error:
         sentence = str(error)
-    sentences: list[str | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(sentences, sentence, group=group)
-    for found in sentences:
+    everyones: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, (result, sentence), group=group)
+    for _, found in everyones:
         if found is not None:
             raise UserError(found)
-    return result
+    return [found for found, _ in everyones]
 
 
 def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: float) -> None:
