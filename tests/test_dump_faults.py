@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
-import checkpoint
+import parts
 from checkpoint import tensors_of
 from columns import Columns, open_columns
 from config import Config
@@ -103,9 +103,9 @@ def test_what_the_system_refuses_the_writer_of_parts_is_told_as_what_it_is(
     def refuse(*_: Any, **__: Any) -> None:
         raise SafetensorError(f"Error while serializing: I/O error: something (os error {number})")
 
-    monkeypatch.setattr(checkpoint, "save_file", refuse)
+    monkeypatch.setattr(parts, "save_file", refuse)
     with pytest.raises(OSError, match=words):
-        checkpoint.write_part(tmp_path / "part", {})
+        parts.write_part(tmp_path / "part", {})
 
 
 # --- folders that cannot be written, and trainers that meet ---
