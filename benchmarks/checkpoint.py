@@ -61,7 +61,7 @@ def _parse_flags() -> argparse.Namespace:
     # As many as wrote the dump, fewer, and more.
     parser.add_argument("--loads", type=_numbers, default=[2, 1, 3], help="numbers of ranks that load")
     parser.add_argument("--ratings", type=int, default=1_000_000, help="of the data set of the steps")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each figure, in turns")
+    parser.add_argument("--rounds", type=int, default=6, help="measurements of each figure, in turns")
     parser.add_argument("--blocks", type=int, default=20, help="pairs of blocks of steps, for the tracking")
     return parser.parse_args()
 
