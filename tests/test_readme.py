@@ -242,6 +242,14 @@ def test_the_figures_of_the_feed_are_those_of_the_committed_run(monkeypatch: pyt
     assert all(bar["reached"] for bar in result["bars"])
 
 
+def test_the_figures_of_the_dumps_are_those_of_the_committed_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    tables = importlib.import_module("checkpoint_tables")
+    result = read_json(ROOT / "docs" / "checkpoint.json")
+    assert tables.render(result) in README
+    assert tables.judge(result) == result["bars"]
+
+
 def test_every_file_that_the_readme_names_is_there() -> None:
     for name in re.findall(r"\b(?:example|tests|benchmarks|docs)/\w+\.\w+", README):
         assert (ROOT / name).is_file(), name
