@@ -422,22 +422,22 @@ def test_a_hostile_pickle_is_never_executed(
     pickle.loads(pickle.dumps(Hostile(trace)))
     assert trace.exists()
     trace.unlink()
-    whole = [path for path in trained.folder.rglob("*") if path.is_file() and path.name != ".lock"]
-    planted = [folder / name for folder in (trained.folder, *trained.folder.glob("*-*")) for name in PLANTED]
-    for path in (*whole, *planted):
-        before = path.read_bytes() if path.exists() else None
-        manifest = None if path.parent == trained.folder else (path.parent / MANIFEST).read_bytes()
-        path.write_bytes(hostile)
-        if digest_forged and manifest and path.name != MANIFEST:
-            forge(path)
-        for state in (trained.folder, path.parent):
+    kept = trained.folder.with_name("kept")
+    trained.folder.rename(kept)
+    whole = [path.relative_to(kept) for path in kept.glob("*-*/*")]
+    planted = [Path(folder) / name for folder in (".", BASE, FIRST, SECOND) for name in PLANTED]
+    # Each file that there is, one by one; what is planted beside them at once, and in the end everything.
+    for names in (*([name] for name in whole), planted, whole + planted):
+        shutil.copytree(kept, trained.folder, symlinks=True)
+        for name in names:
+            (trained.folder / name).write_bytes(hostile)
+        for name in names if digest_forged else []:
+            if name.name != MANIFEST and name.parent.name and MANIFEST not in {other.name for other in names}:
+                forge(trained.folder / name)
+        for state in (trained.folder, trained.folder / names[0].parent):
             load_and_resume(trained, state)
-            assert not trace.exists(), path
-        path.unlink() if before is None else path.write_bytes(before)
-        if manifest:
-            (path.parent / MANIFEST).write_bytes(manifest)
-        for extra in set(trained.folder.glob("step-*4")) - {path.parent}:
-            shutil.rmtree(extra)
+            assert not trace.exists(), names
+        shutil.rmtree(trained.folder)
 
 
 def load_and_resume(trained: Trained, state: Path) -> None:
