@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from movielens import RawData
 
-FORMAT = 4
+FORMAT = 5
 # Positions and ends are int32.
 MAX_RATINGS = 2**31 - 1
 # On disk: its row, rating and time, and its place in the history.
@@ -69,6 +69,7 @@ class Columns:
     tables: tuple[Table, ...]
     baselines: dict[str, Metrics]
     notes: tuple[str, ...]
+    digest: str = ""
 
     def range_of(self, split: str) -> range:
         """The positions of a split, "train" or "test", in the rating columns."""
@@ -258,7 +259,11 @@ def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]
     notes = [*raw.skipped]
     if left_out:
         notes.append(f"left out the features that the files do not have: {', '.join(left_out)}")
+    from manifest import digest_of
+
     return {
+        # Of all that a position of the training stands for.
+        "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}",
         "num_train": num_train,
         "num_test": len(order) - num_train,
         "num_skipped": raw.num_skipped,

@@ -8,10 +8,12 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
@@ -21,7 +23,7 @@ from columns import Columns
 from config import Config
 from errors import UserError
 from incremental import TouchedRows, Vocabulary, write_delta
-from loading import find_state, load_checked
+from loading import find_state, load_state
 from manifest import (
     CONFIG,
     VOCABULARY,
@@ -33,7 +35,7 @@ from manifest import (
     read_config,
     read_manifest,
 )
-from runtime import RuntimeContext, together
+from runtime import RuntimeContext, decided, gathered, together
 from save_dir import (
     LOCK,
     State,
@@ -42,17 +44,19 @@ from save_dir import (
     dump_name,
     dumps_in,
     newest_in,
+    point_latest_at,
     prune,
     publish,
     retire,
     set_aside,
     step_of,
+    tidying,
     writing,
 )
 from sharding import describe_plan
 from stack import stack_versions
 from termination import TERMINATED, Termination
-from train import Learner
+from train import Learner, check_finite
 
 # What changes the losses that follow, if it is changed at a resume.
 LEARNING_FLAGS = ("epochs", "batch_size", "lr", "dense_lr", "weight_decay", "seed")
@@ -92,7 +96,7 @@ class DumpKeeper:
     def begin(self, learner: Learner) -> None:
         """Load what is resumed, and dump what increments will build on."""
         if self.resumed is not None:
-            load_checked(self.resumed, learner, self.columns, self.context)
+            load_state(self.resumed, learner, self.columns, self.context)
         self.tensors = tensors_of(learner)
         self.shapes = shapes_of(self.tensors)
         self.plan = describe_plan(learner.model, self.columns, self.config)
@@ -104,18 +108,26 @@ class DumpKeeper:
             else:
                 self.link = link_after(self.resumed.folder)
 
-    def after_step(self, position: Position) -> None:
-        """Dump if it is time to, or if any rank was told to end; then this raises SystemExit."""
+    def after_step(self, position: Position, loss: torch.Tensor | float) -> None:
+        """Dump if it is time to, or if any rank was told to end; then this raises SystemExit.
+
+        Raises:
+            UserError: instead of dumping a model whose loss is no number, which would push out the good ones.
+        """
         every, stop = self.config.dump_every, self.termination.agreed()
         at_end = position.samples == 0
         if stop or at_end or (every and position.step % every == 0):
             self._finish()
+            everyones = gathered(lambda: float(loss), self.group)
+            check_finite(np.array(everyones).max(keepdims=True), position.step - 1, self.config)
             if self.config.inc_dump and self.link is not None and not (at_end and self.config.dump):
                 self.dump_increment(position)
             else:
                 self.dump(position)
         if stop:
             self._finish()
+            self._check_last()
+            self.context.say(f"told to end, stopped at step {position.step:,}; --resume goes on from there")
             raise SystemExit(TERMINATED)
 
     def dump(self, position: Position) -> None:
@@ -153,8 +165,11 @@ class DumpKeeper:
             SystemExit: when the process was told to end.
         """
         self._finish()
+        self._check_last()
         if self.termination.asked:
             raise SystemExit(TERMINATED)
+
+    def _check_last(self) -> None:
         if self.failure:
             raise UserError(self.failure)
 
@@ -184,11 +199,8 @@ class DumpKeeper:
 
     def _describe(self, position: Position, link: Link | None) -> Manifest:
         about = {
-            "world_size": self.context.world_size,
             "plan": self.plan.splitlines(),
             "versions": stack_versions(),
-            "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "num_train": self.columns.num_train,
         }
         return Manifest(
             run=self.run,
@@ -200,6 +212,8 @@ class DumpKeeper:
             about=about,
             link=link,
             features=features_of(self.columns),
+            ratings=self.columns.digest,
+            world_size=self.context.world_size,
         )
 
     def _finish(self) -> None:
@@ -257,12 +271,10 @@ def keeping_dumps(columns: Columns, config: Config, context: RuntimeContext) -> 
     with writing_together(config, context):
         if not config.resume:
             together(lambda: _begin_afresh(save_dir, context) if context.rank == 0 else None)
-        resumed, run = together(lambda: _find_start(save_dir))
-        runs = [run]
-        dist.broadcast_object_list(runs, src=0)
+        resumed, run = decided(lambda: _find_start(save_dir))
         if resumed is not None:
             together(lambda: _check_continues(resumed, columns, config, context))
-        keeper = DumpKeeper(resumed, runs[0], columns, config, context)
+        keeper = DumpKeeper(resumed, run, columns, config, context)
         with keeper.termination.obeyed():
             yield keeper
             keeper.close()
@@ -309,11 +321,12 @@ def _find_start(save_dir: Path) -> tuple[State | None, str]:
 
 def _check_continues(state: State, columns: Columns, config: Config, context: RuntimeContext) -> None:
     """Refuse other ratings than those of the position, and say which flags have changed."""
-    theirs, ours = read_manifest(state.folder).about.get("num_train"), columns.num_train
-    if theirs != ours:
+    theirs = read_manifest(state.folder).ratings
+    if theirs != columns.digest:
         raise UserError(
-            f"{state.folder} is of a training on {theirs} ratings, and {columns.source} has {ours} here; "
-            f"give the --data_path, --split and --test_fraction that its {CONFIG} names, or no --resume."
+            f"{state.folder} is of a training on other ratings than these of {columns.source} (digest "
+            f"{theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction and --seed "
+            f"that its {CONFIG} names, or no --resume."
         )
     before = read_config(state.folder)
     changed = [
@@ -332,27 +345,32 @@ def compact(learner: Learner, columns: Columns, config: Config, context: Runtime
         UserError: when there is no state, when it is not whole, or when the new dump cannot be written.
     """
     save_dir = Path(config.save_dir)
+    state = decided(lambda: find_state(save_dir))
     with writing_together(config, context):
-        state = together(lambda: find_state(save_dir))
-        if not state.deltas:
-            # What it replaces goes only if it is whole.
-            load_checked(state, learner, columns, context)
-        else:
+        # Found again, now that nobody else writes.
+        state = decided(lambda: find_state(save_dir))
+        if state.deltas:
             keeper = DumpKeeper(state, read_manifest(state.base).run, columns, config, context)
             keeper.begin(learner)
             keeper.dump(keeper.start)
             keeper.close()
-        if context.rank == 0:
-            _retire_folded(save_dir, config.keep)
-        dist.barrier()
-    context.say(f"folded {len(state.deltas)} increments into {save_dir / dump_name(step_of(state.folder))}")
+        else:
+            # What it replaces goes only if it is whole.
+            load_state(state, learner, columns, context)
+        removed = decided(lambda: _retire_folded(save_dir, config.keep))
+    context.say(f"{save_dir / dump_name(step_of(state.folder))} replaces {removed} increments")
 
 
-def _retire_folded(save_dir: Path, keep: int) -> None:
-    """Remove the increments up to the newest dump, and the dumps that only they kept."""
+def _retire_folded(save_dir: Path, keep: int) -> int:
+    """Remove the increments up to the newest dump, and the dumps that only they kept; how many they were."""
     newest = dumps_in(save_dir)[-1]
-    # The newest first: what is left of a chain, if this is cut short, has no gap.
-    for delta in reversed(deltas_in(save_dir)):
-        if step_of(delta) <= step_of(newest):
+    run = read_manifest(newest).run
+    folded = [path for path in deltas_in(save_dir) if step_of(path) <= step_of(newest)]
+    with tidying(save_dir):
+        # Where a fold was cut short, it still names an increment.
+        point_latest_at(newest)
+        # The newest first: what is left of a chain, if this is cut short, has no gap.
+        for delta in reversed([path for path in folded if read_manifest(path).run == run]):
             retire(delta)
-    prune(save_dir, keep)
+        prune(save_dir, keep)
+    return len(folded)

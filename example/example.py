@@ -22,11 +22,11 @@ from config import Config, parse_args
 from errors import UserError
 from failures import record_crash, report_lost_worker, report_mistake
 from postmortem import WorkerError
-from runtime import RuntimeContext, cleanup_runtime, init_runtime, read_launch, together
+from runtime import RuntimeContext, cleanup_runtime, decided, init_runtime, read_launch
 from stack import check_stack
 
 SYNTHETIC_NOTICE = (
-    "Training on synthetic ratings, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
+    "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
 )
 
 
@@ -64,6 +64,9 @@ def main(argv: list[str] | None = None) -> int:
     except WorkerError as error:
         report_lost_worker(str(error))
         return 1
+    except SystemExit as ended:
+        # Told to end by a signal, after a dump.
+        return int(str(ended.code or 0))
     except Exception as error:
         record_crash(error)
         raise
@@ -97,11 +100,15 @@ def run_alone(config: Config) -> None:
 
 def run(config: Config) -> None:
     """Run the modes of the configuration. Collective: every rank."""
-    if config.is_synthetic and read_launch().rank == 0:
-        print(SYNTHETIC_NOTICE)
     modes = {"train": train_and_report, "compact": compact_dumps, "load": load_and_report}
     try:
         context = init_runtime(config)
+        if config.load or config.compact or config.resume:
+            from recorded import with_recorded
+
+            config = decided(lambda: with_recorded(config))
+        if config.is_synthetic:
+            context.say(SYNTHETIC_NOTICE, tagged=False)
         for mode in config.modes:
             modes[mode](config, context)
     finally:
@@ -140,12 +147,12 @@ def load_and_report(config: Config, context: RuntimeContext) -> None:
     from report import results_table
 
     with open_data(config, context) as data:
-        from loading import choose_state, load_checked
+        from loading import choose_state, load_state
         from train import Feed, build_learner, evaluate
 
-        state = together(lambda: choose_state(config))
+        state = decided(lambda: choose_state(config))
         learner = build_learner(data.columns, config, context)
-        position = load_checked(state, learner, data.columns, context).position
+        position = load_state(state, learner, data.columns, context).position
         ratings = data.columns.ratings("test")
         test = evaluate(learner.model, Feed(data.loader), position.epoch, ratings, context)
     context.say(results_table(data.columns, f"this model, step {position.step:,}", test), tagged=False)

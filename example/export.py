@@ -91,8 +91,8 @@ def _tensors_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
 
 def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
     manifest = snapshot.manifest
-    # Nothing of an increment and of its trainer's ranks but when and with what it was made.
-    about = {name: manifest.about[name] for name in ("time", "versions")}
+    # Nothing of an increment and of its trainer's ranks but with what it was made.
+    about = {"versions": manifest.about.get("versions")}
     return dataclasses.replace(
         manifest,
         tensors={name: (list(value.shape), "float32") for name, value in _tensors_of(snapshot).items()},

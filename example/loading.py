@@ -11,7 +11,7 @@ from config import NEWEST, Config
 from errors import UserError
 from incremental import apply_delta
 from manifest import Manifest, check_files, read_manifest
-from runtime import RuntimeContext, together
+from runtime import RuntimeContext, decided, together
 from save_dir import NAME, State, check_chain, deltas_in, dumps_in, newest_in, state_at, step_of
 from train import Learner
 
@@ -38,19 +38,7 @@ def find_state(folder: Path, until: int = -1) -> State:
         save_dir = there.parent if NAME.fullmatch(there.name) else there
         if newest_in(save_dir) is None:
             raise
-        raise UserError(f"{str(error).rstrip('.')}; {_suggestion(save_dir)}.") from None
-
-
-def load_checked(state: State, learner: Learner, columns: Columns, context: RuntimeContext) -> Manifest:
-    """`load_state`, whose refusal names the newest good dump beside the one that is refused. Collective.
-
-    Raises:
-        UserError: see `load_state`.
-    """
-    try:
-        return load_state(state, learner, columns, context)
-    except UserError as error:
-        raise UserError(f"{str(error).rstrip('.')}; {_suggestion(state.base.parent)}.") from None
+        raise UserError(f"{str(error).rstrip('.')}; {_suggestion(save_dir, folder)}.") from None
 
 
 def load_state(state: State, learner: Learner, columns: Columns, context: RuntimeContext) -> Manifest:
@@ -58,49 +46,49 @@ def load_state(state: State, learner: Learner, columns: Columns, context: Runtim
 
     Raises:
         UserError: on every rank, when anything is missing, damaged, or made for another model; the learner is
-            as it was.
+            as it was. Where something is damaged it names the newest good state of the same folder.
     """
     tensors = tensors_of(learner)
     shapes = shapes_of(tensors)
-    manifest: Manifest = together(lambda: _checked(state, shapes, columns, context))
+    try:
+        manifest: Manifest = together(lambda: _check_whole(state, context.rank, context.world_size))
+    except UserError as error:
+        suggestion = decided(lambda: _suggestion(state.base.parent, state.folder))
+        raise UserError(f"{str(error).rstrip('.')}; {suggestion}.") from None
+    together(lambda: check_fit(state.folder, manifest, shapes, columns))
     read_parts(state.base, tensors)
     for delta in state.deltas:
         apply_delta(delta, read_manifest(delta), tensors)
-    context.say(_describe_load(state, manifest))
+    context.say(_describe_load(state, manifest, set(shapes)))
     return manifest
 
 
-def _checked(
-    state: State, shapes: dict[str, tuple[list[int], str]], columns: Columns, context: RuntimeContext
-) -> Manifest:
-    """The manifest of the state, after everything was held against it, this model and these data."""
+def _check_whole(state: State, rank: int = 0, world_size: int = 1) -> Manifest:
+    """The manifest of a state whose chain was checked; the ranks share the work of reading every byte."""
     last = check_chain(state)
-    check_fit(state.folder, last, shapes, columns)
-    # The ranks share the work of reading every byte.
     for folder in (state.base, *state.deltas):
-        check_files(folder, read_manifest(folder), context.rank, context.world_size)
+        check_files(folder, read_manifest(folder), rank, world_size)
     return last
 
 
-def _describe_load(state: State, manifest: Manifest) -> str:
+def _describe_load(state: State, manifest: Manifest, names: set[str]) -> str:
     tables = {name: shape for name, (shape, _) in manifest.tensors.items() if name.startswith("tables.")}
     rows = [shape[0] for name, shape in tables.items() if name.endswith(".weight")]
     states = [shape[0] for name, shape in tables.items() if name.endswith(".momentum1")]
     replayed = f" and {len(state.deltas)} increments after it" if state.deltas else ""
+    missing, unexpected = len(names - manifest.tensors.keys()), len(manifest.tensors.keys() - names)
     return (
         f"loaded {state.base}{replayed}: {len(rows)} tables with {sum(rows):,} rows and {sum(states):,} "
-        f"optimizer rows, {len(manifest.tensors)} tensors, missing 0, unexpected 0; step "
-        f"{manifest.position.step:,}, written by {manifest.about['world_size']} ranks"
+        f"optimizer rows, {len(names)} tensors, missing {missing}, unexpected {unexpected}; step "
+        f" {manifest.position.step:,}, written by {manifest.world_size} ranks"
     )
 
 
-def _suggestion(save_dir: Path) -> str:
-    """The newest state of a folder that is whole."""
-    for folder in sorted([*dumps_in(save_dir), *deltas_in(save_dir)], key=step_of, reverse=True):
+def _suggestion(save_dir: Path, refused: Path) -> str:
+    """The newest state of a folder that is whole, but for one that was refused."""
+    there = sorted([*dumps_in(save_dir), *deltas_in(save_dir)], key=step_of, reverse=True)
+    for folder in (path for path in there if path != refused):
         with contextlib.suppress(UserError):
-            other = state_at(folder)
-            check_chain(other)
-            for path in (other.base, *other.deltas):
-                check_files(path, read_manifest(path))
-            return f"the newest good one there is {folder}"
+            _check_whole(state_at(folder))
+            return f"the newest good one there is {folder}; to --resume from it, remove what is newer"
     return f"there is no good one in {save_dir}"

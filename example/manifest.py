@@ -7,11 +7,14 @@ pickle, and nothing is believed before it was held against its digest.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.json"
 CONFIG = "config.json"
+# The name of a manifest's own digest in it.
+SEAL = "xxh3_128"
 # What is read for a digest should still be in the core's cache when it is digested.
 BLOCK_BYTES = 2**20
 
@@ -65,9 +70,10 @@ class Link:
 class Manifest:
     """What a dump, or with a link an increment, holds.
 
-    tensors: name to (shape, dtype), of the whole model also in an increment; vocabulary: digest of the raw
-    values; features: table to what its rows stand for; about: world size, plan, versions, time, number of
-    training ratings and, in an increment, the rows it holds of each table.
+    tensors: name to (shape, dtype), of the whole model also in an increment; vocabulary, ratings: digests of
+    the raw values and of the ratings in their order; features: table to what its rows stand for; world_size:
+    of the ranks that wrote; time: when, ISO 8601 with its zone; about: plan, versions and, in an increment,
+    the rows it holds of each table.
     """
 
     run: str
@@ -78,15 +84,25 @@ class Manifest:
     optimizer: str
     about: dict[str, Any]
     link: Link | None = None
-    features: dict[str, Any] = dataclasses.field(default_factory=dict)
+    features: dict[str, Any] = field(default_factory=dict)
+    ratings: str = ""
+    world_size: int = 1
+    time: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, and wait until it and the folder are on the disk."""
     path = folder / MANIFEST
-    path.write_text(json.dumps({"format": FORMAT, **dataclasses.asdict(manifest)}, indent=1))
+    path.write_text(json.dumps(sealed({"format": FORMAT, **dataclasses.asdict(manifest)}), indent=1))
     flush(path)
     flush(folder)
+
+
+def sealed(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a manifest with their own digest, which tells whether any of them was changed."""
+    rest = {name: value for name, value in fields.items() if name != SEAL}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return {**rest, SEAL: xxhash.xxh3_128_hexdigest(text.encode())}
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -107,7 +123,7 @@ def read_manifest(folder: Path) -> Manifest:
         version = found.get("format") if isinstance(found, dict) else None
         raise UserError(f"{path} has format {version}, and this program reads format {FORMAT}.")
     try:
-        return Manifest(
+        manifest = Manifest(
             run=str(found["run"]),
             position=_plain(Position, found["position"]),
             tensors={name: (list(shape), str(dtype)) for name, (shape, dtype) in found["tensors"].items()},
@@ -117,18 +133,24 @@ def read_manifest(folder: Path) -> Manifest:
             about=dict(found["about"]),
             link=None if found["link"] is None else _plain(Link, found["link"]),
             features=dict(found["features"]),
+            ratings=str(found["ratings"]),
+            world_size=int(found["world_size"]),
+            time=datetime.fromisoformat(found["time"]).isoformat(),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is no manifest of a dump ({type(error).__name__}: {error}).") from None
+    if sealed(found) != found:
+        raise UserError(f"{path} is damaged: its digest is not that of what it says.")
+    return manifest
 
 
 def _plain(kind: type[Any], found: Any) -> Any:
     """A dataclass of texts and whole numbers, of the values that JSON held for it."""
     made = kind(**found)
-    for field in dataclasses.fields(made):
-        value = getattr(made, field.name)
-        if type(value).__name__ != field.type:
-            raise TypeError(f"{field.name} is {value!r}")
+    for part in dataclasses.fields(made):
+        value = getattr(made, part.name)
+        if type(value).__name__ != part.type:
+            raise TypeError(f"{part.name} is {value!r}")
     return made
 
 
@@ -160,6 +182,19 @@ def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1)
     Raises:
         UserError: names the first file that is missing, unknown, too short, or damaged.
     """
+    with _in_words(folder):
+        _check_files(folder, manifest, part, parts)
+
+
+@contextlib.contextmanager
+def _in_words(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror or error}).") from error
+
+
+def _check_files(folder: Path, manifest: Manifest, part: int, parts: int) -> None:
     named = {entry.name for entry in manifest.files}
     for path in sorted(folder.iterdir()):
         if path.name.endswith((".safetensors", ".json")) and path.name not in {*named, MANIFEST}:

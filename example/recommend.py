@@ -21,6 +21,7 @@ from config import Config
 from errors import UserError
 from features import HISTORY, Feature
 from movielens import RawData, locate, read
+from recorded import DATA_FLAGS
 from serving import Follower, ServedModel
 from snapshot import HISTORY_RATINGS
 
@@ -28,7 +29,6 @@ DAMPING = 20
 MOST_LIKED = 5
 POLL_SECONDS = 1.0
 # What says which data; taken from the dump where the command line names none.
-DATA_FLAGS = ("dataset", "data_path", "synthetic_ratings", "split", "bad_rows", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _with_data_of(recorded: dict[str, Any], config: Config) -> Config:
             f"--save_dir {config.save_dir} does not say which data its model was trained on; give "
             "--data_path."
         )
-    chosen = {name: recorded[name] for name in DATA_FLAGS}
+    chosen = {name: recorded[name] for name in DATA_FLAGS if name in recorded}
     if chosen["data_path"] and not chosen["dataset"] and not Path(chosen["data_path"]).is_dir():
         raise UserError(
             f"The model was trained on {chosen['data_path']}, which is not here; give --data_path, the "

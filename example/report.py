@@ -176,7 +176,10 @@ def _draw(run: Run) -> bytes:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.plot(
-        np.linspace(0, len(run.epochs), len(smooth)), smooth, color="0.65", label="training, while learning"
+        np.linspace(run.epochs[0].number - 1, run.epochs[-1].number, len(smooth)),
+        smooth,
+        color="0.65",
+        label="training, while learning",
     )
     numbers = [epoch.number for epoch in run.epochs]
     axes.plot(

@@ -173,6 +173,17 @@ def gathered(action: Callable[[], Any], group: Any = None) -> list[Any]:
     return [found for found, _ in everyones]
 
 
+def decided(action: Callable[[], Any]) -> Any:
+    """What an action gives on rank 0, for all ranks, where each might find something else. Collective.
+
+    Raises:
+        UserError: on every rank, the one that the action raised.
+    """
+    import torch.distributed as dist
+
+    return gathered(lambda: action() if dist.get_rank() == 0 else None)[0]
+
+
 def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: float) -> None:
     """Run an action on local rank 0 of every machine while the others wait. Collective: every rank.
 

@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from errors import UserError
 from manifest import MANIFEST, Manifest, digest_of, flush, read_manifest
 
@@ -189,35 +191,44 @@ def writing(save_dir: Path) -> Iterator[None]:
     Raises:
         UserError: when another one writes, or the folder cannot be written.
     """
-    from filelock import FileLock, Timeout
-
     try:
-        save_dir.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(save_dir / LOCK, timeout=0)
-        lock.acquire()
+        with tidying(save_dir):
+            save_dir.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(save_dir / LOCK, timeout=0)
+            lock.acquire()
     except Timeout:
         raise UserError(
             f"Another training writes its dumps to {save_dir}; wait for it, or give another --save_dir."
         ) from None
-    except OSError as error:
-        raise UserError(
-            f"--save_dir {save_dir} cannot be written ({error.strerror or error}); give another folder."
-        ) from None
     try:
-        for path in list(save_dir.iterdir()):
-            if LEFTOVER.fullmatch(path.name):
-                _remove(path)
+        with tidying(save_dir):
+            for path in list(save_dir.iterdir()):
+                if LEFTOVER.fullmatch(path.name):
+                    _remove(path)
         yield
     finally:
         lock.release()
 
 
+@contextlib.contextmanager
+def tidying(save_dir: Path) -> Iterator[None]:
+    """Say in a sentence why the folder cannot be written, if it cannot."""
+    try:
+        yield
+    except Timeout:
+        raise
+    except OSError as error:
+        raise UserError(
+            f"--save_dir {save_dir} cannot be written ({error.strerror or error}); give another folder."
+        ) from None
+
+
 def publish(making: Path, final: Path, keep: int) -> None:
     """Give a complete folder its name, point `latest` at it, and remove what is not kept."""
     making.rename(final)
-    flush(final.parent)
     try:
-        _point_latest_at(final)
+        flush(final.parent)
+        point_latest_at(final)
         prune(final.parent, keep)
     except (OSError, UserError) as error:
         # The dump is there, and an increment that counted as failed would come a second time.
@@ -227,8 +238,11 @@ def publish(making: Path, final: Path, keep: int) -> None:
 
 
 def prune(save_dir: Path, keep: int) -> None:
-    """Remove the oldest of more than `keep` dumps; one that an increment builds on is kept beside them."""
-    old = dumps_in(save_dir)[:-keep]
+    """Remove the oldest of more than `keep` dumps; one that an increment builds on is kept beside them.
+
+    What has the name of a dump and says nothing of itself is not ours: it neither counts nor goes.
+    """
+    old = [path for path in dumps_in(save_dir) if (path / MANIFEST).is_file()][:-keep]
     links = [read_manifest(delta).link for delta in deltas_in(save_dir)] if old else []
     used = {link.base for link in links if link}
     for dump in old:
@@ -247,13 +261,14 @@ def set_aside(save_dir: Path) -> Path:
         aside = save_dir / f"run-{read_manifest(there[-1]).run[:8]}"
     except UserError:
         aside = save_dir / "run-unreadable"
-    (save_dir / LATEST).unlink(missing_ok=True)
-    aside.mkdir(exist_ok=True)
-    # The newest first: what is left of a chain, if this is cut short, has no gap.
-    for state in reversed(there):
-        if (aside / state.name).exists():
-            raise UserError(f"{aside} holds a {state.name} already; give another --save_dir.")
-        state.rename(aside / state.name)
+    with tidying(save_dir):
+        (save_dir / LATEST).unlink(missing_ok=True)
+        aside.mkdir(exist_ok=True)
+        # The newest first: what is left of a chain, if this is cut short, has no gap.
+        for state in reversed(there):
+            if (aside / state.name).exists():
+                raise UserError(f"{aside} holds a {state.name} already; give another --save_dir.")
+            state.rename(aside / state.name)
     return aside
 
 
@@ -271,7 +286,8 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _point_latest_at(final: Path) -> None:
+def point_latest_at(final: Path) -> None:
+    """Have `latest` name this folder, at once and for good."""
     link = final.parent / f".latest-{os.getpid()}"
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)

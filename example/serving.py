@@ -68,7 +68,7 @@ class ServedModel:
     @property
     def age(self) -> float:
         """Seconds since the state was dumped."""
-        dumped = datetime.fromisoformat(self._snapshot.manifest.about["time"])
+        dumped = datetime.fromisoformat(self._snapshot.manifest.time)
         return (datetime.now(timezone.utc) - dumped).total_seconds()
 
     def knows(self, feature: str, value: Any) -> bool:

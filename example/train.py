@@ -79,8 +79,8 @@ class Keeper(Protocol):
     def begin(self, learner: Learner) -> None:
         """Put the learner into the state of `start`."""
 
-    def after_step(self, position: Position) -> None:
-        """A step is done, and its loss was no NaN if an epoch is; may end the process."""
+    def after_step(self, position: Position, loss: torch.Tensor | float) -> None:
+        """A step is done, with this loss, [], on this rank; may end the process."""
 
 
 def build_learner(columns: Columns, config: Config, context: RuntimeContext) -> Learner:
@@ -113,14 +113,14 @@ def train(data: Data, config: Config, context: RuntimeContext, keeper: Keeper | 
         start = time.perf_counter()
         losses = _train_epoch_kept(learner, feed, position, config, context, keeper)
         seconds = time.perf_counter() - start
-        _check_finite(losses, position.epoch, config)
+        check_finite(losses, position.step, config)
         data_wait = _largest(feed.seconds_waited / seconds, context)
         step_sizes = data.loader.dataset.step_sizes("train", position.samples)
         train_rmse = float(np.sqrt(np.average(losses, weights=step_sizes)))
         rate = sum(step_sizes) / seconds
         position = Position(position.step + len(losses), position.epoch + 1)
         if keeper:
-            keeper.after_step(position)
+            keeper.after_step(position, float(losses[-1]))
         test = evaluate(learner.model, feed, position.epoch - 1, test_ratings, context)
         epochs.append(Epoch(position.epoch, losses, train_rmse, test, seconds, rate, data_wait))
         context.say(describe_epoch(epochs[-1], config))
@@ -142,21 +142,26 @@ def _train_epoch_kept(
     with progress_bar(num_train, title, context) as bar:
         bar.update(position.samples)
 
-        def after_step(now: Position) -> None:
+        def after_step(now: Position, loss: torch.Tensor) -> None:
             bar.update(now.samples - bar.n)
             # After the last one the losses of the epoch are looked at first.
             if keeper and now.samples < num_train:
-                keeper.after_step(now)
+                keeper.after_step(now, loss)
 
         return train_epoch(learner, feed, position, config, context, after_step)
 
 
-def _check_finite(losses: np.ndarray, epoch: int, config: Config) -> None:
+def check_finite(losses: np.ndarray, step: int, config: Config) -> None:
+    """Refuse to go on after a loss that is no number; `losses` are those of the steps after `step`.
+
+    Raises:
+        UserError: when one is infinite or NaN.
+    """
     bad = np.flatnonzero(~np.isfinite(losses))
     if len(bad):
         raise UserError(
-            f"The loss is {losses[bad[0]]} at step {bad[0]} of epoch {epoch + 1}: the training diverged with "
-            f"--lr {config.lr} --dense_lr {config.dense_lr}; give smaller ones."
+            f"The loss is {losses[bad[0]]} at step {step + bad[0] + 1}: the training diverged with --lr "
+            f"{config.lr} --dense_lr {config.dense_lr}; give smaller ones."
         )
 
 
@@ -265,7 +270,7 @@ def train_epoch(
     position: Position,
     config: Config,
     context: RuntimeContext,
-    after_step: Callable[[Position], None],
+    after_step: Callable[[Position, torch.Tensor], None],
 ) -> np.ndarray:
     """The rest of a pass over the training ratings; returns the loss of each global batch, float32 [steps].
 
@@ -284,7 +289,7 @@ def train_epoch(
             group["lr"] = group["initial_lr"] * left
         losses[place], _ = pipeline.progress(batches)
         position = Position(position.step + 1, position.epoch, position.samples + size)
-        after_step(position)
+        after_step(position, losses[place])
     # Evaluation needs the model's plain forward, which TorchRec's pipeline replaces.
     pipeline.detach()
     # Not reduced: how a sum over three ranks is rounded would depend on the place of a step in the pass.

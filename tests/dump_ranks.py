@@ -147,10 +147,10 @@ def train(
     from dumps import DumpKeeper, keeping_dumps
 
     class EndingKeeper(DumpKeeper):
-        def after_step(self, position: Any) -> None:
+        def after_step(self, position: Any, loss: Any) -> None:
             if position.step == end_at and context.rank == context.world_size - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
-            super().after_step(position)
+            super().after_step(position, loss)
 
     config = dataclasses.replace(config, save_dir=str(folder), **settings)
     try:

@@ -27,7 +27,7 @@ import incremental
 from checkpoint import tensors_of
 from columns import Columns, open_columns
 from config import Config
-from dumps import keeping_dumps, load_checked
+from dumps import keeping_dumps, load_state
 from errors import UserError
 from killed_ranks import MODES, differing, leftovers, mark_step, write_step
 from manifest import Position
@@ -93,7 +93,7 @@ def dump_with_faults(
                 if config.inc_dump:
                     mark_step(keeper, tensors, step)
                 start = time.monotonic()
-                keeper.after_step(Position(step, 0, step))
+                keeper.after_step(Position(step, 0, step), 0.5)
                 seconds.append(time.monotonic() - start)
                 if config.async_dump:
                     # The fault is this step's alone.
@@ -110,7 +110,7 @@ def look(columns: Columns, config: Config, context: RuntimeContext) -> dict[str,
     newest = newest_in(save_dir)
     assert newest is not None
     learner = build_learner(columns, config, context)
-    step = load_checked(state_at(newest), learner, columns, context).position.step
+    step = load_state(state_at(newest), learner, columns, context).position.step
     everyones: list[list[str]] = [[]] * context.world_size
     dist.all_gather_object(everyones, differing(tensors_of(learner), step))
     return {"newest": newest.name, "differing": everyones, "leftovers": leftovers(save_dir)}

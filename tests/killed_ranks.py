@@ -37,7 +37,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from checkpoint import Tensors, tensors_of
 from columns import Columns, open_columns
 from config import Config
-from dumps import DumpKeeper, compact, keeping_dumps, load_checked
+from dumps import DumpKeeper, compact, keeping_dumps, load_state
 from killed_writer import ACTIONS, kill_everywhere
 from machine import die_with_parent
 from manifest import Position, check_files, read_manifest
@@ -158,7 +158,7 @@ class Rank:
             write_step(self.tensors, 0)
             self.say(loaded=-1, differing=[])
         else:
-            position = load_checked(state_at(newest), self.learner, self.columns, self.context).position
+            position = load_state(state_at(newest), self.learner, self.columns, self.context).position
             self.say(loaded=position.step, differing=differing(self.tensors, position.step))
 
     def dump_until_killed(self) -> None:
@@ -179,7 +179,7 @@ class Rank:
             if self.config.inc_dump:
                 mark_step(keeper, self.tensors, step)
             # Every sixth ends an epoch, and then --dump asks for a full one.
-            keeper.after_step(Position(step, step // 6, step % 6))
+            keeper.after_step(Position(step, step // 6, step % 6), 0.5)
             # One that is written beside the training is there when the next one begins.
             self.say(dumped=step - self.config.async_dump)
 

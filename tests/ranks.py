@@ -81,7 +81,7 @@ def train_all(columns: Any, config: Config, context: RuntimeContext) -> tuple[li
     with feed.loader:
         for epoch in range(config.epochs):
             position = Position(0, epoch)
-            found = train_epoch(learner, feed, position, config, context, lambda position: None)
+            found = train_epoch(learner, feed, position, config, context, lambda position, loss: None)
             losses.append(found.tolist())
             metrics = evaluate(learner.model, feed, epoch, columns.ratings("test"), context)
     return losses, metrics

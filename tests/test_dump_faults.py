@@ -24,7 +24,7 @@ import parts
 from checkpoint import tensors_of
 from columns import Columns, open_columns
 from config import Config
-from dumps import compact, find_state, keeping_dumps, load_checked
+from dumps import compact, find_state, keeping_dumps, load_state
 from errors import UserError
 from killed_ranks import differing, mark_step, write_step
 from launch import EXAMPLE, ROOT, read_json, run_command, started, succeeded, torchrun
@@ -203,7 +203,7 @@ class Trained:
 
     def load(self, path: Path | None = None) -> Position:
         state = find_state(path or self.folder)
-        return load_checked(state, self.learner, self.columns, self.context).position
+        return load_state(state, self.learner, self.columns, self.context).position
 
     def refused(self, *words: str, path: Path | None = None) -> None:
         """Loading is one sentence with these words, and changes nothing in the learner."""
@@ -234,7 +234,7 @@ def original(
                 write_step(tensors, step)
                 if config.inc_dump:
                     mark_step(keeper, tensors, step)
-                keeper.after_step(Position(step, 0, step))
+                keeper.after_step(Position(step, 0, step), 0.5)
     return Trained(learner, columns, config, context, folder)
 
 
@@ -258,8 +258,8 @@ def test_a_clock_that_jumped_back_changes_nothing(trained: Trained) -> None:
     shutil.rmtree(trained.folder / "delta-000000004")
     for number, dump in enumerate(dumps_in(trained.folder)):
         manifest = read_manifest(dump)
-        about = {**manifest.about, "time": f"20{30 - number}-01-01T00:00:00+00:00"}
-        write_manifest(dump, dataclasses.replace(manifest, about=about))
+        time = f"20{30 - number}-01-01T00:00:00+00:00"
+        write_manifest(dump, dataclasses.replace(manifest, time=time))
         os.utime(dump, (2e9 - number * 1e8,) * 2)
     assert trained.load().step == 2
     assert differing(tensors_of(trained.learner), 2) == []

@@ -18,7 +18,7 @@ import pytest
 import save_dir as folders
 from errors import UserError
 from launch import ROOT
-from manifest import FORMAT, MANIFEST, check_files, read_manifest, write_manifest
+from manifest import FORMAT, MANIFEST, check_files, read_manifest, sealed, write_manifest
 from save_dir import (
     LATEST,
     LOCK,
@@ -319,15 +319,18 @@ def sound() -> dict[str, Any]:
         "about": {},
         "link": link,
         "features": {},
+        "ratings": "",
+        "world_size": 1,
+        "time": "2026-11-21T12:00:00+00:00",
     }
 
 
 def changed(**changes: Any) -> bytes:
-    return json.dumps({**sound(), **changes}).encode()
+    return json.dumps(sealed({**sound(), **changes})).encode()
 
 
 def without(name: str) -> bytes:
-    return json.dumps({key: value for key, value in sound().items() if key != name}).encode()
+    return json.dumps(sealed({key: value for key, value in sound().items() if key != name})).encode()
 
 
 LINK, (FILE,) = sound()["link"], sound()["files"]

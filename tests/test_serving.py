@@ -23,7 +23,16 @@ from config import Config
 from errors import UserError
 from export import MODEL, export
 from launch import EXAMPLE, ROOT, python, succeeded
-from manifest import MANIFEST, VOCABULARY, FileEntry, Manifest, digest_of, read_manifest, write_manifest
+from manifest import (
+    MANIFEST,
+    VOCABULARY,
+    FileEntry,
+    Manifest,
+    digest_of,
+    read_manifest,
+    sealed,
+    write_manifest,
+)
 from movielens import locate, read
 from save_dir import deltas_in, dumps_in, publish, retire, set_aside, step_of
 from serving import Follower, ServedModel
@@ -264,8 +273,8 @@ def change_json(name: str, change: Callable[[Any], Any]) -> Callable[[Path], Non
     """A change of a file that the manifest then agrees with."""
 
     def damage(folder: Path) -> None:
-        content = json.loads((folder / name).read_bytes())
-        (folder / name).write_text(json.dumps(change(content)))
+        changed = change(json.loads((folder / name).read_bytes()))
+        (folder / name).write_text(json.dumps(sealed(changed) if name == MANIFEST else changed))
         if name != MANIFEST:
             reseal(folder)
 

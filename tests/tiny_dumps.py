@@ -22,9 +22,8 @@ def fill(folder: Path, step: int, link: Link | None = None, run: str = "one") ->
     """Make a folder a whole dump, or with a link an increment."""
     folder.mkdir(parents=True)
     (folder / PART).write_bytes(content(run, step))
-    about = {"world_size": 1}
     files = (flushed(folder / PART),)
-    write_manifest(folder, Manifest(run, Position(step), TENSORS, files, "values", "optimizer", about, link))
+    write_manifest(folder, Manifest(run, Position(step), TENSORS, files, "values", "optimizer", {}, link))
     return folder
 
 
