@@ -55,7 +55,10 @@ BYTES_OF_A_RATING = 16 + 4 + 8 + 8
 
 @dataclass(frozen=True)
 class Columns:
-    """One data set on disk: where it lies, how long its splits are, which tables its features need."""
+    """One data set on disk: where it lies, how long its splits are, which tables its features need.
+
+    digest: of the ratings in their order, and of where the test begins.
+    """
 
     folder: str
     source: str

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import signal
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +20,7 @@ from config import Config, parse_args
 from errors import UserError
 from failures import record_crash, report_lost_worker, report_mistake
 from postmortem import WorkerError
-from runtime import RuntimeContext, cleanup_runtime, decided, init_runtime, read_launch
+from runtime import RuntimeContext, cleanup_runtime, decided, end_process, init_runtime, read_launch
 from stack import check_stack
 
 SYNTHETIC_NOTICE = (
@@ -167,19 +165,6 @@ def compact_dumps(config: Config, context: RuntimeContext) -> None:
         from train import build_learner
 
         compact(build_learner(data.columns, config, context), data.columns, config, context)
-
-
-def end_process(status: int) -> None:
-    """End this process, after a failure without C++'s destructors.
-
-    `cleanup_runtime` leaves the process group in place then, and now and then the destructor of one of its
-    threads aborts the process ("terminate called without an active exception").
-    """
-    if status == 0:
-        sys.exit()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 @contextlib.contextmanager

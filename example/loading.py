@@ -80,7 +80,7 @@ def _describe_load(state: State, manifest: Manifest, names: set[str]) -> str:
     return (
         f"loaded {state.base}{replayed}: {len(rows)} tables with {sum(rows):,} rows and {sum(states):,} "
         f"optimizer rows, {len(names)} tensors, missing {missing}, unexpected {unexpected}; step "
-        f" {manifest.position.step:,}, written by {manifest.world_size} ranks"
+        f"{manifest.position.step:,}, written by {manifest.world_size} ranks"
     )
 
 

@@ -148,12 +148,12 @@ def check_chain(state: State) -> Manifest:
     if not state.base.is_dir():
         raise UserError(f"{state.base} is missing, the dump on which {state.folder.name} builds.")
     base = before = read_manifest(state.base)
-    _check_name(state.base, base)
+    check_name(state.base, base)
     base_digest = digest_of(state.base / MANIFEST)
     for number, delta in enumerate(state.deltas, start=1):
         manifest = read_manifest(delta)
         link = manifest.link
-        _check_name(delta, manifest)
+        check_name(delta, manifest)
         assert link is not None
         if manifest.run != base.run:
             raise UserError(f"{delta} is of run {manifest.run}, and {state.base} of run {base.run}.")
@@ -177,7 +177,12 @@ def check_chain(state: State) -> Manifest:
     return before
 
 
-def _check_name(folder: Path, manifest: Manifest) -> None:
+def check_name(folder: Path, manifest: Manifest) -> None:
+    """Refuse a folder under the name of another state.
+
+    Raises:
+        UserError: names both.
+    """
     step = manifest.position.step
     name = dump_name(step) if manifest.link is None else delta_name(step)
     if folder.name != name and NAME.fullmatch(folder.name):

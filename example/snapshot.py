@@ -30,7 +30,7 @@ from manifest import (
     read_manifest,
 )
 from parts import parts_of, read_whole
-from save_dir import State, check_chain
+from save_dir import State, check_chain, check_name
 
 # What an export says of its features; a dump has those of `features.py`.
 FEATURES_FILE = "features.json"
@@ -104,12 +104,26 @@ class Snapshot:
         rows = self.vocabulary["movie" if feature == HISTORY else feature.name]
         if given is None:
             given = [[] if feature.multi else None] * size
+        _check_types(feature, given, rows)
         # As in training: a movie without a genre has the genre "unknown".
         empty = [] if feature == HISTORY else [None]
         lists = [list(value) or empty if feature.multi else [value] for value in given]
         found = torch.tensor([rows.get(value, UNKNOWN_ROW) for values in lists for value in values])
         counts = torch.tensor([len(values) for values in lists], dtype=torch.int64)
         return Rows(self.tables[feature.name][found.to(torch.int64)], counts)
+
+
+def _check_types(feature: Feature, given: Sequence[Any], rows: Mapping[Any, int]) -> None:
+    """Refuse values of another type than the training's: none of them would ever be known."""
+    known = type(next(iter(rows), None))
+    for value in given:
+        if feature.multi and (isinstance(value, str) or not isinstance(value, Sequence)):
+            raise UserError(f"The feature {feature.name} takes a list for each rating, and got {value!r}.")
+        for one in value if feature.multi else [value]:
+            if one is not None and isinstance(one, str) != (known is str):
+                raise UserError(
+                    f"The feature {feature.name} takes values of type {known.__name__}, not {one!r}."
+                )
 
 
 def read_snapshot(state: State) -> Snapshot:
@@ -223,6 +237,7 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
 
 def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
     """Whether a model has an increment already; refuses one that does not come next."""
+    check_name(delta, manifest)
     link, follows = manifest.link, snapshot.follows
     if link is None:
         raise UserError(f"{delta} is no increment but a dump; open it instead.")

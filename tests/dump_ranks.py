@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 
 from config import Config
-from runtime import RuntimeContext, cleanup_runtime, init_runtime
+from runtime import RuntimeContext, cleanup_runtime, end_process, init_runtime
 
 GLOBAL_BATCH_SIZE = 1200
 NUM_STEPS_AFTER = 3
@@ -228,3 +228,4 @@ def digests(learner: Any, context: RuntimeContext) -> dict[str, str]:
 
 if __name__ == "__main__":
     main()
+    end_process(0)

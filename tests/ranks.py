@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 
 from config import Config
-from runtime import RuntimeContext, cleanup_runtime, init_runtime
+from runtime import RuntimeContext, cleanup_runtime, end_process, init_runtime
 
 EPOCHS = 3
 
@@ -105,3 +105,4 @@ def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContex
 
 if __name__ == "__main__":
     main()
+    end_process(0)
