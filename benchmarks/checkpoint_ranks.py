@@ -291,7 +291,11 @@ def steps_beside(
     final = Path(config.save_dir) / f"step-{position.step:09d}"
     with training_steps(learner, columns, config, context) as step:
         before = [step() for _ in range(2 * BLOCK_STEPS)][BLOCK_STEPS:]
-        copying = Clock()(lambda: keeper.dump(position))
+        dist.barrier()
+        start = time.perf_counter()
+        keeper.dump(position)
+        # Not until all are done, as for other figures: the writing has begun and would be in it.
+        copying = time.perf_counter() - start
         during: list[float] = []
         done = torch.tensor(0)
         while not done:
@@ -303,8 +307,9 @@ def steps_beside(
     return {
         "step before": statistics.median(before),
         "step during": statistics.median(during),
+        "longest during": max(during),
         "steps during": len(during),
-        "copying": copying,
+        "copying": max(_gathered(copying)),
     }
 
 

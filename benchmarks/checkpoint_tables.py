@@ -155,7 +155,9 @@ def _explanation(result: dict[str, Any]) -> str:
             f"{1e3 * few['seconds']:.0f} ms for {few['rows']:,.0f} rows, {1e3 * many['seconds']:.0f} ms for "
             f"{many['rows']:,.0f}; "
             f"removing an old dump takes {1e3 * median(size['removing']):.0f} ms, and the copy of an "
-            f"--async_dump, for which the steps wait, {1e3 * size['beside']['copying']:.0f} ms."
+            f"--async_dump, for which the steps wait, {1e3 * size['beside']['copying']:.0f} ms; the "
+            f"longest of the {size['beside']['steps during']} steps after it took "
+            f"{1e3 * size['beside']['longest during']:.0f} ms."
         )
     return " ".join(sentences)
 
