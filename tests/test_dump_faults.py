@@ -253,6 +253,27 @@ def test_what_is_loaded_is_the_state_of_its_step(trained: Trained) -> None:
     assert differing(tensors_of(trained.learner), 1) == []
 
 
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_model_whose_loss_is_no_number_is_not_dumped(trained: Trained, loss: float) -> None:
+    before = sorted(trained.folder.iterdir())
+    config = dataclasses.replace(trained.config, dump=True, resume=True, keep=1)
+    with keeping_dumps(trained.columns, config, trained.context) as keeper:
+        keeper.begin(trained.learner)
+        with pytest.raises(UserError, match=rf"The loss is {loss} at step 5: the training diverged"):
+            keeper.after_step(Position(5, 0, 5), loss)
+    assert sorted(trained.folder.iterdir()) == before
+
+
+def test_other_ratings_are_refused_at_a_resume(trained: Trained) -> None:
+    columns = dataclasses.replace(trained.columns, digest="other")
+    config = dataclasses.replace(trained.config, resume=True)
+    with (
+        pytest.raises(UserError, match=r"is of a training on other ratings than these .* here other\)"),
+        keeping_dumps(columns, config, trained.context),
+    ):
+        pass
+
+
 def test_a_clock_that_jumped_back_changes_nothing(trained: Trained) -> None:
     shutil.rmtree(trained.folder / "delta-000000003")
     shutil.rmtree(trained.folder / "delta-000000004")
@@ -306,7 +327,7 @@ def test_a_damaged_state_is_refused_with_the_newest_good_one_and_changes_nothing
 ) -> None:
     act, words, good = DAMAGES[damage]
     act(trained.folder)
-    trained.refused(*words, f"; the newest good one there is {trained.folder / good}.")
+    trained.refused(*words, f"; the newest good one there is {trained.folder / good};")
     # Nor does a training go on from it.
     with pytest.raises(UserError, match=f"the newest good one there is .*{good}"):
         resume(trained)
@@ -360,7 +381,7 @@ def test_a_dump_without_a_table_is_refused(trained: Trained) -> None:
 def test_a_dump_of_another_format_is_refused_with_both_sides(trained: Trained) -> None:
     path = trained.folder / SECOND / MANIFEST
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    trained.refused(f"{path} has format 2, and this program reads format 1", f"is {trained.folder / FIRST}.")
+    trained.refused(f"{path} has format 2, and this program reads format 1", f"is {trained.folder / FIRST};")
 
 
 def test_without_any_good_dump_the_refusal_says_so(trained: Trained) -> None:

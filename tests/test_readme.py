@@ -154,11 +154,13 @@ def publishes_increments(lines: tuple[str, ...], clone: Path) -> None:
     draw_few_ratings(clone)
     train = "NPROC=1 ./run.sh inc_dump --epochs {} --dump_every 10"
     export, *copies = lines
-    # More increments come after the export; those before it are in it already.
-    succeeded(shell((train.format(1), export, f"{train.format(2)} --resume", *copies), clone))
+    # Published twice, as a server does that goes on: what came before the export is in it already.
+    more = f"{train.format(2)} --resume"
+    succeeded(shell((train.format(1), export, *copies, more, *copies), clone))
     (clone / "server.py").write_text(PROGRAMS[0])
     output = succeeded(python("server.py", cwd=clone, env={"PYTHONPATH": str(clone / "example")}))
     newest = sorted(path.name for path in (clone / "published").iterdir())[-1]
+    assert len(list((clone / "published").iterdir())) == len(list((clone / "dumps").glob("delta-*")))
     step, scores = output.split(" ", 1)
     assert int(step) == int(newest.removeprefix("delta-"))
     assert len(json.loads(scores)) == 2

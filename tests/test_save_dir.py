@@ -435,6 +435,45 @@ def test_a_dump_that_is_published_counts_even_if_latest_cannot_be_pointed_at_it(
     assert names_in(tmp_path) == [LATEST, "step-000000020"]
 
 
+def test_a_dump_that_is_published_counts_even_if_its_folder_cannot_be_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    making = fill(tmp_path / ".making-step-000000010", 10)
+    monkeypatch.setattr(folders, "flush", fail)
+    publish(making, tmp_path / "step-000000010", keep=1)
+    assert "Input/output error" in capfd.readouterr().out
+    check_whole(tmp_path / "step-000000010")
+
+
+def test_a_folder_that_only_has_the_name_of_a_dump_neither_counts_nor_goes(tmp_path: Path) -> None:
+    thesis = tmp_path / "step-000000001" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.touch()
+    for step in (10, 20, 30):
+        publish_dump(tmp_path, step, keep=2)
+    assert thesis.is_file()
+    assert names_in(tmp_path) == [LATEST, thesis.parent.name, "step-000000020", "step-000000030"]
+
+
+def test_a_manifest_with_any_byte_changed_is_refused(tmp_path: Path) -> None:
+    dump = add_dump(tmp_path, 10)
+    path, whole = dump / MANIFEST, read_manifest(dump)
+    content = path.read_bytes()
+    refused = 0
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            # Some of the space between the fields may change without changing what they say.
+            assert read_manifest(dump) == whole
+            assert content[place : place + 1].isspace()
+        except UserError:
+            refused += 1
+    assert refused > len(content) / 2
+
+
 def test_publishing_over_a_dump_that_is_there_fails_and_leaves_it_whole(tmp_path: Path) -> None:
     final = publish_dump(tmp_path, 10, keep=2)
     with pytest.raises(OSError, match="not empty"):
