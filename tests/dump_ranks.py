@@ -1,8 +1,9 @@
-"""What each rank of a launch runs for `test_dumps.py`: python dump_ranks.py write|read FOLDER DATA.
+"""What each rank of a launch runs for `test_dumps.py`: python dump_ranks.py FOLDER write|read...
 
-"write" trains several small models, of each of which it dumps increments and, at the same steps, all of it;
-then it trains one that is ended and resumed. "read" loads every state that any launch wrote. Rank 0 writes
-what was found: digests of whole tensors, metrics and losses.
+"write" trains small models, each drawn from DUMP_SEED, of which it dumps increments and, at the same steps,
+all of it; then it trains one that is ended and resumed. "read" loads every state that any launch wrote, and
+resumes what other numbers of ranks were ended at. Rank 0 writes what was found: digests of whole tensors,
+marks of rows, metrics and losses.
 """
 
 from __future__ import annotations
@@ -12,96 +13,230 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 
 from config import Config
 from runtime import RuntimeContext, cleanup_runtime, end_process, init_runtime
 
-GLOBAL_BATCH_SIZE = 1200
+SEED = int(os.environ.get("DUMP_SEED", "0"))
+# The two ways to dump that every state is written in.
+KINDS = ("inc_dump", "dump")
 NUM_STEPS_AFTER = 3
-# The last one is dumped while the training goes on.
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {"seed": 0, "embedding_dim": 32},
-    "history": {"seed": 1, "embedding_dim": 8, "history": 5},
-    "async": {"seed": 2, "embedding_dim": 12, "async_dump": True},
-}
+# After this step the models are evaluated; no dump is due there.
+EVALUATED_AT = 1
+# Of the training that is ended: what any number of ranks divides, and what one rank has when others resume.
+GLOBAL_BATCH_SIZE = 600
+OTHER_BATCH_SIZE = 350
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its data, and when it is dumped: every so many steps, or at the steps of a schedule."""
+
+    num_ratings: int
+    global_batch_size: int
+    last_step: int
+    settings: dict[str, Any]
+    schedule: tuple[int, ...] = ()
+    dump_every: int = 0
+
+    def every_at(self, step: int) -> int:
+        """--dump_every, as it is at a step."""
+        return self.dump_every or (step if step in self.schedule else 0)
+
+    def is_due(self, step: int) -> bool:
+        """Whether a dump is due at a step that ends no epoch."""
+        return self.every_at(step) > 0 and step % self.every_at(step) == 0
+
+
+def draw(seed: int) -> tuple[tuple[int, int], dict[str, Case]]:
+    """The sizes of two data sets, and cases: tables of the small one are split by rows on one rank alone."""
+    chance = random.Random(seed)
+    small, large = chance.randrange(9_500, 12_000), chance.randrange(44_000, 48_000)
+    cases = {
+        "periodic": _draw_periodic(chance, large),
+        "history": _draw_scheduled(chance, small, history=chance.randrange(1, 8), pipeline="plain"),
+        "async": _draw_scheduled(chance, chance.choice((small, large)), history=0, async_dump=True),
+    }
+    return (small, large), cases
+
+
+def _draw_periodic(chance: random.Random, num_ratings: int) -> Case:
+    """Dumps every few steps, over the end of an epoch of 4 to 7 steps."""
+    batch_size = 6 * chance.randrange(num_ratings * 8 // 10 // 42 + 1, num_ratings * 8 // 10 // 24)
+    settings = {**_draw_settings(chance), "pipeline": "sparse_dist"}
+    return Case(num_ratings, batch_size, 12, settings, dump_every=chance.choice((2, 3)))
+
+
+def _draw_scheduled(chance: random.Random, num_ratings: int, **settings: Any) -> Case:
+    schedule = tuple(sorted(chance.sample(range(EVALUATED_AT + 1, 14), 4)))
+    batch_size = 6 * chance.randrange(100, 250)
+    return Case(num_ratings, batch_size, schedule[-1], {**_draw_settings(chance), **settings}, schedule)
+
+
+def _draw_settings(chance: random.Random) -> dict[str, Any]:
+    return {
+        "seed": chance.randrange(1000),
+        "embedding_dim": chance.choice((4, 8, 12, 20, 32)),
+        "history": chance.choice((0, 3)),
+        "pipeline": chance.choice(("plain", "sparse_dist")),
+    }
+
+
+SIZES, CASES = draw(SEED)
 
 
 def main() -> None:
-    """Write or read."""
-    action, folder, data = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    """Write and read."""
+    folder = Path(sys.argv[1])
     context = init_runtime(Config())
-    config = Config(data_path=data, batch_size=GLOBAL_BATCH_SIZE // context.world_size, epochs=2, keep=100)
-    if action == "write":
-        found = write_all(folder / f"by-{context.world_size}", config, context)
-    else:
-        found = {path.name: read_all(path, config, context) for path in sorted(folder.glob("by-*"))}
+    for action in sys.argv[2:]:
+        if action == "write":
+            found = write_all(folder, context)
+        else:
+            found = {path.name: read_all(path, context) for path in sorted(folder.glob("by-*"))}
+        if context.rank == 0:
+            (folder / f"{action}-{context.world_size}.json").write_text(json.dumps(found))
     cleanup_runtime()
-    if context.rank == 0:
-        (folder / f"{action}-{context.world_size}.json").write_text(json.dumps(found))
 
 
-def write_all(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
+def config_of(folder: Path, case: Case, context: RuntimeContext) -> Config:
+    path, batch_size = str(folder / str(case.num_ratings)), case.global_batch_size // context.world_size
+    return Config(data_path=path, batch_size=batch_size, epochs=2, keep=100, **case.settings)
+
+
+def write_all(folder: Path, context: RuntimeContext) -> dict[str, Any]:
+    by = folder / f"by-{context.world_size}"
     found = {
-        name: write_case(folder / name, dataclasses.replace(config, **settings), context)
-        for name, settings in CASES.items()
+        name: write_case(by / name, case, config_of(folder, case, context), context)
+        for name, case in CASES.items()
     }
-    return {"cases": found, "resume": resume(folder / "resume", config, context)}
+    return {"cases": found, "resume": resume(by / "resume", ended_config(folder, context), context)}
 
 
-def write_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """Dump increments and full dumps at random steps; what the model was at each, and what came after."""
+def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """Dump increments and full dumps as a training does; what the model was at each, and what came after."""
     from columns import open_columns
+    from manifest import Position
+    from save_dir import deltas_in, step_of
+    from train import build_learner
+
+    columns = open_columns(config)
+    learner = build_learner(columns, config, context)
+    keepers = [begin_keeper(folder / kind, kind, learner, columns, config, context) for kind in KINDS]
+    states = {0: digests(learner, context)}
+    epoch_ends = []
+
+    def after_step(position: Position) -> None:
+        for keeper in keepers:
+            keeper.config = dataclasses.replace(keeper.config, dump_every=case.every_at(position.step))
+            keeper.after_step(position)
+        if position.samples == 0:
+            epoch_ends.append(position.step)
+        if position.samples == 0 or case.is_due(position.step):
+            states[position.step] = digests(learner, context)
+
+    trained = (learner, columns, config, context, after_step)
+    _, position = advance(Position(), EVALUATED_AT, *trained)
+    marks = {"before": marked(keepers[0], context)}
+    evaluate(learner, columns, config, context)
+    marks |= {"after": marked(keepers[0], context), "evaluated": evaluated(columns, config, context)}
+    _, position = advance(position, case.last_step - position.step, *trained)
+    metrics = evaluate(learner, columns, config, context)
+    losses, _ = advance(position, NUM_STEPS_AFTER, learner, columns, config, context)
+    for keeper in keepers:
+        keeper.close()
+    increments = [step_of(path) for path in deltas_in(folder / "inc_dump")]
+    return {
+        "states": states,
+        "epoch_ends": epoch_ends,
+        "increments": increments,
+        "sharding": sharding_of(learner),
+        "marks": marks,
+        "metrics": metrics,
+        "losses": losses,
+    }
+
+
+def begin_keeper(
+    folder: Path, kind: str, learner: Any, columns: Any, config: Config, context: RuntimeContext
+) -> Any:
+    """A keeper that has dumped the state before the first step."""
     from dumps import DumpKeeper
     from manifest import Position
     from save_dir import writing
-    from train import build_learner
 
-    schedule = sorted(random.Random(config.seed).sample(range(1, 11), 4))
-    columns = open_columns(config)
-    learner = build_learner(columns, config, context)
-    states = {}
-    keepers = []
-    for kind in ("inc_dump", "dump"):
-        settings: dict[str, Any] = {kind: True, "save_dir": str(folder / kind)}
-        chosen = dataclasses.replace(config, **settings)
-        if context.rank == 0:
-            with writing(folder / kind):
-                pass
-        keepers.append(DumpKeeper(None, "run", columns, chosen, context))
-        keepers[-1].begin(learner)
-    increments, full = keepers
-    increments._finish()
-    position = Position()
-    for step in schedule:
-        _, position = advance(learner, columns, position, step - position.step, config, context)
-        # Its lookups are no changes, and must not be in the next increment.
-        metrics = evaluate(learner, columns, config, context)
-        increments.dump_increment(position)
-        full.dump(position)
-        states[step] = {"digests": digests(learner, context), "metrics": metrics, "rows": touched(increments)}
-    losses, _ = advance(learner, columns, position, NUM_STEPS_AFTER, config, context)
-    full.close()
-    return {"states": states, "losses": losses}
+    settings: dict[str, Any] = {kind: True, "save_dir": str(folder)}
+    if context.rank == 0:
+        with writing(folder):
+            pass
+    keeper = DumpKeeper(None, "run", columns, dataclasses.replace(config, **settings), context)
+    keeper.begin(learner)
+    if kind == "dump":
+        keeper.dump(Position())
+    return keeper
 
 
-def touched(keeper: Any) -> int:
-    """Rows marked as changed by the steps since the last increment: none, right after one."""
-    return sum(int(marks.sum()) for marks in keeper.touched.marks.values())
+def sharding_of(learner: Any) -> dict[str, str]:
+    (plan,) = learner.model.plan.plan.values()
+    return {table: parameter.sharding_type for table, parameter in plan.items()}
 
 
-def read_all(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, settings in CASES.items():
-        chosen = dataclasses.replace(config, **settings)
-        found[name] = {
-            kind: read_case(folder / name / kind, chosen, context) for kind in ("inc_dump", "dump")
-        }
+def marked(keeper: Any, context: RuntimeContext) -> dict[str, list[int]]:
+    """Rows of whole tables that count as changed since the last increment. Collective."""
+    from incremental import shards_of
+
+    shards = shards_of(keeper.tensors)
+    mine = {}
+    for table, rows in keeper.touched.get_unique_ids().items():
+        mine[table] = (rows + shards[table]["weight"][0].metadata.shard_offsets[0]).tolist()
+    return united(mine, context)
+
+
+def evaluated(columns: Any, config: Config, context: RuntimeContext) -> dict[str, list[int]]:
+    """Rows of whole tables that an evaluation looks up. Collective."""
+    mine: dict[str, list[int]] = {}
+    for batch in feed_of(columns, config, context).batches("test", 0):
+        for table, jagged in batch.features.to_dict().items():
+            mine.setdefault(table, []).extend(jagged.values().tolist())
+    return united(mine, context)
+
+
+def united(mine: dict[str, list[int]], context: RuntimeContext) -> dict[str, list[int]]:
+    """Of every table the rows of all ranks, each once. Collective."""
+    everyones = gather(mine, context)
+    tables = {table for rows in everyones for table in rows}
+    return {table: sorted({row for rows in everyones for row in rows.get(table, ())}) for table in tables}
+
+
+def gather(mine: Any, context: RuntimeContext) -> list[Any]:
+    import torch.distributed as dist
+
+    everyones: list[Any] = [None] * context.world_size
+    dist.all_gather_object(everyones, mine)
+    return everyones
+
+
+def read_all(by: Path, context: RuntimeContext) -> dict[str, Any]:
+    """Load what a number of ranks wrote, and resume what it was ended at."""
+    found: dict[str, Any] = {"cases": {}}
+    for name, case in CASES.items():
+        config = config_of(by.parent, case, context)
+        found["cases"][name] = {kind: read_case(by / name / kind, config, context) for kind in KINDS}
+    if by.name != f"by-{context.world_size}":
+        copied = by.parent / f"resumed-{by.name}-{context.world_size}"
+        copy(by / "resume" / "interrupted", copied, context)
+        config = dataclasses.replace(ended_config(by.parent, context), batch_size=OTHER_BATCH_SIZE)
+        found["resumed"] = train(copied, config, context, resume=True)
     return found
 
 
@@ -114,37 +249,54 @@ def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str
 
     columns = open_columns(config)
     # Other initial weights, so that nothing right is there by chance.
-    learner = build_learner(columns, dataclasses.replace(config, seed=7), context)
+    learner = build_learner(columns, dataclasses.replace(config, seed=config.seed + 1), context)
     states = {}
     # Also backwards and twice: a load depends on nothing that was there before.
-    folders = [*dumps_in(folder)[-4:], *deltas_in(folder)]
+    folders = [*dumps_in(folder), *deltas_in(folder)]
     for path in (*folders[::-1], folders[-1], folders[-1]):
         position = load_state(state_at(path), learner, columns, context).position
-        states[step_of(path)] = {
-            "digests": digests(learner, context),
-            "metrics": evaluate(learner, columns, config, context),
-        }
-    losses, _ = advance(learner, columns, position, NUM_STEPS_AFTER, config, context)
-    return {"states": states, "losses": losses}
+        states[step_of(path)] = digests(learner, context)
+    metrics = evaluate(learner, columns, config, context)
+    losses, _ = advance(position, NUM_STEPS_AFTER, learner, columns, config, context)
+    return {"states": states, "metrics": metrics, "losses": losses}
+
+
+def ended_config(folder: Path, context: RuntimeContext) -> Config:
+    """Of the training that is ended, on the small data."""
+    batch_size = GLOBAL_BATCH_SIZE // context.world_size
+    return Config(data_path=str(folder / str(SIZES[0])), batch_size=batch_size, epochs=2, keep=100)
 
 
 def resume(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """The losses of a training, and of the same one, ended by a SIGTERM to one rank and resumed."""
+    """A training, and the same one, ended by a SIGTERM to one rank and resumed."""
     whole = train(folder / "whole", config, context, dump=True)
-    assert isinstance(whole, list)
-    end_at = len(whole) // 2 + 3
+    end_at = len(whole["losses"]) // 2 + 3
     before = train(folder / "ended", config, context, end_at, inc_dump=True, dump_every=4)
+    copy(folder / "ended", folder / "interrupted", context)
     after = train(folder / "ended", config, context, resume=True, num_workers=1)
     return {"whole": whole, "end_at": end_at, "before": before, "after": after}
 
 
+def copy(source: Path, target: Path, context: RuntimeContext) -> None:
+    import torch.distributed as dist
+
+    if context.rank == 0:
+        shutil.copytree(source, target, symlinks=True)
+    dist.barrier()
+
+
 def train(
     folder: Path, config: Config, context: RuntimeContext, end_at: int = -1, **settings: Any
-) -> list[float] | int:
-    """Losses of all steps; the exit status where the training is ended at a step."""
+) -> dict[str, Any]:
+    """What a training did: its status, which ratings it took and their number, its losses, its end.
+
+    Which ratings is known only where batches are made in this process.
+    """
     import train as training
     from data import open_data
     from dumps import DumpKeeper, keeping_dumps
+    from manifest import read_manifest
+    from save_dir import newest_in
 
     class EndingKeeper(DumpKeeper):
         def after_step(self, position: Any, loss: Any) -> None:
@@ -153,13 +305,34 @@ def train(
             super().after_step(position, loss)
 
     config = dataclasses.replace(config, save_dir=str(folder), **settings)
+    found: dict[str, Any] = {"status": 0}
+    taken: list[int] = []
     try:
         with open_data(config, context) as data, keeping_dumps(data.columns, config, context) as keeper:
             keeper.__class__ = EndingKeeper
-            run = training.train(data, config, context, keeper)
+            with noting(data.loader.dataset, taken):
+                run = training.train(data, config, context, keeper)
+            found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]
+            found["test"] = dataclasses.asdict(run.test)
     except SystemExit as ended:
-        return int(str(ended.code))
-    return [float(loss) for epoch in run.epochs for loss in epoch.losses]
+        found["status"] = int(str(ended.code))
+    newest = newest_in(folder)
+    assert newest is not None
+    found["end"] = dataclasses.asdict(read_manifest(newest).position)
+    found["taken"] = sorted(position for positions in gather(taken, context) for position in positions)
+    return found
+
+
+def noting(dataset: Any, taken: list[int]) -> Any:
+    """Have a data set note which training ratings are taken from it."""
+    make = dataset.make
+
+    def make_and_note(request: Any, *arguments: Any) -> Any:
+        if request.split == "train":
+            taken.extend(dataset._positions(request).tolist())
+        return make(request, *arguments)
+
+    return mock.patch.object(dataset, "make", make_and_note)
 
 
 def feed_of(columns: Any, config: Config, context: RuntimeContext) -> Any:
@@ -178,9 +351,32 @@ def evaluate(learner: Any, columns: Any, config: Config, context: RuntimeContext
 
 
 def advance(
-    learner: Any, columns: Any, position: Any, num_steps: int, config: Config, context: RuntimeContext
+    position: Any,
+    num_steps: int,
+    learner: Any,
+    columns: Any,
+    config: Config,
+    context: RuntimeContext,
+    after_step: Callable[[Any], None] = lambda position: None,
 ) -> tuple[list[float], Any]:
-    """The losses of some steps from a position on, and the position after them."""
+    """The losses of some steps from a position on, over ends of epochs, and the position after them."""
+    losses: list[float] = []
+    while len(losses) < num_steps:
+        steps = num_steps - len(losses)
+        some, position = advance_in_epoch(position, steps, learner, columns, config, context, after_step)
+        losses += some
+    return losses, position
+
+
+def advance_in_epoch(
+    position: Any,
+    num_steps: int,
+    learner: Any,
+    columns: Any,
+    config: Config,
+    context: RuntimeContext,
+    after_step: Callable[[Any], None],
+) -> tuple[list[float], Any]:
     import torch.distributed as dist
 
     from manifest import Position
@@ -196,6 +392,9 @@ def advance(
         dist.all_reduce(loss)
         losses.append(float(loss) / context.world_size)
         position = Position(position.step + 1, position.epoch, position.samples + size)
+        if position.samples == columns.num_train:
+            position = Position(position.step, position.epoch + 1)
+        after_step(position)
     pipeline.detach()
     return losses, position
 
@@ -203,7 +402,6 @@ def advance(
 def digests(learner: Any, context: RuntimeContext) -> dict[str, str]:
     """Of every whole tensor, whoever holds which part of it. Collective."""
     import numpy as np
-    import torch.distributed as dist
     from torch.distributed._shard.sharded_tensor import ShardedTensor
 
     from checkpoint import tensors_of
@@ -215,8 +413,7 @@ def digests(learner: Any, context: RuntimeContext) -> dict[str, str]:
             mine[name] = [(shard.metadata.shard_offsets[0], shard.tensor.numpy().copy()) for shard in shards]
         elif context.rank == 0:
             mine[name] = [(0, value.detach().numpy().copy())]
-    everyones: list[Any] = [None] * context.world_size
-    dist.all_gather_object(everyones, mine)
+    everyones = gather(mine, context)
     found = {}
     for name in sorted({name for parts in everyones for name in parts}):
         parts = sorted(
