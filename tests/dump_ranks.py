@@ -136,10 +136,10 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
     states = {0: digests(learner, context)}
     epoch_ends = []
 
-    def after_step(position: Position) -> None:
+    def after_step(position: Position, loss: float) -> None:
         for keeper in keepers:
             keeper.config = dataclasses.replace(keeper.config, dump_every=case.every_at(position.step))
-            keeper.after_step(position)
+            keeper.after_step(position, loss)
         if position.samples == 0:
             epoch_ends.append(position.step)
         if position.samples == 0 or case.is_due(position.step):
@@ -357,7 +357,7 @@ def advance(
     columns: Any,
     config: Config,
     context: RuntimeContext,
-    after_step: Callable[[Any], None] = lambda position: None,
+    after_step: Callable[[Any, float], None] = lambda position, loss: None,
 ) -> tuple[list[float], Any]:
     """The losses of some steps from a position on, over ends of epochs, and the position after them."""
     losses: list[float] = []
@@ -375,7 +375,7 @@ def advance_in_epoch(
     columns: Any,
     config: Config,
     context: RuntimeContext,
-    after_step: Callable[[Any], None],
+    after_step: Callable[[Any, float], None],
 ) -> tuple[list[float], Any]:
     import torch.distributed as dist
 
@@ -394,7 +394,7 @@ def advance_in_epoch(
         position = Position(position.step + 1, position.epoch, position.samples + size)
         if position.samples == columns.num_train:
             position = Position(position.step, position.epoch + 1)
-        after_step(position)
+        after_step(position, losses[-1])
     pipeline.detach()
     return losses, position
 
