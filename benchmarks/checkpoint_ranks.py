@@ -254,7 +254,7 @@ class Rounds:
         touched = max(1, round(share * len(marks)))
         marks[self.draw.permutation(len(marks))[:touched]] = True
         position = self.position()
-        seconds = self.clock(lambda: self.keeper.after_step(position))
+        seconds = self.clock(lambda: self.keeper.after_step(position, 0.5))
         size = _bytes_in(self.save_dir / f"delta-{position.step:09d}")
         # Gathered last: what all have looked at may be removed.
         return {"bytes": size, "seconds": seconds, "rows": sum(_gathered(touched))}

@@ -50,7 +50,17 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def ratio(values: list[float], others: list[float]) -> float:
     """The median over rounds."""
-    return median(value / other for value, other in zip(values, others, strict=True))
+    return median(_ratios(values, others))
+
+
+def _ratios(values: list[float], others: list[float]) -> list[float]:
+    return [value / other for value, other in zip(values, others, strict=True)]
+
+
+def _shown(values: list[float], others: list[float]) -> str:
+    """The median over rounds, and the least and the most: of a noisy machine they say that it was one."""
+    ratios = _ratios(values, others)
+    return f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
 
 
 def summary(deltas: list[dict[str, float]]) -> dict[str, float]:
@@ -100,13 +110,13 @@ def render(result: dict[str, Any]) -> str:
 def _dump_cell(size: dict[str, Any]) -> str:
     bytes_written = sum(size["shard bytes"])
     rates = [f"{_rate(bytes_written, size[name]):.2f}" for name in ("dump", "plain")]
-    return f"{ratio(size['plain'], size['dump']):.2f} ({rates[0]} of {rates[1]} GB/s)"
+    return f"{_shown(size['plain'], size['dump'])} ({rates[0]} of {rates[1]} GB/s)"
 
 
 def _load_cell(load: dict[str, Any], cache: str) -> str:
     seconds = load[cache]
     rates = [f"{_rate(load['bytes'], seconds[name]):.2f}" for name in ("load", "plain")]
-    return f"{ratio(seconds['plain'], seconds['load']):.2f} ({rates[0]} of {rates[1]} GB/s)"
+    return f"{_shown(seconds['plain'], seconds['load'])} ({rates[0]} of {rates[1]} GB/s)"
 
 
 def _rate(num_bytes: float, seconds: list[float]) -> float:
@@ -135,16 +145,18 @@ def _beside_cell(size: dict[str, Any]) -> str:
 
 
 def _tracking_cell(tracking: dict[str, Any]) -> str:
-    share = 100 * (ratio(tracking["with"], tracking["without"]) - 1)
-    return f"{share:.1f} % of {1e3 * median(tracking['without']):.1f} ms"
+    shares = [100 * (part - 1) for part in _ratios(tracking["with"], tracking["without"])]
+    without = 1e3 * median(tracking["without"])
+    return f"{median(shares):.1f} [{min(shares):.1f}, {max(shares):.1f}] % of {without:.1f} ms"
 
 
 def _explanation(result: dict[str, Any]) -> str:
     """What the figures are of, as sentences."""
     sentences = [
         f"One table of so many rows x {result['dim']} beside the small ones of {result['ratings']:,} "
-        "ratings. Medians over rounds, of ratios within a round. A plain write or read is that of as many "
-        "bytes by as many processes; a write ends when the disk has them. Cached: from the page cache; from "
+        "ratings. Medians over rounds, of ratios within a round, and [least, most] of them. A plain write or "
+        "read is that of as many bytes by as many processes, each in one thread (a single rank loads with as "
+        "many as there are cores); a write ends when the disk has them. Cached: from the page cache; from "
         "disk: after the files were dropped from it."
     ]
     for size in result["sizes"]:

@@ -84,6 +84,8 @@ class DumpKeeper:
         self.save_dir = Path(config.save_dir)
         self.vocabulary = Path(columns.folder) / VOCABULARY
         self.failure = ""
+        # Asked for once: each takes longer than to write a small increment.
+        self.versions = stack_versions()
         self.vocabulary_digest = digest_of(self.vocabulary)
         deadline = timedelta(seconds=DUMP_DEADLINE)
         self.termination = Termination(deadline)
@@ -200,7 +202,7 @@ class DumpKeeper:
     def _describe(self, position: Position, link: Link | None) -> Manifest:
         about = {
             "plan": self.plan.splitlines(),
-            "versions": stack_versions(),
+            "versions": self.versions,
         }
         return Manifest(
             run=self.run,
