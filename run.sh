@@ -247,7 +247,7 @@ run_tests() {
 }
 
 soak() {
-  run_tests -m soak --timeout 0 "$@"
+  run_tests -m soak -n 0 --timeout 0 "$@"
 }
 
 lint() {

@@ -243,9 +243,14 @@ def _check_modes(config: Config) -> None:
         _require(False, f"--{chosen[0]} and --{other} exclude each other; give one of them")
     for name in ("dump_every", "keep", "async_dump"):
         _require(
-            config.dumps or config.compact or getattr(config, name) == getattr(Config, name),
+            config.dumps or (config.compact and name == "keep") or _is_default(config, name),
             f"--{name} says how dumps are made, and none are made; give --dump too",
         )
+    _require(
+        bool(config.dumps or config.load or config.compact or config.export or config.recommend)
+        or _is_default(config, "save_dir"),
+        f"--save_dir {config.save_dir} is for dumps, and none are made or read; give --dump or --load too",
+    )
     _require(
         config.until == -1 or bool(config.load),
         f"--until {config.until} says where a load stops, and none is asked for; give --load too",
@@ -253,10 +258,14 @@ def _check_modes(config: Config) -> None:
     _require(config.until >= -1, f"--until {config.until} is no step; give the number of one, 0 or more")
     for name in ("user", "top", "follow"):
         _require(
-            config.recommend or getattr(config, name) == getattr(Config, name),
+            config.recommend or _is_default(config, name),
             f"--{name} says what is recommended, and nothing is; give --recommend too",
         )
     _require(not config.recommend or bool(config.user), "--recommend needs --user, the raw id of a user")
+
+
+def _is_default(config: Config, name: str) -> bool:
+    return bool(getattr(config, name) == getattr(Config, name))
 
 
 def _check_run(config: Config) -> None:

@@ -79,6 +79,8 @@ def test_values_become_their_fields_types() -> None:
         ("--dump_every -1 --dump", "--dump_every -1 is negative; give 0 for none"),
         ("--dump_every 5", "--dump_every says how dumps are made, and none are made; give --dump too"),
         ("--async_dump --load", "--async_dump says how dumps are made, and none are made; give --dump too"),
+        ("--compact --dump_every 5", "--dump_every says how dumps are made, and none are made"),
+        ("--save_dir here", "--save_dir here is for dumps, and none are made or read; give --dump or --load"),
         ("--until 5", "--until 5 says where a load stops, and none is asked for; give --load too"),
         ("--until -2 --load", "--until -2 is no step; give the number of one, 0 or more"),
         ("--user 5", "--user says what is recommended, and nothing is; give --recommend too"),
@@ -102,7 +104,7 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     file.write_text("")
     for name in ("data_path", "cache_dir", "report_dir", "save_dir"):
         with pytest.raises(UserError, match=f"--{name} .*ratings.dat is a file; give a folder"):
-            parse_args([f"--{name}", str(file)])
+            parse_args(["--dump", f"--{name}", str(file)])
 
 
 @pytest.mark.parametrize(
