@@ -11,6 +11,7 @@ import dataclasses
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,13 @@ from errors import UserError
 from features import HISTORY, Feature
 from movielens import RawData, locate, read
 from recorded import DATA_FLAGS
+from save_dir import newest_in
 from serving import Follower, ServedModel
 from snapshot import HISTORY_RATINGS
 
 DAMPING = 20
 MOST_LIKED = 5
 POLL_SECONDS = 1.0
-# What says which data; taken from the dump where the command line names none.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,8 @@ def recommend(config: Config) -> None:
     Raises:
         UserError: when there is no model or no data, or they do not belong together.
     """
+    if config.follow:
+        _wait_for_first(Path(config.save_dir))
     follower = Follower(Path(config.save_dir))
     viewer = open_viewer(follower.model, config)
     print(page(follower.model, viewer, config.top), flush=True)
@@ -88,6 +91,14 @@ def _with_data_of(recorded: dict[str, Any], config: Config) -> Config:
             "folder of the same files."
         )
     return dataclasses.replace(config, **chosen)
+
+
+def _wait_for_first(save_dir: Path) -> None:
+    """Wait for the first dump of a training that has begun, or will; SIGINT ends it."""
+    if newest_in(save_dir) is None:
+        print(f"waiting for the first dump in {save_dir}", flush=True)
+    while newest_in(save_dir) is None:
+        time.sleep(POLL_SECONDS)
 
 
 def _follow(follower: Follower, viewer: Viewer, config: Config) -> None:

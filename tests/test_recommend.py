@@ -158,18 +158,21 @@ def test_a_folder_without_a_model_is_refused_in_one_sentence(tmp_path: Path) -> 
 def test_follow_prints_again_when_a_newer_state_is_there_and_ends_on_sigint(
     save_dir: Path, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "dumps"
+    copy, ready = tmp_path / "dumps", tmp_path / "ready"
     for name in ("step-000000008", "delta-000000010"):
-        shutil.copytree(save_dir / name, copy / name)
-    shutil.copytree(save_dir / "delta-000000012", copy / ".making-next")
+        shutil.copytree(save_dir / name, ready / name)
+    shutil.copytree(save_dir / "delta-000000012", ready / ".making-next")
     command = [EXAMPLE, "--recommend", "--user", 7, "--top", 2, "--follow", "--save_dir", copy]
     with started([str(part) for part in (sys.executable, *command)]) as process:
         assert process.stdout is not None
+        waiting = process.stdout.readline()
+        ready.rename(copy)
         first = read_page(process.stdout)
         publish(copy / ".making-next", copy / "delta-000000012", keep=3)
         second = read_page(process.stdout)
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=20)
+    assert waiting == f"waiting for the first dump in {copy}\n"
     assert first.startswith("titles and ratings")
     assert re.search(r"^step 10, \d+ (s|min) old$", first, re.MULTILINE)
     assert re.search(r"^step 12, \d+ (s|min) old$", second, re.MULTILINE)
