@@ -99,18 +99,26 @@ def run_alone(config: Config) -> None:
 def run(config: Config) -> None:
     """Run the modes of the configuration. Collective: every rank."""
     modes = {"train": train_and_report, "compact": compact_dumps, "load": load_and_report}
+    goes_on = bool(config.load or config.compact or config.resume)
+    if not goes_on:
+        announce_data(config)
     try:
         context = init_runtime(config)
-        if config.load or config.compact or config.resume:
+        if goes_on:
             from recorded import with_recorded
 
             config = decided(lambda: with_recorded(config))
-        if config.is_synthetic:
-            context.say(SYNTHETIC_NOTICE, tagged=False)
+            announce_data(config)
         for mode in config.modes:
             modes[mode](config, context)
     finally:
         cleanup_runtime()
+
+
+def announce_data(config: Config) -> None:
+    """Say from rank 0 if the ratings are not real ones. Not collective."""
+    if config.is_synthetic and read_launch().rank == 0:
+        print(SYNTHETIC_NOTICE)
 
 
 def train_and_report(config: Config, context: RuntimeContext) -> None:

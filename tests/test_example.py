@@ -114,7 +114,7 @@ def test_without_data_it_says_first_that_ratings_are_synthetic(tmp_path: Path) -
         *SHORT,
     )
     first, *_ = succeeded(python(EXAMPLE, *arguments)).splitlines()
-    assert first.startswith("Training on synthetic ratings")
+    assert first.startswith("The ratings are synthetic")
     assert "--dataset ml-1m" in first
     assert (tmp_path / "new" / "ratings.dat").is_file()
 

@@ -191,7 +191,9 @@ def resumes(place: Place, save_dir: Path, command: list[str], output: str) -> No
     """The dump that SIGTERM left is whole, was said, lies inside an epoch, and is gone on from."""
     state = check_whole(save_dir)
     position = read_manifest(state.folder).position
-    assert output.splitlines()[-1].endswith(f"dumped {state.folder}")
+    *_, dumped, told = output.splitlines()
+    assert dumped.endswith(f"dumped {state.folder}")
+    assert f"told to end, stopped at step {step_of(state.folder):,}" in told
     assert position.samples > 0
     more = flags(place, save_dir, "--resume", "--epochs", position.epoch + 1)
     again = succeeded(run_command([*command, *more], env=place.env))
