@@ -62,14 +62,30 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
         yield Zygote(process)
 
 
+@pytest.fixture(scope="module")
+def killed(zygote: Zygote) -> dict[str, dict[str, Any]]:
+    """What the kills of each mode found."""
+    return {
+        mode: zygote.ask(150, name=mode, mode=mode, kills=KILLS, seed=MODES.index(mode)) for mode in MODES
+    }
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_kill_at_any_instant_leaves_the_newest_state_whole(zygote: Zygote, mode: str) -> None:
-    found = zygote.ask(150, name=mode, mode=mode, kills=KILLS, seed=MODES.index(mode))
+def test_a_kill_at_any_instant_leaves_the_newest_state_whole(
+    killed: dict[str, dict[str, Any]], mode: str
+) -> None:
+    found = killed[mode]
     assert found["faults"] == []
     assert found["kills"] == dict.fromkeys(TARGETS, KILLS // len(TARGETS))
-    # The kills do hit writers at work, and in spite of them the steps go on.
-    assert found["left"] >= 1
+    # In spite of the kills the steps go on.
     assert found["step"] >= KILLS // 2
+
+
+@pytest.mark.timeout(600)
+def test_the_kills_hit_writers_at_work(killed: dict[str, dict[str, Any]]) -> None:
+    # Of a single mode all twelve may by chance come between two folders.
+    assert sum(found["left"] for found in killed.values()) >= 3
 
 
 @pytest.mark.soak
