@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -39,6 +38,7 @@ from config import Config
 from errors import UserError
 from manifest import CONFIG, VOCABULARY, FileEntry, Manifest, digest_of, flushed, write_manifest
 from parts import OFFSETS_KEY, part_name, write_part
+from runtime import gathered
 from train import Learner
 
 OPTIMIZER = "row-wise Adagrad with decoupled decay for the tables, Adam for the dense part"
@@ -77,9 +77,7 @@ def shapes_of(tensors: Tensors) -> dict[str, tuple[list[int], str]]:
     mine = {
         name: (list(value.size()), str(value.dtype).removeprefix("torch.")) for name, value in tensors.items()
     }
-    everyones: list[dict[str, tuple[list[int], str]]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everyones, mine)
-    return dict(sorted(item for shapes in everyones for item in shapes.items()))
+    return dict(sorted(item for shapes in gathered(lambda: mine) for item in shapes.items()))
 
 
 def write_config(folder: Path, config: Config) -> FileEntry:

@@ -201,6 +201,7 @@ def _load(folder: Path, source: Path) -> Columns | None:
 
 
 def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
+    from manifest import flush
     from movielens import read
 
     # The lock is ours, so whatever lies here unfinished was left by a process that died.
@@ -217,25 +218,19 @@ def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
         manifest = _write_columns(making, raw, config)
         files = {path.name: path.stat().st_size for path in making.iterdir()}
         (making / "manifest.json").write_text(json.dumps({**manifest, "files": files}, indent=1))
-        _flush(making)
+        # The rename must not get to the disk before what it names.
+        for path in (*making.iterdir(), making):
+            flush(path)
         making.rename(folder)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
         raise
 
 
-def _flush(folder: Path) -> None:
-    """Wait until the files of a folder are on the disk: the rename must not get there before them."""
-    for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]:
     import pandas
+
+    from manifest import digest_of
 
     order, num_train = _split(raw, config)
     ratings = raw.ratings
@@ -262,8 +257,6 @@ def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]
     notes = [*raw.skipped]
     if left_out:
         notes.append(f"left out the features that the files do not have: {', '.join(left_out)}")
-    from manifest import digest_of
-
     return {
         # Of all that a position of the training stands for.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}",

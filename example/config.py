@@ -272,7 +272,7 @@ def _check_run(config: Config) -> None:
     for name, choices in CHOICES.items():
         value = getattr(config, name)
         _require(
-            value in choices or value == Config.__dataclass_fields__[name].default,
+            value in choices or _is_default(config, name),
             f"--{name} {value} is not known; choose one of {', '.join(choices)}",
         )
     for name in ("epochs", "batch_size", "timeout", "worker_timeout", "prefetch_factor", "keep", "top"):

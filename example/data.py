@@ -15,7 +15,7 @@ from dataloader import BatchLoader, EpochSampler, RatingBatches, build_dataloade
 from errors import UserError
 from movielens import PREPARATION_DEADLINE
 from report import describe_data
-from runtime import RuntimeContext, once_per_node
+from runtime import RuntimeContext, gathered, once_per_node
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,17 @@ def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
     """
     once_per_node(context, lambda: open_columns(config), PREPARATION_DEADLINE)
     columns = open_columns(config)
-    _check_same_data(columns, context)
+    _check_same_data(columns)
     context.say(describe_data(columns, config))
     dataset = RatingBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         yield Data(columns, loader)
 
 
-def _check_same_data(columns: Columns, context: RuntimeContext) -> None:
+def _check_same_data(columns: Columns) -> None:
     """Refuse machines whose copies of the data differ: their ranks would wait for each other for ever."""
-    import torch.distributed as dist
-
     mine = (columns.num_train, columns.num_test, *(table.rows for table in columns.tables))
-    everyones: list[tuple[int, ...]] = [()] * context.world_size
-    dist.all_gather_object(everyones, mine)
+    everyones = gathered(lambda: mine)
     for rank, other in enumerate(everyones):
         if other != everyones[0]:
             raise UserError(

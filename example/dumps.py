@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -84,7 +83,7 @@ class DumpKeeper:
         self.save_dir = Path(config.save_dir)
         self.vocabulary = Path(columns.folder) / VOCABULARY
         self.failure = ""
-        # Asked for once: each takes longer than to write a small increment.
+        # Asked for once: that takes as long as to write a small increment.
         self.versions = stack_versions()
         self.vocabulary_digest = digest_of(self.vocabulary)
         deadline = timedelta(seconds=DUMP_DEADLINE)
@@ -196,7 +195,7 @@ class DumpKeeper:
             return
         # Only now: what an increment failed to hold belongs to the next one.
         self.touched.clear()
-        self.link = dataclasses.replace(self.link, sequence=self.link.sequence + 1, from_step=position.step)
+        self.link = self.link.after(position.step)
         self._note_success(final)
 
     def _describe(self, position: Position, link: Link | None) -> Manifest:
@@ -347,7 +346,8 @@ def compact(learner: Learner, columns: Columns, config: Config, context: Runtime
         UserError: when there is no state, when it is not whole, or when the new dump cannot be written.
     """
     save_dir = Path(config.save_dir)
-    state = decided(lambda: find_state(save_dir))
+    # Before the folder is made that holds the lock.
+    decided(lambda: find_state(save_dir))
     with writing_together(config, context):
         # Found again, now that nobody else writes.
         state = decided(lambda: find_state(save_dir))
@@ -367,12 +367,13 @@ def _retire_folded(save_dir: Path, keep: int) -> int:
     """Remove the increments up to the newest dump, and the dumps that only they kept; how many they were."""
     newest = dumps_in(save_dir)[-1]
     run = read_manifest(newest).run
-    folded = [path for path in deltas_in(save_dir) if step_of(path) <= step_of(newest)]
+    older = [path for path in deltas_in(save_dir) if step_of(path) <= step_of(newest)]
+    folded = [path for path in older if read_manifest(path).run == run]
     with tidying(save_dir):
         # Where a fold was cut short, it still names an increment.
         point_latest_at(newest)
         # The newest first: what is left of a chain, if this is cut short, has no gap.
-        for delta in reversed([path for path in folded if read_manifest(path).run == run]):
+        for delta in reversed(folded):
             retire(delta)
         prune(save_dir, keep)
     return len(folded)

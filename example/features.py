@@ -44,6 +44,11 @@ FEATURES = (
 HISTORY = Feature("history", "history", "movie_id", multi=True)
 
 
+def vocabulary_of(table: str) -> str:
+    """The feature whose raw values the rows of a table stand for: a history has those of the movies."""
+    return "movie" if table == HISTORY.name else table
+
+
 @dataclass(frozen=True)
 class Table:
     """A feature as one data set shows it: how many rows its table has, row 0 included.

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from torch import nn
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -33,9 +32,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from checkpoint import Tensors, write_config
 from config import Config
 from errors import UserError
-from features import HISTORY
+from features import vocabulary_of
 from manifest import FileEntry, Manifest, write_manifest
-from parts import part_name, write_part
+from parts import part_name, parts_of, write_part
 from runtime import gathered, together
 
 UNKNOWN_NUMBER = np.iinfo(np.int64).min
@@ -100,8 +99,7 @@ class Vocabulary:
 
     def raw_ids(self, table: str, rows: np.ndarray) -> np.ndarray:
         """The raw values of some rows of a table."""
-        # What the user rated before is named like what is rated.
-        return self._ids["movie" if table == HISTORY.name else table][rows]
+        return self._ids[vocabulary_of(table)][rows]
 
 
 def _with_unknown(values: np.ndarray) -> np.ndarray:
@@ -184,18 +182,15 @@ def _changed(
 def apply_delta(folder: Path, manifest: Manifest, tensors: Tensors) -> None:
     """Put an increment that was checked into this rank's shards and dense part. Not collective."""
     shards = shards_of(tensors)
-    for entry in manifest.files:
-        if not entry.name.endswith(".safetensors"):
-            continue
-        with safe_open(folder / entry.name, framework="pt") as part:
-            for table, slots in shards.items():
-                rows = part.get_tensor(f"tables.{table}.rows")
-                for slot, held in slots.items():
-                    for shard in held:
-                        _put(shard, rows, part.get_tensor(f"tables.{table}.{slot}"))
-            for name in part.keys():  # noqa: SIM118
-                if not name.startswith("tables."):
-                    tensors[name].detach().copy_(part.get_tensor(name))
+    for part in parts_of(folder, manifest):
+        for table, slots in shards.items():
+            rows = part.get_tensor(f"tables.{table}.rows")
+            for slot, held in slots.items():
+                for shard in held:
+                    _put(shard, rows, part.get_tensor(f"tables.{table}.{slot}"))
+        for name in part.keys():  # noqa: SIM118
+            if not name.startswith("tables."):
+                tensors[name].detach().copy_(part.get_tensor(name))
 
 
 def _put(shard: Shard, rows: torch.Tensor, values: torch.Tensor) -> None:

@@ -10,9 +10,9 @@ from columns import Columns
 from config import NEWEST, Config
 from errors import UserError
 from incremental import apply_delta
-from manifest import Manifest, check_files, read_manifest
+from manifest import Manifest
 from runtime import RuntimeContext, decided, together
-from save_dir import NAME, State, check_chain, deltas_in, dumps_in, newest_in, state_at, step_of
+from save_dir import State, check_whole, newest_in, save_dir_of, state_at, states_in
 from train import Learner
 
 
@@ -34,8 +34,7 @@ def find_state(folder: Path, until: int = -1) -> State:
     try:
         return state_at(folder, until)
     except UserError as error:
-        there = folder.resolve()
-        save_dir = there.parent if NAME.fullmatch(there.name) else there
+        save_dir = save_dir_of(folder)
         if newest_in(save_dir) is None:
             raise
         raise UserError(f"{str(error).rstrip('.')}; {_suggestion(save_dir, folder)}.") from None
@@ -51,24 +50,16 @@ def load_state(state: State, learner: Learner, columns: Columns, context: Runtim
     tensors = tensors_of(learner)
     shapes = shapes_of(tensors)
     try:
-        manifest: Manifest = together(lambda: _check_whole(state, context.rank, context.world_size))
+        manifests: list[Manifest] = together(lambda: check_whole(state, context.rank, context.world_size))
     except UserError as error:
         suggestion = decided(lambda: _suggestion(state.base.parent, state.folder))
         raise UserError(f"{str(error).rstrip('.')}; {suggestion}.") from None
-    together(lambda: check_fit(state.folder, manifest, shapes, columns))
+    together(lambda: check_fit(state.folder, manifests[-1], shapes, columns))
     read_parts(state.base, tensors)
-    for delta in state.deltas:
-        apply_delta(delta, read_manifest(delta), tensors)
-    context.say(_describe_load(state, manifest, set(shapes)))
-    return manifest
-
-
-def _check_whole(state: State, rank: int = 0, world_size: int = 1) -> Manifest:
-    """The manifest of a state whose chain was checked; the ranks share the work of reading every byte."""
-    last = check_chain(state)
-    for folder in (state.base, *state.deltas):
-        check_files(folder, read_manifest(folder), rank, world_size)
-    return last
+    for delta, manifest in zip(state.deltas, manifests[1:], strict=True):
+        apply_delta(delta, manifest, tensors)
+    context.say(_describe_load(state, manifests[-1], set(shapes)))
+    return manifests[-1]
 
 
 def _describe_load(state: State, manifest: Manifest, names: set[str]) -> str:
@@ -86,9 +77,8 @@ def _describe_load(state: State, manifest: Manifest, names: set[str]) -> str:
 
 def _suggestion(save_dir: Path, refused: Path) -> str:
     """The newest state of a folder that is whole, but for one that was refused."""
-    there = sorted([*dumps_in(save_dir), *deltas_in(save_dir)], key=step_of, reverse=True)
-    for folder in (path for path in there if path != refused):
+    for folder in (path for path in reversed(states_in(save_dir)) if path != refused):
         with contextlib.suppress(UserError):
-            _check_whole(state_at(folder))
+            check_whole(state_at(folder))
             return f"the newest good one there is {folder}; to --resume from it, remove what is newer"
     return f"there is no good one in {save_dir}"

@@ -65,6 +65,10 @@ class Link:
     sequence: int
     from_step: int
 
+    def after(self, step: int) -> Link:
+        """What the increment after this one builds on, when this one ended at a step."""
+        return dataclasses.replace(self, sequence=self.sequence + 1, from_step=step)
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -173,7 +177,7 @@ def link_after(folder: Path) -> Link:
     step = manifest.position.step
     if manifest.link is None:
         return Link(folder.name, digest_of(folder / MANIFEST), 1, step)
-    return dataclasses.replace(manifest.link, sequence=manifest.link.sequence + 1, from_step=step)
+    return manifest.link.after(step)
 
 
 def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1) -> None:

@@ -22,7 +22,7 @@ from config import Config
 from errors import UserError
 from features import HISTORY, Feature
 from movielens import RawData, locate, read
-from recorded import DATA_FLAGS
+from recorded import data_flags_of
 from save_dir import newest_in
 from serving import Follower, ServedModel
 from snapshot import HISTORY_RATINGS
@@ -77,18 +77,17 @@ def open_viewer(model: ServedModel, config: Config) -> Viewer:
 
 
 def _with_data_of(recorded: dict[str, Any], config: Config) -> Config:
-    if config.dataset or config.data_path:
-        return config
-    if not recorded:
+    if not (recorded or config.dataset or config.data_path):
         raise UserError(
             f"--save_dir {config.save_dir} does not say which data its model was trained on; give "
             "--data_path."
         )
-    chosen = {name: recorded[name] for name in DATA_FLAGS if name in recorded}
-    if chosen["data_path"] and not chosen["dataset"] and not Path(chosen["data_path"]).is_dir():
+    chosen = data_flags_of(recorded, config)
+    path = chosen.get("data_path")
+    if path and "dataset" not in chosen and not Path(path).is_dir():
         raise UserError(
-            f"The model was trained on {chosen['data_path']}, which is not here; give --data_path, the "
-            "folder of the same files."
+            f"The model was trained on {path}, which is not here; give --data_path, the folder of the same "
+            "files."
         )
     return dataclasses.replace(config, **chosen)
 

@@ -39,12 +39,18 @@ def with_recorded(config: Config) -> Config:
         return config
     recorded = read_config(state_at(folder, config.until).folder)
     chosen = {name: _plain(recorded[name]) for name in MODEL_FLAGS if _is_open(name, config, recorded)}
-    if not (config.dataset or config.data_path):
-        chosen |= {name: recorded[name] for name in DATA_FLAGS if _is_open(name, config, recorded)}
+    chosen |= data_flags_of(recorded, config)
     if chosen:
         shown = " ".join(f"--{name} {_shown(value)}" for name, value in chosen.items())
         print(f"as in the training: {shown}")
     return dataclasses.replace(config, **chosen)
+
+
+def data_flags_of(recorded: dict[str, Any], config: Config) -> dict[str, Any]:
+    """The data flags of a training, as far as they were not given; none where other data are named."""
+    if config.dataset or config.data_path:
+        return {}
+    return {name: recorded[name] for name in DATA_FLAGS if _is_open(name, config, recorded)}
 
 
 def _is_open(name: str, config: Config, recorded: dict[str, Any]) -> bool:

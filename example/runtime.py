@@ -249,25 +249,21 @@ def _init_process_group(launch: Launch, device: torch.device, timeout: timedelta
 
     backend = "nccl" if device.type == "cuda" else "gloo"
     device_id = device if device.type == "cuda" else None
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    if launch.launched and restarts:
-        # torchrun's store outlives its ranks: unprefixed it still holds the addresses of those that are gone.
-        store, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore(f"restart-{restarts}", store),
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
-            device_id=device_id,
-        )
-        return
-    if launch.launched:
-        dist.init_process_group(backend, timeout=timeout, device_id=device_id)
-        return
     # One process needs no port, so a busy one cannot matter.
-    store = dist.HashStore()
-    dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=device_id)
+    store: dist.Store = dist.HashStore()
+    if launch.launched:
+        # torchrun's store outlives its ranks: what restarted ones write must not mix with what is there of
+        # those that are gone.
+        store, _, _ = next(iter(dist.rendezvous("env://", timeout=timeout)))
+        store = dist.PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=launch.rank,
+        world_size=launch.world_size,
+        timeout=timeout,
+        device_id=device_id,
+    )
 
 
 def _quieten_libraries() -> None:

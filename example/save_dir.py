@@ -25,7 +25,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from errors import UserError
-from manifest import MANIFEST, Manifest, digest_of, flush, read_manifest
+from manifest import MANIFEST, Manifest, check_files, digest_of, flush, read_manifest
 
 NAME = re.compile(r"(step|delta)-(\d{9,})")
 LOCK = ".lock"
@@ -43,7 +43,12 @@ class State:
     @property
     def folder(self) -> Path:
         """The folder that names the state."""
-        return self.deltas[-1] if self.deltas else self.base
+        return self.folders[-1]
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All that the state is read from, in order."""
+        return (self.base, *self.deltas)
 
 
 def dump_name(step: int) -> str:
@@ -80,17 +85,21 @@ def _named(save_dir: Path, kind: str) -> list[Path]:
     return sorted((path for found, path in names if found and found[1] == kind), key=step_of)
 
 
-def newest_in(save_dir: Path, until: int = -1) -> Path | None:
-    """The folder of the newest state, by step `until` where that is not -1; None where there is none.
+def states_in(save_dir: Path) -> list[Path]:
+    """The dumps and increments, oldest first; of one step the dump comes last, and so is the newest."""
+    return sorted([*deltas_in(save_dir), *dumps_in(save_dir)], key=step_of)
 
-    Of one step a full dump is preferred to an increment.
-    """
-    there = [*dumps_in(save_dir), *deltas_in(save_dir)]
-    return max(
-        (path for path in there if until in (-1, step_of(path)) or step_of(path) < until),
-        key=step_of,
-        default=None,
-    )
+
+def save_dir_of(folder: Path) -> Path:
+    """The folder of dumps in which a dump or increment lies; any other folder is one itself."""
+    folder = folder.resolve()
+    return folder.parent if NAME.fullmatch(folder.name) else folder
+
+
+def newest_in(save_dir: Path, until: int = -1) -> Path | None:
+    """The folder of the newest state, by step `until` where that is not -1; None where there is none."""
+    there = [path for path in states_in(save_dir) if until == -1 or step_of(path) <= until]
+    return there[-1] if there else None
 
 
 def state_at(folder: Path, until: int = -1) -> State:
@@ -139,16 +148,29 @@ def _builds_on(delta: Path, base: Path) -> bool:
     return link is None or link.base == base.name
 
 
-def check_chain(state: State) -> Manifest:
-    """The manifest of a state's last folder, after every link before it was held against the next.
+def check_whole(state: State, rank: int = 0, world_size: int = 1) -> list[Manifest]:
+    """`check_chain`, and every byte of all files is read too; the ranks share that work.
+
+    Raises:
+        UserError: as `check_chain`, and names what is missing, unknown or damaged.
+    """
+    manifests = check_chain(state)
+    for folder, manifest in zip(state.folders, manifests, strict=True):
+        check_files(folder, manifest, rank, world_size)
+    return manifests
+
+
+def check_chain(state: State) -> list[Manifest]:
+    """The manifests of a state's folders, after each link was held against what is before it.
 
     Raises:
         UserError: names what is missing, twice, out of order, of another run, or built on another dump.
     """
     if not state.base.is_dir():
         raise UserError(f"{state.base} is missing, the dump on which {state.folder.name} builds.")
-    base = before = read_manifest(state.base)
+    base = read_manifest(state.base)
     check_name(state.base, base)
+    manifests = [base]
     base_digest = digest_of(state.base / MANIFEST)
     for number, delta in enumerate(state.deltas, start=1):
         manifest = read_manifest(delta)
@@ -166,15 +188,16 @@ def check_chain(state: State) -> Manifest:
             raise UserError(
                 f"Increment {number} after {state.base} is missing: {delta.name} is number {link.sequence}."
             )
-        if link.sequence < number or link.from_step != before.position.step:
+        end = manifests[-1].position.step
+        if link.sequence < number or link.from_step != end:
             raise UserError(
                 f"{delta} is out of order: it is number {link.sequence} and begins at step {link.from_step}, "
-                f"and what comes after step {before.position.step} must be number {number}."
+                f"and what comes after step {end} must be number {number}."
             )
         if (manifest.tensors, manifest.vocabulary) != (base.tensors, base.vocabulary):
             raise UserError(f"{delta} holds another model than {state.base}.")
-        before = manifest
-    return before
+        manifests.append(manifest)
+    return manifests
 
 
 def check_name(folder: Path, manifest: Manifest) -> None:
@@ -196,15 +219,15 @@ def writing(save_dir: Path) -> Iterator[None]:
     Raises:
         UserError: when another one writes, or the folder cannot be written.
     """
-    try:
-        with tidying(save_dir):
-            save_dir.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(save_dir / LOCK, timeout=0)
+    with tidying(save_dir):
+        save_dir.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(save_dir / LOCK, timeout=0)
+        try:
             lock.acquire()
-    except Timeout:
-        raise UserError(
-            f"Another training writes its dumps to {save_dir}; wait for it, or give another --save_dir."
-        ) from None
+        except Timeout:
+            raise UserError(
+                f"Another training writes its dumps to {save_dir}; wait for it, or give another --save_dir."
+            ) from None
     try:
         with tidying(save_dir):
             for path in list(save_dir.iterdir()):
@@ -220,8 +243,6 @@ def tidying(save_dir: Path) -> Iterator[None]:
     """Say in a sentence why the folder cannot be written, if it cannot."""
     try:
         yield
-    except Timeout:
-        raise
     except OSError as error:
         raise UserError(
             f"--save_dir {save_dir} cannot be written ({error.strerror or error}); give another folder."
@@ -261,7 +282,7 @@ def set_aside(save_dir: Path) -> Path:
     Raises:
         UserError: when there is such a folder, and it holds one of them already.
     """
-    there = sorted([*dumps_in(save_dir), *deltas_in(save_dir)], key=step_of)
+    there = states_in(save_dir)
     try:
         aside = save_dir / f"run-{read_manifest(there[-1]).run[:8]}"
     except UserError:

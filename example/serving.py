@@ -25,7 +25,7 @@ import torch
 from errors import UserError
 from features import HISTORY
 from manifest import MANIFEST, Position, digest_of
-from save_dir import NAME, check_chain, newest_in, state_at
+from save_dir import NAME, check_chain, newest_in, save_dir_of, state_at
 from snapshot import HISTORY_RATINGS, Snapshot, in_words, put, read_change, read_snapshot
 
 # How long to go on trying when a trainer moves away what is being read.
@@ -154,7 +154,7 @@ class Follower:
             # Between two runs.
             return
         state = state_at(self.save_dir)
-        newest, follows = check_chain(state), self.model.snapshot.follows
+        newest, follows = check_chain(state)[-1], self.model.snapshot.follows
         if digest_of(state.base / MANIFEST) == follows.base_digest:
             for delta in state.deltas[follows.sequence - 1 :]:
                 self.model.apply(delta)
@@ -186,8 +186,7 @@ def _settled(folder: Path, action: Callable[[], Result]) -> Result:
 
 def _states_in(folder: Path) -> set[tuple[str, int]]:
     """Name and inode of the dumps and increments of a folder, or of the one in which it is."""
-    folder = folder.resolve()
-    where = folder.parent if NAME.fullmatch(folder.name) else folder
+    where = save_dir_of(folder)
     if not where.is_dir():
         return set()
     return {(entry.name, entry.inode()) for entry in os.scandir(where) if NAME.fullmatch(entry.name)}

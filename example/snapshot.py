@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 
 from errors import UserError
-from features import FEATURES, HISTORY, UNKNOWN_ROW, Feature
+from features import FEATURES, HISTORY, UNKNOWN_ROW, Feature, vocabulary_of
 from interaction import Interaction
 from manifest import (
     CONFIG,
@@ -101,7 +101,7 @@ class Snapshot:
         }
 
     def _rows_of(self, feature: Feature, given: Sequence[Any] | None, size: int) -> Rows:
-        rows = self.vocabulary["movie" if feature == HISTORY else feature.name]
+        rows = self.vocabulary[vocabulary_of(feature.name)]
         if given is None:
             given = [[] if feature.multi else None] * size
         _check_types(feature, given, rows)
@@ -153,7 +153,7 @@ def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
     }
     tables = {feature.name: tensors.pop(f"tables.{feature.name}.weight") for feature in features}
     for feature in features:
-        known = len(vocabulary["movie" if feature == HISTORY else feature.name]) + 1
+        known = len(vocabulary[vocabulary_of(feature.name)]) + 1
         if len(tables[feature.name]) != known:
             raise UserError(
                 f"{folder} has {len(tables[feature.name]):,} rows for {feature.name}, and {known:,} values."
@@ -278,19 +278,14 @@ def put(snapshot: Snapshot, delta: Path, change: Change) -> Snapshot:
     """The state after an increment; its tables are those of the state before, changed in place."""
     for name, (rows, weights) in change.tables.items():
         snapshot.tables[name][rows] = weights
-    link = _link_of(change)
+    assert change.manifest.link is not None
     return dataclasses.replace(
         snapshot,
         folder=delta,
         interaction=change.interaction,
         manifest=change.manifest,
-        follows=Link(link.base, link.base_digest, link.sequence + 1, change.manifest.position.step),
+        follows=change.manifest.link.after(change.manifest.position.step),
     )
-
-
-def _link_of(change: Change) -> Link:
-    assert change.manifest.link is not None
-    return change.manifest.link
 
 
 @contextlib.contextmanager
