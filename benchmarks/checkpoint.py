@@ -20,8 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bars import bar_lines
 from checkpoint_ranks import DIM, Settings, make_wide_columns
-from checkpoint_tables import bar_lines, draw, judge, render
+from checkpoint_tables import draw, judge, render
 from environment import describe, write_into_readme
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))

@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bars import bar
+
 # The share of the rows that a delta of the bars touches.
 SHARE = "0.01"
 CACHES = ("cached", "from disk")
@@ -15,13 +17,8 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Each bar beside what was measured."""
     bars: list[dict[str, Any]] = []
 
-    def add(name: str, measured: float, bar: float, unit: str = "", at_most: bool = False) -> None:
-        reached = measured <= bar if at_most else measured >= bar
-        sense = "at most" if at_most else "at least"
-        bars.append(
-            {"name": name, "bar": f"{sense} {bar:g}{unit}", "measured": f"{measured:.2f}{unit}"}
-            | {"reached": reached}
-        )
+    def add(name: str, measured: float, limit: float, unit: str = "", at_most: bool = False) -> None:
+        bars.append(bar(name, measured, limit, f"{measured:.2f}{unit}", f"{limit:g}{unit}", at_most))
 
     for size in result["sizes"]:
         rows = f"{size['rows']:,} rows"
@@ -66,14 +63,6 @@ def _shown(values: list[float], others: list[float]) -> str:
 def summary(deltas: list[dict[str, float]]) -> dict[str, float]:
     """The medians over rounds."""
     return {name: median(delta[name] for delta in deltas) for name in deltas[0]}
-
-
-def bar_lines(bars: list[dict[str, Any]]) -> str:
-    """One line a bar."""
-    return "\n".join(
-        f"{'reached' if bar['reached'] else 'SHORT  '}  {bar['name']}: {bar['measured']} ({bar['bar']})"
-        for bar in bars
-    )
 
 
 def render(result: dict[str, Any]) -> str:

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bars import bar_lines
 from environment import describe, write_into_readme
-from feed_tables import bar_lines, draw, judge, render
+from feed_tables import draw, judge, render
 
 # Workers import this file again: nothing heavy at its top level.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))

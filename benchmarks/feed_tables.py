@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bars import bar
+
 MOST_OWN_MEMORY = 12.0
 COLORS = {"0": "C0", "1": "C1", "2": "C2", "4": "C3"}
 
@@ -16,12 +18,9 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
     start = {name: times["median"] for name, times in result["start"].items()}
     bars: list[dict[str, Any]] = []
 
-    def add(name: str, measured: float, bar: float, unit: str = "", at_most: bool = False) -> None:
-        reached = measured <= bar if at_most else measured >= bar
-        sense = "at most" if at_most else "at least"
+    def add(name: str, measured: float, limit: float, unit: str = "", at_most: bool = False) -> None:
         bars.append(
-            {"name": name, "bar": f"{sense} {_short(bar)}{unit}", "measured": f"{_short(measured)}{unit}"}
-            | {"reached": reached}
+            bar(name, measured, limit, f"{_short(measured)}{unit}", f"{_short(limit)}{unit}", at_most)
         )
 
     for size in (8192, 65_536):
@@ -49,14 +48,6 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
         name = f"{result['small memory']['ratings']:,} ratings in {_gib(result['small memory']['limit'])}"
         bars.append({"name": name, "bar": "it trains", "measured": how, "reached": trained})
     return bars
-
-
-def bar_lines(bars: list[dict[str, Any]]) -> str:
-    """One line a bar."""
-    return "\n".join(
-        f"{'reached' if bar['reached'] else 'SHORT  '}  {bar['name']}: {bar['measured']} ({bar['bar']})"
-        for bar in bars
-    )
 
 
 def render(result: dict[str, Any]) -> str:

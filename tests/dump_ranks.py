@@ -360,42 +360,27 @@ def advance(
     after_step: Callable[[Any, float], None] = lambda position, loss: None,
 ) -> tuple[list[float], Any]:
     """The losses of some steps from a position on, over ends of epochs, and the position after them."""
-    losses: list[float] = []
-    while len(losses) < num_steps:
-        steps = num_steps - len(losses)
-        some, position = advance_in_epoch(position, steps, learner, columns, config, context, after_step)
-        losses += some
-    return losses, position
-
-
-def advance_in_epoch(
-    position: Any,
-    num_steps: int,
-    learner: Any,
-    columns: Any,
-    config: Config,
-    context: RuntimeContext,
-    after_step: Callable[[Any, float], None],
-) -> tuple[list[float], Any]:
     import torch.distributed as dist
 
     from manifest import Position
     from train import make_pipeline
 
     feed = feed_of(columns, config, context)
-    pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
     learner.model.train()
-    batches = feed.batches("train", position.epoch, position.samples)
-    losses = []
-    for size in feed.loader.dataset.step_sizes("train", position.samples)[:num_steps]:
-        loss = pipeline.progress(batches)[0].detach().clone()
-        dist.all_reduce(loss)
-        losses.append(float(loss) / context.world_size)
-        position = Position(position.step + 1, position.epoch, position.samples + size)
-        if position.samples == columns.num_train:
-            position = Position(position.step, position.epoch + 1)
-        after_step(position, losses[-1])
-    pipeline.detach()
+    losses: list[float] = []
+    while len(losses) < num_steps:
+        pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
+        batches = feed.batches("train", position.epoch, position.samples)
+        sizes = feed.loader.dataset.step_sizes("train", position.samples)
+        for size in sizes[: num_steps - len(losses)]:
+            loss = pipeline.progress(batches)[0].detach().clone()
+            dist.all_reduce(loss)
+            losses.append(float(loss) / context.world_size)
+            position = Position(position.step + 1, position.epoch, position.samples + size)
+            if position.samples == columns.num_train:
+                position = Position(position.step, position.epoch + 1)
+            after_step(position, losses[-1])
+        pipeline.detach()
     return losses, position
 
 

@@ -40,9 +40,9 @@ from config import Config
 from dumps import DumpKeeper, compact, keeping_dumps, load_state
 from killed_writer import ACTIONS, kill_everywhere
 from machine import die_with_parent
-from manifest import Position, check_files, read_manifest
+from manifest import Position
 from runtime import RuntimeContext
-from save_dir import LATEST, LEFTOVER, LOCK, NAME, check_chain, newest_in, state_at, step_of
+from save_dir import LATEST, LEFTOVER, LOCK, NAME, check_whole, newest_in, state_at, step_of
 from synthetic import write_synthetic
 from train import Learner, build_learner
 
@@ -377,20 +377,12 @@ class Series:
             self._fault(where, f"step {dumped} was dumped, and the newest state is {newest.name}")
         for folder in {newest, (self.save_dir / LATEST).resolve()} - {self.save_dir / LATEST}:
             try:
-                check_whole(folder)
+                check_whole(state_at(folder))
             except Exception as error:
                 self._fault(where, f"{folder} is not whole: {error}")
 
     def _fault(self, where: str, what: str) -> None:
         self.found["faults"].append(f"{where}: {what}")
-
-
-def check_whole(folder: Path) -> None:
-    """Raise where a state is not complete."""
-    state = state_at(folder)
-    check_chain(state)
-    for path in (state.base, *state.deltas):
-        check_files(path, read_manifest(path))
 
 
 def main() -> None:

@@ -30,9 +30,8 @@ from killed_ranks import differing, mark_step, write_step
 from launch import EXAMPLE, ROOT, read_json, run_command, started, succeeded, torchrun
 from manifest import MANIFEST, VOCABULARY, FileEntry, Position, digest_of, read_manifest, write_manifest
 from runtime import RuntimeContext, cleanup_runtime, init_runtime
-from save_dir import dumps_in, newest_in
+from save_dir import check_whole, dumps_in, newest_in, state_at
 from test_failures import wait_for
-from test_kill import check_whole
 from train import Learner, build_learner
 
 UNSHARE = ["unshare", "--mount", "--map-root-user", "--user"]
@@ -160,7 +159,7 @@ def test_a_full_disk_leaves_the_dumps_before_and_ends_with_status_2(
     # All epochs were trained, and evaluated.
     assert "epoch 3/3" in result.stdout
     assert len(dumps_in(copy)) in (1, 2)
-    check_whole(copy)
+    check_whole(state_at(copy))
 
 
 def test_a_second_trainer_on_the_folder_is_refused_and_the_first_goes_on(

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from launch import EXAMPLE, ROOT, family, run_command, started, succeeded
-from manifest import check_files, read_manifest
-from save_dir import State, check_chain, state_at, step_of
+from manifest import read_manifest
+from save_dir import State, check_whole, state_at, step_of
 from test_failures import Place, wait_for
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
@@ -130,12 +130,10 @@ def launched(*launch: str) -> list[str]:
     return [sys.executable, "-u", str(LAUNCHER), "--standalone", "--nproc_per_node=2", *launch, str(EXAMPLE)]
 
 
-def check_whole(save_dir: Path) -> State:
+def whole_state(save_dir: Path) -> State:
     """The newest state, complete to the byte."""
     state = state_at(save_dir)
-    check_chain(state)
-    for folder in (state.base, *state.deltas):
-        check_files(folder, read_manifest(folder))
+    check_whole(state)
     return state
 
 
@@ -167,7 +165,7 @@ def test_the_launcher_may_be_killed_while_ranks_dump_and_another_goes_on(
             time.sleep(seeded.uniform(0.05, 0.5))
             process.kill()
             wait_until_alone(place)
-        steps.append(step_of(check_whole(save_dir).folder))
+        steps.append(step_of(whole_state(save_dir).folder))
     assert steps == sorted(set(steps))
     place.check_nothing_is_left()
 
@@ -185,7 +183,7 @@ def test_torchrun_restarts_after_a_killed_rank_from_the_newest_dump(place: Place
     assert output.count("loaded ") == 1
     assert "this model, epoch 3" in output
     # 16,000 training ratings, 512 in a step, three times.
-    assert step_of(check_whole(save_dir).folder) == 3 * 32
+    assert step_of(whole_state(save_dir).folder) == 3 * 32
     place.check_nothing_is_left()
 
 
@@ -205,7 +203,7 @@ def terminate(process: subprocess.Popen[str], pids: list[int]) -> str:
 
 def resumes(place: Place, save_dir: Path, command: list[str], output: str) -> None:
     """The dump that SIGTERM left is whole, was said, lies inside an epoch, and is gone on from."""
-    state = check_whole(save_dir)
+    state = whole_state(save_dir)
     position = read_manifest(state.folder).position
     *_, dumped, told = output.splitlines()
     assert dumped.endswith(f"dumped {state.folder}")
@@ -215,7 +213,7 @@ def resumes(place: Place, save_dir: Path, command: list[str], output: str) -> No
     again = succeeded(run_command([*command, *more], env=place.env))
     assert f"loaded {state.base}" in again
     assert f"; step {position.step:,}, written by" in again
-    end = check_whole(save_dir)
+    end = whole_state(save_dir)
     assert read_manifest(end.folder).position.epoch == position.epoch + 1
     place.check_nothing_is_left()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from manifest import MANIFEST, Link, Manifest, Position, check_files, digest_of, flushed, write_manifest
-from manifest import read_manifest as read
-from save_dir import State, check_chain, delta_name, dump_name, state_at, step_of
+import save_dir as folders
+from manifest import MANIFEST, Link, Manifest, Position, digest_of, flushed, write_manifest
+from save_dir import State, delta_name, dump_name, state_at, step_of
 
 PART = "part-00001.safetensors"
 TENSORS = {"tables.user.weight": ([3, 4], "float32")}
@@ -52,10 +52,7 @@ def add_chain(save_dir: Path, *steps: int) -> list[Path]:
 def check_whole(folder: Path) -> State:
     """The state that a folder stands for, after every byte of it was found to be what its step makes it."""
     state = state_at(folder)
-    check_chain(state)
-    for path in (state.base, *state.deltas):
-        manifest = read(path)
-        check_files(path, manifest)
+    for path, manifest in zip(state.folders, folders.check_whole(state), strict=True):
         assert (path / PART).read_bytes() == content(manifest.run, step_of(path))
     return state
 
