@@ -41,7 +41,7 @@ from parts import OFFSETS_KEY, part_name, write_part
 from runtime import gathered
 from train import Learner
 
-OPTIMIZER = "row-wise Adagrad with decoupled decay for the tables, Adam for the dense part"
+OPTIMIZER = "row-wise Adagrad for the tables, AdamW for the dense part, decoupled decay of all rows"
 
 # All that is dumped, by its name in the parts.
 Tensors = dict[str, "torch.Tensor | ShardedTensor"]

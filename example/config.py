@@ -42,6 +42,9 @@ CHOICES = {
 # The most that anything could use: beyond these a mistyped number would end as an exhausted machine.
 LIMITS = {"batch_size": 2**24, "history": 10_000, "num_workers": 1024, "prefetch_factor": 64, "top": 10_000}
 
+# Of --weight_decay in all passes: rows are held divided by what they decayed to, which has to be a float32.
+MOST_DECAY = 60
+
 # Flags that have a second, longer name.
 LONG_NAMES = {"inc_dump": "incremental_dump"}
 # What --load without a folder means.
@@ -127,14 +130,18 @@ class Config:
     batch_size: int = 4096
     """Ratings per rank and step; the global batch is this times the number of ranks."""
 
-    lr: float = 0.04
+    lr: float = 0.06
     """Learning rate of the embedding tables (row-wise Adagrad), falling linearly to zero over the run."""
 
     dense_lr: float = 0.001
-    """Learning rate of the dense part (Adam), falling like --lr."""
+    """Learning rate of the dense part (AdamW), falling like --lr."""
 
-    weight_decay: float = 0.3
-    """Decoupled decay: times --lr, the share by which a table row shrinks in a step that touches it."""
+    weight_decay: float = 0.15
+    """Decoupled decay of all table rows, looked up or not: in a pass they shrink by the factor
+    exp(-weight_decay), less as --lr falls."""
+
+    dense_weight_decay: float = 20.0
+    """Decoupled decay of the dense part: times --dense_lr, the share by which it shrinks in a step."""
 
     embedding_dim: int = 32
     """Numbers per table row, a multiple of 4: the first is the row's bias, the others its factors."""
@@ -309,9 +316,14 @@ def _check_learning(config: Config) -> None:
         value = getattr(config, name)
         _require(0 < value < float("inf"), f"--{name} {value} cannot learn; give a number above 0")
     _require(
-        0 <= config.weight_decay * config.lr < 1,
-        f"--weight_decay {config.weight_decay} times --lr {config.lr} would shrink a row by more than all of "
-        "it; give 0 to 1 / --lr",
+        0 <= config.weight_decay * config.epochs <= MOST_DECAY,
+        f"--weight_decay {config.weight_decay} over --epochs {config.epochs} leaves nothing of a row; give 0 "
+        f"to {MOST_DECAY} / --epochs",
+    )
+    _require(
+        0 <= config.dense_weight_decay * config.dense_lr < 1,
+        f"--dense_weight_decay {config.dense_weight_decay} times --dense_lr {config.dense_lr} would shrink "
+        "the dense part by more than all of it; give 0 to 1 / --dense_lr",
     )
     _require(
         config.embedding_dim >= 4 and config.embedding_dim % 4 == 0,

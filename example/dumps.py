@@ -58,7 +58,7 @@ from termination import TERMINATED, Termination
 from train import Learner, check_finite
 
 # What changes the losses that follow, if it is changed at a resume.
-LEARNING_FLAGS = ("epochs", "batch_size", "lr", "dense_lr", "weight_decay", "seed")
+LEARNING_FLAGS = ("epochs", "batch_size", "lr", "dense_lr", "weight_decay", "dense_weight_decay", "seed")
 # Seconds that a rank waits for the parts of the others.
 DUMP_DEADLINE = 3600
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -35,7 +35,11 @@ class Interaction(nn.Module):
 
     With a history, the user's vector is also told what the user liked so far: it gets the sum, over the
     movies of the history, of their rows in a table of their own times how far their rating was above the
-    mean, divided by the root of their number (after Koren, "Factorization Meets the Neighborhood", 2008).
+    mean, divided by their number (after Koren, "Factorization Meets the Neighborhood", 2008, who divides by
+    the root of it; the mean predicted better).
+
+    What the tables hold, times `row_scale`, are the rows: all of them decay when that one number does, also
+    those that a step does not look up.
     """
 
     def __init__(
@@ -50,6 +54,9 @@ class Interaction(nn.Module):
         self.mlp = nn.Sequential(*layers, nn.Linear(widths[-1], 1))
         self.mean_rating: torch.Tensor
         self.register_buffer("mean_rating", torch.tensor(mean_rating, dtype=torch.float32))
+        self.row_scale: torch.Tensor
+        # As exact as the number on the host that it is a copy of: a resumed training goes on from it.
+        self.register_buffer("row_scale", torch.tensor(1.0, dtype=torch.float64))
 
     def predict(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
         """Predicted ratings, float32 [B]; history_ratings: float32, one for each row of the history."""
@@ -57,6 +64,7 @@ class Interaction(nn.Module):
         if HISTORY in self.features:
             user = user + self._liked_so_far(looked_up[HISTORY.name], history_ratings)
         movie = self._add_up(looked_up, "movie")
+        user, movie = _Scale.apply(user, self.row_scale), _Scale.apply(movie, self.row_scale)
         biases = user[:, 0] + movie[:, 0]
         user, movie = user[:, 1:], movie[:, 1:]
         product = user * movie
@@ -82,4 +90,20 @@ class Interaction(nn.Module):
         lengths = history.lengths().to(torch.int64)
         weighted = history.values() * (ratings - self.mean_rating).unsqueeze(1)
         total = torch.segment_reduce(weighted, "sum", lengths=lengths, unsafe=True, initial=0)
-        return total / lengths.clamp(min=1).sqrt().unsqueeze(1)
+        return total / lengths.clamp(min=1).unsqueeze(1)
+
+
+class _Scale(torch.autograd.Function):
+    """Rows from what the tables hold; the gradient stays that of the rows.
+
+    So row-wise Adagrad sees the same gradients whatever the scale is; that its step is one of the rows is up
+    to the learning rate, which `train.py` divides by the scale.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, held: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return held * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -56,9 +55,6 @@ def build_model(columns: Columns, config: Config, context: RuntimeContext) -> Di
         fused_params={
             "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
             "learning_rate": config.lr,
-            "weight_decay": config.weight_decay,
-            # Without a mode FBGEMM ignores the decay and does not say so.
-            "weight_decay_mode": WeightDecayMode.DECOUPLE,
             "eps": 1e-8,
             # A row out of range is a bug of ours: it must end the run, not turn into row 0.
             "bounds_check_mode": BoundsCheckMode.FATAL,

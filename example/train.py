@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -67,6 +68,21 @@ class Learner:
 
     model: DistributedModelParallel
     optimizer: CombinedOptimizer
+
+    @property
+    def row_scale(self) -> torch.Tensor:
+        """What the rows are of what the tables hold, float64 []."""
+        return self.model.module.recommender.row_scale
+
+    def set_rates(self, left: float, scale: float) -> None:
+        """Learn at a share `left` of the first rates from now on.
+
+        The tables hold rows divided by the scale, and so steps divided by it.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * left
+        for group in self.model.fused_optimizer.param_groups:
+            group["lr"] /= scale
 
 
 class Keeper(Protocol):
@@ -236,16 +252,23 @@ class PlainSteps:
 
 
 def make_optimizer(model: DistributedModelParallel, config: Config) -> CombinedOptimizer:
-    """The tables' optimizer, which runs inside the backward, and Adam for the dense part, as one."""
+    """The tables' optimizer, which runs inside the backward, and AdamW for the dense part, as one."""
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
-        lambda parameters: torch.optim.Adam(parameters, lr=config.dense_lr),
+        lambda parameters: torch.optim.AdamW(
+            # For the step that makes its state.
+            parameters,
+            lr=0.0,
+            weight_decay=config.dense_weight_decay,
+        ),
     )
-    # Adam makes its state in its first step; made now, a dump holds the same tensors at any time. A step of
-    # zeros changes no weight, and is not counted.
+    # Adam makes its state in its first step; made now, a dump holds the same tensors at any time. A step at
+    # the rate zero changes no weight, and is not counted.
     dense.init_state()
     for state in dense.state.values():
         state["step"].zero_()
+    for group in dense.param_groups:
+        group["lr"] = config.dense_lr
     optimizer = CombinedOptimizer([model.fused_optimizer, dense])
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
@@ -279,15 +302,19 @@ def train_epoch(
     learner.model.train()
     pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
     dataset = feed.loader.dataset
+    num_train = len(dataset.ranges["train"])
     step_sizes = dataset.step_sizes("train", position.samples)
+    # Known on the host too, so that no step waits for the device.
+    scale = float(learner.row_scale)
     losses = torch.zeros(len(step_sizes), device=context.device)
     batches = feed.batches("train", position.epoch, position.samples)
     for place, size in enumerate(step_sizes):
         # By ratings, not by steps: the same on any number of ranks.
-        left = 1 - (position.epoch + position.samples / len(dataset.ranges["train"])) / config.epochs
-        for group in learner.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * left
+        left = 1 - (position.epoch + position.samples / num_train) / config.epochs
+        learner.set_rates(left, scale)
         losses[place], _ = pipeline.progress(batches)
+        scale *= math.exp(-config.weight_decay * left * size / num_train)
+        learner.row_scale.fill_(scale)
         position = Position(position.step + 1, position.epoch, position.samples + size)
         after_step(position, losses[place])
     # Evaluation needs the model's plain forward, which TorchRec's pipeline replaces.

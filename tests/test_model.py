@@ -154,24 +154,3 @@ def test_tables_that_do_not_fit_are_refused(
     monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: 2**30)
     with pytest.raises(UserError, match=r"The tables need \d+.\d GiB .* have 1.0 GiB each .*; start more"):
         build_model(huge, config, context)
-
-
-def test_weight_decay_shrinks_the_rows_that_a_step_touches_and_no_others(
-    columns: Columns, config: Config, context: RuntimeContext
-) -> None:
-    decaying = dataclasses.replace(config, lr=0.1, weight_decay=0.5)
-    model = build_model(columns, decaying, context)
-    before = tables_of(columns, decaying, context)["movie"].clone()
-    batch = first_batch(columns, decaying, context)
-    # No error, no gradient: what moves, the decay has moved.
-    loss, _ = model(dataclasses.replace(batch, weights=torch.zeros_like(batch.weights)))
-    loss.backward()
-    after = next(
-        value.local_shards()[0].tensor.detach()
-        for name, value in model.state_dict().items()
-        if name.endswith("movie.weight")
-    )
-    touched = torch.zeros(len(before), dtype=torch.bool)
-    touched[batch.features["movie"].values()] = True
-    assert torch.equal(after[~touched], before[~touched])
-    torch.testing.assert_close(after[touched], before[touched] * (1 - 0.1 * 0.5))
