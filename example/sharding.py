@@ -29,6 +29,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from columns import Columns
 from config import Config
+from cpu_tables import CpuTablesSharder
 from errors import UserError
 from features import UNKNOWN_ROW
 from machine import allowed_memory
@@ -51,7 +52,8 @@ def build_model(columns: Columns, config: Config, context: RuntimeContext) -> Di
     torch.manual_seed(config.seed)
     recommender = Recommender(columns.tables, config.embedding_dim, config.mlp_dims, columns.mean_rating)
     task = RatingTask(recommender)
-    sharder = EmbeddingCollectionSharder(
+    on_cpu = context.device.type == "cpu"
+    sharder = (CpuTablesSharder if on_cpu else EmbeddingCollectionSharder)(
         fused_params={
             "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
             "learning_rate": config.lr,

@@ -255,11 +255,9 @@ def make_optimizer(model: DistributedModelParallel, config: Config) -> CombinedO
     """The tables' optimizer, which runs inside the backward, and AdamW for the dense part, as one."""
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
+        # The rate is that of the step that makes its state.
         lambda parameters: torch.optim.AdamW(
-            # For the step that makes its state.
-            parameters,
-            lr=0.0,
-            weight_decay=config.dense_weight_decay,
+            parameters, lr=0.0, weight_decay=config.dense_weight_decay, fused=True
         ),
     )
     # Adam makes its state in its first step; made now, a dump holds the same tensors at any time. A step at

@@ -1,0 +1,79 @@
+"""The tables' step on the CPU: it equals TorchRec's and FBGEMM's, rows, optimizer's state and all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+
+import sharding
+from checkpoint import tensors_of
+from columns import open_columns
+from config import Config
+from cpu_tables import CpuTables
+from dataloader import EpochSampler, RatingBatches, build_dataloader
+from runtime import RuntimeContext, cleanup_runtime, init_runtime
+from train import Feed, Position, build_learner, train_epoch
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def config(synthetic_folder: Path) -> Config:
+    return Config(data_path=str(synthetic_folder), batch_size=1024, epochs=1, history=3)
+
+
+@pytest.fixture(scope="module")
+def context(config: Config) -> Iterator[RuntimeContext]:
+    threads = torch.get_num_threads()
+    context = init_runtime(config)
+    # A test of the CPU's step, also where there is a GPU.
+    yield dataclasses.replace(context, device=torch.device("cpu"))
+    cleanup_runtime()
+    torch.set_num_threads(threads)
+
+
+def trained(config: Config, context: RuntimeContext) -> tuple[torch.Tensor, dict[str, torch.Tensor], bool]:
+    """Losses of an epoch, all that was learned in it, and whether the tables were ours."""
+    columns = open_columns(config)
+    sampler = EpochSampler(RatingBatches(columns, config, 0, 1))
+    learner = build_learner(columns, config, context)
+    feed = Feed(build_dataloader(sampler.dataset, sampler, config))
+    losses = train_epoch(learner, feed, Position(), config, context, lambda position, loss: None)
+    state = {
+        name: (value.local_shards()[0].tensor if isinstance(value, ShardedTensor) else value).detach().clone()
+        for name, value in tensors_of(learner).items()
+    }
+    is_ours = any(isinstance(module, CpuTables) for module in learner.model.modules())
+    return torch.from_numpy(losses), state, is_ours
+
+
+def test_an_epoch_equals_that_of_fbgemm(
+    config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses, state, is_ours = trained(config, context)
+    monkeypatch.setattr(sharding, "CpuTablesSharder", EmbeddingCollectionSharder)
+    their_losses, their_state, is_still_ours = trained(config, context)
+    assert (is_ours, is_still_ours) == (True, False)
+    torch.testing.assert_close(losses, their_losses, rtol=1e-4, atol=0)
+    assert state.keys() == their_state.keys()
+    for name in state:
+        torch.testing.assert_close(state[name], their_state[name], rtol=1e-3, atol=1e-4, msg=name)
+    # All of it had something to learn.
+    assert all(float(state[name].max()) > 0 for name in state if name.endswith("momentum1"))
+
+
+def test_a_row_that_no_table_has_ends_the_run(config: Config, context: RuntimeContext) -> None:
+    columns = open_columns(config)
+    sampler = EpochSampler(RatingBatches(columns, config, 0, 1))
+    batch = next(Feed(build_dataloader(sampler.dataset, sampler, config)).batches("train", 0))
+    model = build_learner(columns, config, context).model
+    for row in (columns.tables[0].rows, -1):
+        batch.features.values()[7] = row
+        with pytest.raises(IndexError, match=f"user: rows .*{row}.* are asked for, and there are "):
+            model(batch)
