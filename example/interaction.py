@@ -79,18 +79,47 @@ class Interaction(nn.Module):
                 found = looked_up[feature.name]
                 rows = found.values()
                 if feature.multi:
-                    # The lengths are ours; checking them would wait for the device in each step.
-                    lengths = found.lengths().to(torch.int64)
-                    rows = torch.segment_reduce(rows, "mean", lengths=lengths, unsafe=True)
+                    rows = _means(rows, torch.ones_like(rows[:, 0]), found.lengths())
                 vectors.append(rows)
         return torch.stack(vectors).sum(dim=0)
 
     def _liked_so_far(self, history: LookedUp, ratings: torch.Tensor) -> torch.Tensor:
         """What the histories add to the vectors of their users, float32 [B, D]; zero where there is none."""
-        lengths = history.lengths().to(torch.int64)
-        weighted = history.values() * (ratings - self.mean_rating).unsqueeze(1)
-        total = torch.segment_reduce(weighted, "sum", lengths=lengths, unsafe=True, initial=0)
-        return total / lengths.clamp(min=1).unsqueeze(1)
+        return _means(history.values(), ratings - self.mean_rating, history.lengths())
+
+
+def _means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """The mean of each list of rows times weights, float32 [B, D], zero where the list is empty."""
+    lengths = lengths.to(torch.int64)
+    shares = weights / _repeated(lengths.clamp(min=1), lengths, len(weights))
+    sums: torch.Tensor = _WeightedSums.apply(rows, shares, lengths)
+    return sums
+
+
+def _repeated(values: torch.Tensor, lengths: torch.Tensor, total: int) -> torch.Tensor:
+    # Given the total, a device need not be asked for it.
+    return values.repeat_interleave(lengths, dim=0, output_size=total)
+
+
+class _WeightedSums(torch.autograd.Function):
+    """The sum of each list of rows times weights; the weights get no gradient.
+
+    On a CPU a twentieth of the time of torch.segment_reduce, and of embedding_bag's own backward.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weights, lengths)
+        places = torch.arange(len(rows), device=rows.device)
+        offsets = lengths.cumsum(0) - lengths
+        return torch.nn.functional.embedding_bag(
+            places, rows, offsets, mode="sum", per_sample_weights=weights
+        )
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        weights, lengths = ctx.saved_tensors
+        return _repeated(gradient, lengths, len(weights)) * weights.unsqueeze(1), None, None
 
 
 class _Scale(torch.autograd.Function):
