@@ -17,6 +17,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,7 +55,6 @@ FIRST_YEAR = 1919
 MEAN_MOVIE_AGE = 14.0
 SHARE_OF_ID_GAPS = 0.02
 
-MEAN_RATINGS_PER_USER = 165
 MIN_RATINGS_PER_USER = 20
 # Spread of the log-normal activity: half of the users rate fewer than 100 movies, a few rate a thousand.
 ACTIVITY_SIGMA = 1.2
@@ -67,11 +67,8 @@ UNIFORM_SHARE = 0.06
 # model of biases alone. With some 130 ratings per user to learn from, every strong factor costs a trained
 # model about 0.6 % of RMSE over the oracle, so only the first is strong.
 MEAN_SCORE = 3.7
-NOISE_STD = 0.9
-RANK = 4
 USER_BIAS_STD = 0.48
 MOVIE_BIAS_STD = 0.54
-FACTOR_STDS = (0.3, 0.1, 0.06, 0.04)
 # Shares of the variance that the side features explain: enough to be worth having, not enough alone.
 USER_EXPLAINED = 0.5
 MOVIE_EXPLAINED = 0.7
@@ -91,7 +88,25 @@ SESSIONS = 6
 USERS_PER_BLOCK = 4096
 
 
-def write_synthetic(folder: Path, num_ratings: int, seed: int) -> None:
+@dataclass(frozen=True)
+class World:
+    """What a world may differ in from the default one, for seeing what does not hold in that one alone.
+
+    noise_std: of a rating around its score, in stars; factor_stds: of the user's side of each planted factor;
+    mean_ratings_per_user: at most; smaller sets have less.
+    """
+
+    noise_std: float = 0.9
+    factor_stds: tuple[float, ...] = (0.3, 0.1, 0.06, 0.04)
+    mean_ratings_per_user: float = 165
+
+    @property
+    def rank(self) -> int:
+        """The number of planted factors."""
+        return len(self.factor_stds)
+
+
+def write_synthetic(folder: Path, num_ratings: int, seed: int, world: World = World()) -> None:
     """Write the synthetic data set; the same arguments give the same bytes.
 
     The folder appears complete or not at all: the files are written to `.<folder>.partial`, which is renamed
@@ -101,6 +116,7 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int) -> None:
         folder: the folder to create, with its parents; must not hold files.
         num_ratings: lines of ratings.dat, at least 1,000.
         seed: 0 or more.
+        world: what the ratings are drawn from.
 
     Raises:
         ValueError: if there are too few ratings to give every user enough movies to choose from.
@@ -113,7 +129,7 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int) -> None:
         # A killed process may have left one.
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        _write_files(partial, num_ratings, seed)
+        _write_files(partial, num_ratings, seed, world)
         partial.rename(folder)
     except OSError as error:
         raise UserError(
@@ -124,15 +140,15 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_files(folder: Path, num_ratings: int, seed: int) -> None:
+def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> None:
     # Smaller sets get less active users, or the few of them would have to rate the whole catalogue.
-    ratings_per_user = min(max(25.0, math.sqrt(num_ratings) / 4), MEAN_RATINGS_PER_USER)
+    ratings_per_user = min(max(25.0, math.sqrt(num_ratings) / 4), world.mean_ratings_per_user)
     num_users, num_movies = round(num_ratings / ratings_per_user), round(3.9 * math.sqrt(num_ratings))
-    movies, movie_ids, picks = _write_movies(folder / "movies.dat", num_movies, _generator(seed, 1))
-    users = _write_users(folder / "users.dat", num_users, _generator(seed, 2))
+    movies, movie_ids, picks = _write_movies(folder / "movies.dat", num_movies, world, _generator(seed, 1))
+    users = _write_users(folder / "users.dat", num_users, world, _generator(seed, 2))
     rng = _generator(seed, 3)
     counts = _draw_counts(rng, num_ratings, num_users, num_movies)
-    blocks = _draw_ratings(rng, users, movies, counts, picks)
+    blocks = _draw_ratings(rng, users, movies, counts, picks, world)
     oracle, done, squared_error = np.empty(num_ratings, np.float32), 0, 0.0
     with (folder / "ratings.dat").open("wb") as file:
         for user_rows, movie_rows, ratings, times, expected in blocks:
@@ -169,12 +185,12 @@ def _append_lines(file: BinaryIO, columns: list[np.ndarray]) -> None:
 
 
 def _write_movies(
-    path: Path, num_movies: int, rng: np.random.Generator
+    path: Path, num_movies: int, world: World, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Write movies.dat.
 
     Returns:
-        Planted parameters, float64 [num_movies, 1 + RANK], the bias first; ids, int64 [num_movies];
+        Planted parameters, float64 [num_movies, 1 + rank], the bias first; ids, int64 [num_movies];
         cumulative chance to be picked, float64 [num_movies].
     """
     ids = np.cumsum(1 + (rng.random(num_movies) < SHARE_OF_ID_GAPS))
@@ -190,9 +206,9 @@ def _write_movies(
     popularity = rng.permutation(num_movies) / num_movies
     skewed = np.exp(POPULARITY_SLOPE * popularity)
     chances = (1 - UNIFORM_SHARE) * skewed / skewed.sum() + UNIFORM_SHARE / num_movies
-    known = has_genre @ rng.standard_normal((len(names), 1 + RANK))
+    known = has_genre @ rng.standard_normal((len(names), 1 + world.rank))
     known /= np.sqrt(has_genre.sum(axis=1, keepdims=True))
-    known += _standardized(years)[:, None] * rng.standard_normal(1 + RANK) / 2
+    known += _standardized(years)[:, None] * rng.standard_normal(1 + world.rank) / 2
     known[:, 0] += _standardized(popularity)
     parameters = _with_unknown(rng, known, MOVIE_EXPLAINED)
     # Centered over ratings rather than movies, so that liked popular movies do not shift the mean rating.
@@ -207,8 +223,8 @@ def _title(row: int) -> str:
     return f"{heads[row % len(heads)]} {nouns[noun]}{TITLE_TAILS[tail]}"
 
 
-def _write_users(path: Path, num_users: int, rng: np.random.Generator) -> np.ndarray:
-    """Write users.dat; returns the planted parameters, float64 [num_users, 1 + RANK], the bias first."""
+def _write_users(path: Path, num_users: int, world: World, rng: np.random.Generator) -> np.ndarray:
+    """Write users.dat; returns the planted parameters, float64 [num_users, 1 + rank], the bias first."""
     is_man = (rng.random(num_users) < SHARE_OF_MEN).astype(np.int64)
     age_rows = np.repeat(np.arange(len(AGES)), list(AGES.values()))[rng.integers(100, size=num_users)]
     occupations = rng.integers(NUM_OCCUPATIONS, size=num_users)
@@ -217,10 +233,10 @@ def _write_users(path: Path, num_users: int, rng: np.random.Generator) -> np.nda
         genders, ages = np.array(["F", "M"])[is_man], np.array(list(AGES))[age_rows]
         _append_lines(file, [np.arange(1, num_users + 1), genders, ages, occupations, zips])
 
-    known = np.zeros((num_users, 1 + RANK))
+    known = np.zeros((num_users, 1 + world.rank))
     for size, rows in ((2, is_man), (len(AGES), age_rows), (NUM_OCCUPATIONS, occupations)):
-        known += rng.standard_normal((size, 1 + RANK))[rows]
-    return _with_unknown(rng, known, USER_EXPLAINED) * (USER_BIAS_STD, *FACTOR_STDS)
+        known += rng.standard_normal((size, 1 + world.rank))[rows]
+    return _with_unknown(rng, known, USER_EXPLAINED) * (USER_BIAS_STD, *world.factor_stds)
 
 
 def _with_unknown(rng: np.random.Generator, known: np.ndarray, explained: float) -> np.ndarray:
@@ -245,31 +261,36 @@ def _draw_counts(rng: np.random.Generator, num_ratings: int, num_users: int, num
 
 
 def _draw_ratings(
-    rng: np.random.Generator, users: np.ndarray, movies: np.ndarray, counts: np.ndarray, picks: np.ndarray
+    rng: np.random.Generator,
+    users: np.ndarray,
+    movies: np.ndarray,
+    counts: np.ndarray,
+    picks: np.ndarray,
+    world: World,
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Yield (user row, movie row, rating, time, expected rating), each [ratings of a block of users]."""
-    expected_of_step = _expected_ratings()
+    expected_of_step = _expected_ratings(world)
     for first in range(0, len(users), USERS_PER_BLOCK):
         block = counts[first : first + USERS_PER_BLOCK]
         user_rows, movie_rows = _draw_pairs(rng, block, picks)
         times = _draw_times(rng, len(block), user_rows)
         user_rows += first
         scores = MEAN_SCORE + users[user_rows, 0] + movies[movie_rows, 0]
-        for factor in range(1, 1 + RANK):
+        for factor in range(1, 1 + world.rank):
             scores += users[user_rows, factor] * movies[movie_rows, factor]
         steps = np.rint((np.clip(scores, MIN_SCORE, MAX_SCORE) - MIN_SCORE) * SCORE_STEPS).astype(np.int64)
-        noisy = MIN_SCORE + steps / SCORE_STEPS + NOISE_STD * rng.standard_normal(len(steps))
+        noisy = MIN_SCORE + steps / SCORE_STEPS + world.noise_std * rng.standard_normal(len(steps))
         ratings = np.rint(np.clip(noisy, 1, 5)).astype(np.int64)
         yield user_rows, movie_rows, ratings, times, expected_of_step[steps]
 
 
-def _expected_ratings() -> np.ndarray:
+def _expected_ratings(world: World) -> np.ndarray:
     """The expected rating at each step of the score, float32 [steps].
 
     A rating is 1 plus the number of thresholds 1.5, 2.5, 3.5 and 4.5 below the noisy score, so its
     expectation is 1 plus the sum of their normal probabilities.
     """
-    width = NOISE_STD * math.sqrt(2)
+    width = world.noise_std * math.sqrt(2)
     scores = np.arange(MIN_SCORE * SCORE_STEPS, MAX_SCORE * SCORE_STEPS + 1) / SCORE_STEPS
     above = [[math.erfc((half - score) / width) / 2 for half in (1.5, 2.5, 3.5, 4.5)] for score in scores]
     return (1 + np.sum(above, axis=1)).astype(np.float32)

@@ -27,4 +27,5 @@ def test_scaled_rows_pass_their_gradient_on_unscaled() -> None:
     scaled = _Scale.apply(held, torch.tensor(0.5, dtype=torch.float64))
     assert scaled.tolist() == [[0.5] * 3] * 2
     scaled.sum().backward()
-    assert held.grad is not None and (held.grad == 1).all()
+    assert held.grad is not None
+    assert (held.grad == 1).all()

@@ -184,8 +184,8 @@ def test_oracle_is_calibrated_at_every_level(world: World) -> None:
 
 
 def test_expected_rating_is_the_mean_of_drawn_ratings() -> None:
-    noise = synthetic.NOISE_STD * np.random.default_rng(0).standard_normal(200_000)
-    expected = synthetic._expected_ratings()
+    noise = synthetic.World().noise_std * np.random.default_rng(0).standard_normal(200_000)
+    expected = synthetic._expected_ratings(synthetic.World())
     for score in (-2, 1.25, 3.5, 4.75, 8):
         drawn = np.rint(np.clip(score + noise, 1, 5))
         step = round((score - synthetic.MIN_SCORE) * synthetic.SCORE_STEPS)
