@@ -22,6 +22,7 @@ from failures import record_crash, report_lost_worker, report_mistake
 from postmortem import WorkerError
 from runtime import RuntimeContext, cleanup_runtime, decided, end_process, init_runtime, read_launch
 from stack import check_stack
+from stopwatch import Stopwatch
 
 SYNTHETIC_NOTICE = (
     "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
@@ -128,21 +129,23 @@ def train_and_report(config: Config, context: RuntimeContext) -> None:
 
     if context.rank == 0 and config.report_dir:
         make_report_dir(config)
-    with open_data(config, context) as data:
+    stopwatch = Stopwatch()
+    with contextlib.ExitStack() as stack:
+        with stopwatch.part("data"):
+            data = stack.enter_context(open_data(config, context))
         # The workers start while this imports TorchRec.
-        from train import train
-
+        with stopwatch.part("imports"):
+            from train import train
+        keeper = None
         if config.dumps:
             from dumps import keeping_dumps
 
-            with keeping_dumps(data.columns, config, context) as keeper:
-                result = train(data, config, context, keeper)
-        else:
-            result = train(data, config, context)
+            keeper = stack.enter_context(keeping_dumps(data.columns, config, context))
+        result = train(data, config, context, keeper, stopwatch)
     if not result.epochs:
         context.say(f"nothing is left to train: {result.num_epochs} of {config.epochs} epochs are done")
     elif context.rank == 0 and config.report_dir:
-        write_report(result, config, context)
+        write_report(result, stopwatch.split(), config, context)
     name = f"this model, epoch {result.num_epochs}"
     context.say(results_table(result.columns, name, result.test), tagged=False)
 

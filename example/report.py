@@ -92,15 +92,17 @@ def make_report_dir(config: Config) -> None:
         ) from error
 
 
-def write_report(run: Run, config: Config, context: RuntimeContext) -> None:
+def write_report(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
     """Write metrics.json and curves.png into --report_dir, each in one rename. Call on rank 0.
+
+    Takes the seconds of the run's parts, as this rank's stopwatch counted them.
 
     Raises:
         UserError: when the folder cannot be written.
     """
     folder = Path(config.report_dir)
     try:
-        text = json.dumps(_report(run, config, context), indent=1)
+        text = json.dumps({**_report(run, config, context), "time": seconds}, indent=1)
         _replace(folder / "metrics.json", text.encode())
         _replace(folder / "curves.png", _draw(run))
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from model import RatingBatch
 from report import describe_epoch, progress_bar
 from runtime import RuntimeContext
 from sharding import build_model, describe_plan
+from stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -105,29 +107,39 @@ def build_learner(columns: Columns, config: Config, context: RuntimeContext) -> 
     return Learner(model, make_optimizer(model, config))
 
 
-def train(data: Data, config: Config, context: RuntimeContext, keeper: Keeper | None = None) -> Run:
+def train(
+    data: Data,
+    config: Config,
+    context: RuntimeContext,
+    keeper: Keeper | None = None,
+    stopwatch: Stopwatch | None = None,
+) -> Run:
     """Train a model and evaluate it after every epoch. Collective: every rank.
 
     Raises:
         UserError: when the tables do not fit, or the training diverges.
         WorkerError: when a data worker fails.
     """
-    feed, columns = Feed(data.loader), data.columns
+    stopwatch = stopwatch or Stopwatch()
+    feed, columns = Feed(data.loader, stopwatch), data.columns
     position = keeper.start if keeper else Position()
     if position.epoch < config.epochs:
         # The workers make the first batches while the model is built.
         feed.prepare("train", position.epoch, position.samples)
-    learner = build_learner(columns, config, context)
+    with stopwatch.part("model"):
+        learner = build_learner(columns, config, context)
     plan = describe_plan(learner.model, columns, config)
     context.say(plan)
     if keeper:
-        keeper.begin(learner)
+        with stopwatch.part("dumps"):
+            keeper.begin(learner)
     # Mapped once: like the loader, the training goes on when the files are removed.
     test_ratings = columns.ratings("test")
     epochs: list[Epoch] = []
     while position.epoch < config.epochs:
         start = time.perf_counter()
-        losses = _train_epoch_kept(learner, feed, position, config, context, keeper)
+        with stopwatch.part("steps"):
+            losses = _train_epoch_kept(learner, feed, position, config, context, keeper)
         seconds = time.perf_counter() - start
         check_finite(losses, position.step, config)
         data_wait = _largest(feed.seconds_waited / seconds, context)
@@ -136,8 +148,10 @@ def train(data: Data, config: Config, context: RuntimeContext, keeper: Keeper | 
         rate = sum(step_sizes) / seconds
         position = Position(position.step + len(losses), position.epoch + 1)
         if keeper:
-            keeper.after_step(position, float(losses[-1]))
-        test = evaluate(learner.model, feed, position.epoch - 1, test_ratings, context)
+            with stopwatch.part("dumps"):
+                keeper.after_step(position, float(losses[-1]))
+        with stopwatch.part("evaluation"):
+            test = evaluate(learner.model, feed, position.epoch - 1, test_ratings, context)
         epochs.append(Epoch(position.epoch, losses, train_rmse, test, seconds, rate, data_wait))
         context.say(describe_epoch(epochs[-1], config))
     last = epochs[-1].test if epochs else evaluate(learner.model, feed, position.epoch, test_ratings, context)
@@ -162,7 +176,8 @@ def _train_epoch_kept(
             bar.update(now.samples - bar.n)
             # After the last one the losses of the epoch are looked at first.
             if keeper and now.samples < num_train:
-                keeper.after_step(now, loss)
+                with feed.stopwatch.part("dumps"):
+                    keeper.after_step(now, loss)
 
         return train_epoch(learner, feed, position, config, context, after_step)
 
@@ -194,8 +209,9 @@ class Feed:
     a second pass of the same object for empty (torchrec issue 2327).
     """
 
-    def __init__(self, loader: BatchLoader) -> None:
+    def __init__(self, loader: BatchLoader, stopwatch: Stopwatch | None = None) -> None:
         self.loader = loader
+        self.stopwatch = stopwatch or Stopwatch()
         self.keys = [table.name for table in loader.dataset.tables]
         self.seconds_waited = 0.0
         self._prepared: tuple[tuple[str, int, int], Iterator[Batch]] | None = None
@@ -209,15 +225,24 @@ class Feed:
     def batches(self, split: str, epoch: int, first: int = 0) -> Iterator[RatingBatch]:
         """One pass over a split, on the host; counts the seconds that its consumer waits."""
         self.seconds_waited = 0.0
-        start = time.perf_counter()
-        if self._prepared is None or self._prepared[0] != (split, epoch, first):
-            self.prepare(split, epoch, first)
-        assert self._prepared is not None
-        source, self._prepared = self._prepared[1], None
-        for batch in source:
-            self.seconds_waited += time.perf_counter() - start
+        with self._waiting():
+            if self._prepared is None or self._prepared[0] != (split, epoch, first):
+                self.prepare(split, epoch, first)
+            assert self._prepared is not None
+            source, self._prepared = self._prepared[1], None
+        while True:
+            with self._waiting():
+                batch = next(source, None)
+            if batch is None:
+                return
             yield self.to_model_input(batch)
-            start = time.perf_counter()
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        start = time.perf_counter()
+        with self.stopwatch.part("feed"):
+            yield
+        self.seconds_waited += time.perf_counter() - start
 
     def to_model_input(self, batch: Batch) -> RatingBatch:
         """A worker's plain tensors as what the model takes, still on the host."""

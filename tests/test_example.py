@@ -87,6 +87,9 @@ def test_a_report_holds_configuration_versions_and_every_epoch(
     last = report["epochs"][-1]["test"]
     assert shown == pytest.approx([last["rmse"], last["mae"], last["auc"]], abs=1e-4)
     assert report["baselines"]["oracle"]["rmse"] < report["baselines"]["biases"]["rmse"]
+    time = report["time"]
+    assert time["steps"] + time["feed"] >= 0.9 * sum(epoch["seconds"] for epoch in report["epochs"])
+    assert min(time["imports"], time["data"], time["model"], time["evaluation"]) > 0 == time["dumps"]
     picture = (tmp_path / "report" / "curves.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 10_000

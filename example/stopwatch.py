@@ -1,0 +1,45 @@
+"""Where the seconds of a run go on this process: one clock that always stands in exactly one part."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+# In the order of a run. "other" is what no part claims: the progress bar, the report, the end of the workers.
+PARTS = ("imports", "data", "model", "feed", "steps", "evaluation", "dumps", "other")
+
+
+class Stopwatch:
+    """Seconds by part since it was made; they add up to the whole, because a part stops the one around it.
+
+    Reads the host's clock alone: on CUDA a part ends when its work is queued, and what is still to be
+    computed counts for the part that waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._part = "other"
+        self._since = time.perf_counter()
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count what happens inside for one of `PARTS`, but for what is inside a part of its own there."""
+        around = self._switch(name)
+        try:
+            yield
+        finally:
+            self._switch(around)
+
+    def split(self) -> dict[str, float]:
+        """Seconds of each part up to now, in the order of `PARTS`."""
+        self._switch(self._part)
+        return dict(self._seconds)
+
+    def _switch(self, name: str) -> str:
+        """Go over to a part; returns the one before."""
+        now = time.perf_counter()
+        before = self._part
+        self._seconds[before] += now - self._since
+        self._part, self._since = name, now
+        return before
