@@ -17,6 +17,8 @@ usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --hel
        ./run.sh compact [FLAGS...]   fold increments into one dump
        ./run.sh export PATH [FLAGS...]     write the newest state into the new folder PATH, for a server
        ./run.sh recommend --user ID [FLAGS...]  print what the newest state recommends
+       ./run.sh report RUN... [--output FILE]  draw one HTML page from runs, each a --report_dir or a folder
+                                     of such; FILE is report.html if not given
        ./run.sh doctor [FLAGS...]    install if needed, then examine this machine for what train with these
                                      FLAGS would start on it; status 1 if anything is a fault
        ./run.sh setup                only install
@@ -209,6 +211,12 @@ alone() {
   exec "$venv/bin/python" "$here/example/example.py" "$@"
 }
 
+# report RUN... [--output FILE]: needs no flags of the example, and no launch.
+report() {
+  set_up
+  exec "$venv/bin/python" "$here/example/page.py" "$@"
+}
+
 # It sees what local rank 0 of train's launch would see.
 doctor() {
   read_launch
@@ -268,7 +276,7 @@ main() {
   local command=train
   case "${1:-train}" in
     help | -h | --help) command=help ;;
-    train | dump | inc_dump | load | compact | export | recommend | doctor | setup | test | soak | lint)
+    train | dump | inc_dump | load | compact | export | recommend | report | doctor | setup | test | soak | lint)
       command="${1:-train}"
       shift "$(($# > 0))"
       ;;
@@ -288,6 +296,7 @@ main() {
     dump | inc_dump | compact) train "--$command" "$@" ;;
     load | export) with_path "$command" "$@" ;;
     recommend) alone --recommend "$@" ;;
+    report) report "$@" ;;
     doctor) doctor "$@" ;;
     test) run_tests "$@" ;;
     soak) soak "$@" ;;

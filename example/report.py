@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator
 from datetime import datetime, timezone
@@ -19,6 +18,7 @@ from columns import Columns
 from config import Config
 from errors import UserError
 from metrics import Metrics
+from page import replace_file
 from runtime import RuntimeContext
 from stack import stack_versions
 
@@ -84,7 +84,7 @@ def make_report_dir(config: Config) -> None:
     folder = Path(config.report_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / ".writable", b"")
+        replace_file(folder / ".writable", b"")
         (folder / ".writable").unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
@@ -103,8 +103,8 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
     folder = Path(config.report_dir)
     try:
         text = json.dumps({**_report(run, config, context), "time": seconds}, indent=1)
-        _replace(folder / "metrics.json", text.encode())
-        _replace(folder / "curves.png", _draw(run))
+        replace_file(folder / "metrics.json", text.encode())
+        replace_file(folder / "curves.png", _draw(run))
     except OSError as error:
         raise UserError(
             f"The report cannot be written to {folder} ({error.strerror or error}); the training itself "
@@ -151,16 +151,6 @@ def _finite(metrics: Metrics) -> dict[str, float | None]:
     # JSON has no NaN.
     values = dataclasses.asdict(metrics).items()
     return {name: value if math.isfinite(value) else None for name, value in values}
-
-
-def _replace(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def _draw(run: Run) -> bytes:

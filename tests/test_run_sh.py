@@ -310,6 +310,13 @@ def test_a_mode_for_one_process_is_not_launched(copy: Copy, arguments: list[str]
     assert any(call.endswith(f"example/example.py|{flags}") for call in copy.calls())
 
 
+def test_a_report_is_drawn_by_one_process_that_gets_the_arguments(copy: Copy) -> None:
+    copy.run("report", "two words", "--output", "page.html")
+    assert not copy.calls("launcher.py")
+    assert copy.installs() == ["--no-deps|-r|requirements.txt"]
+    assert copy.calls()[-1] == f"{copy.folder}/example/page.py|two words|--output|page.html"
+
+
 # --- doctor ---
 
 
@@ -383,6 +390,7 @@ def test_help_names_every_subcommand_and_variable(copy: Copy, word: str) -> None
         "compact",
         "export",
         "recommend",
+        "report",
         "doctor",
         "setup",
         "test",
