@@ -40,7 +40,14 @@ CHOICES = {
 }
 
 # The most that anything could use: beyond these a mistyped number would end as an exhausted machine.
-LIMITS = {"batch_size": 2**24, "history": 10_000, "num_workers": 1024, "prefetch_factor": 64, "top": 10_000}
+LIMITS = {
+    "batch_size": 2**24,
+    "history": 10_000,
+    "num_workers": 1024,
+    "prefetch_factor": 64,
+    "profile": 10_000,
+    "top": 10_000,
+}
 
 # Of --weight_decay in all passes: rows are held divided by what they decayed to, which has to be a float32.
 MOST_DECAY = 60
@@ -192,6 +199,13 @@ class Config:
     report_dir: str = ""
     """Folder that gets metrics.json and curves.png; empty means no report."""
 
+    profile: int = 0
+    """Training steps that rank 0 records with PyTorch's profiler after a warm-up, for a table of the
+    costliest parts and a trace.json in --report_dir or the current folder; 0 means none."""
+
+    tensorboard: bool = False
+    """Write losses, learning rates, speed and metrics for TensorBoard into --report_dir/tensorboard."""
+
     @property
     def modes(self) -> tuple[str, ...]:
         """The modes to run, in the order of a model's life."""
@@ -299,6 +313,11 @@ def _check_run(config: Config) -> None:
         "would give up before a silent worker is named; give a smaller one",
     )
     _require(config.dump_every >= 0, f"--dump_every {config.dump_every} is negative; give 0 for none")
+    _require(
+        bool(config.report_dir) or not config.tensorboard,
+        "--tensorboard writes into --report_dir, and there is none; give one",
+    )
+    _require(config.profile >= 0, f"--profile {config.profile} is negative; give 0 for none")
     _require(config.history >= 0, f"--history {config.history} is negative; give 0 for none")
 
     _require(

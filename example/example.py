@@ -14,7 +14,7 @@ import contextlib
 import io
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from config import Config, parse_args
 from errors import UserError
@@ -22,7 +22,10 @@ from failures import record_crash, report_lost_worker, report_mistake
 from postmortem import WorkerError
 from runtime import RuntimeContext, cleanup_runtime, decided, end_process, init_runtime, read_launch
 from stack import check_stack
-from stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from train import Run
+    from watch import Watch
 
 SYNTHETIC_NOTICE = (
     "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
@@ -124,30 +127,37 @@ def announce_data(config: Config) -> None:
 
 def train_and_report(config: Config, context: RuntimeContext) -> None:
     """Train, and show what came of it. Collective: every rank."""
-    from data import open_data
     from report import make_report_dir, results_table, write_report
+    from watch import watching
 
     if context.rank == 0 and config.report_dir:
         make_report_dir(config)
-    stopwatch = Stopwatch()
+    with watching(config, context) as watch:
+        result = train_watched(config, context, watch)
+        if result.epochs and context.rank == 0 and config.report_dir:
+            watch.after_run(write_report(result, watch.stopwatch.split(), config, context))
+    if not result.epochs:
+        context.say(f"nothing is left to train: {result.num_epochs} of {config.epochs} epochs are done")
+    name = f"this model, epoch {result.num_epochs}"
+    context.say(results_table(result.columns, name, result.test), tagged=False)
+
+
+def train_watched(config: Config, context: RuntimeContext, watch: Watch) -> Run:
+    """Train on the data of the configuration, with dumps if it asks for them. Collective: every rank."""
+    from data import open_data
+
     with contextlib.ExitStack() as stack:
-        with stopwatch.part("data"):
+        with watch.stopwatch.part("data"):
             data = stack.enter_context(open_data(config, context))
         # The workers start while this imports TorchRec.
-        with stopwatch.part("imports"):
+        with watch.stopwatch.part("imports"):
             from train import train
         keeper = None
         if config.dumps:
             from dumps import keeping_dumps
 
             keeper = stack.enter_context(keeping_dumps(data.columns, config, context))
-        result = train(data, config, context, keeper, stopwatch)
-    if not result.epochs:
-        context.say(f"nothing is left to train: {result.num_epochs} of {config.epochs} epochs are done")
-    elif context.rank == 0 and config.report_dir:
-        write_report(result, stopwatch.split(), config, context)
-    name = f"this model, epoch {result.num_epochs}"
-    context.say(results_table(result.columns, name, result.test), tagged=False)
+        return train(data, config, context, keeper, watch)
 
 
 def load_and_report(config: Config, context: RuntimeContext) -> None:

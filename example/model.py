@@ -17,6 +17,7 @@ from torchrec.streamable import Pipelineable
 
 from features import Table
 from interaction import Interaction
+from profiling import named
 
 
 @dataclass
@@ -73,7 +74,10 @@ class Recommender(Interaction):
 
     def forward(self, features: KeyedJaggedTensor, history_ratings: torch.Tensor) -> torch.Tensor:
         """Predicted ratings, float32 [B]."""
-        return self.predict(self.embeddings(features), history_ratings)
+        # What is left of it without lookup and output exchange, which TorchRec names.
+        with named("input exchange"):
+            looked_up = self.embeddings(features)
+        return self.predict(looked_up, history_ratings)
 
 
 class RatingTask(nn.Module):

@@ -105,10 +105,10 @@ class Run:
 
 
 def numbers(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of nested mappings by the joined names of where they lie; null is left out."""
+    """The numbers of nested mappings by names like a path, "test/rmse"; null is left out."""
     for name, value in mapping.items():
         if isinstance(value, Mapping):
-            yield from numbers(value, f"{before}{name} ")
+            yield from numbers(value, f"{before}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{before}{name}", value
 
@@ -258,7 +258,7 @@ def chart(name: str, lines: Sequence[tuple[Run, Sequence[tuple[float, float]]]])
         )
 
     return {
-        "name": name.replace("_", " "),
+        "name": in_words(name),
         "columns": [(place(x, rows[0])[0], label) for x, label in zip(columns, labels(columns), strict=True)],
         "rows": [(place(columns[0], y)[1], label) for y, label in zip(rows, labels(rows), strict=True)],
         "lines": [(run, [(*place(x, y), show(x), show(y)) for x, y in line]) for run, line in lines],
@@ -276,6 +276,11 @@ def ticks(low: float, high: float, whole: bool = False) -> list[float]:
     # One value alone needs two ends as well.
     last = max(math.ceil(high / step - 1e-9), first + 1)
     return [round(place * step, 12) for place in range(first, last + 1)]
+
+
+def in_words(name: str) -> str:
+    """The name of a number as a reader would write it."""
+    return name.replace("/", " ").replace("_", " ")
 
 
 def labels(places: Sequence[float]) -> list[str]:
@@ -310,7 +315,7 @@ def draw(runs: Sequence[Run]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["show"] = show
+    environment.filters |= {"show": show, "in_words": in_words}
     parts = dict.fromkeys(part for run in runs for part in run.seconds)
     return environment.get_template("page.html").render(
         runs=runs,

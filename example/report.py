@@ -92,24 +92,28 @@ def make_report_dir(config: Config) -> None:
         ) from error
 
 
-def write_report(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
+def write_report(
+    run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext
+) -> dict[str, Any]:
     """Write metrics.json and curves.png into --report_dir, each in one rename. Call on rank 0.
 
-    Takes the seconds of the run's parts, as this rank's stopwatch counted them.
+    Takes the seconds of the run's parts, as this rank's stopwatch counted them; returns what metrics.json
+    holds.
 
     Raises:
         UserError: when the folder cannot be written.
     """
     folder = Path(config.report_dir)
     try:
-        text = json.dumps({**_report(run, config, context), "time": seconds}, indent=1)
-        replace_file(folder / "metrics.json", text.encode())
+        report = {**_report(run, config, context), "time": seconds}
+        replace_file(folder / "metrics.json", json.dumps(report, indent=1).encode())
         replace_file(folder / "curves.png", _draw(run))
     except OSError as error:
         raise UserError(
             f"The report cannot be written to {folder} ({error.strerror or error}); the training itself "
             "ended well; give another --report_dir."
         ) from error
+    return report
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
@@ -132,18 +136,20 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         },
         "plan": run.plan.splitlines(),
         "baselines": {name: _finite(metrics) for name, metrics in columns.baselines.items()},
-        "epochs": [
-            {
-                "epoch": epoch.number,
-                "train_rmse": epoch.train_rmse,
-                "test": _finite(epoch.test),
-                "seconds": epoch.seconds,
-                "ratings_per_second": epoch.ratings_per_second,
-                "data_wait": epoch.data_wait,
-                "steps": len(epoch.losses),
-            }
-            for epoch in run.epochs
-        ],
+        "epochs": [epoch_report(epoch) for epoch in run.epochs],
+    }
+
+
+def epoch_report(epoch: Epoch) -> dict[str, Any]:
+    """What metrics.json holds of one epoch."""
+    return {
+        "epoch": epoch.number,
+        "train_rmse": epoch.train_rmse,
+        "test": _finite(epoch.test),
+        "seconds": epoch.seconds,
+        "ratings_per_second": epoch.ratings_per_second,
+        "data_wait": epoch.data_wait,
+        "steps": len(epoch.losses),
     }
 
 

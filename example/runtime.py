@@ -268,6 +268,8 @@ def _init_process_group(launch: Launch, device: torch.device, timeout: timedelta
 
 def _quieten_libraries() -> None:
     """Filter, by the words they begin with, messages that come on every run and that no user can mend."""
+    # PyTorch's profiler says on standard error that it begins and ends, at a level of its own above errors.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     for message in NOISE:
         warnings.filterwarnings("ignore", message=re.escape(message))
     for logger in NOISY_LOGGERS:

@@ -26,10 +26,12 @@ from errors import UserError
 from manifest import Position
 from metrics import Metrics, measure
 from model import RatingBatch
+from profiling import STEP, named
 from report import describe_epoch, progress_bar
 from runtime import RuntimeContext
 from sharding import build_model, describe_plan
 from stopwatch import Stopwatch
+from watch import Watch
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def train(
     config: Config,
     context: RuntimeContext,
     keeper: Keeper | None = None,
-    stopwatch: Stopwatch | None = None,
+    watch: Watch | None = None,
 ) -> Run:
     """Train a model and evaluate it after every epoch. Collective: every rank.
 
@@ -120,7 +122,8 @@ def train(
         UserError: when the tables do not fit, or the training diverges.
         WorkerError: when a data worker fails.
     """
-    stopwatch = stopwatch or Stopwatch()
+    watch = watch or Watch()
+    stopwatch = watch.stopwatch
     feed, columns = Feed(data.loader, stopwatch), data.columns
     position = keeper.start if keeper else Position()
     if position.epoch < config.epochs:
@@ -138,8 +141,8 @@ def train(
     epochs: list[Epoch] = []
     while position.epoch < config.epochs:
         start = time.perf_counter()
-        with stopwatch.part("steps"):
-            losses = _train_epoch_kept(learner, feed, position, config, context, keeper)
+        with watch.steps():
+            losses = _train_epoch_kept(learner, feed, position, config, context, keeper, watch)
         seconds = time.perf_counter() - start
         check_finite(losses, position.step, config)
         data_wait = _largest(feed.seconds_waited / seconds, context)
@@ -153,6 +156,7 @@ def train(
         with stopwatch.part("evaluation"):
             test = evaluate(learner.model, feed, position.epoch - 1, test_ratings, context)
         epochs.append(Epoch(position.epoch, losses, train_rmse, test, seconds, rate, data_wait))
+        watch.after_epoch(epochs[-1])
         context.say(describe_epoch(epochs[-1], config))
     last = epochs[-1].test if epochs else evaluate(learner.model, feed, position.epoch, test_ratings, context)
     return Run(columns, plan, epochs, last, position.epoch)
@@ -165,8 +169,9 @@ def _train_epoch_kept(
     config: Config,
     context: RuntimeContext,
     keeper: Keeper | None,
+    watch: Watch,
 ) -> np.ndarray:
-    """`train_epoch` with a progress bar, and a keeper that is told of all steps but the last one."""
+    """`train_epoch` with a progress bar, a watch, and a keeper that is told of all steps but the last one."""
     num_train = len(feed.loader.dataset.ranges["train"])
     title = f"epoch {position.epoch + 1}/{config.epochs}"
     with progress_bar(num_train, title, context) as bar:
@@ -174,9 +179,10 @@ def _train_epoch_kept(
 
         def after_step(now: Position, loss: torch.Tensor) -> None:
             bar.update(now.samples - bar.n)
+            watch.after_step(now.step, learner.optimizer)
             # After the last one the losses of the epoch are looked at first.
             if keeper and now.samples < num_train:
-                with feed.stopwatch.part("dumps"):
+                with watch.stopwatch.part("dumps"):
                     keeper.after_step(now, loss)
 
         return train_epoch(learner, feed, position, config, context, after_step)
@@ -264,11 +270,16 @@ class PlainSteps:
 
     def progress(self, batches: Iterator[RatingBatch]) -> tuple[torch.Tensor, torch.Tensor]:
         """Train on the next batch and return the model's output, (loss, predictions)."""
-        batch = next(batches).to(self.device, non_blocking=True)
-        self.optimizer.zero_grad()
-        loss, output = self.model(batch)
-        loss.backward()
-        self.optimizer.step()
+        with named("feed"):
+            batch = next(batches).to(self.device, non_blocking=True)
+        with named("optimizer"):
+            self.optimizer.zero_grad()
+        with named("dense"):
+            loss, output = self.model(batch)
+        with named("backward"):
+            loss.backward()
+        with named("optimizer"):
+            self.optimizer.step()
         return output
 
     def detach(self) -> DistributedModelParallel:
@@ -335,7 +346,8 @@ def train_epoch(
         # By ratings, not by steps: the same on any number of ranks.
         left = 1 - (position.epoch + position.samples / num_train) / config.epochs
         learner.set_rates(left, scale)
-        losses[place], _ = pipeline.progress(batches)
+        with named(STEP):
+            losses[place], _ = pipeline.progress(batches)
         scale *= math.exp(-config.weight_decay * left * size / num_train)
         learner.row_scale.fill_(scale)
         position = Position(position.step + 1, position.epoch, position.samples + size)
