@@ -115,6 +115,17 @@ def writes_a_report(lines: tuple[str, ...], clone: Path) -> None:
     assert sorted(path.name for path in (clone / "runs/first").iterdir()) == ["curves.png", "metrics.json"]
 
 
+def draws_a_page_from_runs(lines: tuple[str, ...], clone: Path) -> None:
+    draw_few_ratings(clone)
+    output = succeeded(shell(lines, clone))
+    # Of ten, three are warm-up.
+    assert "profile of 7 steps" in output
+    assert output.endswith("report.html shows 1 run\n")
+    assert "<title>1 run</title>" in (clone / "report.html").read_text()
+    names = ["curves.png", "metrics.json", "tensorboard", "trace.json"]
+    assert sorted(path.name for path in (clone / "runs/second").iterdir()) == names
+
+
 def measures_the_loader(lines: tuple[str, ...], clone: Path) -> None:
     output = succeeded(shell((". .venv/bin/activate", *lines), clone))
     bars = read_json(ROOT / "docs" / "feed.json")["bars"]
@@ -198,6 +209,7 @@ CHECKS: dict[str, Callable[[tuple[str, ...], Path], None]] = {
     ): measures_the_loader,
     "./run.sh doctor --num_workers 2": examines_the_machine,
     "./run.sh --epochs 2 --report_dir runs/first": writes_a_report,
+    "./run.sh --epochs 2 --lr 0.02 --report_dir runs/second --profile 20 --tensorboard": draws_a_page_from_runs,
 }
 
 
