@@ -44,7 +44,7 @@ ERRORS = ("rmse", "mae", "loss")
 BOUND = "oracle"
 # Flags that are no property of a training.
 NO_DIFFERENCES = ("report_dir",)
-# As many as the page has colours; more runs use them again.
+# As many as the page has colours; more runs use them again, with broken lines.
 NUM_COLORS = 8
 CHART_WIDTH, CHART_HEIGHT = 440, 250
 # Room for the numbers at the axes: left, right, top, bottom.
@@ -53,11 +53,16 @@ MARGINS = (52, 12, 10, 34)
 
 @dataclass(frozen=True)
 class Run:
-    """One metrics.json: the name of its folder on the page, its color there, and what it holds."""
+    """One metrics.json: the name of its folder, its place among the runs, and what it holds."""
 
     name: str
-    color: int
+    place: int
     report: Mapping[str, Any]
+
+    @property
+    def style(self) -> str:
+        """What tells it from others on the page, as classes."""
+        return f"c{self.place % NUM_COLORS}{' again' if self.place >= NUM_COLORS else ''}"
 
     @property
     def test(self) -> dict[str, float | None]:
@@ -132,7 +137,7 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
     # Runs are called by where they differ.
     shared = Path(os.path.commonpath([folder.parent for folder in files]))
     return [
-        Run(str(folder.relative_to(shared)), place % NUM_COLORS, read_report(folder / "metrics.json"))
+        Run(str(folder.relative_to(shared)), place, read_report(folder / "metrics.json"))
         for place, folder in enumerate(files)
     ]
 

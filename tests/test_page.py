@@ -102,6 +102,12 @@ def test_metrics_after_every_epoch_are_taken_where_there_is_no_final_test(tmp_pa
     assert "Its report does not say." in html
 
 
+def test_a_ninth_run_is_told_from_the_first_that_has_its_color(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(number)) for number in range(9)]
+    html = page(*runs)
+    assert html.count('<g class="c0">') == html.count('<g class="c0 again">') > 0
+
+
 def test_what_a_report_says_is_text_and_never_markup(tmp_path: Path) -> None:
     hostile = "</td><script>alert('x')</script>"
     write_run(tmp_path / "<b>bold", config={"lr": hostile, hostile: 1}, plan=[hostile], date=hostile)

@@ -33,7 +33,7 @@ def watched(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     flags = ("--data_path", synthetic_folder, "--epochs", 2, "--batch_size", 1024, "--report_dir", folder)
     result = torchrun(2, EXAMPLE, *flags, "--profile", 4, "--tensorboard")
     output = succeeded(result)
-    assert result.stderr == ""
+    assert "Profiler" not in result.stderr
     return output, folder
 
 
