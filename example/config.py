@@ -282,6 +282,12 @@ def _check_modes(config: Config) -> None:
             config.recommend or _is_default(config, name),
             f"--{name} says what is recommended, and nothing is; give --recommend too",
         )
+    trains = "train" in config.modes and not (config.export or config.recommend)
+    for name in ("profile", "tensorboard"):
+        _require(
+            trains or _is_default(config, name),
+            f"--{name} looks at a training, and none is asked for; give --train too",
+        )
     _require(not config.recommend or bool(config.user), "--recommend needs --user, the raw id of a user")
 
 

@@ -70,6 +70,8 @@ def test_values_become_their_fields_types() -> None:
         ("--embedding_dim 30", "--embedding_dim 30 does not fit FBGEMM's kernels; give a multiple of 4"),
         ("--test_fraction 1", "--test_fraction 1.0 leaves no training or no test"),
         ("--synthetic_ratings 10", "--synthetic_ratings 10 is out of range"),
+        ("--profile 5 --load", "--profile looks at a training, and none is asked for; give --train too"),
+        ("--tensorboard --recommend --user 5", "--tensorboard looks at a training, and none is asked for"),
         ("--profile -1", "--profile -1 is negative; give 0 for none"),
         ("--profile 10001", "--profile 10001 is too large; give at most 10,000"),
         ("--tensorboard", "--tensorboard writes into --report_dir, and there is none; give one"),

@@ -209,7 +209,9 @@ CHECKS: dict[str, Callable[[tuple[str, ...], Path], None]] = {
     ): measures_the_loader,
     "./run.sh doctor --num_workers 2": examines_the_machine,
     "./run.sh --epochs 2 --report_dir runs/first": writes_a_report,
-    "./run.sh --epochs 2 --lr 0.02 --report_dir runs/second --profile 20 --tensorboard": draws_a_page_from_runs,
+    (
+        "./run.sh --epochs 2 --lr 0.02 --report_dir runs/second --profile 20 --tensorboard"
+    ): draws_a_page_from_runs,
 }
 
 
