@@ -79,7 +79,7 @@ def train(config: Config, context: RuntimeContext, order: Order) -> float:
 
     torch.manual_seed(config.seed)
     with mock.patch.object(dataloader, "shuffled", order), open_data(config, context) as data:
-        return train_model(data, config, context).epochs[-1].test.rmse
+        return train_model(data, config, context).test["rmse"]
 
 
 def true_permutation(positions: np.ndarray, number: int, seed: int, epoch: int) -> np.ndarray:

@@ -73,7 +73,7 @@ def render(runs: dict[str, Any]) -> str:
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, run in runs.items():
-        baselines, last = run["baselines"], run["epochs"][-1]["test"]
+        baselines, last = run["baselines"], run["test"]
         oracle = f"{baselines['oracle']['rmse']:.4f}" if "oracle" in baselines else "not known"
         seconds = sum(epoch["seconds"] for epoch in run["epochs"])
         lines.append(

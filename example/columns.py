@@ -9,14 +9,17 @@
         <feature>_values.npy       int32: table rows of a multi-valued feature, movie after movie
         history.npy                int32 [training ratings, 2]: row of the table "movie", bits of the rating;
                                    user after user, each in the order of time
+        seen.npy                   int32 [training ratings]: their movies, in the same order
         history_offsets.npy        int64 [users that rated + 1]: where each user's history begins
+        test_history.npy ...       the same three of training and validation ratings, for the test
         vocabulary.json            feature -> raw values in the order of their table rows 1, 2, ...
         manifest.json              what `Columns` holds
 
-The training ratings come first, the test ratings after them, each part in the order of time: a split is a
-range of positions. What is gathered is stored in rows, so that a rating costs one cache line; what is
-scanned, the ratings, in a column too. A rating's history ends before the first training rating of its user
-that is not older than it: neither a test rating nor the rating itself can be in it.
+The training ratings come first, then those for validation, then the test, each part in the order of time: a
+split is a range of positions. What is gathered is stored in rows, so that a rating costs one cache line; what
+is scanned, the ratings, in a column too. A rating's history ends before the first rating of its user that is
+not older than it. It holds training ratings alone, and for a test rating also validation ratings, which a
+model in use would know of: neither a test rating nor the rating itself can be in it.
 
 The folder appears in one rename. Its name holds a digest of all that it was made from (source files, feature
 table, split, format), so a changed source is another folder, and none is ever stale. One whose files have not
@@ -39,30 +42,32 @@ import numpy as np
 from config import Config
 from errors import UserError
 from features import FEATURES, HISTORY, Feature, Table
-from metrics import Metrics, fit_biases, measure
+from metrics import LIKED, Metrics, fit_biases, fit_link, measure, measure_ranks, popularity_ranks
 
 if TYPE_CHECKING:
     import pandas
 
     from movielens import RawData
 
-FORMAT = 5
+FORMAT = 6
 # Positions and ends are int32.
 MAX_RATINGS = 2**31 - 1
-# On disk: its row, rating and time, and its place in the history.
-BYTES_OF_A_RATING = 16 + 4 + 8 + 8
+# On disk: its row, rating and time, and twice its place in a history and among what was seen.
+BYTES_OF_A_RATING = 16 + 4 + 8 + 2 * (8 + 4)
 
 
 @dataclass(frozen=True)
 class Columns:
     """One data set on disk: where it lies, how long its splits are, which tables its features need.
 
-    digest: of the ratings in their order, and of where the test begins.
+    baselines: task to name to metrics on the test; digest: of the ratings in their order, and of where the
+    splits begin.
     """
 
     folder: str
     source: str
     num_train: int
+    num_validation: int
     num_test: int
     num_skipped: int
     num_users: int
@@ -70,19 +75,38 @@ class Columns:
     mean_rating: float
     longest_history: int
     tables: tuple[Table, ...]
-    baselines: dict[str, Metrics]
+    baselines: dict[str, dict[str, Metrics]]
     notes: tuple[str, ...]
     digest: str = ""
 
     def range_of(self, split: str) -> range:
-        """The positions of a split, "train" or "test", in the rating columns."""
-        train = range(self.num_train)
-        return train if split == "train" else range(self.num_train, self.num_train + self.num_test)
+        """The positions of "train", "validation" or "test" in the rating columns, or of "catalogue": all
+        movies.
+        """
+        sizes = {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
+        if split == "catalogue":
+            return range(self.num_movies)
+        names = list(sizes)
+        first = sum(sizes[name] for name in names[: names.index(split)])
+        return range(first, first + sizes[split])
 
     def ratings(self, split: str) -> np.ndarray:
         """The ratings of a split, float32, mapped from disk."""
         positions = self.range_of(split)
-        return np.load(Path(self.folder) / "rating.npy", mmap_mode="r")[positions.start : positions.stop]
+        return self.column("rating")[positions.start : positions.stop]
+
+    def column(self, name: str) -> np.ndarray:
+        """A column, mapped from disk."""
+        return np.load(Path(self.folder) / f"{name}.npy", mmap_mode="r")
+
+    def movie_shares(self) -> np.ndarray:
+        """The share of the training ratings that is of each row of the table "movie", float32 [rows].
+
+        A row that no training rating has, such as that of unknown movies, counts as one rating.
+        """
+        rows = self.column("movie_features")[:, 0][self.column("rows")[: self.num_train, 1]]
+        counts = np.bincount(rows, minlength=int(self.column("movie_features")[:, 0].max()) + 1)
+        return (np.maximum(counts, 1) / self.num_train).astype(np.float32)
 
 
 def open_columns(config: Config) -> Columns:
@@ -144,7 +168,7 @@ def _checked(columns: Columns, config: Config) -> Columns:
     """With the table of the history if that is wanted; refuses a set of a known name and another size."""
     from movielens import NUM_RATINGS
 
-    number = columns.num_train + columns.num_test + columns.num_skipped
+    number = columns.num_train + columns.num_validation + columns.num_test + columns.num_skipped
     wanted = NUM_RATINGS.get(config.dataset, number)
     if number != wanted:
         raise UserError(
@@ -178,7 +202,8 @@ def _digest(files: list[Path], config: Config) -> str:
         "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files],
         "bad_rows": config.bad_rows,
         "test_fraction": config.test_fraction if drawn else None,
-        "seed": config.seed if config.split == "random" else None,
+        "validation_fraction": config.validation_fraction,
+        "seed": None if config.split == "time" else config.seed,
     }
     return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]
 
@@ -195,7 +220,6 @@ def _load(folder: Path, source: Path) -> Columns | None:
     manifest["tables"] = tuple(
         Table(Feature(**table["feature"]), table["rows"], table["longest"]) for table in manifest["tables"]
     )
-    manifest["baselines"] = {name: Metrics(**values) for name, values in manifest["baselines"].items()}
     manifest["notes"] = tuple(manifest["notes"])
     return Columns(folder=str(folder), source=str(source), **manifest)
 
@@ -227,12 +251,26 @@ def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
         raise
 
 
+@dataclass(frozen=True)
+class Stored:
+    """The ratings in the order in which they are stored: positions of users and movies and table rows of
+    movies, int32 [ratings]; ratings, float32; time, int64.
+    """
+
+    user: np.ndarray
+    movie: np.ndarray
+    movie_row: np.ndarray
+    rating: np.ndarray
+    time: np.ndarray
+
+
 def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]:
     import pandas
 
     from manifest import digest_of
 
-    order, num_train = _split(raw, config)
+    order, sizes, notes = _split(raw, config)
+    num_train = sizes[0]
     ratings = raw.ratings
     if len(order) > MAX_RATINGS:
         raise UserError(f"There are {len(order):,} ratings, and {MAX_RATINGS:,} is the limit; give fewer.")
@@ -249,76 +287,126 @@ def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]
     tables, left_out = _write_features(folder, entities)
     # The first feature of a movie is the movie itself.
     movie_rows = np.load(folder / "movie_features.npy")[:, 0]
-    ends, longest_history = _write_history(
-        folder, user, movie_rows[movie], rating, ratings.time[order], num_train
-    )
+    stored = Stored(user, movie, movie_rows[movie], rating, ratings.time[order])
+    ends, longest_history = _write_histories(folder, stored, sizes)
     np.save(folder / "rows.npy", np.stack([user, movie, rating.view(np.int32), ends], axis=1))
     oracle = None if raw.oracle is None else raw.oracle[order]
-    notes = [*raw.skipped]
+    notes = [*raw.skipped, *notes]
     if left_out:
         notes.append(f"left out the features that the files do not have: {', '.join(left_out)}")
     return {
         # Of all that a position of the training stands for.
-        "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}",
+        "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
         "num_train": num_train,
-        "num_test": len(order) - num_train,
+        "num_validation": sizes[1],
+        "num_test": sizes[2],
         "num_skipped": raw.num_skipped,
         "num_users": len(raw.users),
         "num_movies": len(raw.movies),
         "longest_history": longest_history,
         "mean_rating": float(rating[:num_train].mean(dtype=np.float64)),
         "tables": [dataclasses.asdict(table) for table in tables],
-        "baselines": _baselines(user, movie, rating, num_train, oracle),
+        "baselines": _baselines(stored, sizes, len(raw.movies), oracle),
         "notes": notes,
     }
 
 
-def _split(raw: RawData, config: Config) -> tuple[np.ndarray, int]:
-    """The order in which ratings are stored, int64 [ratings], and how many of them are for training."""
+def _split(raw: RawData, config: Config) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
+    """The order in which ratings are stored, int64 [ratings]; how many are for training, validation and the
+    test; and what there is to say of it.
+    """
     # Stable, so that ratings of one second keep the order of the file on every machine.
     by_time = np.argsort(raw.ratings.time, kind="stable")
+    user = raw.ratings.user_id[by_time]
+    is_test, notes = _choose_test(raw, by_time, config)
+    is_validation = _choose_validation(user, ~is_test, config)
+    is_train = ~is_test & ~is_validation
+    sizes = int(is_train.sum()), int(is_validation.sum()), int(is_test.sum())
+    if sizes[0] == 0 or sizes[2] == 0:
+        raise UserError(
+            f"--split {config.split} of {len(user)} ratings with --test_fraction {config.test_fraction} and "
+            f"--validation_fraction {config.validation_fraction} leaves {sizes[0]} for training and "
+            f"{sizes[2]} for the test; give fractions that leave some for both."
+        )
+    if sizes[1] == 0:
+        notes.append("no rating is for validation: there are no results on the way, and no early stopping")
+    return np.concatenate([by_time[is_train], by_time[is_validation], by_time[is_test]]), sizes, notes
+
+
+def _choose_test(raw: RawData, by_time: np.ndarray, config: Config) -> tuple[np.ndarray, list[str]]:
+    """Whether each rating, in the order of time, is for the test, bool [ratings]; and what to say of it."""
     number = len(by_time)
     if raw.official_test is not None:
-        is_test = raw.official_test[by_time]
-    else:
-        num_test = round(number * config.test_fraction)
-        is_test = np.arange(number) >= number - num_test
-        if config.split == "random":
-            is_test = np.random.default_rng([config.seed, 1]).permutation(is_test)
-    num_train = number - int(is_test.sum())
-    if not 0 < num_train < number:
-        raise UserError(
-            f"--test_fraction {config.test_fraction} of {number} ratings leaves {num_train} for training and "
-            f"{number - num_train} for the test; give a fraction that leaves some for both."
-        )
-    return np.concatenate([by_time[~is_test], by_time[is_test]]), num_train
+        return raw.official_test[by_time], []
+    if config.split == "leave_one_out":
+        newest, num_left_out = _newest_of_each(raw.ratings.user_id[by_time])
+        is_test = np.zeros(number, bool)
+        is_test[newest] = True
+        single = f"{num_left_out:,} users have a single rating, which is for training: the test has none"
+        return is_test, [single] if num_left_out else []
+    is_test = np.arange(number) >= number - round(number * config.test_fraction)
+    if config.split == "random":
+        is_test = np.random.default_rng([config.seed, 1]).permutation(is_test)
+    return is_test, []
 
 
-def _write_history(
-    folder: Path,
-    user: np.ndarray,
-    movie_rows: np.ndarray,
-    rating: np.ndarray,
-    time: np.ndarray,
-    num_train: int,
-) -> tuple[np.ndarray, int]:
-    """Write the training ratings user after user; returns where the histories of all ratings end, int32
-    [ratings], and how long the longest is.
+def _choose_validation(user: np.ndarray, is_left: np.ndarray, config: Config) -> np.ndarray:
+    """Whether each rating, in the order of time, is for validation, bool [ratings]: --validation_fraction of
+    those that are left beside the test, cut as the test was cut.
+
+    The newest for --split time; for leave_one_out the newest left of each user, of as many users, drawn by
+    the seed, as the fraction allows; drawn by the seed for the others.
     """
-    order = np.lexsort([time, user])
-    is_train = order < num_train
-    before: np.ndarray = np.cumsum(is_train) - is_train
+    left = np.flatnonzero(is_left)
+    wanted = round(len(left) * config.validation_fraction)
+    if config.split == "time":
+        chosen = left[len(left) - wanted :]
+    else:
+        among = left[_newest_of_each(user[left])[0]] if config.split == "leave_one_out" else left
+        chosen = np.random.default_rng([config.seed, 2]).permutation(among)[:wanted]
+    is_validation = np.zeros(len(user), bool)
+    is_validation[chosen] = True
+    return is_validation
+
+
+def _newest_of_each(user: np.ndarray) -> tuple[np.ndarray, int]:
+    """The place of the last rating of each user with two or more, int64; and how many users have one."""
+    _, from_end, counts = np.unique(user[::-1], return_index=True, return_counts=True)
+    return len(user) - 1 - from_end[counts > 1], int((counts == 1).sum())
+
+
+def _write_histories(folder: Path, stored: Stored, sizes: tuple[int, int, int]) -> tuple[np.ndarray, int]:
+    """Write what users rated, as training and validation know it, and as the test does; returns where the
+    histories of all ratings end, int32 [ratings], and how long the longest is.
+    """
+    num_train, num_validation, _ = sizes
+    num_known = num_train + num_validation
+    ends, lengths = _write_history(folder, "", stored, num_train)
+    ends_in_test, lengths_in_test = _write_history(folder, "test_", stored, num_known)
+    ends[num_known:], lengths[num_known:] = ends_in_test[num_known:], lengths_in_test[num_known:]
+    return ends, int(lengths.max())
+
+
+def _write_history(folder: Path, prefix: str, stored: Stored, num_told: int) -> tuple[np.ndarray, np.ndarray]:
+    """Write the first ratings, which are told of, user after user; returns for all ratings where their
+    histories end, int32 [ratings], and how long they are.
+    """
+    order = np.lexsort([stored.time, stored.user])
+    is_told = order < num_told
+    before: np.ndarray = np.cumsum(is_told) - is_told
     # Ratings of one user in one second do not know of each other: all of them end where the first does.
     first = np.ones(len(order), bool)
-    first[1:] = (np.diff(user[order]) != 0) | (np.diff(time[order]) != 0)
+    first[1:] = (np.diff(stored.user[order]) != 0) | (np.diff(stored.time[order]) != 0)
     ends = np.empty(len(order), np.int32)
     ends[order] = before[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))]
-    told = order[is_train]
-    np.save(folder / "history.npy", np.stack([movie_rows[told], rating[told].view(np.int32)], axis=1))
-    counts = np.bincount(user[told], minlength=int(user.max()) + 1)
+    told = order[is_told]
+    bits = stored.rating[told].view(np.int32)
+    np.save(folder / f"{prefix}history.npy", np.stack([stored.movie_row[told], bits], axis=1))
+    np.save(folder / f"{prefix}seen.npy", stored.movie[told])
+    counts = np.bincount(stored.user[told], minlength=int(stored.user.max()) + 1)
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    np.save(folder / "history_offsets.npy", offsets)
-    return ends, int((ends - offsets[user]).max())
+    np.save(folder / f"{prefix}history_offsets.npy", offsets)
+    return ends, ends - offsets[stored.user]
 
 
 def _write_features(
@@ -368,14 +456,33 @@ def _rows_of(values: pandas.Series, known: np.ndarray) -> np.ndarray:
 
 
 def _baselines(
-    user: np.ndarray, movie: np.ndarray, rating: np.ndarray, num_train: int, oracle: np.ndarray | None
-) -> dict[str, dict[str, float]]:
-    train, test = slice(None, num_train), slice(num_train, None)
-    biases = fit_biases(user[train], movie[train], rating[train], int(user.max()) + 1, int(movie.max()) + 1)
+    stored: Stored, sizes: tuple[int, int, int], num_movies: int, oracle: np.ndarray | None
+) -> dict[str, dict[str, Metrics]]:
+    """What a model of each task has to beat on the test ratings.
+
+    Fitted on all that is not the test, which makes them harder to beat; but the link of a log loss is that of
+    predictions of the validation ratings, made without them, as for the model.
+    """
+    num_train, num_validation, _ = sizes
+    num_known = num_train + num_validation
+    validation, test = slice(num_train, num_known), slice(num_known, None)
+    user, movie, rating = stored.user, stored.movie, stored.rating
+    early, late = (
+        fit_biases(user[:number], movie[:number], rating[:number], int(user.max()) + 1, num_movies)
+        for number in (num_train, num_known)
+    )
     predictions = {
-        "global mean": np.full(len(rating) - num_train, biases.mean),
-        "biases": biases.predict(user[test], movie[test]),
+        "global mean": (np.full(num_validation, early.mean), np.full(sizes[2], late.mean)),
+        "biases": (
+            early.predict(user[validation], movie[validation]),
+            late.predict(user[test], movie[test]),
+        ),
     }
     if oracle is not None:
-        predictions["oracle"] = oracle[test]
-    return {name: dataclasses.asdict(measure(values, rating[test])) for name, values in predictions.items()}
+        predictions["oracle"] = oracle[validation], oracle[test]
+    of_ratings = {
+        name: measure(on_test, rating[test], fit_link(on_validation, rating[validation] >= LIKED))
+        for name, (on_validation, on_test) in predictions.items()
+    }
+    popularity = measure_ranks(popularity_ranks(user, movie, num_known, num_movies))
+    return {"rating": of_ratings, "ranking": {"popularity": popularity}}

@@ -33,7 +33,8 @@ DATASETS = (
 OFFICIAL_SPLITS = ("u1", "u2", "u3", "u4", "u5", "ua", "ub")
 CHOICES = {
     "dataset": DATASETS,
-    "split": ("time", "random", *OFFICIAL_SPLITS),
+    "task": ("rating", "ranking"),
+    "split": ("time", "random", "leave_one_out", *OFFICIAL_SPLITS),
     "bad_rows": ("error", "skip"),
     "pipeline": ("auto", "plain", "sparse_dist"),
     "mp_context": ("spawn", "forkserver", "fork"),
@@ -108,6 +109,9 @@ class Config:
     until: int = -1
     """Step after which --load replays no more increments; -1 means all of them."""
 
+    task: str = "rating"
+    """What is learned: how many stars a user gives (rating), or which movie a user rates at all (ranking)."""
+
     dataset: str = ""
     """Which ratings: a MovieLens set, downloaded when absent, or synthetic; empty means what --data_path
     holds, and synthetic without one."""
@@ -122,17 +126,25 @@ class Config:
     """Number of ratings in the synthetic data set."""
 
     split: str = "time"
-    """Which ratings are the test: the newest (time), some drawn by the seed (random), or an official
-    split of ml-100k."""
+    """Which ratings are the test: the newest (time), some drawn by the seed (random), the newest of each user
+    (leave_one_out), or an official split of ml-100k."""
 
     test_fraction: float = 0.2
     """Share of the ratings that is the test, for --split time and random."""
+
+    validation_fraction: float = 0.05
+    """Share of the ratings beside the test that is not trained on but evaluated after every epoch; 0 means
+    none, and no early stopping."""
 
     bad_rows: str = "error"
     """What a row that cannot be read does: error stops, skip counts and reports it."""
 
     epochs: int = 8
-    """Passes over the training ratings."""
+    """Passes over the training ratings, unless --patience ends the training before."""
+
+    patience: int = 1
+    """Epochs in a row without a better validation result after which the training ends, with the weights of
+    the last one; 0 means never."""
 
     batch_size: int = 4096
     """Ratings per rank and step; the global batch is this times the number of ranks."""
@@ -325,7 +337,7 @@ def _check_run(config: Config) -> None:
     )
     _require(config.profile >= 0, f"--profile {config.profile} is negative; give 0 for none")
     _require(config.history >= 0, f"--history {config.history} is negative; give 0 for none")
-
+    _require(config.patience >= 0, f"--patience {config.patience} is negative; give 0 to never stop early")
     _require(
         1_000 <= config.synthetic_ratings <= 1_000_000_000,
         f"--synthetic_ratings {config.synthetic_ratings} is out of range; give 1,000 to 1,000,000,000",
@@ -333,6 +345,11 @@ def _check_run(config: Config) -> None:
     _require(
         0 < config.test_fraction < 1,
         f"--test_fraction {config.test_fraction} leaves no training or no test; give 0.1, say",
+    )
+    _require(
+        0 <= config.validation_fraction < 1,
+        f"--validation_fraction {config.validation_fraction} leaves no training or is negative; give 0.05, "
+        "say, or 0 for none",
     )
 
 

@@ -44,7 +44,8 @@ def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
 
 def _check_same_data(columns: Columns) -> None:
     """Refuse machines whose copies of the data differ: their ranks would wait for each other for ever."""
-    mine = (columns.num_train, columns.num_test, *(table.rows for table in columns.tables))
+    sizes = columns.num_train, columns.num_test, columns.num_validation
+    mine = (*sizes, *(table.rows for table in columns.tables))
     everyones = gathered(lambda: mine)
     for rank, other in enumerate(everyones):
         if other != everyones[0]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pool import WorkerPool
 
 
+SPLITS = ("train", "validation", "test", "catalogue")
 # Small batches are shuffled together: numpy's overhead for each would be more than the work.
 POSITIONS_AT_ONCE = 32_768
 # What --num_workers auto measures, and the share of time below which waiting is not worth a process.
@@ -42,7 +43,8 @@ WAIT_WORTH_A_WORKER = 0.02
 
 
 class Request(NamedTuple):
-    """Which batch: step `step` of pass `epoch` over the split "train" or "test", both counted from 0.
+    """Which batch: step `step` of pass `epoch` over the split "train", "validation" or "test", both counted
+    from 0; or over the "catalogue", where each movie has a row.
 
     first: the place in the pass at which step 0 begins; a pass that was interrupted goes on from there, on
     any number of ranks.
@@ -55,7 +57,8 @@ class Request(NamedTuple):
 
     def __str__(self) -> str:
         begin = f", counted from rating {self.first:,}" if self.first else ""
-        return f"step {self.step + 1} of epoch {self.epoch + 1} over the {self.split} ratings{begin}"
+        what = "movies" if self.split == "catalogue" else f"{self.split} ratings"
+        return f"step {self.step + 1} of epoch {self.epoch + 1} over the {what}{begin}"
 
 
 class Batch(NamedTuple):
@@ -92,7 +95,7 @@ class RatingBatches:
     def __init__(self, columns: Columns, config: Config, rank: int, world_size: int) -> None:
         self.folder = columns.folder
         self.tables = columns.tables
-        self.ranges = {split: columns.range_of(split) for split in ("train", "test")}
+        self.ranges = {split: columns.range_of(split) for split in SPLITS}
         self.batch_size = config.batch_size
         self.history = config.history
         self.seed = config.seed
@@ -136,12 +139,12 @@ class RatingBatches:
         """
         for column in self._columns.values():
             column.check()
-        rows = self._column("rows").take(self._positions(request), axis=0)
+        rows = self._rows(request)
         num_real = len(rows)
         single, lists = self._find(rows)
         history_ratings = np.zeros(0, np.float32)
         if self.history:
-            told, counts = self._find_history(rows)
+            told, counts = self._find_history(rows, "test_" if request.split == "test" else "")
             lists.append(Lists(told[:, 0], counts, padding=0))
             history_ratings = empty(len(told), np.float32)
             history_ratings[:] = told[:, 1].view(np.float32)
@@ -182,6 +185,16 @@ class RatingBatches:
         positions += split.start
         return positions
 
+    def _rows(self, request: Request) -> np.ndarray:
+        """What `rows.npy` holds of the ratings of a request, int32 [n, 4]."""
+        positions = self._positions(request)
+        if request.split != "catalogue":
+            return self._column("rows").take(positions, axis=0)
+        # As if the first user had rated each movie, before any other: who asks looks at the movies alone.
+        rows = np.zeros((len(positions), 4), np.int32)
+        rows[:, 1] = positions
+        return rows
+
     def _find(self, rows: np.ndarray) -> tuple[list[np.ndarray], list[Lists]]:
         """Table rows of the features with one value, [features, n] for each entity; and those with lists."""
         single, lists = [], []
@@ -192,18 +205,18 @@ class RatingBatches:
             single.append(features[:num_single])
             pairs = zip(features[num_single::2], features[num_single + 1 :: 2], strict=True)
             for name, (starts, counts) in zip(names, pairs, strict=True):
-                known = self._column(f"{name}_values").take(_places(starts, counts))
+                known = self._column(f"{name}_values").take(places_of(starts, counts))
                 lists.append(Lists(known, counts, padding=1))
         return single, lists
 
-    def _find_history(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _find_history(self, rows: np.ndarray, prefix: str) -> tuple[np.ndarray, np.ndarray]:
         """What the users rated before, rating after rating: table rows and the bits of ratings, [sum, 2]; and
-        how many each rating has of them, [n].
+        how many each rating has of them, [n]. prefix: of the columns that hold it.
         """
-        begins, ends = self._column("history_offsets").take(rows[:, 0]), rows[:, 3]
+        begins, ends = self._column(f"{prefix}history_offsets").take(rows[:, 0]), rows[:, 3]
         starts = np.maximum(begins, ends - self.history)
         counts = ends - starts
-        return self._column("history").take(_places(starts, counts), axis=0), counts
+        return self._column(f"{prefix}history").take(places_of(starts, counts), axis=0), counts
 
     def _join(
         self, single: list[np.ndarray], lists: list[Lists], empty: Callable[..., np.ndarray]
@@ -232,7 +245,7 @@ class RatingBatches:
         return self._columns[name].values
 
 
-def _places(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def places_of(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """The places start, start + 1, ... of every list, list after list, int64 [sum of counts]."""
     # They may be columns of a table of int32: numpy is slow where types differ and numbers lie apart.
     starts, counts = starts.astype(np.int64), counts.astype(np.int64)

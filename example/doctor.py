@@ -349,7 +349,7 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
 
     tables = tuple(Table(feature, 1, MOST_GENRES if feature.multi else 1) for feature in FEATURES)
     tables = (*tables, Table(HISTORY, 1, config.history))
-    columns = Columns("", "", 0, 0, 0, 0, 0, 0.0, config.history, tables, {}, ())
+    columns = Columns("", "", 0, 0, 0, 0, 0, 0, 0.0, config.history, tables, {}, ())
     # Where the data cannot be read, their own line says so.
     with contextlib.suppress(OSError, UserError):
         columns = find_columns(config)[1] or columns

@@ -58,7 +58,16 @@ from termination import TERMINATED, Termination
 from train import Learner, check_finite
 
 # What changes the losses that follow, if it is changed at a resume.
-LEARNING_FLAGS = ("epochs", "batch_size", "lr", "dense_lr", "weight_decay", "dense_weight_decay", "seed")
+LEARNING_FLAGS = (
+    "epochs",
+    "patience",
+    "batch_size",
+    "lr",
+    "dense_lr",
+    "weight_decay",
+    "dense_weight_decay",
+    "seed",
+)
 # Seconds that a rank waits for the parts of the others.
 DUMP_DEADLINE = 3600
 
@@ -326,8 +335,8 @@ def _check_continues(state: State, columns: Columns, config: Config, context: Ru
     if theirs != columns.digest:
         raise UserError(
             f"{state.folder} is of a training on other ratings than these of {columns.source} (digest "
-            f"{theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction and --seed "
-            f"that its {CONFIG} names, or no --resume."
+            f"{theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
+            f"--validation_fraction and --seed that its {CONFIG} names, or no --resume."
         )
     before = read_config(state.folder)
     changed = [

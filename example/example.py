@@ -166,15 +166,17 @@ def load_and_report(config: Config, context: RuntimeContext) -> None:
     from report import results_table
 
     with open_data(config, context) as data:
+        from evaluation import make_evaluator
         from loading import choose_state, load_state
-        from train import Feed, build_learner, evaluate
+        from train import Feed, build_learner
 
         state = decided(lambda: choose_state(config))
         learner = build_learner(data.columns, config, context)
         position = load_state(state, learner, data.columns, context).position
-        ratings = data.columns.ratings("test")
-        test = evaluate(learner.model, Feed(data.loader), position.epoch, ratings, context)
-    context.say(results_table(data.columns, f"this model, step {position.step:,}", test), tagged=False)
+        evaluator = make_evaluator(Feed(data.loader), data.columns, config, context)
+        test = evaluator.test(learner.model, position.epoch)
+    name = f"this model, step {position.step:,}"
+    context.say(results_table(data.columns, config, name, test), tagged=False)
 
 
 def compact_dumps(config: Config, context: RuntimeContext) -> None:

@@ -1,4 +1,4 @@
-"""From looked-up table rows to a rating: the interaction of user and movie, and an MLP.
+"""From looked-up table rows to vectors of users and movies, and from those to a rating.
 
 Knows tensors; nothing of where the rows come from, so that what trains them over many ranks and what serves
 them alone compute the same. Shapes: B ratings, D numbers in a table row.
@@ -26,53 +26,35 @@ class LookedUp(Protocol):
         """How many of them are each rating's, [B]."""
 
 
-class Interaction(nn.Module):
-    """Predicts mean + biases + <user factors, movie factors> + MLP(user, movie, user * movie).
+class Vectors(nn.Module):
+    """One vector for the user of each rating, and one for the movie.
 
-    The rows of a user's features add up to one vector, those of a movie's to another (a list-valued feature
-    counts with its mean). Number 0 of a vector is the bias; the other D - 1 are the factors. The product of
-    the factors is what makes the ranking of movies differ from user to user.
-
-    With a history, the user's vector is also told what the user liked so far: it gets the sum, over the
-    movies of the history, of their rows in a table of their own times how far their rating was above the
-    mean, divided by their number (after Koren, "Factorization Meets the Neighborhood", 2008, who divides by
-    the root of it; the mean predicted better).
+    The rows of a user's features add up to one vector, those of a movie's to another; a list-valued feature
+    counts with its mean. Number 0 of a vector is the bias; the other D - 1 are the factors. With a history
+    the user's vector gets the mean of its rows, which lie in a table of their own, each times a weight.
 
     What the tables hold, times `row_scale`, are the rows: all of them decay when that one number does, also
     those that a step does not look up.
     """
 
-    def __init__(
-        self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_rating: float
-    ) -> None:
+    def __init__(self, features: Sequence[Feature]) -> None:
         super().__init__()
         self.features = list(features)
-        widths = [3 * (embedding_dim - 1), *mlp_dims]
-        layers: list[nn.Module] = []
-        for width_in, width_out in pairwise(widths):
-            layers += [nn.Linear(width_in, width_out), nn.ReLU()]
-        self.mlp = nn.Sequential(*layers, nn.Linear(widths[-1], 1))
-        self.mean_rating: torch.Tensor
-        self.register_buffer("mean_rating", torch.tensor(mean_rating, dtype=torch.float32))
         self.row_scale: torch.Tensor
         # As exact as the number on the host that it is a copy of: a resumed training goes on from it.
         self.register_buffer("row_scale", torch.tensor(1.0, dtype=torch.float64))
 
-    def predict(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
-        """Predicted ratings, float32 [B]; history_ratings: float32, one for each row of the history."""
-        user = self._add_up(looked_up, "user")
+    def join(
+        self, looked_up: Mapping[str, LookedUp], history_weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The vectors of users and movies, float32 [B, D] both; history_weights: one for each of its rows."""
+        user, movie = self._add_up(looked_up, "user"), self._add_up(looked_up, "movie")
         if HISTORY in self.features:
-            user = user + self._liked_so_far(looked_up[HISTORY.name], history_ratings)
-        movie = self._add_up(looked_up, "movie")
-        user, movie = _Scale.apply(user, self.row_scale), _Scale.apply(movie, self.row_scale)
-        biases = user[:, 0] + movie[:, 0]
-        user, movie = user[:, 1:], movie[:, 1:]
-        product = user * movie
-        deep = self.mlp(torch.cat([user, movie, product], dim=1)).squeeze(1)
-        return self.mean_rating + biases + product.sum(dim=1) + deep
+            history = looked_up[HISTORY.name]
+            user = user + _means(history.values(), history_weights, history.lengths())
+        return _Scale.apply(user, self.row_scale), _Scale.apply(movie, self.row_scale)
 
     def _add_up(self, looked_up: Mapping[str, LookedUp], entity: str) -> torch.Tensor:
-        """The vectors of all users or all movies of the batch, float32 [B, D]."""
         vectors = []
         for feature in self.features:
             if feature.entity == entity:
@@ -83,20 +65,51 @@ class Interaction(nn.Module):
                 vectors.append(rows)
         return torch.stack(vectors).sum(dim=0)
 
-    def _liked_so_far(self, history: LookedUp, ratings: torch.Tensor) -> torch.Tensor:
-        """What the histories add to the vectors of their users, float32 [B, D]; zero where there is none."""
-        return _means(history.values(), ratings - self.mean_rating, history.lengths())
+
+class Interaction(Vectors):
+    """Predicts mean + biases + <user factors, movie factors> + MLP(user, movie, user * movie).
+
+    The product of the factors is what makes the ranking of movies differ from user to user. A history counts
+    by how far its ratings are above the mean (after Koren, "Factorization Meets the Neighborhood", 2008, who
+    divides by the root of their number; the mean predicted better).
+    """
+
+    def __init__(
+        self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_rating: float
+    ) -> None:
+        super().__init__(features)
+        self.mlp = make_mlp([3 * (embedding_dim - 1), *mlp_dims, 1])
+        self.mean_rating: torch.Tensor
+        self.register_buffer("mean_rating", torch.tensor(mean_rating, dtype=torch.float32))
+
+    def predict(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
+        """Predicted ratings, float32 [B]; history_ratings: float32, one for each row of the history."""
+        user, movie = self.join(looked_up, history_ratings - self.mean_rating)
+        biases = user[:, 0] + movie[:, 0]
+        user, movie = user[:, 1:], movie[:, 1:]
+        product = user * movie
+        deep = self.mlp(torch.cat([user, movie, product], dim=1)).squeeze(1)
+        return self.mean_rating + biases + product.sum(dim=1) + deep
+
+
+def make_mlp(widths: Sequence[int]) -> nn.Sequential:
+    """Linear layers from each width to the next, with ReLU between them."""
+    layers: list[nn.Module] = []
+    for width_in, width_out in pairwise(widths):
+        layers += [nn.Linear(width_in, width_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 def _means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """The mean of each list of rows times weights, float32 [B, D], zero where the list is empty."""
     lengths = lengths.to(torch.int64)
-    shares = weights / _repeated(lengths.clamp(min=1), lengths, len(weights))
+    shares = weights / repeated(lengths.clamp(min=1), lengths, len(weights))
     sums: torch.Tensor = _WeightedSums.apply(rows, shares, lengths)
     return sums
 
 
-def _repeated(values: torch.Tensor, lengths: torch.Tensor, total: int) -> torch.Tensor:
+def repeated(values: torch.Tensor, lengths: torch.Tensor, total: int) -> torch.Tensor:
+    """Each value as often as its list is long, [total, ...]; total is the sum of the lengths."""
     # Given the total, a device need not be asked for it.
     return values.repeat_interleave(lengths, dim=0, output_size=total)
 
@@ -119,7 +132,7 @@ class _WeightedSums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         weights, lengths = ctx.saved_tensors
-        return _repeated(gradient, lengths, len(weights)) * weights.unsqueeze(1), None, None
+        return repeated(gradient, lengths, len(weights)) * weights.unsqueeze(1), None, None
 
 
 class _Scale(torch.autograd.Function):

@@ -36,12 +36,15 @@ BLOCK_BYTES = 2**20
 class Position:
     """How far a training is: steps made, the epoch under way, counted from 0, and its ratings that were used.
 
-    What comes next is place `samples` of the epoch's order, on any number of ranks.
+    What comes next is place `samples` of the epoch's order, on any number of ranks. best: the best validation
+    result so far, None before the first; epochs_since_best: how many have ended since.
     """
 
     step: int = 0
     epoch: int = 0
     samples: int = 0
+    best: float | None = None
+    epochs_since_best: int = 0
 
 
 @dataclass(frozen=True)
@@ -149,11 +152,12 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _plain(kind: type[Any], found: Any) -> Any:
-    """A dataclass of texts and whole numbers, of the values that JSON held for it."""
+    """A dataclass of texts and numbers, of the values that JSON held for it."""
     made = kind(**found)
     for part in dataclasses.fields(made):
         value = getattr(made, part.name)
-        if type(value).__name__ != part.type:
+        kind_of_value = "None" if value is None else type(value).__name__
+        if kind_of_value not in str(part.type).split(" | "):
             raise TypeError(f"{part.name} is {value!r}")
     return made
 

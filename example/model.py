@@ -1,4 +1,4 @@
-"""From features to a rating and its loss: the interaction of user and movie on embeddings.
+"""From features to a loss, for both tasks: to rate, or to rank.
 
 Knows tensors and tables; nothing of ranks, files or devices. Shapes: B ratings.
 """
@@ -15,9 +15,15 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from columns import Columns
+from config import Config
 from features import Table
 from interaction import Interaction
 from profiling import named
+from twotower import TwoTower
+
+# Rows that compete in the softmax of a ranking: its cost is this times the batch, in time and in memory.
+COMPETITORS = 256
 
 
 @dataclass
@@ -51,6 +57,32 @@ class RatingBatch(Pipelineable):
         self.history_ratings.record_stream(stream)
 
 
+def make_task(columns: Columns, config: Config) -> RatingTask | RankingTask:
+    """The model of a data set with the loss of the configured task; its tables are not allocated yet."""
+    if config.task == "rating":
+        return RatingTask(
+            Recommender(columns.tables, config.embedding_dim, config.mlp_dims, columns.mean_rating)
+        )
+    ranker = Ranker(columns.tables, config.embedding_dim, config.mlp_dims)
+    return RankingTask(ranker, torch.from_numpy(columns.movie_shares()))
+
+
+def make_embeddings(tables: Sequence[Table], embedding_dim: int) -> EmbeddingCollection:
+    """The tables on the meta device: only the shards are ever allocated, by `sharding.py`."""
+    return EmbeddingCollection(
+        tables=[
+            EmbeddingConfig(
+                name=table.name,
+                embedding_dim=embedding_dim,
+                num_embeddings=table.rows,
+                feature_names=[table.name],
+            )
+            for table in tables
+        ],
+        device=torch.device("meta"),
+    )
+
+
 class Recommender(Interaction):
     """`Interaction` with its tables, which TorchRec shards over the ranks."""
 
@@ -58,19 +90,7 @@ class Recommender(Interaction):
         self, tables: Sequence[Table], embedding_dim: int, mlp_dims: Sequence[int], mean_rating: float
     ) -> None:
         super().__init__([table.feature for table in tables], embedding_dim, mlp_dims, mean_rating)
-        # On the meta device: only the shards are ever allocated, by `sharding.py`.
-        self.embeddings = EmbeddingCollection(
-            tables=[
-                EmbeddingConfig(
-                    name=table.name,
-                    embedding_dim=embedding_dim,
-                    num_embeddings=table.rows,
-                    feature_names=[table.name],
-                )
-                for table in tables
-            ],
-            device=torch.device("meta"),
-        )
+        self.embeddings = make_embeddings(tables, embedding_dim)
 
     def forward(self, features: KeyedJaggedTensor, history_ratings: torch.Tensor) -> torch.Tensor:
         """Predicted ratings, float32 [B]."""
@@ -95,3 +115,61 @@ class RatingTask(nn.Module):
         predictions = self.recommender(batch.features, batch.history_ratings)
         loss = (batch.weights * (predictions - batch.ratings) ** 2).mean()
         return loss, (loss.detach(), predictions.detach())
+
+
+class Ranker(TwoTower):
+    """`TwoTower` with its tables, which TorchRec shards over the ranks."""
+
+    def __init__(self, tables: Sequence[Table], embedding_dim: int, mlp_dims: Sequence[int]) -> None:
+        super().__init__([table.feature for table in tables], embedding_dim, mlp_dims)
+        self.embeddings = make_embeddings(tables, embedding_dim)
+
+    def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The vectors of users and movies, float32 [B, D] both."""
+        return self.embed(self.embeddings(features))
+
+
+class RankingTask(nn.Module):
+    """The ranking model with its loss: which of the movies of the batch did each user rate?
+
+    movie_shares: of the training ratings, float32 [rows of the table "movie"], none of them 0.
+    """
+
+    def __init__(self, recommender: Ranker, movie_shares: torch.Tensor) -> None:
+        super().__init__()
+        self.recommender = recommender
+        self.log_shares: torch.Tensor
+        # Not dumped: the data say it.
+        self.register_buffer("log_shares", movie_shares.log(), persistent=False)
+
+    def forward(self, batch: RatingBatch) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+        """The weighted mean of `sampled_softmax` over this rank's B rows, [], and the output that stays.
+
+        The output is the loss again and the vectors of users and movies, float32 [B, 2, D], without gradient.
+        """
+        user, movie = self.recommender(batch.features)
+        rows = batch.features["movie"].values()
+        parts = (tensor.split(COMPETITORS) for tensor in (user, movie, rows, batch.weights))
+        losses = [
+            sampled_softmax(user, movie, rows, self.log_shares[rows], weights > 0)
+            for user, movie, rows, weights in zip(*parts, strict=True)
+        ]
+        loss = (batch.weights * torch.cat(losses)).mean()
+        return loss, (loss.detach(), torch.stack([user, movie], dim=1).detach())
+
+
+def sampled_softmax(
+    user: torch.Tensor, movie: torch.Tensor, rows: torch.Tensor, log_shares: torch.Tensor, real: torch.Tensor
+) -> torch.Tensor:
+    """For n users, how surprised a softmax over the movies of all n is by their own, float32 [n].
+
+    Takes vectors [n, D] and, for each movie, table row, logarithm of its share of the training ratings, and
+    whether it is no padding, [n]. A movie is here as often as it is popular; to take that out again, each
+    score is lowered by the logarithm of the movie's share (Yi et al., "Sampling-bias-corrected neural
+    modeling for large corpus item recommendations", 2019). The same movie elsewhere is no competitor.
+    """
+    scores = user @ movie.T - log_shares
+    is_none = (rows.unsqueeze(1) == rows) | ~real
+    is_none.fill_diagonal_(False)
+    scores = scores.masked_fill(is_none, -torch.inf)
+    return scores.logsumexp(dim=1) - scores.diagonal()

@@ -26,6 +26,7 @@ from recorded import data_flags_of
 from save_dir import newest_in
 from serving import Follower, ServedModel
 from snapshot import HISTORY_RATINGS
+from twotower import TwoTower
 
 DAMPING = 20
 MOST_LIKED = 5
@@ -213,7 +214,10 @@ def page(model: ServedModel, viewer: Viewer, top: int) -> str:
             f"the model knows no user {viewer.name}; these are the popular movies, by the mean of their "
             f"ratings damped by {DAMPING} at the mean of all"
         )
-    return "\n".join([*lines, _table(found, titles[found.movies].tolist(), "predicted" if known else "mean")])
+    # What a model for ranking gives is no number of stars.
+    ranks = isinstance(model.snapshot.interaction, TwoTower)
+    heading = ("score" if ranks else "predicted") if known else "mean"
+    return "\n".join([*lines, _table(found, titles[found.movies].tolist(), heading)])
 
 
 def _table(found: Listing, titles: Sequence[str], heading: str) -> str:

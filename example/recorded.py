@@ -18,10 +18,11 @@ DATA_FLAGS = (
     "synthetic_ratings",
     "split",
     "test_fraction",
+    "validation_fraction",
     "bad_rows",
     "seed",
 )
-MODEL_FLAGS = ("embedding_dim", "mlp_dims", "history")
+MODEL_FLAGS = ("task", "embedding_dim", "mlp_dims", "history")
 
 
 def with_recorded(config: Config) -> Config:

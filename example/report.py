@@ -17,7 +17,7 @@ import numpy as np
 from columns import Columns
 from config import Config
 from errors import UserError
-from metrics import Metrics
+from metrics import METRICS, Metrics, main_metric
 from page import replace_file
 from runtime import RuntimeContext
 from stack import stack_versions
@@ -25,24 +25,50 @@ from stack import stack_versions
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from manifest import Position
     from train import Epoch, Run
+
+
+# How a metric is called where people read it.
+LABELS = {
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "hr_at_10": "HR@10",
+    "ndcg_at_10": "NDCG@10",
+}
 
 
 def describe_data(columns: Columns, config: Config) -> str:
     """What is trained on, and whatever was left out of it."""
     lines = [
-        f"{columns.source}: {columns.num_train:,} ratings for training, {columns.num_test:,} for the test "
-        f"(--split {config.split}), {columns.num_users:,} users, {columns.num_movies:,} movies"
+        f"{columns.source}: {columns.num_train:,} ratings for training, {columns.num_validation:,} for "
+        f"validation, {columns.num_test:,} for the test (--split {config.split}), {columns.num_users:,} "
+        f"users, {columns.num_movies:,} movies"
     ]
     return "\n".join([*lines, *columns.notes])
 
 
 def describe_epoch(epoch: Epoch, config: Config) -> str:
     """One line on one epoch."""
+    loss = f"RMSE {epoch.train_loss**0.5:.4f}" if config.task == "rating" else f"loss {epoch.train_loss:.4f}"
+    # Of ratings the RMSE says enough.
+    shown = {"rating": ("rmse",), "ranking": METRICS["ranking"]}[config.task]
+    validation = ", ".join(f"{LABELS[name]} {_number(epoch.validation[name])}" for name in shown)
     return (
-        f"epoch {epoch.number}/{config.epochs}: train RMSE {epoch.train_rmse:.4f}, test RMSE "
-        f"{epoch.test.rmse:.4f}, {epoch.seconds:.1f} s, {epoch.ratings_per_second:,.0f} ratings/s, "
-        f"data wait {epoch.data_wait:.1%}"
+        f"epoch {epoch.number}/{config.epochs}: train {loss}, validation {validation}, "
+        f"{epoch.seconds:.1f} s, {epoch.ratings_per_second:,.0f} ratings/s, data wait {epoch.data_wait:.1%}"
+    )
+
+
+def describe_early_stop(position: Position, config: Config) -> str:
+    """One line on a training that ended before its last epoch."""
+    assert position.best is not None
+    label = LABELS[main_metric(config.task)[0]]
+    return (
+        f"stopped early, after epoch {position.epoch}: {position.epochs_since_best} epochs without a better "
+        f"validation {label} than {position.best:.4f} (--patience {config.patience})"
     )
 
 
@@ -56,23 +82,27 @@ def progress_bar(total: int, title: str, context: RuntimeContext) -> Iterator[tq
         yield bar
 
 
-def results_table(columns: Columns, name: str, test: Metrics) -> str:
-    """A model beside the baselines, on the test ratings."""
-    rows = {**columns.baselines, name: test}
+def results_table(columns: Columns, config: Config, name: str, test: Metrics) -> str:
+    """A model beside the baselines of its task, on the test ratings; "-" is a metric that is not defined."""
+    rows = {**columns.baselines[config.task], name: test}
     # The oracle is a bound, not a rival: it comes last.
     if "oracle" in rows:
         rows["oracle (knows the planted world)"] = rows.pop("oracle")
+    labels = [LABELS[name] for name in METRICS[config.task]]
+    # Wide enough for a number with four places.
+    widths = [max(6, len(label)) for label in labels]
+    cells = [labels, *([_number(metrics[key]) for key in METRICS[config.task]] for metrics in rows.values())]
     width = max(map(len, rows))
     lines = [
-        f"| {'test ratings':<{width}} |   RMSE |    MAE |    AUC |",
-        f"|{'-' * (width + 2)}|-------:|-------:|-------:|",
+        f"| {name:<{width}} | {' | '.join(map(str.rjust, row, widths))} |"
+        for name, row in zip(["test ratings", *rows], cells, strict=True)
     ]
-    lines += [f"| {name:<{width}} | {_cells(metrics)} |" for name, metrics in rows.items()]
-    return "\n".join(lines)
+    rule = f"|{'-' * (width + 2)}|{'|'.join('-' * (width + 1) + ':' for width in widths)}|"
+    return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def _cells(metrics: Metrics) -> str:
-    return " | ".join(f"{value:6.4f}" for value in dataclasses.astuple(metrics))
+def _number(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else "-"
 
 
 def make_report_dir(config: Config) -> None:
@@ -107,7 +137,7 @@ def write_report(
     try:
         report = {**_report(run, config, context), "time": seconds}
         replace_file(folder / "metrics.json", json.dumps(report, indent=1).encode())
-        replace_file(folder / "curves.png", _draw(run))
+        replace_file(folder / "curves.png", _draw(run, config))
     except OSError as error:
         raise UserError(
             f"The report cannot be written to {folder} ({error.strerror or error}); the training itself "
@@ -128,6 +158,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         "data": {
             "source": columns.source,
             "num_train": columns.num_train,
+            "num_validation": columns.num_validation,
             "num_test": columns.num_test,
             "num_users": columns.num_users,
             "num_movies": columns.num_movies,
@@ -135,7 +166,9 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             "notes": columns.notes,
         },
         "plan": run.plan.splitlines(),
-        "baselines": {name: _finite(metrics) for name, metrics in columns.baselines.items()},
+        "baselines": {name: _finite(metrics) for name, metrics in columns.baselines[config.task].items()},
+        "test": _finite(run.test),
+        "stopped_early": run.stopped_early,
         "epochs": [epoch_report(epoch) for epoch in run.epochs],
     }
 
@@ -144,8 +177,8 @@ def epoch_report(epoch: Epoch) -> dict[str, Any]:
     """What metrics.json holds of one epoch."""
     return {
         "epoch": epoch.number,
-        "train_rmse": epoch.train_rmse,
-        "test": _finite(epoch.test),
+        "train_loss": epoch.train_loss,
+        "validation": _finite(epoch.validation),
         "seconds": epoch.seconds,
         "ratings_per_second": epoch.ratings_per_second,
         "data_wait": epoch.data_wait,
@@ -155,40 +188,49 @@ def epoch_report(epoch: Epoch) -> dict[str, Any]:
 
 def _finite(metrics: Metrics) -> dict[str, float | None]:
     # JSON has no NaN.
-    values = dataclasses.asdict(metrics).items()
-    return {name: value if math.isfinite(value) else None for name, value in values}
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def _draw(run: Run) -> bytes:
-    """The curves as PNG: training RMSE step by step, test RMSE after each epoch, baselines as lines."""
+def _draw(run: Run, config: Config) -> bytes:
+    """The curves as PNG: what validation says after each epoch, the test at the end, baselines as lines; and
+    of ratings, where it has the same unit, the training step by step.
+    """
     import io
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    losses = np.concatenate([epoch.losses for epoch in run.epochs])
-    # Means over a fiftieth of an epoch, so that the noise of single batches does not hide the curve.
-    window = max(1, len(run.epochs[0].losses) // 50)
-    smooth = np.sqrt([part.mean() for part in np.array_split(losses, len(losses) // window)])
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.plot(
-        np.linspace(run.epochs[0].number - 1, run.epochs[-1].number, len(smooth)),
-        smooth,
-        color="0.65",
-        label="training, while learning",
-    )
+    if config.task == "rating":
+        smooth = _smooth(run)
+        places = np.linspace(run.epochs[0].number - 1, run.epochs[-1].number, len(smooth))
+        axes.plot(places, smooth, color="0.65", label="training, while learning")
+    name, lower_is_better = main_metric(config.task)
     numbers = [epoch.number for epoch in run.epochs]
+    values = [epoch.validation[name] for epoch in run.epochs]
+    axes.plot(numbers, values, "o-", color="C0", label="validation, after the epoch")
     axes.plot(
-        numbers, [epoch.test.rmse for epoch in run.epochs], "o-", color="C0", label="test, after the epoch"
+        numbers[-1:], [run.test[name]], "*", color="C1", markersize=12, label=f"test: {run.test[name]:.4f}"
     )
-    for (name, metrics), style in zip(run.columns.baselines.items(), (":", "--", "-."), strict=False):
-        color = "C2" if name == "oracle" else "C3"
-        axes.axhline(metrics.rmse, color=color, linestyle=style, label=f"{name}: {metrics.rmse:.4f}")
-    axes.set(xlabel="epoch", ylabel="RMSE in stars", title=Path(run.columns.source).name)
-    axes.set_ylim(top=max(metrics.rmse for metrics in run.columns.baselines.values()) * 1.02)
+    baselines = run.columns.baselines[config.task]
+    for (baseline, metrics), style in zip(baselines.items(), (":", "--", "-."), strict=False):
+        color = "C2" if baseline == "oracle" else "C3"
+        label = f"{baseline}, test: {metrics[name]:.4f}"
+        axes.axhline(metrics[name], color=color, linestyle=style, label=label)
+    unit = " in stars" if config.task == "rating" else ""
+    axes.set(xlabel="epoch", ylabel=f"{LABELS[name]}{unit}", title=Path(run.columns.source).name)
+    if lower_is_better:
+        axes.set_ylim(top=max(metrics[name] for metrics in baselines.values()) * 1.02)
     axes.legend()
     content = io.BytesIO()
     figure.savefig(content)
     return content.getvalue()
+
+
+def _smooth(run: Run) -> np.ndarray:
+    """RMSE of training in means over a fiftieth of an epoch, so that noise does not hide the curve."""
+    losses = np.concatenate([epoch.losses for epoch in run.epochs])
+    window = max(1, len(run.epochs[0].losses) // 50)
+    return np.sqrt([part.mean() for part in np.array_split(losses, len(losses) // window)])

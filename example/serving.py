@@ -77,7 +77,7 @@ class ServedModel:
 
     @torch.inference_mode()
     def score(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
-        """Predicted ratings, float32 [B], of one state as a whole.
+        """Predicted ratings, or scores of a model for ranking, float32 [B], of one state as a whole.
 
         values: a feature's name to B raw values, lists of them for one with lists; "history_ratings" to the
         ratings of "history", list by list. What is not given, or was not there in the training, counts as

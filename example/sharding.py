@@ -33,7 +33,7 @@ from cpu_tables import CpuTablesSharder
 from errors import UserError
 from features import UNKNOWN_ROW
 from machine import allowed_memory
-from model import RatingTask, Recommender
+from model import RankingTask, RatingTask, make_task
 from runtime import RuntimeContext
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the table.
@@ -50,8 +50,7 @@ def build_model(columns: Columns, config: Config, context: RuntimeContext) -> Di
     Collective: every rank.
     """
     torch.manual_seed(config.seed)
-    recommender = Recommender(columns.tables, config.embedding_dim, config.mlp_dims, columns.mean_rating)
-    task = RatingTask(recommender)
+    task = make_task(columns, config)
     on_cpu = context.device.type == "cpu"
     sharder = (CpuTablesSharder if on_cpu else EmbeddingCollectionSharder)(
         fused_params={
@@ -71,7 +70,7 @@ def build_model(columns: Columns, config: Config, context: RuntimeContext) -> Di
 
 
 def make_plan(
-    task: RatingTask,
+    task: RatingTask | RankingTask,
     sharder: EmbeddingCollectionSharder,
     columns: Columns,
     config: Config,

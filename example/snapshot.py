@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from manifest import (
 )
 from parts import parts_of, read_whole
 from save_dir import State, check_chain, check_name
+from twotower import TwoTower
 
 # What an export says of its features; a dump has those of `features.py`.
 FEATURES_FILE = "features.json"
@@ -63,7 +65,7 @@ class Change:
 
     manifest: Manifest
     tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
-    interaction: Interaction
+    interaction: Interaction | TwoTower
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Snapshot:
     folder: Path
     features: tuple[Feature, ...]
     tables: dict[str, torch.Tensor]
-    interaction: Interaction
+    interaction: Interaction | TwoTower
     vocabulary: dict[str, dict[Any, int]]
     manifest: Manifest
     follows: Link
@@ -186,21 +188,28 @@ def _read_features(folder: Path, manifest: Manifest) -> tuple[Feature, ...]:
     return tuple(feature for feature in ours if feature.name in names)
 
 
-def _empty_interaction(features: Sequence[Feature], manifest: Manifest) -> Interaction:
-    """An interaction as wide as a model says, without memory yet."""
+def _empty_interaction(features: Sequence[Feature], manifest: Manifest) -> Interaction | TwoTower:
+    """An interaction as wide as a model says, without memory yet; that of a model for ranking has a tower."""
     shapes = {name: shape for name, (shape, _) in manifest.tensors.items()}
-    layers = [name for name in shapes if name.startswith("dense.mlp.") and name.endswith(".weight")]
-    widths = [shapes[name][0] for name in sorted(layers, key=lambda name: int(name.split(".")[2]))]
+    pattern = re.compile(r"dense\.(mlp|tower)\.(\d+)\.weight")
+    layers = sorted(
+        (match for match in map(pattern.fullmatch, shapes) if match), key=lambda match: int(match[2])
+    )
+    widths = [shapes[match[0]][0] for match in layers]
     embedding_dim = shapes[f"tables.{features[0].name}.weight"][1]
     with torch.device("meta"):
-        return Interaction(features, embedding_dim, widths[:-1], 0.0).eval().requires_grad_(False)
+        if layers and layers[0][1] == "tower":
+            empty: Interaction | TwoTower = TwoTower(features, embedding_dim, widths[:-1])
+        else:
+            empty = Interaction(features, embedding_dim, widths[:-1], 0.0)
+        return empty.eval().requires_grad_(False)
 
 
-def _dense_names(interaction: Interaction) -> list[str]:
+def _dense_names(interaction: Interaction | TwoTower) -> list[str]:
     return [f"dense.{name}" for name in interaction.state_dict()]
 
 
-def _filled(empty: Interaction, tensors: Mapping[str, torch.Tensor]) -> Interaction:
+def _filled(empty: Interaction | TwoTower, tensors: Mapping[str, torch.Tensor]) -> Interaction | TwoTower:
     """The interaction with the dense part of a dump."""
     # A dump has no tensor without a dimension. Copied, for what safetensors gives may still lie in the file.
     values = {

@@ -1,8 +1,9 @@
-"""One loop for training, one for evaluation, and their metrics over all ranks. Every mode uses these two."""
+"""One loop for training, for every mode, with an evaluation after each epoch and at the end."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -23,12 +24,13 @@ from config import Config
 from data import Data
 from dataloader import Batch, BatchLoader
 from errors import UserError
+from evaluation import make_evaluator
 from manifest import Position
-from metrics import Metrics, measure
+from metrics import Metrics, is_better, main_metric
 from model import RatingBatch
 from profiling import STEP, named
-from report import describe_epoch, progress_bar
-from runtime import RuntimeContext
+from report import describe_early_stop, describe_epoch, progress_bar
+from runtime import RuntimeContext, decided
 from sharding import build_model, describe_plan
 from stopwatch import Stopwatch
 from watch import Watch
@@ -38,14 +40,14 @@ from watch import Watch
 class Epoch:
     """What one pass over the training ratings did, the same on every rank.
 
-    losses: mean squared error of each step's global batch, float32 [steps]; data_wait: share of the pass
-    that the rank which waited most spent waiting for batches.
+    losses: mean loss of each step's global batch, float32 [steps]; train_loss: their mean, over ratings;
+    data_wait: share of the pass that the rank which waited most spent waiting for batches.
     """
 
     number: int
     losses: np.ndarray
-    train_rmse: float
-    test: Metrics
+    train_loss: float
+    validation: Metrics
     seconds: float
     ratings_per_second: float
     data_wait: float
@@ -56,7 +58,7 @@ class Run:
     """What a training run leaves for the report, the same on every rank.
 
     epochs: those of this process, which may be none of a training that was complete; test: of the model as it
-    is in the end; num_epochs: those that this model has seen.
+    is in the end; num_epochs: those that this model has seen; stopped_early: whether --patience ended it.
     """
 
     columns: Columns
@@ -64,6 +66,7 @@ class Run:
     epochs: list[Epoch]
     test: Metrics
     num_epochs: int
+    stopped_early: bool
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def train(
     keeper: Keeper | None = None,
     watch: Watch | None = None,
 ) -> Run:
-    """Train a model and evaluate it after every epoch. Collective: every rank.
+    """Train a model, validate it after every epoch, and test it at the end. Collective: every rank.
 
     Raises:
         UserError: when the tables do not fit, or the training diverges.
@@ -126,7 +129,7 @@ def train(
     stopwatch = watch.stopwatch
     feed, columns = Feed(data.loader, stopwatch), data.columns
     position = keeper.start if keeper else Position()
-    if position.epoch < config.epochs:
+    if position.epoch < config.epochs and not stops_early(position, config):
         # The workers make the first batches while the model is built.
         feed.prepare("train", position.epoch, position.samples)
     with stopwatch.part("model"):
@@ -137,9 +140,9 @@ def train(
         with stopwatch.part("dumps"):
             keeper.begin(learner)
     # Mapped once: like the loader, the training goes on when the files are removed.
-    test_ratings = columns.ratings("test")
+    evaluator = make_evaluator(feed, columns, config, context)
     epochs: list[Epoch] = []
-    while position.epoch < config.epochs:
+    while position.epoch < config.epochs and not stops_early(position, config):
         start = time.perf_counter()
         with watch.steps():
             losses = _train_epoch_kept(learner, feed, position, config, context, keeper, watch)
@@ -147,19 +150,41 @@ def train(
         check_finite(losses, position.step, config)
         data_wait = _largest(feed.seconds_waited / seconds, context)
         step_sizes = data.loader.dataset.step_sizes("train", position.samples)
-        train_rmse = float(np.sqrt(np.average(losses, weights=step_sizes)))
+        train_loss = float(np.average(losses, weights=step_sizes))
         rate = sum(step_sizes) / seconds
-        position = Position(position.step + len(losses), position.epoch + 1)
+        position = dataclasses.replace(
+            position, step=position.step + len(losses), epoch=position.epoch + 1, samples=0
+        )
+        # Before the dump, which is to know whether a training that goes on from it has to.
+        with stopwatch.part("evaluation"):
+            validation = evaluator.validate(learner.model, position.epoch - 1)
+        position = judged(position, validation, config)
         if keeper:
             with stopwatch.part("dumps"):
                 keeper.after_step(position, float(losses[-1]))
-        with stopwatch.part("evaluation"):
-            test = evaluate(learner.model, feed, position.epoch - 1, test_ratings, context)
-        epochs.append(Epoch(position.epoch, losses, train_rmse, test, seconds, rate, data_wait))
+        epochs.append(Epoch(position.epoch, losses, train_loss, validation, seconds, rate, data_wait))
         watch.after_epoch(epochs[-1])
         context.say(describe_epoch(epochs[-1], config))
-    last = epochs[-1].test if epochs else evaluate(learner.model, feed, position.epoch, test_ratings, context)
-    return Run(columns, plan, epochs, last, position.epoch)
+    if stops_early(position, config):
+        context.say(describe_early_stop(position, config))
+    # Only now: nothing may be chosen by what the test says.
+    with stopwatch.part("evaluation"):
+        test = evaluator.test(learner.model, position.epoch)
+    return Run(columns, plan, epochs, test, position.epoch, stops_early(position, config))
+
+
+def judged(position: Position, validation: Metrics, config: Config) -> Position:
+    """The position at the end of an epoch, with what its validation says. Collective: every rank."""
+    value = validation[main_metric(config.task)[0]]
+    # One rank judges: the machines of others may round otherwise.
+    if decided(lambda: is_better(config.task, value, position.best)):
+        return dataclasses.replace(position, best=value, epochs_since_best=0)
+    return dataclasses.replace(position, epochs_since_best=position.epochs_since_best + 1)
+
+
+def stops_early(position: Position, config: Config) -> bool:
+    """Whether so many epochs in a row were no better than one before that the training ends, or has ended."""
+    return 0 < config.patience <= position.epochs_since_best and position.best is not None
 
 
 def _train_epoch_kept(
@@ -350,7 +375,7 @@ def train_epoch(
             losses[place], _ = pipeline.progress(batches)
         scale *= math.exp(-config.weight_decay * left * size / num_train)
         learner.row_scale.fill_(scale)
-        position = Position(position.step + 1, position.epoch, position.samples + size)
+        position = dataclasses.replace(position, step=position.step + 1, samples=position.samples + size)
         after_step(position, losses[place])
     # Evaluation needs the model's plain forward, which TorchRec's pipeline replaces.
     pipeline.detach()
@@ -358,25 +383,3 @@ def train_epoch(
     everyones = [torch.empty_like(losses) for _ in range(context.world_size)]
     dist.all_gather(everyones, losses)
     return torch.stack(everyones).mean(dim=0).cpu().numpy()
-
-
-@torch.no_grad()
-def evaluate(
-    model: DistributedModelParallel, feed: Feed, epoch: int, ratings: np.ndarray, context: RuntimeContext
-) -> Metrics:
-    """Exact metrics over all test ratings, float32 in their order, each counted once, the same on every rank.
-    The batches do not depend on the epoch: it is what a failure is reported with.
-
-    Collective: every rank.
-    """
-    model.eval()
-    # Allocated once: tensors of each step, kept between its temporaries, would leave a heap full of holes.
-    dataset = feed.loader.dataset
-    mine = torch.empty(dataset.num_steps("test"), dataset.batch_size, device=context.device)
-    for step, batch in enumerate(feed.batches("test", epoch)):
-        mine[step] = model(batch.to(context.device, non_blocking=True))[1][1]
-    everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
-    dist.all_gather(everyones, mine)
-    # From ranks of [steps, B] to the order of the ratings; what follows the last rating is padding.
-    in_order = torch.stack(everyones, dim=1).flatten()[: len(ratings)]
-    return measure(in_order.cpu().numpy(), ratings)

@@ -313,7 +313,7 @@ def train(
             with noting(data.loader.dataset, taken):
                 run = training.train(data, config, context, keeper)
             found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]
-            found["test"] = dataclasses.asdict(run.test)
+            found["test"] = run.test
     except SystemExit as ended:
         found["status"] = int(str(ended.code))
     newest = newest_in(folder)
@@ -344,10 +344,10 @@ def feed_of(columns: Any, config: Config, context: RuntimeContext) -> Any:
 
 
 def evaluate(learner: Any, columns: Any, config: Config, context: RuntimeContext) -> dict[str, float]:
-    from train import evaluate
+    from evaluation import make_evaluator
 
-    feed = feed_of(columns, config, context)
-    return dataclasses.asdict(evaluate(learner.model, feed, 0, columns.ratings("test"), context))
+    evaluator = make_evaluator(feed_of(columns, config, context), columns, config, context)
+    return evaluator.test(learner.model, 0)
 
 
 def advance(

@@ -1,4 +1,7 @@
-"""What each rank of a launch runs for `test_ranks.py`: python ranks.py RESULTS DATA GLOBAL_BATCH_SIZE."""
+"""What each rank of a launch runs for `test_ranks.py` and `test_ranking.py`.
+
+python ranks.py RESULTS DATA GLOBAL_BATCH_SIZE
+"""
 
 from __future__ import annotations
 
@@ -41,14 +44,16 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     sharding.INIT_STD, small = 0.4, sharding.INIT_STD
     for num_workers in (0, 2):
         metrics = evaluate_fresh(columns, dataclasses.replace(config, num_workers=num_workers), context)
-        found["metrics"][str(num_workers)] = dataclasses.asdict(metrics)
+        found["metrics"][str(num_workers)] = metrics
     sharding.INIT_STD = small
     for pipeline in ("plain", "sparse_dist"):
         for num_workers in (0, 1):
             chosen = dataclasses.replace(config, pipeline=pipeline, num_workers=num_workers)
             losses, metrics = train_all(columns, chosen, context)
             found["losses"][f"{pipeline} {num_workers}"] = losses
-            found["tests"][f"{pipeline} {num_workers}"] = dataclasses.asdict(metrics)
+            found["tests"][f"{pipeline} {num_workers}"] = metrics
+    found["ranking"] = rank_all(columns, config, context, std=0.4)
+    found["tied"] = rank_all(columns, config, context, std=0)["ranks"]
     found["pipelined_modules"] = count_pipelined_modules(columns, config, context)
     return found
 
@@ -65,26 +70,56 @@ def build(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, A
 
 def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any:
     """Metrics of the initial weights."""
-    from train import evaluate
+    from evaluation import make_evaluator
 
     learner, feed = build(columns, config, context)
     with feed.loader:
-        return evaluate(learner.model, feed, 0, columns.ratings("test"), context)
+        return make_evaluator(feed, columns, config, context).test(learner.model, 0)
 
 
 def train_all(columns: Any, config: Config, context: RuntimeContext) -> tuple[list[list[float]], Any]:
     """The loss of every step of every epoch, and the metrics of the trained model."""
-    from train import Position, evaluate, train_epoch
+    from evaluation import make_evaluator
+    from train import Position, train_epoch
 
     learner, feed = build(columns, config, context)
+    evaluator = make_evaluator(feed, columns, config, context)
     losses = []
     with feed.loader:
         for epoch in range(config.epochs):
             position = Position(0, epoch)
             found = train_epoch(learner, feed, position, config, context, lambda position, loss: None)
             losses.append(found.tolist())
-            metrics = evaluate(learner.model, feed, epoch, columns.ratings("test"), context)
+            metrics = evaluator.test(learner.model, epoch)
     return losses, metrics
+
+
+def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) -> dict[str, Any]:
+    """Ranks by initial weights of a standard deviation, and the vectors that they come from.
+
+    "vectors" are, for each split, D lists: number d of user, movie, user, movie, and so on.
+    """
+    import torch
+
+    import evaluation
+    import sharding
+    from evaluation import RankingEvaluator, in_order
+
+    # Some movies in a block, and some users at once, so that there are many of both.
+    config = dataclasses.replace(config, task="ranking", batch_size=96 // context.world_size)
+    evaluation.SCORES_AT_ONCE, sharding.INIT_STD, usual = 2**13, std, sharding.INIT_STD
+    learner, feed = build(columns, config, context)
+    sharding.INIT_STD = usual
+    evaluator = RankingEvaluator(feed, columns, context)
+    ranks = {split: evaluator.ranks(learner.model, split, 0).tolist() for split in ("validation", "test")}
+    vectors = {}
+    for split in ("validation", "test", "catalogue"):
+        with torch.no_grad():
+            outputs = [learner.model(batch)[1][1] for batch in feed.batches(split, 0)]
+        numbers = torch.stack(outputs).unbind(dim=-1)
+        both = 2 * len(columns.range_of(split))
+        vectors[split] = [in_order(number.flatten(1), both, context).tolist() for number in numbers]
+    return {"ranks": ranks, "vectors": vectors}
 
 
 def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContext) -> int:

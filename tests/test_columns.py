@@ -33,8 +33,9 @@ def column(found: Columns, name: str) -> np.ndarray:
 def test_the_time_split_tests_on_the_newest_fifth(folder: Path) -> None:
     found = open_columns(Config(data_path=str(folder)))
     time = column(found, "time")
-    assert (found.num_train, found.num_test) == (16_000, 4_000)
-    assert time[: found.num_train].max() <= time[found.num_train :].min()
+    assert (found.num_train, found.num_validation, found.num_test) == (15_200, 800, 4_000)
+    for first in (found.num_train, found.num_train + found.num_validation):
+        assert time[:first].max() <= time[first:].min()
     assert (np.diff(time) >= 0).all()
 
 
@@ -45,7 +46,7 @@ def test_the_random_split_is_drawn_by_the_seed(folder: Path) -> None:
     assert first.folder == same.folder != other.folder
     assert (column(first, "time") != column(other, "time")).any()
     # Drawn, and not cut off at either end of time.
-    test_time = column(first, "time")[first.num_train :]
+    test_time = column(first, "time")[first.num_train + first.num_validation :]
     assert test_time.min() < np.quantile(column(first, "time"), 0.05)
 
 
@@ -77,7 +78,7 @@ def test_columns_are_made_once_and_remade_when_a_source_changes(
     assert len(made) == 1
     with (folder / "ratings.dat").open("a") as file:
         file.write(f"1::{(folder / 'movies.dat').read_bytes().split(b'::')[0].decode()}::5::1046390399\n")
-    assert open_columns(config).num_train + open_columns(config).num_test == 20_001
+    assert len(column(open_columns(config), "rating")) == 20_001
     assert len(made) == 2
     monkeypatch.setattr(columns_module, "FEATURES", columns_module.FEATURES[:-1])
     assert "genres" not in [table.name for table in open_columns(config).tables]
@@ -160,7 +161,7 @@ def test_two_launches_at_once_share_one_set_of_columns(folder: Path) -> None:
 def test_a_fraction_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     write_synthetic(tmp_path / "data", 1_000, seed=0)
     with pytest.raises(
-        UserError, match=r"--test_fraction 0.0001 of 1000 ratings leaves 1000 for training and 0"
+        UserError, match=r"1000 ratings with --test_fraction 0.0001 .* leaves 950 for training and 0 "
     ):
         open_columns(Config(data_path=str(tmp_path / "data"), test_fraction=0.0001))
 
@@ -168,8 +169,64 @@ def test_a_fraction_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
 def test_the_oracle_is_measured_on_the_test_ratings(folder: Path) -> None:
     found = open_columns(Config(data_path=str(folder)))
     manifest = json.loads((Path(found.folder) / "manifest.json").read_text())
-    oracle, biases = found.baselines["oracle"], found.baselines["biases"]
-    assert manifest["baselines"]["oracle"]["rmse"] == oracle.rmse
-    assert oracle.rmse < biases.rmse < found.baselines["global mean"].rmse
+    assert manifest["baselines"] == found.baselines
+    oracle, biases, mean = (found.baselines["rating"][name] for name in ("oracle", "biases", "global mean"))
+    assert oracle["rmse"] < biases["rmse"] < mean["rmse"]
+    assert oracle["log_loss"] < biases["log_loss"] < mean["log_loss"]
     whole = json.loads((folder / "oracle.json").read_text())["rmse"]
-    assert oracle.rmse == pytest.approx(whole, rel=0.05)
+    assert oracle["rmse"] == pytest.approx(whole, rel=0.05)
+
+
+def stored(found: Columns, split: str) -> list[tuple[int, int, int]]:
+    """User, movie and time of the ratings of a split."""
+    part = slice(found.range_of(split).start, found.range_of(split).stop)
+    user, movie, _, _ = column(found, "rows")[part].T
+    return list(zip(user.tolist(), movie.tolist(), column(found, "time")[part].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("split", ["time", "random", "leave_one_out"])
+def test_training_validation_and_test_share_no_rating_and_leave_none_out(folder: Path, split: str) -> None:
+    found = open_columns(Config(data_path=str(folder), split=split, validation_fraction=0.01))
+    parts = [stored(found, part) for part in ("train", "validation", "test")]
+    assert list(map(len, parts)) == [found.num_train, found.num_validation, found.num_test]
+    assert found.num_validation == round(0.01 * (20_000 - found.num_test))
+    # No movie is rated twice by one user here.
+    assert len({rating for part in parts for rating in part}) == 20_000
+
+
+def test_leave_one_out_tests_on_each_users_newest_and_validates_on_the_one_before(folder: Path) -> None:
+    found = open_columns(Config(data_path=str(folder), split="leave_one_out"))
+    newest: dict[int, list[int]] = {}
+    for part in ("train", "validation", "test"):
+        for user, _, time in stored(found, part):
+            newest.setdefault(user, []).append(time)
+    assert {user: time for user, _, time in stored(found, "test")} == {
+        user: max(times) for user, times in newest.items()
+    }
+    assert found.num_test == found.num_validation == len(newest)
+    for user, _, time in stored(found, "validation"):
+        assert time == sorted(newest[user])[-2]
+
+
+def test_a_user_with_one_rating_has_none_in_the_test_and_is_counted(tmp_path: Path) -> None:
+    lines = ["userId,movieId,rating,timestamp", "1,1,5,10", "1,2,3,20", "1,3,4,20", "2,1,5,30"]
+    (tmp_path / "ratings.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "movies.csv").write_text(
+        "movieId,title,genres\n" + "".join(f"{n},T,Drama\n" for n in (1, 2, 3))
+    )
+    found = open_columns(Config(data_path=str(tmp_path), split="leave_one_out"))
+    # Of two in one second the later one in the file is the newer.
+    assert found.ratings("test").tolist() == [4]
+    assert found.ratings("train").tolist() == [5, 3, 5]
+    assert any("1 users have a single rating" in note for note in found.notes)
+    # A twentieth of three ratings is none.
+    assert any("no rating is for validation" in note for note in found.notes)
+
+
+def test_the_validation_part_is_drawn_by_the_seed_but_for_the_split_by_time(folder: Path) -> None:
+    for split, differs in (("leave_one_out", True), ("time", False)):
+        config = Config(data_path=str(folder), split=split, validation_fraction=0.002)
+        first, second = (open_columns(dataclasses.replace(config, seed=seed)) for seed in (1, 2))
+        assert first.num_validation == round(0.002 * (20_000 - first.num_test))
+        assert (stored(first, "validation") != stored(second, "validation")) == differs
+        assert stored(first, "test") == stored(second, "test")

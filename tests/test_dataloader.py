@@ -56,7 +56,7 @@ def test_batches_are_the_same_bits_for_any_number_of_workers_and_start_method(
                     assert torch.equal(tensor, same)
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
 def test_every_rating_comes_once_per_epoch_for_1_2_and_3_ranks(
     columns: Columns, config: Config, split: str
 ) -> None:
@@ -74,7 +74,7 @@ def test_every_rating_comes_once_per_epoch_for_1_2_and_3_ranks(
         np.testing.assert_array_equal(np.sort(np.concatenate(ratings)), expected)
 
 
-@pytest.mark.parametrize("first", [1, 5_000, 15_999])
+@pytest.mark.parametrize("first", [1, 5_000, 15_199])
 def test_a_resumed_pass_gives_what_is_left_of_it_for_any_number_of_ranks(
     columns: Columns, config: Config, first: int
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_batch_holds_the_features_that_the_files_say(
     vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_text())
     batch = RatingBatches(columns, config, 0, 1)[Request("test", 0, 0)]
     # The first test rating is the oldest of the newest fifth.
-    oldest = np.argsort(raw.ratings.time, kind="stable")[columns.num_train]
+    oldest = np.argsort(raw.ratings.time, kind="stable")[columns.range_of("test").start]
     user = raw.users.set_index("user_id").loc[raw.ratings.user_id[oldest]]
     movie = raw.movies.set_index("movie_id").loc[raw.ratings.movie_id[oldest]]
     expected = {

@@ -160,6 +160,7 @@ def test_a_training_resumed_on_other_ranks_ends_where_and_as_good_as_one_that_wa
     assert len(resumed["losses"]) == steps
     assert all(map(math.isfinite, resumed["losses"]))
     assert before["end"]["epoch"] == 1
-    assert resumed["end"] == {"step": before["end"]["step"] + steps, "epoch": 2, "samples": 0}
+    end = {"step": before["end"]["step"] + steps, "epoch": 2, "samples": 0}
+    assert resumed["end"].items() >= end.items()
     whole = written[writers]["resume"]["whole"]["test"]
     assert resumed["test"]["rmse"] == pytest.approx(whole["rmse"], rel=5e-2)

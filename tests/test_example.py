@@ -25,9 +25,9 @@ SHORT = ("--epochs", "1", "--batch_size", "1024")
 
 
 def table(output: str) -> dict[str, list[float]]:
-    """The rows of the results table: name -> RMSE, MAE, AUC."""
-    rows = re.findall(r"^\| (.+?) +\| +([\d.]+) \| +([\d.]+) \| +([\d.]+) \|$", output, re.MULTILINE)
-    return {name: [float(rmse), float(mae), float(auc)] for name, rmse, mae, auc in rows}
+    """The rows of the results table: name -> RMSE, MAE, AUC and log loss, or HR@10 and NDCG@10."""
+    rows = re.findall(r"^\| (.+?) +\|((?: +[\d.]+ \|)+)$", output, re.MULTILINE)
+    return {name: [float(value) for value in re.findall(r"[\d.]+", values)] for name, values in rows}
 
 
 def refused(result: subprocess.CompletedProcess[str], sentence: str) -> None:
@@ -59,7 +59,7 @@ def test_output_is_lines_of_the_run_and_nothing_else(synthetic_folder: Path) -> 
     epochs = [line for line in lines if "epoch 1/1" in line]
     assert len(epochs) == 1
     assert re.search(
-        r"train RMSE [\d.]+, test RMSE [\d.]+, [\d.]+ s, [\d,]+ ratings/s, data wait [\d.]+%", epochs[0]
+        r"train RMSE [\d.]+, validation RMSE [\d.]+, [\d.]+ s, [\d,]+ ratings/s, data wait [\d.]+%", epochs[0]
     )
     assert result.stderr == ""
 
@@ -84,8 +84,10 @@ def test_a_report_holds_configuration_versions_and_every_epoch(
     assert report["versions"]["torch"].startswith("2.")
     assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2]
     shown = table(output)["this model, epoch 2"]
-    last = report["epochs"][-1]["test"]
-    assert shown == pytest.approx([last["rmse"], last["mae"], last["auc"]], abs=1e-4)
+    names = ["rmse", "mae", "auc", "log_loss"]
+    assert shown == pytest.approx([report["test"][name] for name in names], abs=1e-4)
+    assert [sorted(epoch["validation"]) for epoch in report["epochs"]] == [sorted(names)] * 2
+    assert report["stopped_early"] is False
     assert report["baselines"]["oracle"]["rmse"] < report["baselines"]["biases"]["rmse"]
     time = report["time"]
     assert time["steps"] + time["feed"] >= 0.9 * sum(epoch["seconds"] for epoch in report["epochs"])
@@ -101,9 +103,11 @@ def test_the_same_seed_gives_the_same_losses(synthetic_folder: Path, tmp_path: P
     for name in ("first", "second"):
         folder = tmp_path / name
         succeeded(torchrun(2, EXAMPLE, "--data_path", synthetic_folder, *SHORT, "--report_dir", folder))
-        reports.append(read_json(folder / "metrics.json")["epochs"])
-    assert [epoch["train_rmse"] for epoch in reports[0]] == [epoch["train_rmse"] for epoch in reports[1]]
-    assert [epoch["test"] for epoch in reports[0]] == [epoch["test"] for epoch in reports[1]]
+        reports.append(read_json(folder / "metrics.json"))
+    assert reports[0]["test"] == reports[1]["test"]
+    for first, second in zip(*(report["epochs"] for report in reports), strict=True):
+        assert first["train_loss"] == second["train_loss"]
+        assert first["validation"] == second["validation"]
 
 
 def test_without_data_it_says_first_that_ratings_are_synthetic(tmp_path: Path) -> None:

@@ -53,24 +53,27 @@ def histories(columns: Columns, config: Config, split: str) -> list[tuple[list[i
 
 
 def expected(columns: Columns, position: int) -> tuple[set[tuple[int, float]], int]:
-    """By brute force: all earlier training ratings of the user, and how many there are."""
+    """By brute force: all earlier ratings of the user that may be told of, and how many there are."""
     folder = Path(columns.folder)
     user, movie, _, _ = np.load(folder / "rows.npy").T
     time, rating = np.load(folder / "time.npy"), np.load(folder / "rating.npy")
     movie_rows = np.load(folder / "movie_features.npy")[:, 0]
-    told = np.arange(len(user)) < columns.num_train
+    num_known = columns.num_train + columns.num_validation
+    told = np.arange(len(user)) < (columns.num_train if position < num_known else num_known)
     earlier = np.flatnonzero(told & (user == user[position]) & (time < time[position]))
     last = earlier[np.argsort(time[earlier], kind="stable")][-LENGTH:]
     return {(int(movie_rows[movie[place]]), float(rating[place])) for place in last}, len(earlier)
 
 
-def test_a_test_ratings_history_is_the_last_training_ratings_before_it(config: Config) -> None:
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_history_is_the_last_ratings_before_that_may_be_told_of(config: Config, split: str) -> None:
     columns = open_columns(config)
-    found = histories(columns, config, "test")
-    assert len(found) == columns.num_test
+    found = histories(columns, config, split)
+    positions = columns.range_of(split)
+    assert len(found) == len(positions) > 20
     lengths = set()
-    for place, (rows, ratings, _) in enumerate(found):
-        wanted, number = expected(columns, columns.num_train + place)
+    for position, (rows, ratings, _) in zip(positions, found, strict=True):
+        wanted, number = expected(columns, position)
         assert set(zip(rows, ratings, strict=True)) == wanted
         assert len(rows) == min(number, LENGTH)
         lengths.add(len(rows))
@@ -105,7 +108,7 @@ def test_the_values_of_test_ratings_change_no_history(config: Config) -> None:
     lines = path.read_text().splitlines()
     user, _, _, _ = np.load(Path(before.folder) / "rows.npy").T
     assert len(lines) - 1 == len(user)
-    cut = np.load(Path(before.folder) / "time.npy")[before.num_train]
+    cut = np.load(Path(before.folder) / "time.npy")[before.range_of("test").start]
     changed = [
         line
         if int(line.split(",")[3]) <= cut
@@ -149,7 +152,7 @@ def test_batches_fit_their_slots_with_the_longest_histories(config: Config) -> N
 
 def test_no_more_room_is_kept_than_the_longest_history_needs(config: Config) -> None:
     columns = open_columns(dataclasses.replace(config, history=1000))
-    numbers = range(columns.num_train + columns.num_test)
+    numbers = range(columns.range_of("test").stop)
     assert columns.tables[-1].longest == max(expected(columns, position)[1] for position in numbers)
     assert open_columns(config).tables[-1].longest == LENGTH
 

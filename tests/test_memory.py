@@ -36,7 +36,7 @@ def planted_columns(folder: Path, number: int) -> Columns:
     np.save(folder / "genres_values.npy", np.arange(9, dtype=np.int32))
     tables = tuple(Table(feature, 9) for feature in FEATURES)
     num_train = number - 1000
-    return Columns(str(folder), "", num_train, 1000, 0, NUM_USERS, NUM_MOVIES, 3.5, 0, tables, {}, ())
+    return Columns(str(folder), "", num_train, 0, 1000, 0, NUM_USERS, NUM_MOVIES, 3.5, 0, tables, {}, ())
 
 
 def memory(pid: int | str) -> dict[str, float]:

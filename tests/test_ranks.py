@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from columns import Columns, open_columns
+from config import Config
 from launch import GPUS, ROOT, read_json, succeeded, torchrun
 
 # The three launches run within the first test.
 pytestmark = pytest.mark.timeout(600)
 
 GLOBAL_BATCH_SIZE = 1200
-NUM_TRAIN = 16_000
+NUM_TRAIN = 15_200
 NUM_STEPS = -(-NUM_TRAIN // GLOBAL_BATCH_SIZE)
 RANKS = ROOT / "tests" / "ranks.py"
 
@@ -76,6 +78,38 @@ def test_training_lowers_the_loss(found: dict[int, Any]) -> None:
 def test_the_pipelined_loop_is_pipelined(found: dict[int, Any]) -> None:
     for results in found.values():
         assert results["pipelined_modules"] == 1
+
+
+def movies_of_users(columns: Columns, num_known: int) -> dict[int, set[int]]:
+    """User to the movies of the user's first ratings in the columns."""
+    user, movie, _, _ = np.load(Path(columns.folder) / "rows.npy")[:num_known].T
+    return {int(one): set(movie[user == one].tolist()) for one in np.unique(user)}
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_ranks_equal_those_of_the_whole_matrix_of_scores_for_1_2_and_3_ranks(
+    found: dict[int, Any], synthetic_folder: Path, split: str
+) -> None:
+    columns = open_columns(Config(data_path=str(synthetic_folder)))
+    # From one rank: the others have the same weights.
+    vectors = {name: np.array(numbers) for name, numbers in found[1]["ranking"]["vectors"].items()}
+    scores = (vectors[split][:, ::2].T @ vectors["catalogue"][:, 1::2]).astype(np.float32)
+    positions = columns.range_of(split)
+    assert scores.shape == (len(positions), columns.num_movies)
+    seen = movies_of_users(columns, columns.num_train if split == "validation" else positions.start)
+    cases = np.load(Path(columns.folder) / "rows.npy")[positions.start : positions.stop, :2].tolist()
+    expected, if_tied = [], []
+    for (user, movie), row in zip(cases, scores, strict=True):
+        others = [
+            other for other in range(columns.num_movies) if other not in seen.get(user, ()) and other != movie
+        ]
+        expected.append(1 + int((row[others] >= row[movie]).sum()))
+        if_tied.append(1 + len(others))
+    assert len(set(expected)) > 50
+    for results in found.values():
+        assert results["ranking"]["ranks"][split] == expected
+        # Of equal scores none is better than the other, and that counts against the movie.
+        assert results["tied"][split] == if_tied
 
 
 def run_on_gpus(num_ranks: int, folder: Path, tmp_path: Path) -> Any:

@@ -81,15 +81,14 @@ def raw_test_values(data: Path) -> dict[str, list[Any]]:
     """What a server would be told of the test ratings."""
     config = Config(data_path=str(data))
     columns, raw = open_columns(config), read(*locate(config), config)
-    user, movie, _, _ = np.load(Path(columns.folder) / "rows.npy")[columns.num_train :].T
+    positions = columns.range_of("test")
+    user, movie, _, _ = np.load(Path(columns.folder) / "rows.npy")[positions.start :].T
     users, movies = raw.users.iloc[user], raw.movies.iloc[movie]
     values = {
         table.name: (users if table.feature.entity == "user" else movies)[table.feature.column].tolist()
         for table in columns.tables
     }
-    history = [
-        history_of(columns, place) for place in range(columns.num_train, columns.num_train + len(user))
-    ]
+    history = [history_of(columns, place) for place in positions]
     return {
         **values,
         "history": [movies for movies, _ in history],
@@ -100,8 +99,8 @@ def raw_test_values(data: Path) -> dict[str, list[Any]]:
 def history_of(columns: Columns, place: int) -> tuple[list[int], list[float]]:
     folder = Path(columns.folder)
     user, _, _, end = np.load(folder / "rows.npy", mmap_mode="r")[place]
-    begin = np.load(folder / "history_offsets.npy", mmap_mode="r")[user]
-    rows, bits = np.load(folder / "history.npy", mmap_mode="r")[max(begin, end - FLAGS.history) : end].T
+    begin = np.load(folder / "test_history_offsets.npy", mmap_mode="r")[user]
+    rows, bits = np.load(folder / "test_history.npy", mmap_mode="r")[max(begin, end - FLAGS.history) : end].T
     names = json.loads((folder / VOCABULARY).read_bytes())["movie"]
     return [names[row - 1] for row in rows], np.ascontiguousarray(bits).view(np.float32).tolist()
 

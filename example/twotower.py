@@ -1,0 +1,47 @@
+"""From looked-up table rows to a score for ranking: a vector of the user, one of the movie, their product.
+
+Because the two meet in nothing but a product, the scores of all users and movies are a product of matrices.
+Like `interaction.py` it knows tensors, and nothing of where the rows come from. Shapes: B ratings, D numbers
+in a table row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from features import HISTORY, Feature
+from interaction import LookedUp, Vectors, make_mlp, repeated
+
+
+class TwoTower(Vectors):
+    """Scores movies for a user: movie bias + <user factors, movie factors>.
+
+    An MLP adds to the user's factors what it makes of them. A history counts whatever its ratings, with its
+    sum divided by the root of its length.
+    """
+
+    def __init__(self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int]) -> None:
+        super().__init__(features)
+        self.tower = make_mlp([embedding_dim - 1, *mlp_dims, embedding_dim - 1])
+
+    def embed(self, looked_up: Mapping[str, LookedUp]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The vectors of users and movies, float32 [B, D] both, whose product is the score."""
+        user, movie = self.join(looked_up, self._history_weights(looked_up))
+        factors = user[:, 1:]
+        factors = factors + self.tower(factors)
+        # The bias of a movie counts once.
+        return torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1), movie
+
+    def _history_weights(self, looked_up: Mapping[str, LookedUp]) -> torch.Tensor:
+        if HISTORY not in self.features:
+            return self.row_scale.new_zeros(0)
+        history = looked_up[HISTORY.name]
+        lengths = history.lengths().to(torch.int64)
+        return repeated(lengths.to(torch.float32).sqrt(), lengths, len(history.values()))
+
+    def predict(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
+        """Scores, float32 [B]; the ratings of the histories count for nothing."""
+        user, movie = self.embed(looked_up)
+        return (user * movie).sum(dim=1)
