@@ -67,7 +67,8 @@ class Config:
     """Everything a run depends on, besides the machine it runs on."""
 
     train: bool = False
-    """Train a model and evaluate it after every epoch; what happens when no mode is named."""
+    """Train a model, validate it after every epoch and test it in the end; what happens when no mode is
+    named."""
 
     doctor: bool = False
     """Examine this machine and print one page: versions, devices, cores, memory, workers, data; trains
@@ -142,7 +143,7 @@ class Config:
     epochs: int = 8
     """Passes over the training ratings, unless --patience ends the training before."""
 
-    patience: int = 1
+    patience: int = 2
     """Epochs in a row without a better validation result after which the training ends, with the weights of
     the last one; 0 means never."""
 

@@ -42,8 +42,9 @@ class Evaluator(Protocol):
 
 def make_evaluator(feed: Feed, columns: Columns, config: Config, context: RuntimeContext) -> Evaluator:
     """The evaluator of the configured task. Not collective."""
-    kind = RatingEvaluator if config.task == "rating" else RankingEvaluator
-    return kind(feed, columns, context)
+    if config.task == "rating":
+        return RatingEvaluator(feed, columns, context)
+    return RankingEvaluator(feed, columns, config, context)
 
 
 class RatingEvaluator:
@@ -134,9 +135,10 @@ class RankingEvaluator:
     depends on the number of ranks, and what is left of it does not.
     """
 
-    def __init__(self, feed: Feed, columns: Columns, context: RuntimeContext) -> None:
+    def __init__(self, feed: Feed, columns: Columns, config: Config, context: RuntimeContext) -> None:
         self.feed = feed
         self.context = context
+        self.embedding_dim = config.embedding_dim
         self.cases = {split: Cases(columns, feed.loader.dataset, split) for split in ("validation", "test")}
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
@@ -174,14 +176,16 @@ class RankingEvaluator:
         self, model: DistributedModelParallel, split: str, epoch: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The users' vectors, float32 [n, D], and the scores of their own movies, float32 [n]."""
-        users: list[torch.Tensor] = []
-        scores: list[torch.Tensor] = []
-        for batch in self.feed.batches(split, epoch):
-            user, movie = model(batch.to(self.context.device, non_blocking=True))[1][1].unbind(dim=1)
-            users.append(user)
-            scores.append((user.double() * movie.double()).sum(dim=1).float())
-        number = len(self.cases[split].movies)
-        return torch.cat(users)[:number], torch.cat(scores)[:number]
+        cases, device = self.cases[split], self.context.device
+        # As in `RatingEvaluator.predict`.
+        users = torch.empty(*cases.shape, self.embedding_dim, device=device)
+        scores = torch.empty(cases.shape, device=device)
+        for step, batch in enumerate(self.feed.batches(split, epoch)):
+            user, movie = model(batch.to(device, non_blocking=True))[1][1].unbind(dim=1)
+            users[step] = user
+            scores[step] = (user.double() * movie.double()).sum(dim=1)
+        number = len(cases.movies)
+        return users.flatten(0, 1)[:number], scores.flatten()[:number]
 
     def _catalogue(self, model: DistributedModelParallel, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
         """All movies in blocks: the position of the first, and their vectors, float64 [m, D]."""

@@ -14,6 +14,10 @@ import torch
 from features import HISTORY, Feature
 from interaction import LookedUp, Vectors, make_mlp, repeated
 
+# Logarithms of probabilities spread wider than stars. Rows count so many times, which is the same as so many
+# times the learning rate and the initial spread, so one --lr is right for both tasks.
+SCALE = 5.0
+
 
 class TwoTower(Vectors):
     """Scores movies for a user: movie bias + <user factors, movie factors>.
@@ -29,10 +33,10 @@ class TwoTower(Vectors):
     def embed(self, looked_up: Mapping[str, LookedUp]) -> tuple[torch.Tensor, torch.Tensor]:
         """The vectors of users and movies, float32 [B, D] both, whose product is the score."""
         user, movie = self.join(looked_up, self._history_weights(looked_up))
-        factors = user[:, 1:]
+        factors = SCALE * user[:, 1:]
         factors = factors + self.tower(factors)
         # The bias of a movie counts once.
-        return torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1), movie
+        return torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1), SCALE * movie
 
     def _history_weights(self, looked_up: Mapping[str, LookedUp]) -> torch.Tensor:
         if HISTORY not in self.features:

@@ -110,7 +110,7 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     evaluation.SCORES_AT_ONCE, sharding.INIT_STD, usual = 2**13, std, sharding.INIT_STD
     learner, feed = build(columns, config, context)
     sharding.INIT_STD = usual
-    evaluator = RankingEvaluator(feed, columns, context)
+    evaluator = RankingEvaluator(feed, columns, config, context)
     ranks = {split: evaluator.ranks(learner.model, split, 0).tolist() for split in ("validation", "test")}
     vectors = {}
     for split in ("validation", "test", "catalogue"):

@@ -165,7 +165,19 @@ def test_a_full_disk_leaves_the_dumps_before_and_ends_with_status_2(
 def test_a_second_trainer_on_the_folder_is_refused_and_the_first_goes_on(
     synthetic_folder: Path, tmp_path: Path
 ) -> None:
-    flags = ["--dump", "--epochs", 1000, "--data_path", synthetic_folder, "--save_dir", tmp_path, "--keep", 2]
+    flags = [
+        "--dump",
+        "--epochs",
+        1000,
+        "--patience",
+        0,
+        "--data_path",
+        synthetic_folder,
+        "--save_dir",
+        tmp_path,
+        "--keep",
+        2,
+    ]
     command = [sys.executable, "-u", EXAMPLE, *flags, "--embedding_dim", 8]
     with started([str(word) for word in command]) as first:
         wait_for(first, "dumped ")

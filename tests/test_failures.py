@@ -174,7 +174,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
 def test_an_interrupt_ends_the_example_and_its_four_workers_within_3_seconds(
     place: Place, number: signal.Signals
 ) -> None:
-    flags = ["--data_path", str(place.data), "--epochs", "1000", "--num_workers", "4"]
+    flags = ["--data_path", str(place.data), "--epochs", "1000", "--patience", "0", "--num_workers", "4"]
     with started([sys.executable, "-u", str(EXAMPLE), *flags], env=place.env) as process:
         wait_for(process, "epoch 1/1000")
         start = time.monotonic()
@@ -190,7 +190,7 @@ def test_an_interrupt_ends_the_example_and_its_four_workers_within_3_seconds(
 
 def test_nothing_is_left_after_every_rank_was_killed(place: Place) -> None:
     launcher = [sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    flags = ["--data_path", str(place.data), "--epochs", "1000", "--num_workers", "4"]
+    flags = ["--data_path", str(place.data), "--epochs", "1000", "--patience", "0", "--num_workers", "4"]
     with started([*launcher, str(EXAMPLE), *flags], env=place.env) as process:
         wait_for(process, "epoch 1/1000")
         ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

@@ -157,7 +157,7 @@ def test_the_launcher_may_be_killed_while_ranks_dump_and_another_goes_on(
 ) -> None:
     save_dir, seeded, steps = tmp_path / "dumps", random.Random(0), [0]
     for modes in (["--dump", "--async_dump"], ["--inc_dump"]):
-        more = ("--resume", *modes, "--dump_every", 3, "--keep", 2, "--epochs", 1000)
+        more = ("--resume", *modes, "--dump_every", 3, "--keep", 2, "--epochs", 1000, "--patience", 0)
         with started([*launched(), *flags(place, save_dir, *more)], env=place.env) as process:
             if steps[-1]:
                 wait_for(process, f"loaded {save_dir / f'step-{steps[-1]:09d}'}: 7 tables")
@@ -222,7 +222,7 @@ def test_sigterm_to_all_processes_of_a_launch_with_four_workers_leaves_a_dump_of
     place: Place, tmp_path: Path
 ) -> None:
     save_dir = tmp_path / "dumps"
-    more = ("--dump", "--epochs", 1000, "--num_workers", 4, "--batch_size", 32)
+    more = ("--dump", "--epochs", 1000, "--patience", 0, "--num_workers", 4, "--batch_size", 32)
     with started([*launched(), *flags(place, save_dir, *more)], env=place.env) as process:
         wait_for(process, "dumped ")
         processes = family(process.pid)
@@ -237,7 +237,19 @@ def test_sigterm_to_the_process_group_of_a_single_process_ends_it_with_a_dump(
     place: Place, tmp_path: Path
 ) -> None:
     save_dir, command = tmp_path / "dumps", [sys.executable, "-u", str(EXAMPLE)]
-    more = ("--inc_dump", "--dump_every", 7, "--epochs", 1000, "--num_workers", 4, "--batch_size", 64)
+    more = (
+        "--inc_dump",
+        "--dump_every",
+        7,
+        "--epochs",
+        1000,
+        "--patience",
+        0,
+        "--num_workers",
+        4,
+        "--batch_size",
+        64,
+    )
     options: dict[str, Any] = {"env": place.env, "start_new_session": True}
     with started([*command, *flags(place, save_dir, *more)], **options) as process:
         wait_for(process, "dumped ")

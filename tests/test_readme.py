@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -144,6 +145,21 @@ def loads_with_any_number_of_processes(lines: tuple[str, ...], clone: Path) -> N
     assert rows[0] == rows[1] == rows[2]
 
 
+def ranks_and_recommends(lines: tuple[str, ...], clone: Path) -> None:
+    # Who rates what in synthetic ratings is drawn by popularity: there is nothing to learn.
+    real = Path(os.environ.get("MOVIELENS_DATA", ROOT.parent / "shared" / "data" / "ml-latest-small"))
+    if not (real / "ratings.csv").is_file():
+        pytest.skip(f"no ratings.csv in {real}; set MOVIELENS_DATA to a folder of ml-latest-small")
+    shutil.copytree(real, clone / "data" / "ml-latest-small", ignore=shutil.ignore_patterns(".columns"))
+    (clone / "data" / "ml-latest-small").chmod(0o755)
+    train, recommend = lines
+    output = succeeded(shell((f"{train} --epochs 3", recommend), clone))
+    # Of HR@10, the first column.
+    hits = results(output)
+    assert hits["this model, epoch 3"] > 1.4 * hits["popularity"]
+    assert re.search(r"\| rank \| title +\| +score \|", output)
+
+
 def begins_where_there_is_no_dump(lines: tuple[str, ...], clone: Path) -> None:
     trains(lines, clone)
     newest = (clone / "dumps" / "latest").resolve()
@@ -199,6 +215,10 @@ CHECKS: dict[str, Callable[[tuple[str, ...], Path], None]] = {
     "NNODES=2 RDZV_ENDPOINT=first-machine:29400 ./run.sh": trains_on_two_machines,
     "./run.sh --dataset ml-1m --num_workers 2": reaches_the_download,
     "./run.sh --data_path ~/ml-1m --split random": trains_on_a_folder_of_files,
+    (
+        "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out --history 20 "
+        "--batch_size 1024"
+    ): ranks_and_recommends,
     "./run.sh dump": loads_with_any_number_of_processes,
     "./run.sh dump --resume --dump_every 100": begins_where_there_is_no_dump,
     "./run.sh inc_dump --dump_every 50": replays_and_recommends,

@@ -96,13 +96,14 @@ def raw_test_values(data: Path) -> dict[str, list[Any]]:
     }
 
 
-def history_of(columns: Columns, place: int) -> tuple[list[int], list[float]]:
+def history_of(columns: Columns, place: int) -> tuple[list[int | None], list[float]]:
     folder = Path(columns.folder)
     user, _, _, end = np.load(folder / "rows.npy", mmap_mode="r")[place]
     begin = np.load(folder / "test_history_offsets.npy", mmap_mode="r")[user]
     rows, bits = np.load(folder / "test_history.npy", mmap_mode="r")[max(begin, end - FLAGS.history) : end].T
-    names = json.loads((folder / VOCABULARY).read_bytes())["movie"]
-    return [names[row - 1] for row in rows], np.ascontiguousarray(bits).view(np.float32).tolist()
+    # Of a movie that no training rating has, nothing is known.
+    names = [None, *json.loads((folder / VOCABULARY).read_bytes())["movie"]]
+    return [names[row] for row in rows], np.ascontiguousarray(bits).view(np.float32).tolist()
 
 
 @pytest.fixture
