@@ -129,7 +129,7 @@ def train(
     stopwatch = watch.stopwatch
     feed, columns = Feed(data.loader, stopwatch), data.columns
     position = keeper.start if keeper else Position()
-    if position.epoch < config.epochs and not stops_early(position, config):
+    if goes_on(position, config):
         # The workers make the first batches while the model is built.
         feed.prepare("train", position.epoch, position.samples)
     with stopwatch.part("model"):
@@ -142,7 +142,7 @@ def train(
     # Mapped once: like the loader, the training goes on when the files are removed.
     evaluator = make_evaluator(feed, columns, config, context)
     epochs: list[Epoch] = []
-    while position.epoch < config.epochs and not stops_early(position, config):
+    while goes_on(position, config):
         start = time.perf_counter()
         with watch.steps():
             losses = _train_epoch_kept(learner, feed, position, config, context, keeper, watch)
@@ -182,9 +182,15 @@ def judged(position: Position, validation: Metrics, config: Config) -> Position:
     return dataclasses.replace(position, epochs_since_best=position.epochs_since_best + 1)
 
 
+def goes_on(position: Position, config: Config) -> bool:
+    """Whether there is something left to train."""
+    return position.epoch < config.epochs and not stops_early(position, config)
+
+
 def stops_early(position: Position, config: Config) -> bool:
-    """Whether so many epochs in a row were no better than one before that the training ends, or has ended."""
-    return 0 < config.patience <= position.epochs_since_best and position.best is not None
+    """Whether so many epochs in a row were no better than one before that no further one begins."""
+    is_impatient = 0 < config.patience <= position.epochs_since_best and position.best is not None
+    return is_impatient and position.epoch < config.epochs
 
 
 def _train_epoch_kept(
