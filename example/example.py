@@ -137,9 +137,12 @@ def train_and_report(config: Config, context: RuntimeContext) -> None:
         if result.epochs and context.rank == 0 and config.report_dir:
             watch.after_run(write_report(result, watch.stopwatch.split(), config, context))
     if not result.epochs:
-        context.say(f"nothing is left to train: {result.num_epochs} of {config.epochs} epochs are done")
+        stopped = ", and --patience stopped it there" if result.stopped_early else ""
+        context.say(
+            f"nothing is left to train: {result.num_epochs} of {config.epochs} epochs are done{stopped}"
+        )
     name = f"this model, epoch {result.num_epochs}"
-    context.say(results_table(result.columns, name, result.test), tagged=False)
+    context.say(results_table(result.columns, config, name, result.test), tagged=False)
 
 
 def train_watched(config: Config, context: RuntimeContext, watch: Watch) -> Run:
