@@ -203,7 +203,7 @@ def _digest(files: list[Path], config: Config) -> str:
         "bad_rows": config.bad_rows,
         "test_fraction": config.test_fraction if drawn else None,
         "validation_fraction": config.validation_fraction,
-        "seed": None if config.split == "time" else config.seed,
+        "seed": config.seed,
     }
     return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]
 
@@ -352,20 +352,16 @@ def _choose_test(raw: RawData, by_time: np.ndarray, config: Config) -> tuple[np.
 
 def _choose_validation(user: np.ndarray, is_left: np.ndarray, config: Config) -> np.ndarray:
     """Whether each rating, in the order of time, is for validation, bool [ratings]: --validation_fraction of
-    those that are left beside the test, cut as the test was cut.
+    those that are left beside the test, drawn by the seed; for leave_one_out among the newest left of each
+    user.
 
-    The newest for --split time; for leave_one_out the newest left of each user, of as many users, drawn by
-    the seed, as the fraction allows; drawn by the seed for the others.
+    Not the newest for --split time: what is newest tells most of the test.
     """
     left = np.flatnonzero(is_left)
     wanted = round(len(left) * config.validation_fraction)
-    if config.split == "time":
-        chosen = left[len(left) - wanted :]
-    else:
-        among = left[_newest_of_each(user[left])[0]] if config.split == "leave_one_out" else left
-        chosen = np.random.default_rng([config.seed, 2]).permutation(among)[:wanted]
+    among = left[_newest_of_each(user[left])[0]] if config.split == "leave_one_out" else left
     is_validation = np.zeros(len(user), bool)
-    is_validation[chosen] = True
+    is_validation[np.random.default_rng([config.seed, 2]).permutation(among)[:wanted]] = True
     return is_validation
 
 

@@ -133,7 +133,7 @@ class Config:
     test_fraction: float = 0.2
     """Share of the ratings that is the test, for --split time and random."""
 
-    validation_fraction: float = 0.05
+    validation_fraction: float = 0.02
     """Share of the ratings beside the test that is not trained on but evaluated after every epoch; 0 means
     none, and no early stopping."""
 
@@ -150,13 +150,13 @@ class Config:
     batch_size: int = 4096
     """Ratings per rank and step; the global batch is this times the number of ranks."""
 
-    lr: float = 0.06
+    lr: float = 0.04
     """Learning rate of the embedding tables (row-wise Adagrad), falling linearly to zero over the run."""
 
     dense_lr: float = 0.001
     """Learning rate of the dense part (AdamW), falling like --lr."""
 
-    weight_decay: float = 0.15
+    weight_decay: float = 0.1
     """Decoupled decay of all table rows, looked up or not: in a pass they shrink by the factor
     exp(-weight_decay), less as --lr falls."""
 
@@ -173,7 +173,7 @@ class Config:
     """Training loop: plain, sparse_dist (TorchRec's TrainPipelineSparseDist), or auto: sparse_dist on
     CUDA, else plain."""
 
-    history: int = 0
+    history: int = 30
     """How many of the last movies that the user rated strictly before a rating the model is told of, each
     with its rating."""
 
@@ -349,7 +349,7 @@ def _check_run(config: Config) -> None:
     )
     _require(
         0 <= config.validation_fraction < 1,
-        f"--validation_fraction {config.validation_fraction} leaves no training or is negative; give 0.05, "
+        f"--validation_fraction {config.validation_fraction} leaves no training or is negative; give 0.02, "
         "say, or 0 for none",
     )
 

@@ -25,8 +25,8 @@ SHORT = ("--epochs", "1", "--batch_size", "1024")
 
 
 def table(output: str) -> dict[str, list[float]]:
-    """The rows of the results table: name -> RMSE, MAE, AUC and log loss, or HR@10 and NDCG@10."""
-    rows = re.findall(r"^\| (.+?) +\|((?: +[\d.]+ \|)+)$", output, re.MULTILINE)
+    """The rows of the results table: name -> RMSE, MAE, AUC and, if it is defined, log loss."""
+    rows = re.findall(r"^\| (.+?) +\|((?: +[\d.]+ \|)+)(?: +- \|)?$", output, re.MULTILINE)
     return {name: [float(value) for value in re.findall(r"[\d.]+", values)] for name, values in rows}
 
 
@@ -301,12 +301,11 @@ def test_an_interrupt_ends_it_without_a_traceback(synthetic_folder: Path) -> Non
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize(("split", "margin"), [("random", 0.008), ("time", 0.0)])
+@pytest.mark.parametrize(("split", "margin"), [("random", 0.02), ("time", 0.015)])
 def test_real_movielens_beats_the_bias_baseline(
     real_folder: Path, tmp_path: Path, split: str, margin: float
 ) -> None:
-    # The baselines know the validation ratings: on equal terms with them.
-    terms = ["--split", split, "--validation_fraction", 0]
+    terms = ["--split", split, *(["--test_fraction", 0.1] if split == "random" else [])]
     arguments: list[Any] = ["--data_path", real_folder, *terms, "--cache_dir", tmp_path]
     rows = table(succeeded(torchrun(2, EXAMPLE, *arguments)))
     model = next(values for name, values in rows.items() if name.startswith("this model"))
