@@ -48,12 +48,9 @@ class EventLog:
         self._last_step = 0
 
     def after_step(self, step: int, optimizer: Any) -> None:
-        """Keep the learning rates with which a step was made; a step of the training, from 1.
-
-        That of the tables is for what they hold, which are rows divided by their scale.
-        """
+        """Keep the learning rates with which a step was made; a step of the training, from 1."""
         self._rates[step] = {
-            name: part.param_groups[0]["lr"]
+            name: part.param_groups[0]["scheduled_lr"]
             for name, (_, part) in zip(OPTIMIZERS, optimizer.optimizers, strict=True)
         }
 

@@ -66,9 +66,9 @@ class Run:
 
     @property
     def test(self) -> dict[str, float | None]:
-        """The metrics on the test; reports of before had them after every epoch instead of once."""
-        epochs = self.report["epochs"]
-        return self.report.get("test") or (epochs[-1].get("test") if epochs else None) or {}
+        """The metrics on the test."""
+        found: dict[str, float | None] = self.report["test"]
+        return found
 
     @property
     def curves(self) -> dict[str, list[tuple[float, float]]]:

@@ -84,10 +84,10 @@ class Learner:
     def set_rates(self, left: float, scale: float) -> None:
         """Learn at a share `left` of the first rates from now on.
 
-        The tables hold rows divided by the scale, and so steps divided by it.
+        The tables hold rows divided by the scale, and so their "lr" is the scheduled one divided by it.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * left
+            group["lr"] = group["scheduled_lr"] = group["initial_lr"] * left
         for group in self.model.fused_optimizer.param_groups:
             group["lr"] /= scale
 
