@@ -151,7 +151,8 @@ class Config:
     """Ratings per rank and step; the global batch is this times the number of ranks."""
 
     lr: float = 0.04
-    """Learning rate of the embedding tables (row-wise Adagrad), falling linearly to zero over the run."""
+    """Learning rate of the embedding tables (row-wise Adagrad) for a global batch of 4,096 ratings; for
+    others times the root of the ratio; falls linearly to zero over the run."""
 
     dense_lr: float = 0.001
     """Learning rate of the dense part (AdamW), falling like --lr."""

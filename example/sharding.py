@@ -7,6 +7,7 @@ starts from the same model.
 from __future__ import annotations
 
 import hashlib
+import math
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,8 @@ from runtime import RuntimeContext
 # Rows are drawn in blocks, so that a shard can be filled without drawing the table.
 INIT_BLOCK_ROWS = 4096
 INIT_STD = 0.05
+# The global batch that --lr is for.
+REFERENCE_BATCH = 4096
 ROWS_PER_RANK_WORTH_SPLITTING = 256
 # Share of a rank's memory that the planner leaves to the dense part, the batches and everything else.
 RESERVED_FOR_DENSE = 0.15
@@ -55,7 +58,7 @@ def build_model(columns: Columns, config: Config, context: RuntimeContext) -> Di
     sharder = (CpuTablesSharder if on_cpu else EmbeddingCollectionSharder)(
         fused_params={
             "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            "learning_rate": config.lr,
+            "learning_rate": table_rate(config, context.world_size),
             "eps": 1e-8,
             # A row out of range is a bug of ours: it must end the run, not turn into row 0.
             "bounds_check_mode": BoundsCheckMode.FATAL,
@@ -67,6 +70,15 @@ def build_model(columns: Columns, config: Config, context: RuntimeContext) -> Di
     model = DistributedModelParallel(task, device=context.device, plan=plan, sharders=[sharder])
     fill_tables(model, config.seed)
     return model
+
+
+def table_rate(config: Config, world_size: int) -> float:
+    """The learning rate of the tables for a global batch.
+
+    Adagrad's steps have the size of the rate whatever the gradient, so a row moves with the root of the
+    number of steps; with the root of the batch in the rate, it learns as much on any number of ranks.
+    """
+    return config.lr * math.sqrt(config.batch_size * world_size / REFERENCE_BATCH)
 
 
 def make_plan(

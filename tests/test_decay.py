@@ -20,6 +20,7 @@ from interaction import Interaction
 from manifest import Position
 from model import RatingBatch
 from runtime import cleanup_runtime, init_runtime
+from sharding import table_rate
 from train import Feed, Learner, build_learner, train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -66,7 +67,7 @@ class Reference:
                 assert table.grad is not None
                 self.sums[name] += table.grad.square().mean(dim=1)
                 step = table.grad / (self.sums[name].sqrt() + 1e-8).unsqueeze(1)
-                table -= self.config.lr * left * step
+                table -= table_rate(self.config, 1) * left * step
                 table *= math.exp(-self.config.weight_decay * left * share)
                 table.grad = None
 

@@ -20,6 +20,7 @@ from launch import EXAMPLE, python, read_json, succeeded, torchrun
 from page import numbers
 from profiling import OTHER, PARTS, Profile, costliest, named, segments, split_steps
 from runtime import RuntimeContext
+from sharding import table_rate
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 STEPS_OF_AN_EPOCH = 8
@@ -224,10 +225,11 @@ def test_tensorboard_shows_every_step_with_its_loss_and_rates(watched: tuple[str
     weights = [2048] * 7 + [15_680 - 7 * 2048]
     mean = sum(loss * weight for loss, weight in zip(first, weights, strict=True)) / sum(weights)
     assert mean == pytest.approx(report["epochs"][0]["train_loss"])
-    for name, flag in (("tables", "lr"), ("dense", "dense_lr")):
+    config = Config(batch_size=1024)
+    for name, first_rate in (("tables", table_rate(config, 2)), ("dense", config.dense_lr)):
         rates = [rate for _, rate in shown[f"learning_rate/{name}"]]
         assert len(rates) == 2 * STEPS_OF_AN_EPOCH
-        assert rates[0] == pytest.approx(report["config"][flag])
+        assert rates[0] == pytest.approx(first_rate)
         assert rates == sorted(rates, reverse=True)
 
 
