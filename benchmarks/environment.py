@@ -7,6 +7,7 @@ import re
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 
@@ -17,13 +18,19 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 CPUINFO = Path("/proc/cpuinfo")
 
 
-def describe() -> dict[str, object]:
+def describe() -> dict[str, Any]:
     """The machine in words, the versions of the stack, and the time, in UTC."""
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": describe_machine(),
         "versions": stack_versions(),
     }
+
+
+def in_words(about: dict[str, Any]) -> str:
+    """Where figures come from, in a line: about has what `describe` says, and "fbgemm" names itself."""
+    versions = [f"{name} {version}" for name, version in about["versions"].items() if name != "fbgemm"]
+    return f"{about['machine']}; {', '.join(versions)}, {about['versions']['fbgemm']}; {about['date'][:10]}."
 
 
 def describe_machine() -> str:
@@ -40,9 +47,18 @@ def write_into_readme(marks: tuple[str, str], text: str) -> None:
     Raises:
         ValueError: when the README does not have them.
     """
+    write_between(README, marks, text)
+
+
+def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
+    """Replace what stands between two marks of a page.
+
+    Raises:
+        ValueError: when the page does not have them.
+    """
     first, last = map(re.escape, marks)
     block = f"{marks[0]}\n{text}\n{marks[1]}"
-    after, places = re.subn(f"{first}.*{last}", lambda match: block, README.read_text(), flags=re.DOTALL)
+    after, places = re.subn(f"{first}.*{last}", lambda match: block, page.read_text(), flags=re.DOTALL)
     if not places:
-        raise ValueError(f"README.md has no place for the tables: {marks[0]} and {marks[1]} are missing")
-    README.write_text(after)
+        raise ValueError(f"{page.name} has no place for the tables: {marks[0]} and {marks[1]} are missing")
+    page.write_text(after)
