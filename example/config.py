@@ -147,7 +147,7 @@ class Config:
     """Epochs in a row without a better validation result after which the training ends, with the weights of
     the last one; 0 means never."""
 
-    batch_size: int = 4096
+    batch_size: int = 2048
     """Ratings per rank and step; the global batch is this times the number of ranks."""
 
     lr: float = 0.04

@@ -39,7 +39,7 @@ from runtime import RuntimeContext
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the table.
 INIT_BLOCK_ROWS = 4096
-INIT_STD = 0.05
+INIT_STD = 0.025
 # The global batch that --lr is for.
 REFERENCE_BATCH = 4096
 ROWS_PER_RANK_WORTH_SPLITTING = 256
