@@ -133,7 +133,7 @@ class Config:
     test_fraction: float = 0.2
     """Share of the ratings that is the test, for --split time and random."""
 
-    validation_fraction: float = 0.02
+    validation_fraction: float = 0.01
     """Share of the ratings beside the test that is not trained on but evaluated after every epoch; 0 means
     none, and no early stopping."""
 
@@ -350,7 +350,7 @@ def _check_run(config: Config) -> None:
     )
     _require(
         0 <= config.validation_fraction < 1,
-        f"--validation_fraction {config.validation_fraction} leaves no training or is negative; give 0.02, "
+        f"--validation_fraction {config.validation_fraction} leaves no training or is negative; give 0.01, "
         "say, or 0 for none",
     )
 

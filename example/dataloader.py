@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation", "test", "catalogue")
 # Small batches are shuffled together: numpy's overhead for each would be more than the work.
 POSITIONS_AT_ONCE = 32_768
+# Of so many training ratings one counts as that of an unknown user.
+FORGOTTEN_EVERY = 64
 # What --num_workers auto measures, and the share of time below which waiting is not worth a process.
 WARM_UP_STEPS = 5
 TIMED_STEPS = 20
@@ -142,6 +144,8 @@ class RatingBatches:
         rows = self._rows(request)
         num_real = len(rows)
         single, lists = self._find(rows)
+        if request.split == "train":
+            self._forget_users(single, request)
         history_ratings = np.zeros(0, np.float32)
         if self.history:
             told, counts = self._find_history(rows, "test_" if request.split == "test" else "")
@@ -155,6 +159,12 @@ class RatingBatches:
         weights[:num_real] = self.batch_size * self.world_size / step_size
         weights[num_real:] = 0
         return values, lengths, ratings, weights, history_ratings
+
+    def _forget_users(self, single: list[np.ndarray], request: Request) -> None:
+        """Let a few ratings be of an unknown user, so that training learns what a new one is like."""
+        begin = request.first + (request.step * self.world_size + self.rank) * self.batch_size
+        # The order is another one in each pass, so these are others too. The user is the first feature.
+        single[0][0, -begin % FORGOTTEN_EVERY :: FORGOTTEN_EVERY] = UNKNOWN_ROW
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_columns": {}, "_block": None}

@@ -33,7 +33,7 @@ def column(found: Columns, name: str) -> np.ndarray:
 def test_the_time_split_tests_on_the_newest_fifth(folder: Path) -> None:
     found = open_columns(Config(data_path=str(folder)))
     time = column(found, "time")
-    assert (found.num_train, found.num_validation, found.num_test) == (15_680, 320, 4_000)
+    assert (found.num_train, found.num_validation, found.num_test) == (15_840, 160, 4_000)
     first = found.num_train + found.num_validation
     assert time[:first].max() <= time[first:].min()
     for part in ("train", "validation", "test"):
@@ -163,7 +163,7 @@ def test_two_launches_at_once_share_one_set_of_columns(folder: Path) -> None:
 def test_a_fraction_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     write_synthetic(tmp_path / "data", 1_000, seed=0)
     with pytest.raises(
-        UserError, match=r"1000 ratings with --test_fraction 0.0001 .* leaves 980 for training and 0 "
+        UserError, match=r"1000 ratings with --test_fraction 0.0001 .* leaves 990 for training and 0 "
     ):
         open_columns(Config(data_path=str(tmp_path / "data"), test_fraction=0.0001))
 
@@ -221,7 +221,7 @@ def test_a_user_with_one_rating_has_none_in_the_test_and_is_counted(tmp_path: Pa
     assert found.ratings("test").tolist() == [4]
     assert found.ratings("train").tolist() == [5, 3, 5]
     assert any("1 users have a single rating" in note for note in found.notes)
-    # Two hundredths of three ratings are none.
+    # A hundredth of three ratings is none.
     assert any("no rating is for validation" in note for note in found.notes)
 
 
