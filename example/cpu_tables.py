@@ -278,14 +278,13 @@ class Rows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:
         """Collective: every rank."""
         tables, sought = ctx.tables, ctx.sought
-        with record_function("gradients of rows"):
-            sums = torch.zeros(sum(sought.sent), tables._embedding_dim)
-            for places, gradient in zip(sought.places_of_features(), gradients, strict=True):
-                sums.index_add_(0, places, gradient)
-        with record_function("output exchange"):
+        sums = torch.zeros(sum(sought.sent), tables._embedding_dim)
+        for places, gradient in zip(sought.places_of_features(), gradients, strict=True):
+            sums.index_add_(0, places, gradient)
+        with record_function("gradient exchange"):
             mine, work = tables.swap(sums, sought.sent, sought.received)
             work.wait()
-        with record_function("optimizer"):
+        with record_function("optimizer of rows"):
             # The loss is the mean over ranks.
             learn(tables, sought, mine / tables._env.world_size if tables._env.world_size > 1 else mine)
         return None, None, None

@@ -269,7 +269,7 @@ def test_the_figures_are_those_of_the_committed_run() -> None:
     assert (ROOT / "docs" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("benchmark", ["feed", "checkpoint"])
+@pytest.mark.parametrize("benchmark", ["feed", "checkpoint", "train"])
 def test_the_figures_of_a_benchmark_are_those_of_the_committed_run(
     monkeypatch: pytest.MonkeyPatch, benchmark: str
 ) -> None:

@@ -1,0 +1,184 @@
+"""Measure how fast this project trains, beside plain PyTorch with the same model, batch and machine.
+
+    python benchmarks/train.py --write          everything: eight minutes on two cores, 16 GB of memory
+    python benchmarks/train.py --sizes 2000+1000 --rounds 1 --seconds 0.02 --batch 256 --large_batch 512 \
+        --without DDP
+
+Prints each figure beside its bar; with --write it also writes docs/train.json, docs/train.png and the part of
+README.md between the train marks. With GPUs both sides train on them. All variants of a size are measured in
+turns, in short blocks, because other programs slow a machine down for seconds at a time. Asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bars import bar_lines
+from environment import describe, write_into_readme
+from train_here import make_columns
+from train_tables import DDP, HERE_1, HERE_2, draw, judge, render
+from train_team import DIM, Order, Team, teams
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
+
+from machine import allowed_cores
+
+ROOT = Path(__file__).resolve().parent.parent
+MARKS = ("<!-- train: made by benchmarks/train.py -->", "<!-- end of train -->")
+RATINGS = 2_000_000
+# A step of dense Adam goes over all rows, four times: beyond this many it takes seconds.
+MOST_ROWS_DENSE = 2_000_000
+# DDP keeps all tables and optimizer states on each rank.
+MOST_ROWS_DDP = 2_000_000
+STEPS_OF_PARTS = 15
+
+
+def main() -> None:
+    """Measure and show, and write if that is asked for."""
+    flags = _parse_flags()
+    result = {
+        **describe(),
+        "device": _device(),
+        "dim": DIM,
+        "batch": flags.batch,
+        "large batch": flags.large_batch,
+    }
+    result["sizes"] = [measure_size(users, movies, flags) for users, movies in flags.sizes]
+    result["bars"] = judge(result)
+    text = render(result)
+    print(f"{text}\n\n{bar_lines(result['bars'])}")
+    for folder in {flags.report, ROOT / "docs" if flags.write else None} - {None}:
+        (folder / "train.json").write_text(json.dumps(result, indent=1) + "\n")
+        draw(result, folder / "train.png")
+    if flags.write:
+        write_into_readme(MARKS, text)
+
+
+def _parse_flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--report", type=Path, help="folder that gets the JSON and the picture")
+    parser.add_argument("--write", action="store_true", help="into docs/ and README.md")
+    sizes = "6040+3952,1000000+100000,10000000+1000000"
+    parser.add_argument(
+        "--sizes", type=_sizes, default=_sizes(sizes), help=f"users+movies (default: {sizes})"
+    )
+    parser.add_argument("--batch", type=int, default=4096, help="of each of two ranks")
+    parser.add_argument("--large_batch", type=int, default=16384, help="the other one of the scaling")
+    parser.add_argument("--without", default="-", help="leave out variants with this word in their names")
+    parser.add_argument("--rounds", type=int, default=9, help="measurements of each figure, in turns")
+    parser.add_argument("--seconds", type=float, default=0.4, help="about, of one measurement")
+    return parser.parse_args()
+
+
+def _sizes(text: str) -> list[tuple[int, int]]:
+    return [(int(users), int(movies)) for users, movies in (size.split("+") for size in text.split(","))]
+
+
+def _device() -> dict[str, Any]:
+    """What computes, and of a GPU how many bytes a second its memory moves."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"kind": "cpu"}
+    found = torch.cuda.get_device_properties(0)
+    # Two transfers a clock; the clock is in kHz and the width in bits.
+    bandwidth = 2 * 1e3 * found.memory_clock_rate * found.memory_bus_width / 8
+    return {"kind": "cuda", "name": found.name, "bytes a second": bandwidth}
+
+
+def variants_of(num_rows: int, flags: argparse.Namespace) -> dict[str, tuple[str, Order]]:
+    """Name to the team that trains so, and its order but for the steps."""
+    two, large = 2 * flags.batch, flags.large_batch
+    found = {
+        HERE_2: ("here 2", Order("here", flags.batch, 1, 0)),
+        HERE_1: ("here 1", Order("here", flags.batch, 1, 0)),
+        f"{HERE_2}, large": ("here 2", Order("here", large, 1, 0)),
+        f"{HERE_1}, large": ("here 1", Order("here", large, 1, 0)),
+    }
+    for optimizer in ("dense Adam", "sparse Adagrad", "SparseAdam"):
+        if optimizer == "dense Adam" and num_rows > MOST_ROWS_DENSE:
+            continue
+        for threads in range(1, min(2, allowed_cores()) + 1):
+            name = f"plain, {optimizer}, {threads} thread{'s' if threads > 1 else ''}"
+            found[name] = ("plain 1", Order(optimizer, two, threads, 0))
+    if num_rows <= MOST_ROWS_DDP:
+        # What DDP adds up in each step is the whole table where gradients are dense.
+        optimizer = "dense Adam" if num_rows < 100_000 else "sparse Adagrad"
+        found[DDP] = ("plain 2", Order(optimizer, flags.batch, 1, 0))
+    return {name: variant for name, variant in found.items() if flags.without not in name}
+
+
+def measure_size(users: int, movies: int, flags: argparse.Namespace) -> dict[str, Any]:
+    """Rates of all variants for tables of one size, the parts of our steps, and the memory of our ranks."""
+    variants = variants_of(users + movies, flags)
+    names = sorted({team for team, _ in variants.values()})
+    with tempfile.TemporaryDirectory(prefix="train-") as folder, contextlib.ExitStack() as stack:
+        make_columns(Path(folder), users, movies, RATINGS)
+        started = {name: Team(f"train_{name[:-2]}.py", int(name[-1]), folder) for name in names}
+        stack.enter_context(teams(started))
+        measurement = Measurement(variants, started, flags)
+        rates = measurement.rates()
+        parts = {name: measurement.parts(name) for name in (HERE_2, HERE_1)}
+        peaks = {name: team.close() for name, team in started.items()}
+    return {
+        "users": users,
+        "movies": movies,
+        "optimizer of ddp": variants[DDP][1].variant if DDP in variants else None,
+        "rates": rates,
+        "parts": parts,
+        "peak bytes": peaks["here 2"],
+        "table bytes": (users + movies + 2) * (DIM + 1) * 4,
+    }
+
+
+class Measurement:
+    """The variants of one size, in turns."""
+
+    def __init__(
+        self, variants: dict[str, tuple[str, Order]], started: dict[str, Team], flags: argparse.Namespace
+    ) -> None:
+        self.variants = variants
+        self.teams = started
+        self.flags = flags
+        self.steps = {name: self._steps(name) for name in variants}
+
+    def _steps(self, name: str) -> int:
+        """How many steps of a variant take the seconds of one measurement, after some that warm it up."""
+        first = self._seconds(name, 1)
+        often = self._seconds(name, 5) / 5 if first < 5 * self.flags.seconds else first
+        return max(1, round(self.flags.seconds / often))
+
+    def _seconds(self, name: str, steps: int) -> float:
+        team, order = self.variants[name]
+        order = Order(order.variant, order.batch_size, order.threads, steps)
+        return float(self.teams[team].ask("steps", order)["seconds"])
+
+    def rates(self) -> dict[str, list[float]]:
+        """Ratings a second of each variant in each round."""
+        found: dict[str, list[float]] = {name: [] for name in self.variants}
+        for number in range(self.flags.rounds):
+            # Whoever comes after a slow one does not always do.
+            for name in list(self.variants)[:: 1 if number % 2 else -1]:
+                team, order = self.variants[name]
+                ratings = order.batch_size * int(team[-1]) * self.steps[name]
+                found[name].append(ratings / self._seconds(name, self.steps[name]))
+        return found
+
+    def parts(self, name: str) -> dict[str, float]:
+        """Seconds of the parts of a step."""
+        team, order = self.variants[name]
+        found = self.teams[team].ask("parts", Order(order.variant, order.batch_size, 1, STEPS_OF_PARTS))
+        assert isinstance(found, dict)
+        return found
+
+
+if __name__ == "__main__":
+    main()

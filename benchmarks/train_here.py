@@ -1,0 +1,171 @@
+"""This project's training: a rank of a team of benchmarks/train.py.
+
+    train_here.py FOLDER
+
+The loader, the model, its sharding and the loop are those of the example, with the features user and movie.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from train_team import DIM, MEAN_RATING, MLP_DIMS, serve, take_answers
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
+
+from columns import Columns
+from config import Config
+from features import FEATURES, Table
+from runtime import RuntimeContext, end_process, init_runtime
+
+# What the code calls the parts of a step, and those of them that lie in others.
+FORWARD = ("input exchange", "lookup", "output exchange")
+BACKWARD = ("gradient exchange", "optimizer of rows")
+
+
+def make_columns(folder: Path, num_users: int, num_movies: int, num_ratings: int) -> None:
+    """Write ratings of users and movies that are all as likely, as the columns of a data set."""
+    generator = np.random.default_rng(0)
+    rows = np.zeros((num_ratings, 4), np.int32)
+    rows[:, 0] = generator.integers(num_users, size=num_ratings)
+    rows[:, 1] = generator.integers(num_movies, size=num_ratings)
+    rows[:, 2] = generator.integers(1, 6, size=num_ratings).astype(np.float32).view(np.int32)
+    np.save(folder / "rows.npy", rows)
+    for name, number in (("user", num_users), ("movie", num_movies)):
+        np.save(folder / f"{name}_features.npy", np.arange(1, number + 1, dtype=np.int32)[:, None])
+
+
+def columns_of(folder: Path) -> Columns:
+    """What `make_columns` wrote."""
+    numbers = {}
+    for name in ("user", "movie"):
+        numbers[name] = len(np.load(folder / f"{name}_features.npy", mmap_mode="r"))
+    num_ratings = len(np.load(folder / "rows.npy", mmap_mode="r"))
+    tables = tuple(
+        Table(feature, numbers[feature.name] + 1) for feature in FEATURES if feature.name in numbers
+    )
+    users, movies = numbers.values()
+    nothing: dict[str, Any] = {
+        "num_test": 0,
+        "num_skipped": 0,
+        "longest_history": 0,
+        "baselines": {},
+        "notes": (),
+    }
+    return Columns(
+        folder=str(folder),
+        source="",
+        num_train=num_ratings,
+        num_users=users,
+        num_movies=movies,
+        mean_rating=MEAN_RATING,
+        tables=tables,
+        **nothing,
+    )
+
+
+class Here:
+    """The example's training, without its evaluation, its dumps and the progress bar."""
+
+    def __init__(self, columns: Columns, context: RuntimeContext) -> None:
+        from train import build_learner, make_pipeline
+
+        self.columns = columns
+        self.context = context
+        config = Config(embedding_dim=DIM, mlp_dims=MLP_DIMS)
+        learner = build_learner(columns, config, context)
+        learner.model.train()
+        self.pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
+        self.feeds: dict[int, Iterator[Any]] = {}
+
+    def _batches(self, batch_size: int) -> Iterator[Any]:
+        """Batches without an end."""
+        from dataloader import EpochSampler, RatingBatches, build_dataloader
+        from train import Feed
+
+        config = Config(embedding_dim=DIM, batch_size=batch_size)
+        sampler = EpochSampler(
+            RatingBatches(self.columns, config, self.context.rank, self.context.world_size)
+        )
+        feed = Feed(build_dataloader(sampler.dataset, sampler, config))
+        epoch = 0
+        while True:
+            yield from feed.batches("train", epoch)
+            epoch += 1
+
+    def steps(self, number: int, batch_size: int) -> float:
+        """Train for some steps; the last loss."""
+        if batch_size not in self.feeds:
+            self.feeds[batch_size] = self._batches(batch_size)
+        for _ in range(number):
+            loss, _ = self.pipeline.progress(self.feeds[batch_size])
+        return float(loss)
+
+    def parts(self, number: int, batch_size: int) -> dict[str, float]:
+        """Median seconds of the parts of a step, by the names that the code gives to them, on a CPU."""
+        if self.context.device.type != "cpu":
+            return {}
+        import cpu_tables
+        import train
+
+        seconds: dict[str, list[float]] = defaultdict(list)
+        with contextlib.ExitStack() as stack:
+            for module in (cpu_tables, train):
+                stack.enter_context(mock.patch.object(module, "record_function", Stopwatch(seconds)))
+            self.steps(number, batch_size)
+        # Some parts come more than once in a step.
+        found = {name: _median_of_steps(times, number) for name, times in seconds.items()}
+        found["dense forward"] = found.pop("forward") - sum(found[name] for name in FORWARD)
+        found["backward"] -= sum(found[name] for name in BACKWARD)
+        found["output exchange"] += found.pop("gradient exchange")
+        found["optimizer"] += found.pop("optimizer of rows")
+        return found
+
+
+def _median_of_steps(times: list[float], steps: int) -> float:
+    often = len(times) // steps
+    return median(sum(times[first : first + often]) for first in range(0, len(times), often))
+
+
+class Stopwatch:
+    """Stands for `record_function`, and adds to `seconds` how long each part took."""
+
+    def __init__(self, seconds: dict[str, list[float]]) -> None:
+        self.seconds = seconds
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time one part."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name].append(time.perf_counter() - start)
+
+
+def main() -> None:
+    """Serve orders."""
+    answers = take_answers()
+    columns = columns_of(Path(sys.argv[1]))
+    context = init_runtime(Config())
+    import torch
+    import torch.distributed as dist
+
+    def barrier() -> None:
+        if context.device.type == "cuda":
+            torch.cuda.synchronize()
+        dist.barrier()
+
+    serve(answers, lambda name: Here(columns, context), barrier, torch.set_num_threads)
+
+
+if __name__ == "__main__":
+    main()
+    end_process(0)
