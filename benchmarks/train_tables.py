@@ -104,10 +104,10 @@ def _part_lines(sizes: list[dict[str, Any]]) -> list[list[str]]:
 def _explanation(result: dict[str, Any]) -> str:
     sentence = (
         f"The model of the example at --embedding_dim {result['dim']} with the features user and movie; "
-        f"{result['batch']:,} ratings a rank, {2 * result['batch']:,} for plain PyTorch in one process; ids "
-        "that are all as likely, so that few are asked for twice. A process here has one thread. Plain "
-        "PyTorch is the same `Interaction` on two `nn.Embedding`s, with its ratings in memory. Medians over rounds, "
-        "of ratios within a round, and [least, most] of them."
+        f"{result['batch']:,} ratings a rank, {2 * result['batch']:,} for plain PyTorch in one process; "
+        "ids that are all as likely, so that few are asked for twice. A process here has one thread. "
+        "Plain PyTorch is the same `Interaction` on two `nn.Embedding`s, with its ratings in memory. "
+        "Medians over rounds, of ratios within a round, and [least, most] of them."
     )
     if result["device"]["kind"] == "cuda":
         shares = [_bandwidth_share(result, size) for size in result["sizes"]]

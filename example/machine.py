@@ -39,6 +39,15 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 256 * 2**20)
 
 
+def use_large_pages() -> None:
+    """Have torch ask for pages of 2 MiB for large tensors, which a kernel gives that is set to "madvise".
+
+    The rows of a step lie all over their tables: on small pages each costs a walk through the page table.
+    torch reads the variable when it makes its first large tensor.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
 def allowed_memory() -> int:
     """Bytes that this process may use: the machine's memory, and the limits of its cgroup and those above."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

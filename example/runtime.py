@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from config import Config
 from errors import UserError
-from machine import allowed_cores, die_with_parent, keep_freed_memory
+from machine import allowed_cores, die_with_parent, keep_freed_memory, use_large_pages
 from rankprint import install_print, restore_print
 from stack import has_cuda_kernels
 
@@ -110,6 +110,7 @@ def init_runtime(config: Config) -> RuntimeContext:
         # torchrun gives each rank a session of its own, so what kills the launcher does not reach the rank.
         die_with_parent()
     keep_freed_memory()
+    use_large_pages()
     device = choose_device(launch)
     num_threads = max(1, allowed_cores() // launch.local_world_size)
     torch.set_num_threads(num_threads)

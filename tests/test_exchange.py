@@ -1,0 +1,68 @@
+"""The ranks' rows: through shared memory and through gloo each rank gets the same."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+import exchange
+from exchange import Exchange, SharedExchange, open_exchange
+
+NUM_RANKS = 3
+STEPS = 2 * exchange.PLACES
+
+
+def give_and_take(rank: int, folder: str) -> None:
+    """What a rank of the test does: swap rows through both kinds, and store what came."""
+    store = dist.FileStore(f"{folder}/store", NUM_RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
+    found: dict[str, Any] = {}
+    for name, chosen in (("gloo", Exchange(dist.group.WORLD)), ("shared", open_exchange(dist.group.WORLD))):
+        found[name] = [swapped(chosen, rank, step) for step in range(STEPS)]
+        found[f"{name} kind"] = type(chosen).__name__
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.barrier()
+    os._exit(0)
+
+
+def swapped(chosen: Exchange, rank: int, step: int) -> torch.Tensor:
+    """Rank r gives rank s as many rows as r + s + step, or none where r is s; each says from where it is."""
+    go, come = ([(rank != other) * (rank + other + step) for other in range(NUM_RANKS)] for _ in range(2))
+    outgoing = chosen.outgoing("rows", (sum(go), 4))
+    outgoing.rows.copy_(torch.arange(4 * sum(go)).view(-1, 4) + 1000 * rank + 100_000 * step)
+    return chosen.swap(outgoing, go, come)()
+
+
+def test_shared_memory_gives_the_rows_that_gloo_gives(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(give_and_take, (str(tmp_path),), nprocs=NUM_RANKS)
+    for rank in range(NUM_RANKS):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert (found["gloo kind"], found["shared kind"]) == ("Exchange", "SharedExchange")
+        for by_gloo, shared in zip(found["gloo"], found["shared"], strict=True):
+            assert torch.equal(by_gloo, shared)
+            assert {int(row) // 1000 % 100 for row in shared[:, 0]} == {0, 1, 2} - {rank}
+
+
+def test_a_rank_takes_no_file_for_the_box_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "box"
+    path.write_bytes(b"mine")
+    (tmp_path / "link").symlink_to(path)
+    for other in (path, tmp_path / "link", tmp_path / "nothing"):
+        assert exchange._mapped(str(other), "exchange-1", 2**20) is None
+    assert path.read_bytes() == b"mine"
+
+
+def test_more_than_a_place_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "BYTES_OF_A_PLACE", 64)
+    monkeypatch.setattr(SharedExchange, "__init__", lambda self: None)
+    chosen = SharedExchange()  # type: ignore[call-arg]
+    chosen.mine, chosen.turns = torch.zeros(1024, dtype=torch.uint8), dict.fromkeys(exchange.ROOMS, 0)
+    assert chosen.outgoing("rows", (4, 4)).rows.shape == (4, 4)
+    with pytest.raises(ValueError, match="moves 80 bytes at once, and a place takes 64"):
+        chosen.outgoing("rows", (5, 4))
