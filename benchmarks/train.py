@@ -127,14 +127,14 @@ def measure_size(users: int, movies: int, flags: argparse.Namespace) -> dict[str
         measurement = Measurement(variants, started, flags)
         rates = measurement.rates()
         parts = {name: measurement.parts(name) for name in (HERE_2, HERE_1)}
-        peaks = {name: team.close() for name, team in started.items()}
+        peak_bytes = started["here 2"].peak_bytes()
     return {
         "users": users,
         "movies": movies,
         "optimizer of ddp": variants[DDP][1].variant if DDP in variants else None,
         "rates": rates,
         "parts": parts,
-        "peak bytes": peaks["here 2"],
+        "peak bytes": peak_bytes,
         "table bytes": (users + movies + 2) * (DIM + 1) * 4,
     }
 

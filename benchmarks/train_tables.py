@@ -59,11 +59,8 @@ def render(result: dict[str, Any]) -> str:
     for batch, kind in ((result["batch"], ""), (result["large batch"], ", large")):
         cells = [_shown(size["rates"][HERE_2 + kind], size["rates"][HERE_1 + kind]) for size in sizes]
         lines.append([f"2 processes, of 1 process, {batch:,} ratings a rank", *cells])
-    memory = [
-        f"{size['peak bytes'] / size['table bytes']:.2f} of {size['table bytes'] / 1e6:,.0f} MB"
-        for size in sizes
-    ]
-    lines.append(["peak memory of 2 processes, of tables and row optimizer state", *memory])
+    memory = [f"{size['peak bytes'] / 1e6:,.0f} MB for {size['table bytes'] / 1e6:,.0f} MB" for size in sizes]
+    lines.append(["peak memory of 2 processes, for tables and row optimizer state", *memory])
     blocks = [_table(lines)]
     if sizes[0]["parts"][HERE_2]:
         blocks.append(_table(_part_lines(sizes)))
@@ -137,7 +134,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.5), dpi=120, layout="constrained")
+    figure = Figure(figsize=(11, 5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     rates, parts = figure.subplots(1, 2)
     _draw_rates(rates, result["sizes"])
@@ -168,7 +165,7 @@ def _draw_rates(axes: Any, sizes: list[dict[str, Any]]) -> None:
     axes.invert_yaxis()
     axes.set(xlabel="ratings a second", title="training")
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(fontsize="x-small")
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
 
 
 def _draw_parts(axes: Any, sizes: list[dict[str, Any]]) -> None:
@@ -183,4 +180,4 @@ def _draw_parts(axes: Any, sizes: list[dict[str, Any]]) -> None:
     axes.invert_yaxis()
     axes.set(xlabel="ms", title="where a step here spends its time")
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(fontsize="x-small")
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)

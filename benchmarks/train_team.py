@@ -45,27 +45,27 @@ class Trained(Protocol):
 
 
 class Team:
-    """Some ranks of one script, started without torchrun; ends them when it is closed."""
+    """Some ranks of one script, started without torchrun."""
 
     def __init__(self, script: str, num_ranks: int, folder: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.ranks: list[subprocess.Popen[str]] = []
-        self.watchers: list[subprocess.Popen[str]] = []
         for rank in range(num_ranks):
             names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_PORT": port}
             env = {name: str(value) for name, value in names.items()}
             env |= {"MASTER_ADDR": "127.0.0.1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-            path = str(Path(__file__).with_name(script))
-            self.ranks.append(self._start([path, folder], {**os.environ, **env}))
-            self.watchers.append(
-                self._start([str(Path(__file__).with_name("peak.py")), str(self.ranks[-1].pid)])
+            command = [sys.executable, str(Path(__file__).with_name(script)), folder]
+            self.ranks.append(
+                subprocess.Popen(
+                    command,
+                    env={**os.environ, **env},
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
             )
-
-    def _start(self, arguments: list[str], env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        command = [sys.executable, *arguments]
-        return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, what: str, order: Order) -> Any:
         """What rank 0 answers when all have done it."""
@@ -84,21 +84,23 @@ class Team:
             raise RuntimeError(f"a rank ended with status {rank.wait()}")
         return json.loads(line)
 
-    def close(self) -> int:
-        """End the ranks; the most bytes of anonymous memory that they had, added up."""
-        peaks = []
-        for watcher in self.watchers:
-            output, _ = watcher.communicate()
-            peaks.append(int(output.split()[-1]))
-        for rank in self.ranks:
-            rank.communicate()
-        return sum(peaks)
+    def peak_bytes(self) -> int:
+        """The most memory that each rank had so far, but for what files back, added up."""
+        shared = [_bytes_of(rank.pid, "RssShmem") for rank in self.ranks]
+        alone = [_bytes_of(rank.pid, "VmHWM") - _bytes_of(rank.pid, "RssFile") for rank in self.ranks]
+        # Ranks have mapped the same boxes, which are there once.
+        return sum(alone) - sum(shared) + max(shared)
 
     def kill(self) -> None:
-        """End what still runs."""
-        for process in (*self.watchers, *self.ranks):
-            process.kill()
-            process.wait()
+        """End the ranks."""
+        for rank in self.ranks:
+            rank.kill()
+            rank.wait()
+
+
+def _bytes_of(pid: int, name: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{name}:")))
 
 
 @contextlib.contextmanager

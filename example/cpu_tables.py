@@ -160,8 +160,7 @@ class CpuTables(ShardedEmbeddingCollection):
                     key += shard.shard_sizes[0]
                 part_ends.append(key)
                 if rank == self._env.rank:
-                    kernel = lookup._emb_modules[0].emb_module if tables else None
-                    self.parts.append(Part(kernel, first_key, tuple(tables)))
+                    self.parts.append(Part(_kernel_of(lookup, tables), first_key, tuple(tables)))
         self.part_ends = torch.tensor(part_ends)
 
     def _shards(self, rank: int, kind: str) -> Iterator[tuple[str, int, Any]]:
@@ -220,16 +219,23 @@ class CpuTables(ShardedEmbeddingCollection):
     def _track(self, sought: Sought) -> None:
         """Tell TorchRec's tracker which rows of this rank's shards are looked up."""
         for part, piece in self.pieces(sought):
-            names, firsts = (
-                [name for name, _ in part.tables],
-                torch.tensor([first for _, first in part.tables]),
-            )
+            names = [name for name, _ in part.tables]
+            firsts = torch.tensor([first for _, first in part.tables])
             rows = sought.rows[piece]
             ends = torch.searchsorted(rows, torch.cat([firsts[1:], rows.new_tensor([2**62])]))
             counts = ends.diff(prepend=ends.new_zeros(1))
             rows = rows - firsts.repeat_interleave(counts)
             looked_up = KeyedJaggedTensor(names, rows, lengths=counts.int(), stride=1)
             self.post_lookup_tracker_fn(looked_up, rows, self, None)
+
+
+def _kernel_of(lookup: Any, tables: list[tuple[str, int]]) -> Any:
+    """FBGEMM's kernel of a part; None where this rank holds nothing of it."""
+    held = [[table.name for table in config.embedding_tables] for config in lookup.grouped_configs]
+    names = [name for name, _ in tables]
+    # Else rows would be others than their keys say.
+    assert held == ([names] if names else []), f"TorchRec has grouped {names} as {held}"
+    return lookup._emb_modules[0].emb_module if names else None
 
 
 class Rows(torch.autograd.Function):
