@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -26,10 +24,7 @@ from columns import Columns
 from config import Config
 from features import FEATURES, Table
 from runtime import RuntimeContext, end_process, init_runtime
-
-# What the code calls the parts of a step, and those of them that lie in others.
-FORWARD = ("input exchange", "lookup", "output exchange")
-BACKWARD = ("gradient exchange", "optimizer of rows")
+from stopwatch import Stopwatch
 
 
 def make_columns(folder: Path, num_users: int, num_movies: int, num_ratings: int) -> None:
@@ -55,6 +50,7 @@ def columns_of(folder: Path) -> Columns:
     )
     users, movies = numbers.values()
     nothing: dict[str, Any] = {
+        "num_validation": 0,
         "num_test": 0,
         "num_skipped": 0,
         "longest_history": 0,
@@ -81,7 +77,7 @@ class Here:
 
         self.columns = columns
         self.context = context
-        config = Config(embedding_dim=DIM, mlp_dims=MLP_DIMS)
+        config = Config(embedding_dim=DIM, mlp_dims=MLP_DIMS, history=0)
         learner = build_learner(columns, config, context)
         learner.model.train()
         self.pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
@@ -92,7 +88,7 @@ class Here:
         from dataloader import EpochSampler, RatingBatches, build_dataloader
         from train import Feed
 
-        config = Config(embedding_dim=DIM, batch_size=batch_size)
+        config = Config(embedding_dim=DIM, batch_size=batch_size, history=0)
         sampler = EpochSampler(
             RatingBatches(self.columns, config, self.context.rank, self.context.world_size)
         )
@@ -111,43 +107,25 @@ class Here:
         return float(loss)
 
     def parts(self, number: int, batch_size: int) -> dict[str, float]:
-        """Median seconds of the parts of a step, by the names that the code gives to them, on a CPU."""
+        """Median seconds of the parts of a step, on a CPU."""
         if self.context.device.type != "cpu":
             return {}
         import cpu_tables
+        import model
         import train
+        from profiling import OTHER, PARTS
 
-        seconds: dict[str, list[float]] = defaultdict(list)
-        with contextlib.ExitStack() as stack:
-            for module in (cpu_tables, train):
-                stack.enter_context(mock.patch.object(module, "record_function", Stopwatch(seconds)))
-            self.steps(number, batch_size)
-        # Some parts come more than once in a step.
-        found = {name: _median_of_steps(times, number) for name, times in seconds.items()}
-        found["dense forward"] = found.pop("forward") - sum(found[name] for name in FORWARD)
-        found["backward"] -= sum(found[name] for name in BACKWARD)
-        found["output exchange"] += found.pop("gradient exchange")
-        found["optimizer"] += found.pop("optimizer of rows")
-        return found
-
-
-def _median_of_steps(times: list[float], steps: int) -> float:
-    often = len(times) // steps
-    return median(sum(times[first : first + often]) for first in range(0, len(times), often))
-
-
-class Stopwatch:
-    """Stands for `record_function`, and adds to `seconds` how long each part took."""
-
-    def __init__(self, seconds: dict[str, list[float]]) -> None:
-        self.seconds = seconds
-
-    @contextlib.contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Time one part."""
-        start = time.perf_counter()
-        yield
-        self.seconds[name].append(time.perf_counter() - start)
+        found: dict[str, list[float]] = {part: [] for part in PARTS}
+        for _ in range(number):
+            stopwatch = Stopwatch((*PARTS, OTHER))
+            with contextlib.ExitStack() as stack:
+                for module in (cpu_tables, model, train):
+                    stack.enter_context(mock.patch.object(module, "named", stopwatch.part))
+                self.steps(1, batch_size)
+            split = stopwatch.split()
+            for part, seconds in found.items():
+                seconds.append(split[part])
+        return {part: median(seconds) for part, seconds in found.items()}
 
 
 def main() -> None:

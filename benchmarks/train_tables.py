@@ -10,7 +10,6 @@ from bars import bar
 
 HERE_2, HERE_1 = "here, 2 processes", "here, 1 process"
 DDP = "plain, DDP, 2 processes"
-PARTS = ("feed", "input exchange", "lookup", "dense forward", "backward", "output exchange", "optimizer")
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -93,7 +92,7 @@ def _part_lines(sizes: list[dict[str, Any]]) -> list[list[str]]:
     columns = [(size, name) for size in sizes for name in (HERE_1, HERE_2)]
     titles = [f"{_rows(size)}, {name.removeprefix('here, ')}" for size, name in columns]
     lines = [["milliseconds of a step", *titles], ["---", *("---:" for _ in titles)]]
-    for part in PARTS:
+    for part in sizes[0]["parts"][HERE_1]:
         lines.append([part, *(f"{1e3 * size['parts'][name][part]:.2f}" for size, name in columns)])
     return lines
 
@@ -171,7 +170,7 @@ def _draw_rates(axes: Any, sizes: list[dict[str, Any]]) -> None:
 def _draw_parts(axes: Any, sizes: list[dict[str, Any]]) -> None:
     columns = [(size, name) for size in sizes for name in (HERE_1, HERE_2)]
     left = [0.0] * len(columns)
-    for place, part in enumerate(PARTS):
+    for place, part in enumerate(sizes[0]["parts"][HERE_1]):
         times = [1e3 * size["parts"][name][part] for size, name in columns]
         axes.barh(range(len(columns)), times, left=left, color=f"C{place}", label=part)
         left = [begin + time for begin, time in zip(left, times, strict=True)]

@@ -22,7 +22,6 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch.profiler import record_function
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.types import Awaitable, LazyAwaitable, LazyNoWait, ParameterSharding, ShardingEnv
@@ -31,6 +30,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
 from exchange import open_exchange
+from profiling import named
 
 
 @dataclass
@@ -64,7 +64,7 @@ class CountsExchange(Awaitable[Awaitable[Sought]]):
         super().__init__()
         self.tables = tables
         self.features = features
-        with record_function("input exchange"):
+        with named("input exchange"):
             keys, self.places = torch.unique(tables.keys_of(features), return_inverse=True)
             ends = torch.searchsorted(keys, tables.part_ends)
             starts = torch.cat([ends.new_zeros(1), ends[:-1]])
@@ -75,7 +75,7 @@ class CountsExchange(Awaitable[Awaitable[Sought]]):
             self.received, self.work = tables.exchange.swap_counts(told)
 
     def _wait_impl(self) -> Awaitable[Sought]:
-        with record_function("input exchange"):
+        with named("input exchange"):
             self.work.wait()
             return KeysExchange(self)
 
@@ -94,7 +94,7 @@ class KeysExchange(Awaitable[Sought]):
         )
 
     def _wait_impl(self) -> Sought:
-        with record_function("input exchange"):
+        with named("input exchange"):
             self.sought.rows = self.keys()
             for part, piece in self.tables.pieces(self.sought):
                 self.sought.rows[piece] -= part.first_key
@@ -247,13 +247,13 @@ class Rows(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         """Collective: every rank."""
         ctx.tables, ctx.sought = tables, sought
-        with record_function("lookup"):
+        with named("lookup"):
             mine = tables.exchange.outgoing("rows", (len(sought.rows), tables._embedding_dim))
             for part, piece in tables.pieces(sought):
                 torch.index_select(part.weights, 0, sought.rows[piece], out=mine.rows[piece])
-        with record_function("output exchange"):
+        with named("output exchange"):
             found = tables.exchange.swap(mine, sought.received, sought.sent)()
-        with record_function("lookup"):
+        with named("lookup"):
             return tuple(found.index_select(0, places) for places in sought.places_of_features())
 
     @staticmethod
@@ -264,9 +264,9 @@ class Rows(torch.autograd.Function):
         sums.rows.zero_()
         for places, gradient in zip(sought.places_of_features(), gradients, strict=True):
             sums.rows.index_add_(0, places, gradient)
-        with record_function("gradient exchange"):
+        with named("output exchange"):
             mine = tables.exchange.swap(sums, sought.sent, sought.received)()
-        with record_function("optimizer of rows"):
+        with named("optimizer"):
             if tables._env.world_size > 1:
                 # The loss is the mean over ranks.
                 mine.div_(tables._env.world_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 # In the order of a run. "other" is what no part claims: the progress bar, the report, the end of the workers.
 PARTS = ("imports", "data", "model", "feed", "steps", "evaluation", "dumps", "other")
@@ -17,14 +17,15 @@ class Stopwatch:
     computed counts for the part that waits for it.
     """
 
-    def __init__(self) -> None:
-        self._seconds = dict.fromkeys(PARTS, 0.0)
-        self._part = "other"
+    def __init__(self, parts: Sequence[str] = PARTS) -> None:
+        """The last of the parts is what no other claims."""
+        self._seconds = dict.fromkeys(parts, 0.0)
+        self._part = parts[-1]
         self._since = time.perf_counter()
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count what happens inside for one of `PARTS`, but for what is inside a part of its own there."""
+        """Count what happens inside for one of the parts, but for what is inside a part of its own there."""
         around = self._switch(name)
         try:
             yield
@@ -32,7 +33,7 @@ class Stopwatch:
             self._switch(around)
 
     def split(self) -> dict[str, float]:
-        """Seconds of each part up to now, in the order of `PARTS`."""
+        """Seconds of each part up to now, in their order."""
         self._switch(self._part)
         return dict(self._seconds)
 
