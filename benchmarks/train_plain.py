@@ -41,18 +41,20 @@ class LookedUp:
         return torch.ones(len(self.rows), dtype=torch.int32)
 
 
-class PlainModel(Interaction):
+class PlainModel(nn.Module):
     """`Interaction` on two embeddings."""
 
     def __init__(self, num_users: int, num_movies: int, sparse: bool) -> None:
-        super().__init__([USER, MOVIE], DIM, MLP_DIMS, MEAN_RATING)
+        super().__init__()
+        self.head = Interaction([USER, MOVIE], DIM, MLP_DIMS, MEAN_RATING)
         self.users = nn.Embedding(num_users, DIM, sparse=sparse)
         self.movies = nn.Embedding(num_movies, DIM, sparse=sparse)
 
     def forward(self, users: torch.Tensor, movies: torch.Tensor) -> torch.Tensor:
         """Predicted ratings, float32 [B]."""
         rows = {"user": LookedUp(self.users(users)), "movie": LookedUp(self.movies(movies))}
-        return self.predict(rows, torch.zeros(0))
+        rating: torch.Tensor = self.head(rows, torch.zeros(0))
+        return rating
 
 
 class Plain:
@@ -65,7 +67,7 @@ class Plain:
         tables = [model.users.weight, model.movies.weight]
         for table in tables:
             nn.init.normal_(table, std=0.05)
-        dense = torch.optim.Adam(model.mlp.parameters(), lr=DENSE_LR)
+        dense = torch.optim.Adam(model.head.parameters(), lr=DENSE_LR)
         of_tables: dict[str, Any] = {
             "dense Adam": lambda: torch.optim.Adam(tables, lr=DENSE_LR),
             "sparse Adagrad": lambda: torch.optim.Adagrad(tables, lr=LR),

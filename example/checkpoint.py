@@ -64,7 +64,7 @@ def tensors_of(learner: Learner) -> Tensors:
 
 
 def _name(key: str) -> str:
-    name = key.removeprefix("recommender.")
+    name = key.removeprefix("recommender.").removeprefix("head.")
     tables = "embeddings.embeddings."
     return f"tables.{name.removeprefix(tables)}" if name.startswith(tables) else f"dense.{name}"
 

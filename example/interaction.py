@@ -82,6 +82,10 @@ class Interaction(Vectors):
         self.mean_rating: torch.Tensor
         self.register_buffer("mean_rating", torch.tensor(mean_rating, dtype=torch.float32))
 
+    def forward(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
+        """As `predict`."""
+        return self.predict(looked_up, history_ratings)
+
     def predict(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
         """Predicted ratings, float32 [B]; history_ratings: float32, one for each row of the history."""
         user, movie = self.join(looked_up, history_ratings - self.mean_rating)

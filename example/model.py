@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -59,12 +60,12 @@ class RatingBatch(Pipelineable):
 
 def make_task(columns: Columns, config: Config) -> RatingTask | RankingTask:
     """The model of a data set with the loss of the configured task; its tables are not allocated yet."""
+    features, shape = [table.feature for table in columns.tables], (config.embedding_dim, config.mlp_dims)
     if config.task == "rating":
-        return RatingTask(
-            Recommender(columns.tables, config.embedding_dim, config.mlp_dims, columns.mean_rating)
-        )
-    ranker = Ranker(columns.tables, config.embedding_dim, config.mlp_dims)
-    return RankingTask(ranker, torch.from_numpy(columns.movie_shares()))
+        head = Interaction(features, *shape, columns.mean_rating)
+        return RatingTask(Recommender(columns.tables, config.embedding_dim, head))
+    recommender = Recommender(columns.tables, config.embedding_dim, TwoTower(features, *shape))
+    return RankingTask(recommender, SampledSoftmax(torch.from_numpy(columns.movie_shares())))
 
 
 def make_embeddings(tables: Sequence[Table], embedding_dim: int) -> EmbeddingCollection:
@@ -83,21 +84,24 @@ def make_embeddings(tables: Sequence[Table], embedding_dim: int) -> EmbeddingCol
     )
 
 
-class Recommender(Interaction):
-    """`Interaction` with its tables, which TorchRec shards over the ranks."""
+class Recommender(nn.Module):
+    """Tables, which TorchRec shards over the ranks, and what is computed of their rows.
 
-    def __init__(
-        self, tables: Sequence[Table], embedding_dim: int, mlp_dims: Sequence[int], mean_rating: float
-    ) -> None:
-        super().__init__([table.feature for table in tables], embedding_dim, mlp_dims, mean_rating)
+    The head and the loss are modules of their own: TorchRec's pipeline traces what is around the tables with
+    torch.fx, which takes those as they are.
+    """
+
+    def __init__(self, tables: Sequence[Table], embedding_dim: int, head: Interaction | TwoTower) -> None:
+        super().__init__()
         self.embeddings = make_embeddings(tables, embedding_dim)
+        self.head = head
 
-    def forward(self, features: KeyedJaggedTensor, history_ratings: torch.Tensor) -> torch.Tensor:
-        """Predicted ratings, float32 [B]."""
-        # What is left of it without lookup and output exchange, which TorchRec names.
+    def forward(self, features: KeyedJaggedTensor, history_ratings: torch.Tensor) -> Any:
+        """What the head makes of them."""
+        # What is left of it without lookup and output exchange, which have names of their own.
         with named("input exchange"):
             looked_up = self.embeddings(features)
-        return self.predict(looked_up, history_ratings)
+        return self.head(looked_up, history_ratings)
 
 
 class RatingTask(nn.Module):
@@ -117,45 +121,46 @@ class RatingTask(nn.Module):
         return loss, (loss.detach(), predictions.detach())
 
 
-class Ranker(TwoTower):
-    """`TwoTower` with its tables, which TorchRec shards over the ranks."""
-
-    def __init__(self, tables: Sequence[Table], embedding_dim: int, mlp_dims: Sequence[int]) -> None:
-        super().__init__([table.feature for table in tables], embedding_dim, mlp_dims)
-        self.embeddings = make_embeddings(tables, embedding_dim)
-
-    def forward(self, features: KeyedJaggedTensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The vectors of users and movies, float32 [B, D] both."""
-        return self.embed(self.embeddings(features))
-
-
 class RankingTask(nn.Module):
-    """The ranking model with its loss: which of the movies of the batch did each user rate?
+    """The ranking model with its loss: which of the movies of the batch did each user rate?"""
 
-    movie_shares: of the training ratings, float32 [rows of the table "movie"], none of them 0.
-    """
-
-    def __init__(self, recommender: Ranker, movie_shares: torch.Tensor) -> None:
+    def __init__(self, recommender: Recommender, loss: SampledSoftmax) -> None:
         super().__init__()
         self.recommender = recommender
-        self.log_shares: torch.Tensor
-        # Not dumped: the data say it.
-        self.register_buffer("log_shares", movie_shares.log(), persistent=False)
+        self.loss = loss
 
     def forward(self, batch: RatingBatch) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """The weighted mean of `sampled_softmax` over this rank's B rows, [], and the output that stays.
 
         The output is the loss again and the vectors of users and movies, float32 [B, 2, D], without gradient.
         """
-        user, movie = self.recommender(batch.features)
-        rows = batch.features["movie"].values()
-        parts = (tensor.split(COMPETITORS) for tensor in (user, movie, rows, batch.weights))
+        vectors = self.recommender(batch.features, batch.history_ratings)
+        loss = self.loss(vectors, batch.features["movie"].values(), batch.weights)
+        return loss, (loss.detach(), vectors.detach())
+
+
+class SampledSoftmax(nn.Module):
+    """The loss of a ranking.
+
+    movie_shares: of the training ratings, float32 [rows of the table "movie"], none of them 0.
+    """
+
+    def __init__(self, movie_shares: torch.Tensor) -> None:
+        super().__init__()
+        self.log_shares: torch.Tensor
+        # Not dumped: the data say it.
+        self.register_buffer("log_shares", movie_shares.log(), persistent=False)
+
+    def forward(self, vectors: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The weighted mean over B ratings, []. vectors: of users and movies, [B, 2, D]; rows: of the movies,
+        int64 [B].
+        """
+        parts = (tensor.split(COMPETITORS) for tensor in (vectors, rows, weights))
         losses = [
-            sampled_softmax(user, movie, rows, self.log_shares[rows], weights > 0)
-            for user, movie, rows, weights in zip(*parts, strict=True)
+            sampled_softmax(part[:, 0], part[:, 1], movies, self.log_shares[movies], real > 0)
+            for part, movies, real in zip(*parts, strict=True)
         ]
-        loss = (batch.weights * torch.cat(losses)).mean()
-        return loss, (loss.detach(), torch.stack([user, movie], dim=1).detach())
+        return (weights * torch.cat(losses)).mean()
 
 
 def sampled_softmax(

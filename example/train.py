@@ -79,7 +79,7 @@ class Learner:
     @property
     def row_scale(self) -> torch.Tensor:
         """What the rows are of what the tables hold, float64 []."""
-        return self.model.module.recommender.row_scale
+        return self.model.module.recommender.head.row_scale
 
     def set_rates(self, left: float, scale: float) -> None:
         """Learn at a share `left` of the first rates from now on.

@@ -30,13 +30,17 @@ class TwoTower(Vectors):
         super().__init__(features)
         self.tower = make_mlp([embedding_dim - 1, *mlp_dims, embedding_dim - 1])
 
-    def embed(self, looked_up: Mapping[str, LookedUp]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The vectors of users and movies, float32 [B, D] both, whose product is the score."""
+    def forward(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
+        """The vectors of users and movies, float32 [B, 2, D], whose product is the score.
+
+        The ratings of the histories count for nothing.
+        """
         user, movie = self.join(looked_up, self._history_weights(looked_up))
         factors = SCALE * user[:, 1:]
         factors = factors + self.tower(factors)
         # The bias of a movie counts once.
-        return torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1), SCALE * movie
+        user = torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
+        return torch.stack([user, SCALE * movie], dim=1)
 
     def _history_weights(self, looked_up: Mapping[str, LookedUp]) -> torch.Tensor:
         if HISTORY not in self.features:
@@ -46,6 +50,6 @@ class TwoTower(Vectors):
         return repeated(lengths.to(torch.float32).sqrt(), lengths, len(history.values()))
 
     def predict(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
-        """Scores, float32 [B]; the ratings of the histories count for nothing."""
-        user, movie = self.embed(looked_up)
-        return (user * movie).sum(dim=1)
+        """Scores, float32 [B]."""
+        vectors = self(looked_up, history_ratings)
+        return vectors.prod(dim=1).sum(dim=1)

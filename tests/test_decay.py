@@ -92,7 +92,7 @@ def test_every_row_decays_as_if_each_step_had_shrunk_the_whole_table(synthetic_f
         learner = build_learner(columns, config, context)
         features = [table.feature for table in columns.tables]
         interaction = Interaction(features, config.embedding_dim, config.mlp_dims, columns.mean_rating)
-        state = learner.model.module.recommender.state_dict()
+        state = learner.model.module.recommender.head.state_dict()
         interaction.load_state_dict({name: state[name] for name in interaction.state_dict()})
         # The only row that no training rating looks up; it begins with zeros otherwise.
         shards_of(tensors_of(learner))["movie"]["weight"][0].tensor.detach()[UNKNOWN_ROW] = 1.0

@@ -16,6 +16,7 @@ from config import Config
 from dataloader import EpochSampler, RatingBatches, build_dataloader
 from errors import UserError
 from features import UNKNOWN_ROW
+from interaction import Interaction
 from model import RatingBatch, Recommender
 from runtime import RuntimeContext, cleanup_runtime, init_runtime
 from sharding import build_model, describe_plan
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 @pytest.fixture(scope="module")
 def config(synthetic_folder: Path) -> Config:
-    return Config(data_path=str(synthetic_folder), batch_size=512)
+    return Config(data_path=str(synthetic_folder), batch_size=512, history=0)
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +127,11 @@ def test_the_loss_is_the_mean_over_real_rows(
 
 
 def test_the_model_follows_the_table_of_features(columns: Columns) -> None:
-    recommender = Recommender(columns.tables, 8, (4,), 3.5)
+    head = Interaction([table.feature for table in columns.tables], 8, (4,), 3.5)
+    recommender = Recommender(columns.tables, 8, head)
     names = [table.name for table in recommender.embeddings.embedding_configs()]
     assert names == [table.name for table in columns.tables]
-    assert {name for name, _ in recommender.named_parameters() if "embeddings" not in name} == {
+    assert {name for name, _ in head.named_parameters()} == {
         "mlp.0.weight",
         "mlp.0.bias",
         "mlp.2.weight",

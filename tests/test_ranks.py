@@ -16,7 +16,7 @@ from launch import GPUS, ROOT, read_json, succeeded, torchrun
 pytestmark = pytest.mark.timeout(600)
 
 GLOBAL_BATCH_SIZE = 1200
-NUM_TRAIN = 15_200
+NUM_TRAIN = 15_840
 NUM_STEPS = -(-NUM_TRAIN // GLOBAL_BATCH_SIZE)
 RANKS = ROOT / "tests" / "ranks.py"
 
