@@ -58,6 +58,8 @@ def main() -> None:
     config = Config(
         data_path=settings.ratings_folder,
         save_dir=str(Path(settings.folder) / "dumps"),
+        batch_size=4096,
+        history=0,
         embedding_dim=DIM,
         inc_dump=True,
         dump_every=1,

@@ -118,7 +118,8 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def _config(flags: argparse.Namespace, ratings: int) -> Config:
-    return Config(dataset="synthetic", synthetic_ratings=ratings, data_path=str(flags.folder / str(ratings)))
+    folder = str(flags.folder / str(ratings))
+    return Config(dataset="synthetic", synthetic_ratings=ratings, data_path=folder, history=0)
 
 
 class NextSteps(EpochSampler):

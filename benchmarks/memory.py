@@ -61,6 +61,7 @@ def measure_workers(data_path: str, ratings: int) -> dict[str, float]:
         synthetic_ratings=ratings,
         data_path=data_path,
         batch_size=BATCH_SIZE,
+        history=0,
         num_workers=NUM_WORKERS,
     )
     dataset = RatingBatches(open_columns(config), config, rank=0, world_size=1)
@@ -119,7 +120,7 @@ def train_within(data_path: str, limit: int) -> dict[str, Any]:
     for path in columns.iterdir():
         _forget(path)
     with tempfile.TemporaryDirectory() as reports:
-        command = [sys.executable, str(EXAMPLE), "--epochs", "1", "--num_workers", "1"]
+        command = [sys.executable, str(EXAMPLE), "--epochs", "1", "--num_workers", "1", "--history", "0"]
         command += ["--data_path", data_path, "--batch_size", str(TRAINING_BATCH), "--report_dir", reports]
         start = time.perf_counter()
         with _limited(limit) as (how, prefix, peak):

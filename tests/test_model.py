@@ -17,10 +17,11 @@ from dataloader import EpochSampler, RatingBatches, build_dataloader
 from errors import UserError
 from features import UNKNOWN_ROW
 from interaction import Interaction
+from manifest import Position
 from model import RatingBatch, Recommender
 from runtime import RuntimeContext, cleanup_runtime, init_runtime
 from sharding import build_model, describe_plan
-from train import Feed
+from train import Feed, build_learner, train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -156,3 +157,18 @@ def test_tables_that_do_not_fit_are_refused(
     monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: 2**30)
     with pytest.raises(UserError, match=r"The tables need \d+.\d GiB .* have 1.0 GiB each .*; start more"):
         build_model(huge, config, context)
+
+
+@pytest.mark.parametrize("task", ["rating", "ranking"])
+def test_both_loops_train_either_task_alike(
+    columns: Columns, config: Config, context: RuntimeContext, task: str
+) -> None:
+    losses = []
+    for pipeline in ("plain", "sparse_dist"):
+        tried = dataclasses.replace(config, task=task, pipeline=pipeline, batch_size=2048)
+        sampler = EpochSampler(RatingBatches(columns, tried, 0, 1))
+        feed = Feed(build_dataloader(sampler.dataset, sampler, tried))
+        learner = build_learner(columns, tried, context)
+        losses.append(train_epoch(learner, feed, Position(), tried, context, lambda position, loss: None))
+    assert losses[0].tolist() == losses[1].tolist()
+    assert losses[0][-2:].mean() < losses[0][:2].mean()

@@ -215,10 +215,7 @@ CHECKS: dict[str, Callable[[tuple[str, ...], Path], None]] = {
     "NNODES=2 RDZV_ENDPOINT=first-machine:29400 ./run.sh": trains_on_two_machines,
     "./run.sh --dataset ml-1m --num_workers 2": reaches_the_download,
     "./run.sh --data_path ~/ml-1m --split random": trains_on_a_folder_of_files,
-    (
-        "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out --history 20 "
-        "--batch_size 1024"
-    ): ranks_and_recommends,
+    "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out": ranks_and_recommends,
     "./run.sh dump": loads_with_any_number_of_processes,
     "./run.sh dump --resume --dump_every 100": begins_where_there_is_no_dump,
     "./run.sh inc_dump --dump_every 50": replays_and_recommends,
@@ -262,7 +259,7 @@ def test_every_flag_is_in_the_readme_with_its_default_and_sentence() -> None:
 
 def test_the_figures_are_those_of_the_committed_run() -> None:
     for name, run in read_json(ROOT / "docs" / "results.json").items():
-        rmse = f"{run['epochs'][-1]['test']['rmse']:.4f}"
+        rmse = f"{run['test']['rmse']:.4f}"
         row = next(line for line in README.splitlines() if line.startswith(f"| {name} |"))
         assert f"**{rmse}**" in row
         assert run["date"][:10] in README
@@ -278,6 +275,13 @@ def test_the_figures_of_a_benchmark_are_those_of_the_committed_run(
     result = read_json(ROOT / "docs" / f"{benchmark}.json")
     assert tables.render(result) in README
     assert tables.judge(result) == result["bars"]
+
+
+def test_the_figures_of_quality_are_those_of_the_committed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    quality = importlib.import_module("quality")
+    result = read_json(ROOT / "docs" / "quality.json")
+    assert f"{quality.render(result['runs'])}\n\n{quality.in_words(result)}" in quality.PAGE.read_text()
 
 
 def test_the_committed_run_of_the_feed_reached_every_bar() -> None:
