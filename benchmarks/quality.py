@@ -23,6 +23,7 @@ from typing import Any
 
 from environment import describe, in_words, write_between
 
+from config import Config
 from synthetic import World, write_synthetic
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,8 +31,8 @@ PAGE, FIGURES = ROOT / "docs" / "quality.md", ROOT / "docs" / "quality.json"
 MARKS = ("<!-- quality: made by benchmarks/quality.py -->", "<!-- end of quality -->")
 NUM_RANKS = 2
 NUM_SEEDS = 5
-# The global batch of two processes: the number of steps is the same on any number.
-GLOBAL_BATCH = 8192
+# That of two processes: the number of steps is the same on any number.
+GLOBAL_BATCH = NUM_RANKS * Config.batch_size
 RANDOM = ("--split", "random", "--test_fraction", "0.1")
 RANKING = ("--task", "ranking", "--split", "leave_one_out")
 OFFICIAL = ("u1", "u2", "u3", "u4", "u5")

@@ -80,6 +80,7 @@ class Here:
         config = Config(embedding_dim=DIM, mlp_dims=MLP_DIMS, history=0)
         learner = build_learner(columns, config, context)
         learner.model.train()
+        self.learner = learner
         self.pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
         self.feeds: dict[int, Iterator[Any]] = {}
 
@@ -103,7 +104,9 @@ class Here:
         if batch_size not in self.feeds:
             self.feeds[batch_size] = self._batches(batch_size)
         for _ in range(number):
+            self.learner.set_rates(1.0, 1.0)
             loss, _ = self.pipeline.progress(self.feeds[batch_size])
+            self.learner.row_scale.fill_(1.0)
         return float(loss)
 
     def parts(self, number: int, batch_size: int) -> dict[str, float]:

@@ -8,6 +8,8 @@
         vocabulary.json          for every feature the raw value of table row 1, 2, ...
         manifest.json            position, run, tensors, files with sizes and digests, plan, versions
 
+A row is what its table holds times "dense.row_scale", the number with which all rows decay.
+
 The parts are those of `torch.distributed.checkpoint`: each rank writes its own shards at the same time, and
 any number of ranks reads the slices that it needs. Nothing random is in use between steps, so none is dumped.
 """

@@ -360,9 +360,10 @@ def _check_learning(config: Config) -> None:
         value = getattr(config, name)
         _require(0 < value < float("inf"), f"--{name} {value} cannot learn; give a number above 0")
     _require(
-        0 <= config.weight_decay * config.epochs <= MOST_DECAY,
+        # Half, for the rate falls to zero.
+        0 <= config.weight_decay * config.epochs / 2 <= MOST_DECAY,
         f"--weight_decay {config.weight_decay} over --epochs {config.epochs} leaves nothing of a row; give 0 "
-        f"to {MOST_DECAY} / --epochs",
+        f"to {2 * MOST_DECAY} / --epochs",
     )
     _require(
         0 <= config.dense_weight_decay * config.dense_lr < 1,

@@ -233,8 +233,9 @@ def _kernel_of(lookup: Any, tables: list[tuple[str, int]]) -> Any:
     """FBGEMM's kernel of a part; None where this rank holds nothing of it."""
     held = [[table.name for table in config.embedding_tables] for config in lookup.grouped_configs]
     names = [name for name, _ in tables]
-    # Else rows would be others than their keys say.
-    assert held == ([names] if names else []), f"TorchRec has grouped {names} as {held}"
+    if held != ([names] if names else []):
+        # Rows would be others than their keys say.
+        raise RuntimeError(f"TorchRec has grouped the tables {names} as {held}")
     return lookup._emb_modules[0].emb_module if names else None
 
 

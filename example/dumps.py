@@ -331,7 +331,8 @@ def _find_start(save_dir: Path) -> tuple[State | None, str]:
 
 def _check_continues(state: State, columns: Columns, config: Config, context: RuntimeContext) -> None:
     """Refuse other ratings than those of the position, and say which flags have changed."""
-    theirs = read_manifest(state.folder).ratings
+    manifest = read_manifest(state.folder)
+    theirs = manifest.ratings
     if theirs != columns.digest:
         raise UserError(
             f"{state.folder} is of a training on other ratings than these of {columns.source} (digest "
@@ -344,6 +345,10 @@ def _check_continues(state: State, columns: Columns, config: Config, context: Ru
         for name in LEARNING_FLAGS
         if getattr(config, name) != before.get(name)
     ]
+    batch = config.batch_size * context.world_size
+    batch_before = int(before.get("batch_size", 0)) * manifest.world_size
+    if batch != batch_before:
+        changed.append(f"a global batch of {batch:,} (was {batch_before:,})")
     if changed:
         context.say(f"goes on with other flags than before: {', '.join(changed)}")
 

@@ -8,6 +8,7 @@ file: it takes the memory that was written to, and /dev/shm may be small.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ ROOMS = ("keys", "rows", "gradients")
 PLACES = 3
 # Virtual, like the whole file: more than a step moves.
 BYTES_OF_A_PLACE = 2**33
+SIZE = len(ROOMS) * PLACES * BYTES_OF_A_PLACE
 
 
 @dataclass(frozen=True)
@@ -137,25 +139,33 @@ def open_exchange(group: Any) -> Exchange:
     """
     if dist.get_world_size(group) == 1 or not hasattr(os, "memfd_create"):
         return Exchange(group)
-    size = len(ROOMS) * PLACES * BYTES_OF_A_PLACE
     name = f"exchange-{secrets.token_hex(8)}"
-    mine = os.memfd_create(name)
-    os.ftruncate(mine, size)
-    everyones = _gathered((f"/proc/{os.getpid()}/fd/{mine}", name), group)
-    boxes = [box for path, name in everyones if (box := _mapped(path, name, size)) is not None]
-    is_complete = all(_gathered(len(boxes) == len(everyones), group))
-    # The maps keep the file.
-    os.close(mine)
+    with contextlib.ExitStack() as stack:
+        everyones = _gathered((_make_file(name, stack), name), group)
+        boxes = [box for path, name in everyones if (box := _mapped(path, name)) is not None]
+        # The maps keep the files, once all ranks have them.
+        is_complete = all(_gathered(len(boxes) == len(everyones), group))
     return SharedExchange(group, boxes) if is_complete else Exchange(group)
 
 
-def _mapped(path: str, name: str, size: int) -> torch.Tensor | None:
+def _make_file(name: str, stack: contextlib.ExitStack) -> str:
+    """The path of a file for the box of this rank, until the stack ends; of none where there can be none."""
+    try:
+        file = os.memfd_create(name)
+        stack.callback(os.close, file)
+        os.ftruncate(file, SIZE)
+    except OSError:
+        return ""
+    return f"/proc/{os.getpid()}/fd/{file}"
+
+
+def _mapped(path: str, name: str) -> torch.Tensor | None:
     """A rank's box; None where this rank cannot have it."""
     try:
         # Elsewhere the same path is something else.
         if os.readlink(path) != f"/memfd:{name} (deleted)":
             return None
-        return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
+        return torch.from_file(path, shared=True, size=SIZE, dtype=torch.uint8)
     except (OSError, RuntimeError):
         return None
 

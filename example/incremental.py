@@ -8,6 +8,9 @@
         config.json              the configuration of the training
         manifest.json            as of a full dump, and what the increment builds on
 
+As in a full dump, a row is its "weight" times the number "dense.row_scale", which the increment has anew:
+with it all rows decay, also those that are not in it.
+
 Raw values that are numbers are int64 or float64, and what stands for row 0, which has none, is the smallest
 number or nan; texts are uint8 [n, longest], in UTF-8 and filled up with zeros.
 """

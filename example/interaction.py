@@ -41,8 +41,7 @@ class Vectors(nn.Module):
         super().__init__()
         self.features = list(features)
         self.row_scale: torch.Tensor
-        # As exact as the number on the host that it is a copy of: a resumed training goes on from it.
-        self.register_buffer("row_scale", torch.tensor(1.0, dtype=torch.float64))
+        self.register_buffer("row_scale", torch.tensor(1.0))
 
     def join(
         self, looked_up: Mapping[str, LookedUp], history_weights: torch.Tensor

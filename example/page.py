@@ -32,10 +32,11 @@ NEEDED: dict[str, type] = {
     "data": dict,
     "plan": list,
     "baselines": dict,
+    "test": dict,
     "epochs": list,
 }
 # What it may hold besides: those of before did not.
-OPTIONAL: dict[str, type] = {"task": str, "threads_per_rank": int, "test": dict, "time": dict}
+OPTIONAL: dict[str, type] = {"threads_per_rank": int, "time": dict}
 # Numbers of an epoch that are no curve.
 NO_CURVES = ("epoch", "steps", "seconds")
 # A metric is an error, the smaller the better, if its name holds one of these; the others are scores.

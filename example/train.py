@@ -78,7 +78,7 @@ class Learner:
 
     @property
     def row_scale(self) -> torch.Tensor:
-        """What the rows are of what the tables hold, float64 []."""
+        """What the rows are of what the tables hold, float32 []."""
         return self.model.module.recommender.head.row_scale
 
     def set_rates(self, left: float, scale: float) -> None:
@@ -379,7 +379,8 @@ def train_epoch(
         learner.set_rates(left, scale)
         with named(STEP):
             losses[place], _ = pipeline.progress(batches)
-        scale *= math.exp(-config.weight_decay * left * size / num_train)
+        # Rounded as it is stored, so that a resumed training goes on with the same number.
+        scale = float(np.float32(scale * math.exp(-config.weight_decay * left * size / num_train)))
         learner.row_scale.fill_(scale)
         position = dataclasses.replace(position, step=position.step + 1, samples=position.samples + size)
         after_step(position, losses[place])

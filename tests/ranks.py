@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `test_ranks.py` and `test_ranking.py`.
+"""What each rank of a launch runs for `test_ranks.py`.
 
 python ranks.py RESULTS DATA GLOBAL_BATCH_SIZE
 """

@@ -65,7 +65,7 @@ def test_values_become_their_fields_types() -> None:
         ("--dense_lr -1", "--dense_lr -1.0 cannot learn"),
         (
             "--weight_decay 30",
-            "--weight_decay 30.0 over --epochs 8 leaves nothing of a row; give 0 to 60 / --epochs",
+            "--weight_decay 30.0 over --epochs 8 leaves nothing of a row; give 0 to 120 / --epochs",
         ),
         ("--embedding_dim 30", "--embedding_dim 30 does not fit FBGEMM's kernels; give a multiple of 4"),
         ("--test_fraction 1", "--test_fraction 1.0 leaves no training or no test"),

@@ -25,7 +25,7 @@ from movielens import locate, read
 
 @pytest.fixture(scope="module")
 def config(synthetic_folder: Path) -> Config:
-    return Config(data_path=str(synthetic_folder), batch_size=256)
+    return Config(data_path=str(synthetic_folder), batch_size=256, history=0)
 
 
 @pytest.fixture(scope="module")

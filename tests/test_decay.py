@@ -117,4 +117,4 @@ def test_every_row_decays_as_if_each_step_had_shrunk_the_whole_table(synthetic_f
     for name, rows in after.items():
         torch.testing.assert_close(rows, reference.tables[name].detach(), rtol=1e-3, atol=1e-5)
     assert reference.sums["movie"][UNKNOWN_ROW] == 0
-    assert after["movie"][UNKNOWN_ROW].tolist() == [float(learner.row_scale.float())] * config.embedding_dim
+    assert after["movie"][UNKNOWN_ROW].tolist() == [float(learner.row_scale)] * config.embedding_dim

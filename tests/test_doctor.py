@@ -289,8 +289,8 @@ def test_batches_above_the_memory_are_a_fault_and_little_left_is_a_warning(
 
 
 def test_the_need_of_the_workers_is_that_of_their_ring(tmp_path: Path) -> None:
-    config = Config(batch_size=1000, prefetch_factor=4, num_workers=3, data_path=str(tmp_path / "none"))
-    config = dataclasses.replace(config, dataset="ml-1m")
+    config = Config(batch_size=1000, history=0, prefetch_factor=4, num_workers=3)
+    config = dataclasses.replace(config, data_path=str(tmp_path / "none"), dataset="ml-1m")
     need = doctor.ring_need(config, num_ranks=2, num_workers=3)
     assert need.num_bytes % (2 * 3 * 7) == 0
     assert "7 slots of 0.2 MiB for each of 2 x 3 workers" in need.words
@@ -536,11 +536,11 @@ def test_a_cache_without_room_is_a_warning_and_one_that_cannot_be_written_a_faul
         free: int
 
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(99 * 2**20))
-    # A rating takes 36 bytes.
+    # A rating takes 52 bytes.
     assert doctor.check_cache(cache, None, num_ratings=1_000_000).state == "ok"
     finding = doctor.check_cache(cache, None, num_ratings=10_000_000)
     assert finding.state == "warning"
-    assert finding.text.endswith("99.0 MiB free for up to 353.3 MiB")
+    assert finding.text.endswith("99.0 MiB free for up to 505.9 MiB")
     assert "--cache_dir" in finding.remedy
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: path != tmp_path)
     finding = doctor.check_cache(cache, None, num_ratings=0)

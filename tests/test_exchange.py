@@ -54,7 +54,7 @@ def test_a_rank_takes_no_file_for_the_box_of_another(tmp_path: Path) -> None:
     path.write_bytes(b"mine")
     (tmp_path / "link").symlink_to(path)
     for other in (path, tmp_path / "link", tmp_path / "nothing"):
-        assert exchange._mapped(str(other), "exchange-1", 2**20) is None
+        assert exchange._mapped(str(other), "exchange-1") is None
     assert path.read_bytes() == b"mine"
 
 

@@ -30,7 +30,9 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
     (tmp_path / "ratings.csv").write_text("\n".join(lines) + "\n")
     movies_csv = [f"{movie},Title (1990),Drama" for movie in range(60)]
     (tmp_path / "movies.csv").write_text("\n".join(["movieId,title,genres", *movies_csv]) + "\n")
-    return Config(data_path=str(tmp_path), split=request.param, batch_size=64, history=LENGTH)
+    return Config(
+        data_path=str(tmp_path), split=request.param, validation_fraction=0.05, batch_size=64, history=LENGTH
+    )
 
 
 def histories(columns: Columns, config: Config, split: str) -> list[tuple[list[int], list[float], int]]:

@@ -24,7 +24,7 @@ def test_the_gradient_of_means_is_the_one_of_finite_differences() -> None:
 
 def test_scaled_rows_pass_their_gradient_on_unscaled() -> None:
     held = torch.ones(2, 3, requires_grad=True)
-    scaled = _Scale.apply(held, torch.tensor(0.5, dtype=torch.float64))
+    scaled = _Scale.apply(held, torch.tensor(0.5))
     assert scaled.tolist() == [[0.5] * 3] * 2
     scaled.sum().backward()
     assert held.grad is not None

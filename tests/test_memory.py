@@ -67,7 +67,7 @@ def alone(module: str) -> float:
 
 @pytest.mark.parametrize("number", [1_000_000, 10_000_000])
 def test_a_workers_memory_is_small_and_flat(tmp_path: Path, number: int) -> None:
-    config = Config(batch_size=8192, num_workers=2)
+    config = Config(batch_size=8192, history=0, num_workers=2)
     dataset = RatingBatches(planted_columns(tmp_path / "columns", number), config, 0, 1)
     sampler = EpochSampler(dataset)
     shared_memory = sorted(os.listdir("/dev/shm"))

@@ -233,7 +233,7 @@ def test_an_export_scores_as_the_state_that_it_was_made_of(trained: Trained, exp
     assert {name for name in tensors if name.startswith("tables.")} == {
         f"tables.{name}.weight" for name in trained.values if name != "history_ratings"
     }
-    assert sum(name.startswith("dense.") for name in tensors) == len(tensors) - 8 == 7
+    assert sum(name.startswith("dense.") for name in tensors) == len(tensors) - 8 == 8
     assert digest_of(exported / VOCABULARY) == read_manifest(exported).vocabulary
 
 
