@@ -23,6 +23,7 @@ from typing import Any
 
 from environment import describe, in_words, write_between
 
+from bars import bar, bar_lines
 from config import Config
 from synthetic import World, write_synthetic
 
@@ -73,10 +74,11 @@ def main() -> None:
             cases += real_cases(real, arguments.seeds, Path(folder) / "columns")
         runs = [measure(case) for case in cases]
     text = render(runs)
-    print(text)
+    print(f"{text}\n\n{bar_lines(judge(runs))}")
     if arguments.write:
         about = describe()
-        FIGURES.write_text(json.dumps({**about, "runs": runs}, indent=1) + "\n")
+        found = {**about, "runs": runs, "bars": judge(runs)}
+        FIGURES.write_text(json.dumps(found, indent=1) + "\n")
         write_between(PAGE, MARKS, f"{text}\n\n{in_words(about)}")
 
 
@@ -143,6 +145,26 @@ def render(runs: Sequence[dict[str, Any]]) -> str:
         world_table([run for run in runs if run["name"].startswith("world")]),
     ]
     return "\n\n".join(table for table in tables if table)
+
+
+def judge(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each bar beside what was measured, where it was."""
+    cases = by_name(runs)
+    bars = []
+    if same := cases.get("ml-latest-small random 90/10"):
+        rmse = mean(run["test"]["rmse"] for run in same)
+        bars.append(bar("random 90/10, RMSE", rmse, 0.85, f"{rmse:.4f}", "0.85", at_most=True))
+    for split, least in (("random 90/10", 0.02), ("time 80/20", 0.015)):
+        if same := cases.get(f"ml-latest-small {split}"):
+            under = mean(run["baselines"]["biases"]["rmse"] - run["test"]["rmse"] for run in same)
+            bars.append(bar(f"{split}, RMSE under the biases", under, least, f"{under:.4f}", f"{least}"))
+    if same := cases.get("ml-latest-small leave one out"):
+        gain = mean(run["test"]["hr_at_10"] / run["baselines"]["popularity"]["hr_at_10"] for run in same)
+        bars.append(bar("leave one out, HR@10 / popularity", gain, 1.5, f"{gain:.2f}", "1.5"))
+    if same := cases.get("world: default"):
+        ratio = mean(run["test"]["rmse"] / run["baselines"]["oracle"]["rmse"] for run in same)
+        bars.append(bar("default world, RMSE / oracle", ratio, 1.02, f"{ratio:.4f}", "1.02", at_most=True))
+    return bars
 
 
 def by_name(runs: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

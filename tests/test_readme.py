@@ -282,6 +282,8 @@ def test_the_figures_of_quality_are_those_of_the_committed_runs(monkeypatch: pyt
     quality = importlib.import_module("quality")
     result = read_json(ROOT / "docs" / "quality.json")
     assert f"{quality.render(result['runs'])}\n\n{quality.in_words(result)}" in quality.PAGE.read_text()
+    assert quality.judge(result["runs"]) == result["bars"]
+    assert all(bar["reached"] for bar in result["bars"] if bar["name"] != "time 80/20, RMSE under the biases")
 
 
 def test_the_committed_run_of_the_feed_reached_every_bar() -> None:
