@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bars import bar, bar_lines
 from environment import describe, in_words, write_between
 
-from bars import bar, bar_lines
 from config import Config
 from synthetic import World, write_synthetic
 

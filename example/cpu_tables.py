@@ -132,9 +132,9 @@ class Part:
 class CpuTables(ShardedEmbeddingCollection):
     """The sharded tables of a model on the CPU, split by rows or whole."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, timeout: float, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.exchange = open_exchange(self._env.process_group)
+        self.exchange = open_exchange(self._env.process_group, timeout)
         # The pipelines look whether a first batch has shown what TorchRec's own exchange needs.
         self._has_uninitialized_input_dist = False
         # What makes autograd come back to a rank that holds no rows, too.
@@ -294,7 +294,11 @@ def learn(tables: CpuTables, sought: Sought, gradients: torch.Tensor) -> None:
 
 
 class CpuTablesSharder(EmbeddingCollectionSharder):
-    """Makes `CpuTables` of the tables of a model."""
+    """Makes `CpuTables` of the tables of a model; timeout: seconds that a rank waits for another one."""
+
+    def __init__(self, fused_params: dict[str, Any], timeout: float) -> None:
+        super().__init__(fused_params=fused_params)
+        self.timeout = timeout
 
     def shard(
         self,
@@ -305,7 +309,7 @@ class CpuTablesSharder(EmbeddingCollectionSharder):
         module_fqn: str | None = None,
     ) -> CpuTables:
         """The sharded tables. Collective: every rank."""
-        return CpuTables(module, params, env, self.fused_params, device, module_fqn=module_fqn)
+        return CpuTables(self.timeout, module, params, env, self.fused_params, device, module_fqn=module_fqn)
 
     @property
     def sharded_module_type(self) -> type[CpuTables]:

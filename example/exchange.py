@@ -1,25 +1,28 @@
 """How the ranks give each other rows: not at all, through memory that they share, or through gloo.
 
 gloo sends what goes to another process of the machine through the kernel's network, with copies on both sides
-and a second thread. Ranks of one machine read each other's rows in place instead, and use gloo to tell when
-they are there; so a rank that is gone, or slow, is found out as everywhere else. A box is a sparse anonymous
-file: it takes the memory that was written to, and /dev/shm may be small.
+and a second thread, and a rank waits for that thread to get a core. Ranks of one machine read each other's
+rows in place instead, and see by a number beside them when they are there. A box is a sparse anonymous file:
+it takes the memory that was written to, and /dev/shm may be small.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-ROOMS = ("keys", "rows", "gradients")
+ROOMS = ("counts", "keys", "rows", "gradients")
 # A room of a box has places that are used in turns: a rank writes keys while another one may still read those
 # of the two steps before (TorchRec's pipeline asks so far ahead). When it comes to a place again, all ranks
 # have since taken part in an exchange that they begin after they have read what lay there.
@@ -27,14 +30,19 @@ PLACES = 3
 # Virtual, like the whole file: more than a step moves.
 BYTES_OF_A_PLACE = 2**33
 SIZE = len(ROOMS) * PLACES * BYTES_OF_A_PLACE
+# At the end of a place, int64: the turn of what lies there, and where it begins for each rank.
+SIGN_BYTES = 2**16
+# A rank that waits looks without a pause for so long, which is most waits, and then from time to time.
+SPIN_SECONDS, NAP_SECONDS = 0.002, 0.0002
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What is to be filled and goes out: rows, and where they lie in the box of this rank."""
+    """What is to be filled and goes out: rows, where they lie in the box of this rank, and in which turn."""
 
     rows: torch.Tensor
     place: int = 0
+    turn: int = 0
 
 
 class Exchange:
@@ -77,41 +85,71 @@ class Exchange:
 
 
 class SharedExchange(Exchange):
-    """The ranks' rows through boxes that all of them have mapped."""
+    """The ranks' rows through boxes that all of them have mapped; timeout: seconds to wait for a rank."""
 
-    def __init__(self, group: Any, boxes: list[torch.Tensor]) -> None:
+    def __init__(self, group: Any, boxes: list[torch.Tensor], timeout: float) -> None:
         super().__init__(group)
         self.boxes = boxes
-        self.mine = boxes[dist.get_rank(group)]
+        self.timeout = timeout
+        self.rank = dist.get_rank(group)
         self.turns = dict.fromkeys(ROOMS, 0)
+        self.signs = [[_sign(box, place) for place in range(len(ROOMS) * PLACES)] for box in boxes]
 
     def outgoing(self, room: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Outgoing:
         """A place in the box of this rank."""
-        turn = self.turns[room]
-        self.turns[room] = (turn + 1) % PLACES
-        place = ROOMS.index(room) * PLACES + turn
-        return Outgoing(_view(self.mine, place, torch.Size(shape), dtype), place)
+        self.turns[room] += 1
+        place = ROOMS.index(room) * PLACES + self.turns[room] % PLACES
+        rows = _view(self.boxes[self.rank], place, torch.Size(shape), dtype)
+        return Outgoing(rows, place, self.turns[room])
+
+    def swap_counts(self, outgoing: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """As that of `Exchange`."""
+        mine = self.outgoing("counts", outgoing.shape, outgoing.dtype)
+        mine.rows.copy_(outgoing)
+        rows = self.swap(mine, [1] * self.world_size, [1] * self.world_size)
+        incoming = torch.empty_like(outgoing)
+        return incoming, Later(lambda: incoming.copy_(rows()))
 
     def swap(
         self, outgoing: Outgoing, go: list[int], come: list[int], starts: list[int] | None = None
     ) -> Callable[[], torch.Tensor]:
         """As that of `Exchange`."""
-        work: Any = Done()
-        told = torch.empty(0)
         if starts is None:
-            told, work = self.swap_counts(torch.tensor(starts_of(go)).unsqueeze(1))
+            sign = self.signs[self.rank][outgoing.place]
+            sign[1 : 1 + self.world_size] = starts_of(go)
+            # Last: who reads it reads the rest after it.
+            sign[0] = outgoing.turn
 
         def wait() -> torch.Tensor:
-            work.wait()
-            rows = outgoing.rows
-            firsts = told.flatten().tolist() if starts is None else starts
+            firsts = starts or [self._start_of(rank, outgoing) for rank in range(self.world_size)]
             parts = []
             for box, first, count in zip(self.boxes, firsts, come, strict=True):
-                shape = torch.Size((first + count, *rows.shape[1:]))
-                parts.append(_view(box, outgoing.place, shape, rows.dtype)[first:])
+                shape = torch.Size((first + count, *outgoing.rows.shape[1:]))
+                parts.append(_view(box, outgoing.place, shape, outgoing.rows.dtype)[first:])
             return torch.cat(parts)
 
         return wait
+
+    def _start_of(self, rank: int, outgoing: Outgoing) -> int:
+        """Wait until a rank has put its rows of this turn into its box; which of them is the first for us."""
+        sign = self.signs[rank][outgoing.place]
+        begin = time.monotonic()
+        while sign[0] != outgoing.turn:
+            waited = time.monotonic() - begin
+            if waited > self.timeout:
+                raise RuntimeError(f"rank {rank} has sent no rows for {self.timeout:.0f} s")
+            if waited < SPIN_SECONDS:
+                os.sched_yield()
+            else:
+                time.sleep(NAP_SECONDS)
+        return int(sign[1 + self.rank])
+
+
+class Later:
+    """Work that is done when it is waited for."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        self.wait = action
 
 
 class Done:
@@ -126,18 +164,27 @@ def starts_of(counts: Sequence[int]) -> list[int]:
     return [0, *accumulate(counts)][:-1]
 
 
+def _sign(box: torch.Tensor, place: int) -> np.ndarray:
+    end = (place + 1) * BYTES_OF_A_PLACE
+    sign: np.ndarray = box[end - SIGN_BYTES : end].view(torch.int64).numpy()
+    return sign
+
+
 def _view(box: torch.Tensor, place: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
     first, size = place * BYTES_OF_A_PLACE, shape.numel() * dtype.itemsize
-    if size > BYTES_OF_A_PLACE:
-        raise ValueError(f"a step moves {size} bytes at once, and a place takes {BYTES_OF_A_PLACE}")
+    if size > BYTES_OF_A_PLACE - SIGN_BYTES:
+        room = BYTES_OF_A_PLACE - SIGN_BYTES
+        raise ValueError(f"a step moves {size} bytes at once, and a place takes {room}")
     return box[first : first + size].view(dtype).view(shape)
 
 
-def open_exchange(group: Any) -> Exchange:
+def open_exchange(group: Any, timeout: float) -> Exchange:
     """Through shared memory where all ranks of a group can map each other's, which those of one machine can,
-    unless they are in different containers. Collective: every rank.
+    unless they are in different containers. Collective: every rank. timeout: seconds to wait for a rank.
     """
-    if dist.get_world_size(group) == 1 or not hasattr(os, "memfd_create"):
+    # Elsewhere a core may see the number before the rows.
+    in_order = platform.machine() in ("x86_64", "AMD64")
+    if dist.get_world_size(group) == 1 or not in_order or not hasattr(os, "memfd_create"):
         return Exchange(group)
     name = f"exchange-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
@@ -145,7 +192,7 @@ def open_exchange(group: Any) -> Exchange:
         boxes = [box for path, name in everyones if (box := _mapped(path, name)) is not None]
         # The maps keep the files, once all ranks have them.
         is_complete = all(_gathered(len(boxes) == len(everyones), group))
-    return SharedExchange(group, boxes) if is_complete else Exchange(group)
+    return SharedExchange(group, boxes, timeout) if is_complete else Exchange(group)
 
 
 def _make_file(name: str, stack: contextlib.ExitStack) -> str:

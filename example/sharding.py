@@ -53,23 +53,25 @@ def build_model(columns: Columns, config: Config, context: RuntimeContext) -> Di
     Collective: every rank.
     """
     torch.manual_seed(config.seed)
-    task = make_task(columns, config)
-    on_cpu = context.device.type == "cpu"
-    sharder = (CpuTablesSharder if on_cpu else EmbeddingCollectionSharder)(
-        fused_params={
-            "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            "learning_rate": table_rate(config, context.world_size),
-            "eps": 1e-8,
-            # A row out of range is a bug of ours: it must end the run, not turn into row 0.
-            "bounds_check_mode": BoundsCheckMode.FATAL,
-        },
-        # FBGEMM has the kernel for CUDA only.
-        use_index_dedup=context.device.type == "cuda",
-    )
+    task, sharder = make_task(columns, config), make_sharder(config, context)
     plan = make_plan(task, sharder, columns, config, context)
     model = DistributedModelParallel(task, device=context.device, plan=plan, sharders=[sharder])
     fill_tables(model, config.seed)
     return model
+
+
+def make_sharder(config: Config, context: RuntimeContext) -> EmbeddingCollectionSharder:
+    """What shards the tables, with their optimizer in the backward."""
+    fused_params = {
+        "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        "learning_rate": table_rate(config, context.world_size),
+        "eps": 1e-8,
+        # A row out of range is a bug of ours: it must end the run, not turn into row 0.
+        "bounds_check_mode": BoundsCheckMode.FATAL,
+    }
+    if context.device.type == "cpu":
+        return CpuTablesSharder(fused_params, config.timeout)
+    return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=True)
 
 
 def table_rate(config: Config, world_size: int) -> float:

@@ -57,7 +57,9 @@ def test_an_epoch_equals_that_of_fbgemm(
     config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses, state, is_ours = trained(config, context)
-    monkeypatch.setattr(sharding, "CpuTablesSharder", EmbeddingCollectionSharder)
+    monkeypatch.setattr(
+        sharding, "CpuTablesSharder", lambda fused_params, timeout: EmbeddingCollectionSharder(fused_params)
+    )
     their_losses, their_state, is_still_ours = trained(config, context)
     assert (is_ours, is_still_ours) == (True, False)
     torch.testing.assert_close(losses, their_losses, rtol=1e-4, atol=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ def give_and_take(rank: int, folder: str) -> None:
     store = dist.FileStore(f"{folder}/store", NUM_RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
     found: dict[str, Any] = {}
-    for name, chosen in (("gloo", Exchange(dist.group.WORLD)), ("shared", open_exchange(dist.group.WORLD))):
+    for name, chosen in (
+        ("gloo", Exchange(dist.group.WORLD)),
+        ("shared", open_exchange(dist.group.WORLD, 60)),
+    ):
         found[name] = [swapped(chosen, rank, step) for step in range(STEPS)]
         found[f"{name} kind"] = type(chosen).__name__
     torch.save(found, f"{folder}/{rank}.pt")
@@ -34,6 +38,8 @@ def give_and_take(rank: int, folder: str) -> None:
 def swapped(chosen: Exchange, rank: int, step: int) -> torch.Tensor:
     """Rank r gives rank s as many rows as r + s + step, or none where r is s; each says from where it is."""
     go, come = ([(rank != other) * (rank + other + step) for other in range(NUM_RANKS)] for _ in range(2))
+    # Now this rank is the slow one, now that.
+    time.sleep(0.01 * ((rank + step) % NUM_RANKS))
     outgoing = chosen.outgoing("rows", (sum(go), 4))
     outgoing.rows.copy_(torch.arange(4 * sum(go)).view(-1, 4) + 1000 * rank + 100_000 * step)
     return chosen.swap(outgoing, go, come)()
@@ -58,11 +64,28 @@ def test_a_rank_takes_no_file_for_the_box_of_another(tmp_path: Path) -> None:
     assert path.read_bytes() == b"mine"
 
 
+def alone_with(boxes: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, timeout: float = 60) -> Exchange:
+    """The first of some ranks, whose boxes are these, without a group."""
+    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: len(boxes))
+    return SharedExchange(None, boxes, timeout)
+
+
+def test_a_rank_that_sends_nothing_is_waited_for_as_long_as_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchange, "BYTES_OF_A_PLACE", 64 + exchange.SIGN_BYTES)
+    boxes = [torch.zeros(12 * (64 + exchange.SIGN_BYTES), dtype=torch.uint8) for _ in range(2)]
+    chosen = alone_with(boxes, monkeypatch, timeout=0.05)
+    wait = chosen.swap(chosen.outgoing("rows", (2, 4)), [1, 1], [1, 1])
+    with pytest.raises(RuntimeError, match="rank 1 has sent no rows for 0 s"):
+        wait()
+
+
 def test_more_than_a_place_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "BYTES_OF_A_PLACE", 64)
-    monkeypatch.setattr(SharedExchange, "__init__", lambda self: None)
-    chosen = SharedExchange()  # type: ignore[call-arg]
-    chosen.mine, chosen.turns = torch.zeros(1024, dtype=torch.uint8), dict.fromkeys(exchange.ROOMS, 0)
+    monkeypatch.setattr(exchange, "BYTES_OF_A_PLACE", 64 + exchange.SIGN_BYTES)
+    box = torch.zeros(12 * (64 + exchange.SIGN_BYTES), dtype=torch.uint8)
+    chosen = alone_with([box], monkeypatch)
     assert chosen.outgoing("rows", (4, 4)).rows.shape == (4, 4)
     with pytest.raises(ValueError, match="moves 80 bytes at once, and a place takes 64"):
         chosen.outgoing("rows", (5, 4))
