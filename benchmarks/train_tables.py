@@ -49,9 +49,7 @@ def _rows(size: dict[str, Any]) -> str:
 def render(result: dict[str, Any]) -> str:
     """The tables, and the lines that say what was measured and where."""
     sizes = result["sizes"]
-    names = list(
-        dict.fromkeys(name for size in sizes for name in size["rates"] if not name.endswith("large"))
-    )
+    names = _names(sizes)
     lines = [["ratings a second", *map(_rows, sizes)], ["---", *("---:" for _ in sizes)]]
     lines += [[name, *(_rate_cell(size, name) for size in sizes)] for name in names]
     lines.append([f"{HERE_2}, of the best plain one", *(_best_cell(size) for size in sizes)])
@@ -64,6 +62,12 @@ def render(result: dict[str, Any]) -> str:
     if sizes[0]["parts"][HERE_2]:
         blocks.append(_table(_part_lines(sizes)))
     return "\n\n".join([*blocks, _explanation(result), f"{_origin(result)}."])
+
+
+def _names(sizes: list[dict[str, Any]]) -> list[str]:
+    """Of all variants at the smaller batch, in their order."""
+    names = (name for size in sizes for name in size["rates"] if not name.endswith("large"))
+    return list(dict.fromkeys(names))
 
 
 def _table(lines: list[list[str]]) -> str:
@@ -122,7 +126,11 @@ def _bandwidth_share(result: dict[str, Any], size: dict[str, Any]) -> float:
 
 
 def _origin(result: dict[str, Any]) -> str:
-    versions = [f"{name} {version}" for name, version in result["versions"].items() if name != "pandas"]
+    # "fbgemm" names itself, and pandas reads no rating here.
+    named = {
+        name: version for name, version in result["versions"].items() if name not in ("pandas", "fbgemm")
+    }
+    versions = [*(f"{name} {version}" for name, version in named.items()), result["versions"]["fbgemm"]]
     device = result["device"].get("name")
     machine = f"{result['machine']}, {device}" if device else result["machine"]
     return f"{machine}; {', '.join(versions)}; {result['date'][:10]}"
@@ -146,9 +154,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def _draw_rates(axes: Any, sizes: list[dict[str, Any]]) -> None:
-    names = list(
-        dict.fromkeys(name for size in sizes for name in size["rates"] if not name.endswith("large"))
-    )
+    names = _names(sizes)
     height = 0.8 / len(names)
     for place, name in enumerate(names):
         shown = [
@@ -157,12 +163,12 @@ def _draw_rates(axes: Any, sizes: list[dict[str, Any]]) -> None:
         ours = name.startswith("here")
         color = {HERE_2: "C0", HERE_1: "C9"}[name] if ours else f"{0.35 + 0.06 * place:.2f}"
         places = [row + (place - len(names) / 2) * height for row, _ in shown]
-        axes.barh(places, [rate for _, rate in shown], height, color=color, label=name)
+        axes.barh(places, [rate / 1000 for _, rate in shown], height, color=color, label=name)
     axes.set_yticks(
         range(len(sizes)), [_rows(size).replace(" + ", "\n+ ") for size in sizes], fontsize="small"
     )
     axes.invert_yaxis()
-    axes.set(xlabel="ratings a second", title="training")
+    axes.set(xlabel="thousand ratings a second", title="training")
     axes.grid(axis="x", alpha=0.3)
     axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
 

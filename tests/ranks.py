@@ -39,7 +39,8 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
     once_per_node(context, lambda: open_columns(config), deadline=60)
     columns = open_columns(config)
-    found: dict[str, Any] = {"world_size": context.world_size, "metrics": {}, "losses": {}, "tests": {}}
+    found: dict[str, Any] = {name: {} for name in ("metrics", "losses", "tests", "ranking losses")}
+    found["world_size"] = context.world_size
     # Far from the mean, so that the metrics would show a row in the wrong place.
     sharding.INIT_STD, small = 0.4, sharding.INIT_STD
     for num_workers in (0, 2):
@@ -49,9 +50,12 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     for pipeline in ("plain", "sparse_dist"):
         for num_workers in (0, 1):
             chosen = dataclasses.replace(config, pipeline=pipeline, num_workers=num_workers)
-            losses, metrics = train_all(columns, chosen, context)
+            losses, metrics, sums = train_all(columns, chosen, context)
             found["losses"][f"{pipeline} {num_workers}"] = losses
             found["tests"][f"{pipeline} {num_workers}"] = metrics
+            found["sums"] = sums
+        ranking = dataclasses.replace(config, task="ranking", pipeline=pipeline, epochs=1)
+        found["ranking losses"][pipeline] = train_all(columns, ranking, context)[0]
     found["ranking"] = rank_all(columns, config, context, std=0.4)
     found["tied"] = rank_all(columns, config, context, std=0)["ranks"]
     found["pipelined_modules"] = count_pipelined_modules(columns, config, context)
@@ -77,8 +81,10 @@ def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any
         return make_evaluator(feed, columns, config, context).test(learner.model, 0)
 
 
-def train_all(columns: Any, config: Config, context: RuntimeContext) -> tuple[list[list[float]], Any]:
-    """The loss of every step of every epoch, and the metrics of the trained model."""
+def train_all(
+    columns: Any, config: Config, context: RuntimeContext
+) -> tuple[list[list[float]], Any, dict[str, float]]:
+    """The loss of every step of every epoch, the metrics of the trained model, and `optimizer_sums`."""
     from evaluation import make_evaluator
     from train import Position, train_epoch
 
@@ -91,7 +97,25 @@ def train_all(columns: Any, config: Config, context: RuntimeContext) -> tuple[li
             found = train_epoch(learner, feed, position, config, context, lambda position, loss: None)
             losses.append(found.tolist())
             metrics = evaluator.test(learner.model, epoch)
-    return losses, metrics
+    return losses, metrics, optimizer_sums(learner)
+
+
+def optimizer_sums(learner: Any) -> dict[str, float]:
+    """By table, the sum of Adagrad's state over all rows: of the squares of all gradients."""
+    import torch
+    import torch.distributed as dist
+
+    from checkpoint import tensors_of
+    from incremental import shards_of
+
+    sums = {}
+    for table, slots in sorted(shards_of(tensors_of(learner)).items()):
+        # A rank without rows of a table has no state of it.
+        mine = sum((shard.tensor.double().sum() for shard in slots.get("momentum1", ())), torch.zeros(()))
+        total = torch.as_tensor(mine, dtype=torch.float64)
+        dist.all_reduce(total)
+        sums[table] = float(total)
+    return sums
 
 
 def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) -> dict[str, Any]:

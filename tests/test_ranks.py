@@ -53,6 +53,20 @@ def test_all_losses_agree_for_1_2_and_3_ranks(found: dict[int, Any]) -> None:
         np.testing.assert_allclose(results["losses"]["plain 0"], found[1]["losses"]["plain 0"], rtol=1e-3)
 
 
+def test_adagrads_state_agrees_for_1_2_and_3_ranks(found: dict[int, Any]) -> None:
+    # Losses would not show a gradient that is too large by a factor: Adagrad divides it away.
+    for results in found.values():
+        assert results["sums"] == pytest.approx(found[1]["sums"], rel=1e-3)
+    assert min(found[1]["sums"].values()) > 0
+
+
+def test_a_ranking_trains_in_both_loops_on_1_2_and_3_ranks(found: dict[int, Any]) -> None:
+    for results in found.values():
+        ((plain,), (pipelined,)) = results["ranking losses"].values()
+        np.testing.assert_allclose(pipelined, plain, rtol=1e-6)
+        assert np.mean(plain[-3:]) < np.mean(plain[:3])
+
+
 def test_both_loops_and_any_pool_give_the_same_losses(found: dict[int, Any]) -> None:
     for results in found.values():
         for losses in results["losses"].values():
