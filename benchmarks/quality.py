@@ -114,9 +114,8 @@ def real_cases(folder: Path, num_seeds: int, cache: Path) -> Iterator[Case]:
         yield Case(f"{name} leave one out", (*data, *RANKING), seed)
         for num_ranks in (1, 3) if name == "ml-latest-small" else ():
             batch = ("--batch_size", str(-(-GLOBAL_BATCH // num_ranks)))
-            yield Case(
-                f"{name} random 90/10, {num_ranks} processes", (*data, *RANDOM, *batch), seed, num_ranks
-            )
+            case = f"{name} random 90/10, {num_ranks} process{'es' * (num_ranks > 1)}"
+            yield Case(case, (*data, *RANDOM, *batch), seed, num_ranks)
 
 
 def measure(case: Case) -> dict[str, Any]:
