@@ -250,8 +250,12 @@ class RatingBatches:
         return values, lengths.reshape(-1)
 
     def _column(self, name: str) -> np.ndarray:
+        folder = Path(self.folder)
+        if not self._columns:
+            # All at once: a training goes on when the files are removed, and comes to the test at its end.
+            self._columns = {path.stem: MappedColumn(path) for path in sorted(folder.glob("*.npy"))}
         if name not in self._columns:
-            self._columns[name] = MappedColumn(Path(self.folder) / f"{name}.npy")
+            self._columns[name] = MappedColumn(folder / f"{name}.npy")
         return self._columns[name].values
 
 

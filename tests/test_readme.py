@@ -119,8 +119,8 @@ def writes_a_report(lines: tuple[str, ...], clone: Path) -> None:
 def draws_a_page_from_runs(lines: tuple[str, ...], clone: Path) -> None:
     draw_few_ratings(clone)
     output = succeeded(shell(lines, clone))
-    # Of ten, three are warm-up.
-    assert "profile of 7 steps" in output
+    # Of twenty, three are warm-up.
+    assert "profile of 17 steps" in output
     assert output.endswith("report.html shows 1 run\n")
     assert "<title>1 run</title>" in (clone / "report.html").read_text()
     names = ["curves.png", "metrics.json", "tensorboard", "trace.json"]
@@ -174,7 +174,7 @@ def replays_and_recommends(lines: tuple[str, ...], clone: Path) -> None:
     rows = re.findall(r"^\| this model, .+? \| (.*) \|$", output, re.MULTILINE)
     assert len(rows) == 2
     assert rows[0] == rows[1]
-    assert "and 8 increments after it" in output
+    assert "and 10 increments after it" in output
 
 
 def publishes_increments(lines: tuple[str, ...], clone: Path) -> None:
