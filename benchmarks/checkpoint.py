@@ -23,14 +23,13 @@ from typing import Any
 from bars import bar_lines
 from checkpoint_ranks import DIM, Settings, make_wide_columns
 from checkpoint_tables import draw, judge, render
-from environment import describe, write_into_readme
+from environment import describe, keep, write_into_readme
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 
 from columns import open_columns
 from config import Config
 
-ROOT = Path(__file__).resolve().parent.parent
 MARKS = ("<!-- checkpoint: made by benchmarks/checkpoint.py -->", "<!-- end of checkpoint -->")
 NUM_RANKS = 2
 
@@ -42,9 +41,7 @@ def main() -> None:
     result["bars"] = judge(result)
     text = render(result)
     print(f"{text}\n\n{bar_lines(result['bars'])}")
-    for folder in {flags.report, ROOT / "docs" if flags.write else None} - {None}:
-        (folder / "checkpoint.json").write_text(json.dumps(result, indent=1) + "\n")
-        draw(result, folder / "checkpoint.png")
+    keep("checkpoint", result, draw, flags.report, flags.write)
     if flags.write:
         write_into_readme(MARKS, text)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,20 @@ def describe_machine() -> str:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.machine()
     return f"{allowed_cores()} cores of {name}, {available_memory()[1] / 2**30:.0f} GiB, {platform.system()}"
+
+
+def keep(
+    name: str,
+    result: dict[str, Any],
+    draw: Callable[[dict[str, Any], Path], None],
+    report: Path | None,
+    write: bool,
+) -> None:
+    """Put NAME.json and NAME.png into the folder `report`, and into docs to `write` them there."""
+    for folder in (report, README.parent / "docs" if write else None):
+        if folder is not None:
+            (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+            draw(result, folder / f"{name}.png")
 
 
 def write_into_readme(marks: tuple[str, str], text: str) -> None:

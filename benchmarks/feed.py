@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from bars import bar_lines
-from environment import describe, write_into_readme
+from environment import describe, keep, write_into_readme
 from feed_tables import draw, judge, render
 
 # Workers import this file again: nothing heavy at its top level.
@@ -56,16 +56,9 @@ def main() -> None:
     result["bars"] = judge(result)
     text = render(result)
     print(f"{text}\n\n{bar_lines(result['bars'])}")
+    keep("feed", result, draw, None, flags.write)
     if flags.write:
-        publish(result, text)
-
-
-def publish(result: dict[str, Any], text: str) -> None:
-    """Put what was measured into docs/ and README.md."""
-    docs = ROOT / "docs"
-    (docs / "feed.json").write_text(json.dumps(result, indent=1) + "\n")
-    draw(result, docs / "feed.png")
-    write_into_readme(MARKS, text)
+        write_into_readme(MARKS, text)
 
 
 def _parse_flags() -> argparse.Namespace:

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from environment import describe_machine, write_into_readme
+from environment import describe_machine, in_words, write_into_readme
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_RANKS = 2
@@ -82,12 +82,10 @@ def render(runs: dict[str, Any]) -> str:
             f"**{last['rmse']:.4f}** | {oracle} | {seconds:.0f} s |"
         )
     run = next(iter(runs.values()))
-    versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items() if name != "fbgemm")
     lines += [
         "",
         f"RMSE in stars, {len(run['epochs'])} epochs, {run['world_size']} processes on {run['device']}, seed "
-        f"{run['config']['seed']}; {run['machine']}; {versions}, {run['versions']['fbgemm']}; "
-        f"{run['date'][:10]}.",
+        f"{run['config']['seed']}; {in_words(run)}",
     ]
     return "\n".join(lines)
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from bars import bar_lines
-from environment import describe, write_into_readme
+from environment import describe, keep, write_into_readme
 from train_here import make_columns
 from train_tables import DDP, HERE_1, HERE_2, draw, judge, render
 from train_team import DIM, Order, Team, teams
@@ -29,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 
 from machine import allowed_cores
 
-ROOT = Path(__file__).resolve().parent.parent
 MARKS = ("<!-- train: made by benchmarks/train.py -->", "<!-- end of train -->")
 RATINGS = 2_000_000
 # A step of dense Adam goes over all rows, four times: beyond this many it takes seconds.
@@ -53,9 +51,7 @@ def main() -> None:
     result["bars"] = judge(result)
     text = render(result)
     print(f"{text}\n\n{bar_lines(result['bars'])}")
-    for folder in {flags.report, ROOT / "docs" if flags.write else None} - {None}:
-        (folder / "train.json").write_text(json.dumps(result, indent=1) + "\n")
-        draw(result, folder / "train.png")
+    keep("train", result, draw, flags.report, flags.write)
     if flags.write:
         write_into_readme(MARKS, text)
 

@@ -104,8 +104,9 @@ class Columns:
 
         A row that no training rating has, such as that of unknown movies, counts as one rating.
         """
-        rows = self.column("movie_features")[:, 0][self.column("rows")[: self.num_train, 1]]
-        counts = np.bincount(rows, minlength=int(self.column("movie_features")[:, 0].max()) + 1)
+        row_of_movie = self.column("movie_features")[:, 0]
+        rows = row_of_movie[self.column("rows")[: self.num_train, 1]]
+        counts = np.bincount(rows, minlength=int(row_of_movie.max()) + 1)
         return (np.maximum(counts, 1) / self.num_train).astype(np.float32)
 
 

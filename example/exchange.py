@@ -22,6 +22,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from runtime import gathered
+
 ROOMS = ("counts", "keys", "rows", "gradients")
 # A room of a box has places that are used in turns: a rank writes keys while another one may still read those
 # of the two steps before (TorchRec's pipeline asks so far ahead). When it comes to a place again, all ranks
@@ -59,7 +61,7 @@ class Exchange:
     def swap_counts(self, outgoing: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """Give row r, of [ranks, n], to rank r, and the work to wait for. Collective: every rank."""
         if self.world_size == 1:
-            return outgoing, Done()
+            return outgoing, Later(lambda: None)
         incoming = torch.empty_like(outgoing)
         return incoming, dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True)
 
@@ -152,13 +154,6 @@ class Later:
         self.wait = action
 
 
-class Done:
-    """Work that needs nobody else."""
-
-    def wait(self) -> None:
-        """Return at once."""
-
-
 def starts_of(counts: Sequence[int]) -> list[int]:
     """Where parts of so many rows begin that lie one after the other."""
     return [0, *accumulate(counts)][:-1]
@@ -188,10 +183,10 @@ def open_exchange(group: Any, timeout: float) -> Exchange:
         return Exchange(group)
     name = f"exchange-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
-        everyones = _gathered((_make_file(name, stack), name), group)
+        everyones = gathered(lambda: (_make_file(name, stack), name), group)
         boxes = [box for path, name in everyones if (box := _mapped(path, name)) is not None]
         # The maps keep the files, once all ranks have them.
-        is_complete = all(_gathered(len(boxes) == len(everyones), group))
+        is_complete = all(gathered(lambda: len(boxes) == len(everyones), group))
     return SharedExchange(group, boxes, timeout) if is_complete else Exchange(group)
 
 
@@ -215,9 +210,3 @@ def _mapped(path: str, name: str) -> torch.Tensor | None:
         return torch.from_file(path, shared=True, size=SIZE, dtype=torch.uint8)
     except (OSError, RuntimeError):
         return None
-
-
-def _gathered(value: Any, group: Any) -> list[Any]:
-    everyones: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyones, value, group=group)
-    return everyones
