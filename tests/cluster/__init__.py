@@ -1,0 +1,1 @@
+"""Several machines: `machines.py` makes them out of the namespaces of this one."""
