@@ -249,10 +249,19 @@ def parse_args(argv: list[str] | None = None) -> Config:
     Raises:
         UserError: on an unknown flag, a value that does not parse, or one that `validate` refuses.
     """
+    return parse_given(argv)[0]
+
+
+def parse_given(argv: list[str] | None = None) -> tuple[Config, frozenset[str]]:
+    """`parse_args`, and the names of the flags that were given, also of those with their default value.
+
+    Raises:
+        UserError: see `parse_args`.
+    """
     values = vars(_build_parser().parse_args(argv))
     config = Config(**values)
     validate(config)
-    return config
+    return config, frozenset(values)
 
 
 def validate(config: Config) -> None:
@@ -420,22 +429,24 @@ def _build_parser() -> argparse.ArgumentParser:
         description="Train a sharded recommender on MovieLens.",
         # A prefix that fits today may fit two flags tomorrow.
         allow_abbrev=False,
+        # What is found was given; the rest has the defaults of `Config`.
+        argument_default=argparse.SUPPRESS,
     )
     sentences = _field_sentences()
     for field in dataclasses.fields(Config):
         flag, text, default = f"--{field.name}", sentences[field.name], field.default
         if isinstance(default, bool):
             long = [f"--{LONG_NAMES[field.name]}"] if field.name in LONG_NAMES else []
-            parser.add_argument(flag, *long, action="store_true", help=text)
+            parser.add_argument(flag, *long, action="store_true", default=argparse.SUPPRESS, help=text)
             continue
         shown = _comma(default) if isinstance(default, tuple) else default
         suffix = "" if shown == "" else f" (default: {shown})"
         kind = KINDS.get(field.name, type(default))
         if field.name == "load":
-            parser.add_argument(flag, nargs="?", const=NEWEST, default="", metavar="FOLDER", help=text)
+            parser.add_argument(flag, nargs="?", const=NEWEST, metavar="FOLDER", help=text)
             continue
         text = text.replace("%", "%%") + suffix
-        parser.add_argument(flag, type=kind, default=default, metavar=_metavar(field.name), help=text)
+        parser.add_argument(flag, type=kind, metavar=_metavar(field.name), help=text)
     return parser
 
 

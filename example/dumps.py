@@ -34,6 +34,7 @@ from manifest import (
     read_config,
     read_manifest,
 )
+from recorded import LEARNING_FLAGS
 from runtime import RuntimeContext, decided, gathered, together
 from save_dir import (
     LOCK,
@@ -57,17 +58,6 @@ from stack import stack_versions
 from termination import TERMINATED, Termination
 from train import Learner, check_finite
 
-# What changes the losses that follow, if it is changed at a resume.
-LEARNING_FLAGS = (
-    "epochs",
-    "patience",
-    "batch_size",
-    "lr",
-    "dense_lr",
-    "weight_decay",
-    "dense_weight_decay",
-    "seed",
-)
 # Seconds that a rank waits for the parts of the others.
 DUMP_DEADLINE = 3600
 
@@ -342,7 +332,7 @@ def _check_continues(state: State, columns: Columns, config: Config, context: Ru
     before = read_config(state.folder)
     changed = [
         f"--{name} {getattr(config, name)} (was {before.get(name)})"
-        for name in LEARNING_FLAGS
+        for name in (*LEARNING_FLAGS, "seed")
         if getattr(config, name) != before.get(name)
     ]
     batch = config.batch_size * context.world_size

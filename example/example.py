@@ -16,7 +16,7 @@ import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from config import Config, parse_args
+from config import Config, parse_args, parse_given
 from errors import UserError
 from failures import record_crash, report_lost_worker, report_mistake
 from postmortem import WorkerError
@@ -52,14 +52,14 @@ def main(argv: list[str] | None = None) -> int:
     """
     try:
         with _one_voice():
-            config = parse_args(argv)
+            config, given = parse_given(argv)
         if config.doctor:
             return examine_machine(config)
         check_stack()
         if config.is_alone:
             run_alone(config)
         else:
-            run(config)
+            run(config, given)
     except UserError as error:
         report_mistake(str(error))
         return 2
@@ -100,8 +100,11 @@ def run_alone(config: Config) -> None:
         recommend(config)
 
 
-def run(config: Config) -> None:
-    """Run the modes of the configuration. Collective: every rank."""
+def run(config: Config, given: frozenset[str] = frozenset()) -> None:
+    """Run the modes of the configuration. Collective: every rank.
+
+    given: the flags of the command line; others are those of the checkpoint that is loaded or gone on from.
+    """
     modes = {"train": train_and_report, "compact": compact_dumps, "load": load_and_report}
     goes_on = bool(config.load or config.compact or config.resume)
     if not goes_on:
@@ -111,7 +114,7 @@ def run(config: Config) -> None:
         if goes_on:
             from recorded import with_recorded
 
-            config = decided(lambda: with_recorded(config))
+            config = decided(lambda: with_recorded(config, given))
             announce_data(config)
         for mode in config.modes:
             modes[mode](config, context)

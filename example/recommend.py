@@ -83,7 +83,9 @@ def _with_data_of(recorded: dict[str, Any], config: Config) -> Config:
             f"--save_dir {config.save_dir} does not say which data its model was trained on; give "
             "--data_path."
         )
-    chosen = data_flags_of(recorded, config)
+    # Of what only says where ratings lie, a flag with its default value says nothing.
+    given = {name for name, value in dataclasses.asdict(config).items() if value != getattr(Config, name)}
+    chosen = data_flags_of(recorded, given)
     path = chosen.get("data_path")
     if path and "dataset" not in chosen and not Path(path).is_dir():
         raise UserError(

@@ -223,7 +223,7 @@ sys.path.insert(0, {example!r})
 import example
 from runtime import cleanup_runtime, init_runtime, once_per_node
 
-def run(config):
+def run(config, given):
     context = init_runtime(config)
     try:
         once_per_node(context, lambda: time.sleep(20), deadline=2)
@@ -244,7 +244,7 @@ from config import Config
 from runtime import init_runtime, cleanup_runtime
 import torch.distributed as dist
 
-def train(config):
+def train(config, given):
     context = init_runtime(config)
     try:
         if context.rank == 1:
