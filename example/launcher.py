@@ -9,14 +9,16 @@ out, as a rank has said all in one sentence. After a fault torchrun's report fol
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import parse_args, run
 
-# The status with which example.py ends after a mistake of the user.
-MISTAKE = 2
+# The statuses with which example.py ends after a mistake of the user, and after a SIGTERM to a rank of any
+# machine; the ranks have said all there is to say.
+EXPLAINED = (2, 128 + signal.SIGTERM)
 
 
 def launch() -> int:
@@ -30,8 +32,8 @@ def launch() -> int:
         return 128 + error.sigval
     except ChildFailedError as error:
         _, first = error.get_first_failure()
-        if first.exitcode == MISTAKE:
-            return MISTAKE
+        if first.exitcode in EXPLAINED:
+            return int(first.exitcode)
         print(error, file=sys.stderr)
         return 1
     return 0
