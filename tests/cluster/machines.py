@@ -31,6 +31,7 @@ side by side, and the kernel removes all of one when the process that made it ha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -237,7 +238,7 @@ class Machine:
         """End all that runs here, and the machine."""
         _end(self._holder)
         for command in self._commands:
-            command.wait(SECONDS)
+            command.close()
 
     # --- the network ---
 
@@ -282,25 +283,25 @@ class Machine:
             return False
 
 
-class Command:
-    """A command on a machine; its output and errors, together, are in a file."""
+class Running:
+    """What runs on a machine, with its output and errors, together, in a file."""
 
-    def __init__(self, command: list[str], path: Path, env: dict[str, str], cwd: Path) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("wb") as output:
-            self.process = subprocess.Popen(
-                command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+
+    def poll(self) -> int | None:
+        """The exit status, negative if a signal ended it; None while it runs."""
+        raise NotImplementedError
 
     def text(self) -> str:
         """What it has said so far."""
-        return self.path.read_text(errors="replace")
+        return self.path.read_text(errors="replace") if self.path.exists() else ""
 
     def wait_for(self, words: str, timeout: float = 60) -> None:
         """Wait until it has said some words."""
         deadline = time.monotonic() + timeout
         while True:
-            status = self.process.poll()
+            status = self.poll()
             if words in self.text():
                 return
             assert status is None, f"it ended without {words!r}:\n{self.text()}"
@@ -309,10 +310,10 @@ class Command:
 
     def wait(self, timeout: float = 120) -> int:
         """Wait for its end; the exit status, negative if a signal ended it."""
-        try:
-            status = self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"it still ran after {timeout} s:\n{self.text()}") from None
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            assert time.monotonic() < deadline, f"it still ran after {timeout} s:\n{self.text()}"
+            time.sleep(0.01)
         return status
 
     def succeeded(self, timeout: float = 120) -> str:
@@ -321,9 +322,38 @@ class Command:
         assert status == 0, f"status {status}\n{self.text()}"
         return self.text()
 
+
+class Command(Running):
+    """A command on a machine."""
+
+    def __init__(self, command: list[str], path: Path, env: dict[str, str], cwd: Path) -> None:
+        super().__init__(path)
+        with path.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, cwd=cwd, env=env, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True
+            )
+
+    def poll(self) -> int | None:
+        """As that of `Running`."""
+        return self.process.poll()
+
+    def write(self, line: str) -> None:
+        """Give it a line to read."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal; not to what it started."""
         _signal(_child(self.process.pid), number)
+
+    def close(self) -> None:
+        """Wait for it, when its machine is gone."""
+        self.wait(SECONDS)
+        assert self.process.stdin is not None
+        # What it never read.
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
 
 
 def launched(*arguments: object, nnodes: str = "2", nproc: int = 1, options: Sequence[str] = ()) -> list[str]:

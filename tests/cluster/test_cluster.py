@@ -1,0 +1,120 @@
+"""What ranks on several machines do is what they do on one, to the bit."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from cluster.forked_ranks import ForkServer, launch
+from cluster.machines import Cluster, why_not
+from launch import read_json
+from save_dir import newest_in
+
+FLAGS = ("--epochs", 1, "--batch_size", 512, "--timeout", 60, "--worker_timeout", 50)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ForkServer]]:
+    """Two machines that fork ranks."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with Cluster(tmp_path_factory.mktemp("cluster") / "machines", 2) as cluster:
+        yield [ForkServer(machine) for machine in cluster.machines]
+
+
+def found(
+    servers: list[ForkServer], nprocs: list[int], folder: Path, data: Path, flags: Sequence[object]
+) -> dict[str, Any]:
+    """What a training and a load of ranks on some machines leave; "received" is what node-0 heard."""
+    argv = [*FLAGS, "--data_path", data, "--report_dir", folder / "report", "--save_dir", folder / "dumps"]
+    used, before = servers[: len(nprocs)], servers[0].machine.received()
+    ranks = launch(used, nprocs, [*argv, *flags, "--dump", "--load"])
+    texts = [rank.succeeded(90) for rank in ranks]
+    received = servers[0].machine.received() - before
+    trained, loaded = [
+        line.split("|")[2:] for line in texts[0].splitlines() if line.startswith("| this model")
+    ]
+    assert trained == loaded
+    report = read_json(folder / "report" / "metrics.json")
+    epochs = [[epoch[name] for name in ("train_loss", "validation", "steps")] for epoch in report["epochs"]]
+    learned = {"epochs": epochs, "test": report["test"], "tensors": tensors_in(folder / "dumps")}
+    return {"learned": learned, "received": received}
+
+
+def tensors_in(save_dir: Path) -> list[tuple[str, str]]:
+    """The name and the digest of every tensor in the newest dump's files, whatever those are called."""
+    folder = newest_in(save_dir)
+    assert folder is not None
+    tensors = []
+    for path in folder.glob("*.safetensors"):
+        for name, tensor in load_file(path).items():
+            tensors.append((name, hashlib.sha256(tensor.tobytes()).hexdigest()))
+    assert tensors
+    return sorted(tensors)
+
+
+def check_same_as_alone(
+    servers: list[ForkServer], nprocs: list[int], data: Path, folder: Path, flags: Sequence[object]
+) -> None:
+    """Ranks on several machines learn and keep what as many on one do, and get their rows by the network."""
+    alone = found(servers, [sum(nprocs)], folder / "alone", data, flags)
+    together = found(servers, nprocs, folder / "together", data, flags)
+    assert together["learned"] == alone["learned"]
+    assert together["received"] > 200_000 > alone["received"]
+
+
+@pytest.fixture
+def data_of(synthetic_folder: Path, tmp_path: Path) -> Callable[[list[ForkServer], str], Path]:
+    """Makes data that machines share, or have a copy of each, with columns of its own."""
+
+    def make(servers: list[ForkServer], how: str) -> Path:
+        data = tmp_path / "data"
+        for name in (data.name, *(server.machine.name for server in servers[1:] if how == "separate")):
+            shutil.copytree(synthetic_folder, tmp_path / name, ignore=shutil.ignore_patterns(".columns"))
+        if how == "separate":
+            for server in servers[1:]:
+                server.machine.bind(tmp_path / server.machine.name, data)
+        return data
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("nprocs", "task", "how"),
+    [([1, 1], "rating", "shared"), ([2, 2], "ranking", "separate"), ([2, 1], "rating", "separate")],
+)
+def test_two_machines_learn_and_keep_what_one_does(
+    servers: list[ForkServer],
+    data_of: Callable[[list[ForkServer], str], Path],
+    tmp_path: Path,
+    nprocs: list[int],
+    task: str,
+    how: str,
+) -> None:
+    check_same_as_alone(servers, nprocs, data_of(servers, how), tmp_path, ("--task", task))
+    # Of separate data each machine makes columns of its own.
+    copies = [folder for folder in tmp_path.glob("*/.columns") if folder.is_dir()]
+    assert len(copies) == (2 if how == "separate" else 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", ["shared", "separate"])
+@pytest.mark.parametrize("task", ["rating", "ranking"])
+@pytest.mark.parametrize("nprocs", [[1, 1], [2, 1], [1, 2], [2, 2]])
+@pytest.mark.parametrize("flags", [(), ("--num_workers", 1), ("--pipeline", "sparse_dist"), ("--inc_dump",)])
+def test_machines_learn_and_keep_what_one_does_in_every_way(
+    servers: list[ForkServer],
+    data_of: Callable[[list[ForkServer], str], Path],
+    tmp_path: Path,
+    nprocs: list[int],
+    task: str,
+    how: str,
+    flags: tuple[object, ...],
+) -> None:
+    check_same_as_alone(servers, nprocs, data_of(servers, how), tmp_path, ("--task", task, *flags))
