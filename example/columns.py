@@ -32,6 +32,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
     from movielens import RawData
 
 FORMAT = 6
+# What is under way, by the number of its process, and what may be in it.
+LEFTOVER = re.compile(r"\.making-\d+")
+CONTENT = re.compile(r"\w+\.npy|vocabulary\.json|manifest\.json")
 # Positions and ends are int32.
 MAX_RATINGS = 2**31 - 1
 # On disk: its row, rating and time, and twice its place in a history and among what was seen.
@@ -230,7 +234,7 @@ def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
     from movielens import read
 
     # The lock is ours, so whatever lies here unfinished was left by a process that died.
-    for leftover in folder.parent.glob(".making-*"):
+    for leftover in filter(_is_leftover, folder.parent.iterdir()):
         shutil.rmtree(leftover)
     if folder.exists():
         print(f"the columns in {folder} are damaged and are made again")
@@ -250,6 +254,13 @@ def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
         raise
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether `_make` made a folder: --cache_dir may be one in which others make things too."""
+    if not LEFTOVER.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+        return False
+    return all(CONTENT.fullmatch(found.name) for found in path.iterdir())
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ from save_dir import (
     deltas_in,
     dump_name,
     dumps_in,
+    making_name,
+    new_attempt,
     newest_in,
     point_latest_at,
     prune,
@@ -85,6 +87,8 @@ class DumpKeeper:
         # Asked for once: that takes as long as to write a small increment.
         self.versions = stack_versions()
         self.vocabulary_digest = digest_of(self.vocabulary)
+        # What a rank of an earlier attempt still writes must not come into a folder of this one.
+        self.attempt: str = decided(new_attempt)
         deadline = timedelta(seconds=DUMP_DEADLINE)
         self.termination = Termination(deadline)
         # Ranks agree on the CPU, whatever they compute on; and a dump may go on beside the training.
@@ -133,7 +137,7 @@ class DumpKeeper:
     def dump(self, position: Position) -> None:
         """Dump everything."""
         final = self.save_dir / dump_name(position.step)
-        making = _making(final)
+        making = self._making(final)
         describe = self._describe(position, link=None)
         writer = DumpWriter(
             making,
@@ -177,7 +181,7 @@ class DumpKeeper:
         """Dump what changed since the last dump, and the dense part."""
         assert self.link is not None
         final = self.save_dir / delta_name(position.step)
-        making = _making(final)
+        making = self._making(final)
         try:
             write_delta(
                 making,
@@ -196,6 +200,9 @@ class DumpKeeper:
         self.touched.clear()
         self.link = self.link.after(position.step)
         self._note_success(final)
+
+    def _making(self, final: Path) -> Path:
+        return final.with_name(making_name(final, self.attempt))
 
     def _describe(self, position: Position, link: Link | None) -> Manifest:
         about = {
@@ -239,16 +246,12 @@ class DumpKeeper:
     def _note_failure(self, final: Path, reason: str) -> None:
         self._under_way = None
         if self.context.rank == 0:
-            shutil.rmtree(_making(final), ignore_errors=True)
+            shutil.rmtree(self._making(final), ignore_errors=True)
         self.failure = (
             f"{final} could not be written ({reason}); the dumps before it are whole; make room, or give a "
             "--save_dir that can be written, and --resume."
         )
         self.context.say(self.failure)
-
-
-def _making(final: Path) -> Path:
-    return final.with_name(f".making-{final.name}")
 
 
 def _reason(error: CheckpointException) -> str:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
+import uuid
 from pathlib import Path
 
 import torch
@@ -50,19 +50,20 @@ def export(config: Config) -> None:
 
 def _write_beside(snapshot: Snapshot, target: Path) -> int:
     """Make the folder under another name and rename it when all is on the disk; returns its bytes."""
-    making = target.with_name(f".making-{target.name}-{os.getpid()}")
+    making = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
     try:
         making.mkdir(parents=True)
-        files = _write_files(making, snapshot)
-        write_manifest(making, _describe(snapshot, files))
-        making.rename(target)
-        flush(target.parent)
+        try:
+            files = _write_files(making, snapshot)
+            write_manifest(making, _describe(snapshot, files))
+            making.rename(target)
+            flush(target.parent)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
     except OSError as error:
         raise UserError(
             f"--export {target} cannot be written ({error.strerror or error}); give another folder."
         ) from error
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
     return sum(entry.bytes for entry in files)
 
 

@@ -4,12 +4,15 @@
         latest -> delta-000000900    the newest state
         step-000000784/              a full dump: the state after so many steps
         delta-000000900/             an increment: what changed since the state before it
-        .making-delta-000001000/     under way, or left by a process that died; the next trainer removes it
+        .making-delta-000001000-9f86d081c3a2/
+                                     under way, or left by a process that died; the next trainer removes it
         run-1b9d6bcd/                what an earlier training left here, when a new one began
         .lock                        held by the trainer that writes here
 
-A folder gets the name of a dump in one rename, when all of it is on the disk. Touches nothing whose name is
-not one of these.
+A folder gets the name of a dump in one rename, when all of it is on the disk. What is under way has a name of
+its attempt alone, so that a rank that outlives its attempt cannot write into a later one's folder. Touches
+nothing whose name is not one of these, and removes what is half done only where a trainer has written before
+and where there is nothing in it but what a trainer writes.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import contextlib
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +34,12 @@ from manifest import MANIFEST, Manifest, check_files, digest_of, flush, read_man
 NAME = re.compile(r"(step|delta)-(\d{9,})")
 LOCK = ".lock"
 LATEST = "latest"
-LEFTOVER = re.compile(r"\.(making|removing)-(step|delta)-\d{9,}|\.latest-\d+")
+# Without an attempt, what a trainer left before attempts had names.
+LEFTOVER = re.compile(
+    r"\.making-(step|delta)-\d{9,}(-[0-9a-f]{12})?|\.removing-(step|delta)-\d{9,}|\.latest-\d+"
+)
+# What a trainer writes into the folder of a dump; safetensors writes a part under another name first.
+CONTENT = re.compile(r"part-\d{5,}\.safetensors|\.tmp[0-9A-Za-z]{6}|(manifest|config|vocabulary)\.json")
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,16 @@ def dump_name(step: int) -> str:
 def delta_name(step: int) -> str:
     """The folder name of the increment that ends after so many steps."""
     return f"delta-{step:09d}"
+
+
+def making_name(final: Path, attempt: str) -> str:
+    """The folder name under which an attempt writes a dump or increment, see `new_attempt`."""
+    return f".making-{final.name}-{attempt}"
+
+
+def new_attempt() -> str:
+    """A name that no other attempt to write dumps has had; let one rank choose it for all."""
+    return uuid.uuid4().hex[:12]
 
 
 def step_of(folder: Path) -> int:
@@ -214,13 +233,14 @@ def check_name(folder: Path, manifest: Manifest) -> None:
 
 @contextlib.contextmanager
 def writing(save_dir: Path) -> Iterator[None]:
-    """Be the only one that writes here; removes what others left half done. Call on rank 0.
+    """Be the only one that writes here; removes what trainers left half done. Call on rank 0.
 
     Raises:
         UserError: when another one writes, or the folder cannot be written.
     """
     with tidying(save_dir):
         save_dir.mkdir(parents=True, exist_ok=True)
+        is_ours = (save_dir / LOCK).is_file()
         lock = FileLock(save_dir / LOCK, timeout=0)
         try:
             lock.acquire()
@@ -232,10 +252,29 @@ def writing(save_dir: Path) -> Iterator[None]:
         with tidying(save_dir):
             for path in list(save_dir.iterdir()):
                 if LEFTOVER.fullmatch(path.name):
-                    _remove(path)
+                    _remove_leftover(path, is_ours)
         yield
     finally:
         lock.release()
+
+
+def _remove_leftover(path: Path, is_ours: bool) -> None:
+    """Remove what a trainer left half done; what may be somebody else's stays, and that is said."""
+    foreign = _foreign_in(path) if is_ours else f"no trainer has written to {path.parent} before"
+    if foreign:
+        print(f"{path} stays where it is: {foreign}")
+    else:
+        _remove(path)
+
+
+def _foreign_in(path: Path) -> str:
+    """Why something with the name of a leftover is none of a trainer's; empty if it is one."""
+    if path.name.startswith(f".{LATEST}-"):
+        return "" if path.is_symlink() else "it is no link"
+    if path.is_symlink() or not path.is_dir():
+        return "it is no folder"
+    foreign = [found for found in path.iterdir() if not CONTENT.fullmatch(found.name) or not found.is_file()]
+    return f"it holds {min(foreign).name}, which no trainer writes" if foreign else ""
 
 
 @contextlib.contextmanager

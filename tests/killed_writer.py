@@ -20,9 +20,12 @@ from manifest import digest_of
 from save_dir import (
     LATEST,
     LEFTOVER,
+    LOCK,
     NAME,
     deltas_in,
     dumps_in,
+    making_name,
+    new_attempt,
     newest_in,
     publish,
     set_aside,
@@ -57,7 +60,8 @@ def fold(save_dir: Path) -> None:
 
 def begin(save_dir: Path) -> None:
     """A new writer, that finds leftovers of every kind."""
-    for name in (".making-step-000000050", ".making-delta-000000060", ".removing-step-000000001"):
+    attempt = making_name(save_dir / "step-000000070", new_attempt())
+    for name in (attempt, ".making-step-000000050", ".making-delta-000000060", ".removing-step-000000001"):
         fill(save_dir / name, 50)
     (save_dir / ".latest-7").symlink_to("step-000000010")
     with writing(save_dir):
@@ -82,6 +86,8 @@ ACTIONS: dict[str, tuple[Callable[[Path], None], bool]] = {
 def prepare(save_dir: Path, with_delta: bool) -> None:
     """What an action finds."""
     add_chain(save_dir, 10)
+    # Every trainer makes it first.
+    (save_dir / LOCK).touch()
     base = add_dump(save_dir, 20)
     if with_delta:
         add_delta(base, 1, 20, 30)

@@ -111,6 +111,19 @@ def test_a_failure_while_writing_leaves_nothing_and_the_next_call_succeeds(
     assert len([path for path in (folder / ".columns").iterdir() if path.is_dir()]) == 1
 
 
+def test_what_others_make_in_a_cache_dir_stays(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    others = (".making-step-000000500/part-00001.safetensors", ".making-tea/x", ".making-7/thesis.txt")
+    for name in others:
+        (cache / name).parent.mkdir(parents=True)
+        (cache / name).touch()
+    (cache / ".making-8").mkdir()
+    (cache / ".making-8" / "rows.npy").touch()
+    open_columns(Config(data_path=str(folder), cache_dir=str(cache)))
+    assert all((cache / name).is_file() for name in others)
+    assert not (cache / ".making-8").exists()
+
+
 @pytest.mark.parametrize("damage", ["truncated manifest", "missing manifest", "short column"])
 def test_damaged_columns_are_made_again(
     folder: Path, damage: str, capsys: pytest.CaptureFixture[str]

@@ -20,7 +20,9 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
+import dumps
 import parts
+import save_dir
 from checkpoint import tensors_of
 from columns import Columns, open_columns
 from config import Config
@@ -273,6 +275,42 @@ def test_a_model_whose_loss_is_no_number_is_not_dumped(trained: Trained, loss: f
         with pytest.raises(UserError, match=rf"The loss is {loss} at step 5: the training diverged"):
             keeper.after_step(Position(5, 0, 5), loss)
     assert sorted(trained.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", ["step", "delta"])
+def test_what_an_old_writer_writes_late_is_in_no_folder_of_the_next_attempt(
+    trained: Trained, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank on another machine outlives its attempt, and writes when the next one dumps the same step."""
+    config = dataclasses.replace(trained.config, resume=True, inc_dump=kind == "delta")
+    making: list[Path] = []
+
+    def publish(folder: Path, final: Path, keep: int) -> None:
+        making.append(folder)
+        if len(making) == 1:
+            raise OSError(5, "killed")
+        # What a rank does: it makes the folder of its attempt where that is gone, and writes its part.
+        making[0].mkdir(exist_ok=True)
+        (making[0] / "part-00002.safetensors").write_bytes(b"late")
+        save_dir.publish(folder, final, keep)
+
+    monkeypatch.setattr(dumps, "publish", publish)
+    for _ in range(2):
+        with (
+            contextlib.suppress(UserError),
+            keeping_dumps(trained.columns, config, trained.context) as keeper,
+        ):
+            keeper.begin(trained.learner)
+            keeper.after_step(Position(5, 0, 5), 0.5)
+    final = trained.folder / f"{kind}-000000005"
+    assert newest_in(trained.folder) == final
+    check_whole(state_at(final))
+    assert not (final / "part-00002.safetensors").exists()
+    # What is left of it the next trainer removes.
+    assert making[0] != making[1]
+    assert making[0].is_dir()
+    resume(trained)
+    assert not making[0].exists()
 
 
 def test_other_ratings_are_refused_at_a_resume(trained: Trained) -> None:

@@ -26,6 +26,8 @@ from save_dir import (
     check_chain,
     deltas_in,
     dumps_in,
+    making_name,
+    new_attempt,
     newest_in,
     prune,
     publish,
@@ -542,10 +544,14 @@ def test_beginning_to_write_removes_what_writers_left_half_done_and_nothing_else
     for name in FOREIGN:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
+    (tmp_path / LOCK).touch()
     before = names_in(tmp_path)
-    for name in (".making-step-000000030", ".making-delta-000000030", ".removing-step-1000000000"):
+    named = making_name(tmp_path / "step-000000030", new_attempt())
+    for name in (named, ".making-step-000000030", ".making-delta-000000030", ".removing-step-1000000000"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / PART).touch()
+        # What safetensors calls a part that it is writing.
+        for file in (PART, ".tmpgqJ7Pw", MANIFEST):
+            (tmp_path / name / file).touch()
     (tmp_path / ".removing-delta-000000005").mkdir()
     (tmp_path / ".latest-123").symlink_to(chain[0].name)
     with writing(tmp_path):
@@ -554,14 +560,41 @@ def test_beginning_to_write_removes_what_writers_left_half_done_and_nothing_else
     assert all((tmp_path / name).is_file() for name in FOREIGN)
 
 
-def test_a_leftover_that_is_a_link_is_removed_and_not_what_it_points_at(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
+@pytest.mark.parametrize("kind", ["another content", "a folder in it", "a link", "a file", "no link"])
+def test_what_only_has_the_name_of_a_leftover_stays_and_that_is_said(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / LOCK).touch()
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / ".making-step-000000010"
     add_dump(elsewhere, 10)
-    (tmp_path / "dumps").mkdir()
-    (tmp_path / "dumps" / ".making-step-000000010").symlink_to(elsewhere)
-    with writing(tmp_path / "dumps"):
-        assert names_in(tmp_path / "dumps") == []
+    if kind == "a link":
+        path.symlink_to(elsewhere)
+    elif kind == "a file":
+        path.touch()
+    elif kind == "no link":
+        path = tmp_path / ".latest-7"
+        path.touch()
+    else:
+        fill(path, 10)
+        (path / "thesis.txt").touch() if kind == "another content" else (
+            path / "part-00007.safetensors"
+        ).mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with writing(tmp_path):
+        assert sorted(tmp_path.rglob("*")) == before
+    assert f"{path} stays where it is: it " in capsys.readouterr().out
     check_whole(elsewhere)
+
+
+def test_nothing_is_removed_where_no_trainer_has_written_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = fill(tmp_path / ".making-step-000000500", 500)
+    with writing(tmp_path):
+        assert (foreign / PART).is_file()
+    assert (
+        f"{foreign} stays where it is: no trainer has written to {tmp_path} before" in capsys.readouterr().out
+    )
 
 
 def test_a_second_writer_is_refused_and_removes_nothing(tmp_path: Path) -> None:
