@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -284,6 +285,233 @@ def test_a_silent_server_ends_at_the_timeout(mirror: Mirror, folder: Path) -> No
     assert len(mirror.requests) == 3
 
 
+class Line:
+    """A server of bytes, not of HTTP: one start, then the same piece again and again, until hung up on."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.answers: list[tuple[bytes, bytes, float]] = []
+        self.connections = 0
+        self.bytes_sent = 0
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def answer(self, start: bytes, again: bytes = b"", pause: float = 0.02) -> None:
+        """What the next connection gets; the last one named is for all that follow, too."""
+        self.answers.append((start, again, pause))
+
+    def _serve(self) -> None:
+        while True:
+            connection = self.listener.accept()[0]
+            if not self.answers:
+                connection.close()
+                return
+            self.connections += 1
+            answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+            with connection, suppress(OSError):
+                self._talk(connection, *answer)
+
+    def _talk(self, connection: socket.socket, start: bytes, again: bytes, pause: float) -> None:
+        connection.recv(4096)
+        connection.sendall(start)
+        # Should the client wait for the end after all: a test that fails in seconds, not one that hangs.
+        end = time.monotonic() + 3
+        while again and time.monotonic() < end and self.bytes_sent < 50e6:
+            connection.sendall(again)
+            self.bytes_sent += len(again)
+            time.sleep(pause)
+
+    def close(self) -> None:
+        self.answers = []
+        socket.create_connection(("127.0.0.1", self.port)).close()
+        self.thread.join()
+        self.listener.close()
+
+
+@pytest.fixture
+def line(monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+    line = Line()
+    monkeypatch.setenv("MOVIELENS_MIRROR", f"http://127.0.0.1:{line.port}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "127.0.0.1")
+    yield line
+    line.close()
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+SLOW = {
+    "status line": (b"HTTP/1.1 200 ", b"O"),
+    "header": (OK + b"X-Slow: ", b"o"),
+    "headers": (OK, b"X-Slow: 1\r\n"),
+    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "body": (OK + b"\r\n", b"o"),
+    "chunk extension": (CHUNKED + b"3;", b"o"),
+    "trailer": (CHUNKED + b"3\r\nabc\r\n0\r\n", b"X-Slow: 1\r\n"),
+    "headers of a redirect": (b"HTTP/1.1 302 Found\r\nLocation: /a\r\n", b"X-Slow: 1\r\n"),
+    "body of a redirect": (b"HTTP/1.1 302 Found\r\nLocation: /a\r\n\r\n", b"o"),
+    "body of a refusal": (b"HTTP/1.1 500 No\r\n\r\n", b"o"),
+}
+
+
+def assert_ended_at_the_deadline(folder: Path, url: str, name: str = "ml-1m") -> None:
+    threads = threading.active_count()
+    start = time.monotonic()
+    assert "not complete after 0.3 seconds" in refusal(folder, url, name, deadline=0.3)
+    assert time.monotonic() - start < 1.5
+    assert threading.active_count() <= threads
+
+
+@pytest.mark.parametrize("name", ["ml-1m", "ml-latest"])
+@pytest.mark.parametrize("where", [where for where in SLOW if not where.startswith("body of")])
+def test_a_server_that_never_comes_to_an_end_is_left_at_the_deadline(
+    line: Line, folder: Path, where: str, name: str
+) -> None:
+    line.answer(*SLOW[where])
+    assert_ended_at_the_deadline(folder, f"http://127.0.0.1:{line.port}/{name}.zip", name)
+    assert line.connections == 1
+
+
+@pytest.mark.parametrize("where", ["body of a redirect", "body of a refusal"])
+def test_a_body_that_says_nothing_is_not_waited_for(line: Line, folder: Path, where: str) -> None:
+    line.answer(*SLOW[where])
+    line.answer(b"HTTP/1.1 404 Gone\r\n\r\n")
+    assert "404 Gone" in refusal(folder, f"http://127.0.0.1:{line.port}/ml-1m.zip")
+    assert line.connections == 2
+
+
+def test_a_handshake_of_tls_that_never_ends_is_left_at_the_deadline(
+    line: Line, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The head of a record of 16,384 bytes, and then one of them at a time.
+    line.answer(b"\x16\x03\x03\x40\x00", b"\x02")
+    monkeypatch.setenv("MOVIELENS_MIRROR", f"https://127.0.0.1:{line.port}")
+    assert_ended_at_the_deadline(folder, f"https://127.0.0.1:{line.port}/ml-1m.zip")
+
+
+def test_a_proxy_that_never_comes_to_an_end_is_left_at_the_deadline(
+    line: Line, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.answer(*SLOW["headers"])
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{line.port}")
+    monkeypatch.setenv("MOVIELENS_MIRROR", "https://movies.invalid")
+    assert_ended_at_the_deadline(folder, "https://movies.invalid/ml-1m.zip")
+
+
+def test_a_name_that_is_looked_up_for_long_is_left_at_the_deadline(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = threading.Event()
+
+    def look_up(*_: object) -> NoReturn:
+        found.wait(3)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setenv("MOVIELENS_MIRROR", "http://movies.invalid")
+    start = time.monotonic()
+    assert "not complete after 0.3 seconds" in refusal(
+        folder, "http://movies.invalid/ml-1m.zip", deadline=0.3
+    )
+    assert time.monotonic() - start < 1.5
+    found.set()
+
+
+def test_a_port_that_none_has_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOVIELENS_MIRROR", "http://127.0.0.1:99999")
+    refusal(folder, "http://127.0.0.1:99999/ml-1m.zip")
+
+
+ENDLESS = b"a" * 2**16
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"), [("ml-1m", "12,000,000"), ("ml-latest", "4,096")], ids=["archive", "digest"]
+)
+@pytest.mark.parametrize(
+    "head",
+    [b"\r\n", b"Content-Length: 99999999999\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"],
+    ids=["no length", "length", "chunked"],
+)
+def test_a_body_without_an_end_is_refused_at_the_limit(
+    line: Line, folder: Path, name: str, limit: str, head: bytes
+) -> None:
+    chunked = b"chunked" in head
+    line.answer(OK + head, b"10000\r\n" + ENDLESS + b"\r\n" if chunked else ENDLESS, 0)
+    sentence = refusal(folder, f"http://127.0.0.1:{line.port}/{name}.zip", name)
+    assert f"bytes or more, and {limit} is the limit" in sentence
+    assert line.connections == 1
+    assert line.bytes_sent < 30e6
+
+
+def test_a_file_that_grows_with_every_attempt_is_refused_at_the_limit(
+    line: Line, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(download.ARCHIVES, "ml-latest-small", "0" * 32)
+    line.answer(b"HTTP/1.1 206 More\r\nContent-Length: 1500000\r\n\r\n" + b"a" * 600_000)
+    sentence = refusal(folder, f"http://127.0.0.1:{line.port}/ml-latest-small.zip", "ml-latest-small")
+    assert "the server sends 2,100,000 bytes or more, and 2,000,000 is the limit" in sentence
+    assert line.connections == 2
+
+
+def test_every_set_has_a_limit() -> None:
+    assert sorted(download.MEGABYTES) == sorted(download.ARCHIVES)
+
+
+@pytest.mark.parametrize(
+    "place", ["ftp://127.0.0.1/ml-1m.zip", "file:///etc/passwd", "data:,hello", "gopher://a/"]
+)
+def test_a_redirect_that_leaves_the_web_is_refused(line: Line, folder: Path, place: str) -> None:
+    line.answer(b"HTTP/1.1 302 Found\r\nLocation: %b\r\n\r\n" % place.encode())
+    sentence = refusal(folder, f"http://127.0.0.1:{line.port}/ml-1m.zip")
+    assert f"the server redirects to {place}, which is neither https:// nor http://" in sentence
+    assert line.connections == 1
+
+
+def test_a_redirect_on_the_web_is_followed(mirror: Mirror, line: Line, folder: Path) -> None:
+    url = mirror.publish("ml-1m", GOOD)
+    line.answer(b"HTTP/1.1 301 Moved\r\nLocation: %b\r\nContent-Length: 0\r\n\r\n" % url.encode())
+    fetch(folder)
+    assert_complete(folder)
+
+
+def test_redirects_in_a_circle_are_a_sentence(line: Line, folder: Path) -> None:
+    line.answer(b"HTTP/1.1 302 Found\r\nLocation: /ml-1m.zip\r\n\r\n")
+    assert "302 in a circle: Found" in refusal(folder, f"http://127.0.0.1:{line.port}/ml-1m.zip")
+
+
+EVIL = b"\x1b[2J\x07\x9b31m"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 404 " + EVIL,
+        b"HTTP/1.1 500 " + EVIL + b"x" * 9000,
+        EVIL,
+        b"HTTP/1.1 302 " + EVIL + b"\r\nLocation: file:///" + EVIL,
+        b"HTTP/1.1 302 Found\r\nLocation: ftp://" + EVIL,
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:" + EVIL,
+        b"HTTP/1.1 302 Found\r\nLocation: http://[" + EVIL,
+        b"HTTP/1.1 200 OK\r\n\r\n" + EVIL + b"0" * 32,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + EVIL,
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + EVIL,
+    ],
+)
+@pytest.mark.parametrize("name", ["ml-1m", "ml-latest"])
+def test_what_a_server_says_does_nothing_to_a_terminal(
+    line: Line, folder: Path, capsys: pytest.CaptureFixture[str], answer: bytes, name: str
+) -> None:
+    line.answer(answer + b"\r\n\r\n")
+    sentence = refusal(folder, f"http://127.0.0.1:{line.port}/{name}.zip", name)
+    assert sentence.isprintable()
+    assert len(sentence) < 1000
+    assert capsys.readouterr().out.replace("\n", "").isprintable()
+
+
 def test_a_refused_connection_is_a_sentence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -306,12 +534,12 @@ def test_an_expired_certificate_points_to_a_mirror_and_is_not_tried_again(
 ) -> None:
     calls = []
 
-    def urlopen(request: urllib.request.Request, timeout: float) -> NoReturn:
+    def refuse(_: object, request: urllib.request.Request, timeout: float) -> NoReturn:
         calls.append(request.full_url)
         raise urllib.error.URLError(EXPIRED)
 
     monkeypatch.delenv("MOVIELENS_MIRROR", raising=False)
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", refuse)
     sentence = refusal(folder, "https://files.grouplens.org/datasets/movielens/ml-1m.zip")
     assert "certificate has expired" in sentence
     assert "MOVIELENS_MIRROR" in sentence
@@ -328,10 +556,25 @@ def test_an_expired_certificate_points_to_a_mirror_and_is_not_tried_again(
         (archive("ml-1m/a", "evil/b"), "2 folders instead of one"),
         (archive("ml-1m/a", "evil"), "'evil' outside of a folder"),
         (archive(), "0 folders instead of one"),
+        (
+            archive(*(f"ml-1m/{number}/" for number in range(1001))),
+            "1,001 files, more than the 1,000 allowed",
+        ),
         (b"<html>Log in to use this network</html>", "not a zip file"),
         (GOOD.replace(RATINGS[:9], b"?" * 9), "not a zip file that can be read"),
     ],
-    ids=["up", "up_inside", "absolute", "link", "two_folders", "file_on_top", "empty", "html", "damaged"],
+    ids=[
+        "up",
+        "up_inside",
+        "absolute",
+        "link",
+        "two_folders",
+        "file_on_top",
+        "empty",
+        "many",
+        "html",
+        "damaged",
+    ],
 )
 def test_a_hostile_or_broken_archive_is_refused_and_writes_nothing(
     mirror: Mirror, folder: Path, content: bytes, reason: str
