@@ -31,6 +31,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 from columns import Columns
 from config import Config
 from cpu_tables import CpuTablesSharder
+from data_parallel import FixedBuckets
 from errors import UserError
 from features import UNKNOWN_ROW
 from machine import allowed_memory
@@ -55,7 +56,9 @@ def build_model(columns: Columns, config: Config, context: RuntimeContext) -> Di
     torch.manual_seed(config.seed)
     task, sharder = make_task(columns, config), make_sharder(config, context)
     plan = make_plan(task, sharder, columns, config, context)
-    model = DistributedModelParallel(task, device=context.device, plan=plan, sharders=[sharder])
+    model = DistributedModelParallel(
+        task, device=context.device, plan=plan, sharders=[sharder], data_parallel_wrapper=FixedBuckets()
+    )
     fill_tables(model, config.seed)
     return model
 

@@ -125,6 +125,7 @@ def write_all(folder: Path, context: RuntimeContext) -> dict[str, Any]:
 
 def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Dump increments and full dumps as a training does; what the model was at each, and what came after."""
+    from checkpoint import tensors_of
     from columns import open_columns
     from manifest import Position
     from save_dir import deltas_in, step_of
@@ -133,7 +134,7 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
     columns = open_columns(config)
     learner = build_learner(columns, config, context)
     keepers = [begin_keeper(folder / kind, kind, learner, columns, config, context) for kind in KINDS]
-    states = {0: digests(learner, context)}
+    states = {0: digests(tensors_of(learner), context)}
     epoch_ends = []
 
     def after_step(position: Position, loss: float) -> None:
@@ -143,7 +144,7 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
         if position.samples == 0:
             epoch_ends.append(position.step)
         if position.samples == 0 or case.is_due(position.step):
-            states[position.step] = digests(learner, context)
+            states[position.step] = digests(tensors_of(learner), context)
 
     trained = (learner, columns, config, context, after_step)
     _, position = advance(Position(), EVALUATED_AT, *trained)
@@ -242,6 +243,7 @@ def read_all(by: Path, context: RuntimeContext) -> dict[str, Any]:
 
 def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Load every state of a save_dir, and go on from the newest."""
+    from checkpoint import tensors_of
     from columns import open_columns
     from loading import load_state
     from save_dir import deltas_in, dumps_in, state_at, step_of
@@ -255,7 +257,7 @@ def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str
     folders = [*dumps_in(folder), *deltas_in(folder)]
     for path in (*folders[::-1], folders[-1], folders[-1]):
         position = load_state(state_at(path), learner, columns, context).position
-        states[step_of(path)] = digests(learner, context)
+        states[step_of(path)] = digests(tensors_of(learner), context)
     metrics = evaluate(learner, columns, config, context)
     losses, _ = advance(position, NUM_STEPS_AFTER, learner, columns, config, context)
     return {"states": states, "metrics": metrics, "losses": losses}
@@ -288,7 +290,7 @@ def copy(source: Path, target: Path, context: RuntimeContext) -> None:
 def train(
     folder: Path, config: Config, context: RuntimeContext, end_at: int = -1, **settings: Any
 ) -> dict[str, Any]:
-    """What a training did: its status, which ratings it took and their number, its losses, its end.
+    """What a training did: its status, which ratings it took, its losses, its end, what it learned.
 
     Which ratings is known only where batches are made in this process.
     """
@@ -314,6 +316,7 @@ def train(
                 run = training.train(data, config, context, keeper)
             found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]
             found["test"] = run.test
+            found["tensors"] = digests(keeper.tensors, context)
     except SystemExit as ended:
         found["status"] = int(str(ended.code))
     newest = newest_in(folder)
@@ -384,15 +387,13 @@ def advance(
     return losses, position
 
 
-def digests(learner: Any, context: RuntimeContext) -> dict[str, str]:
+def digests(tensors: dict[str, Any], context: RuntimeContext) -> dict[str, str]:
     """Of every whole tensor, whoever holds which part of it. Collective."""
     import numpy as np
     from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-    from checkpoint import tensors_of
-
     mine = {}
-    for name, value in tensors_of(learner).items():
+    for name, value in tensors.items():
         if isinstance(value, ShardedTensor):
             shards = value.local_shards()
             mine[name] = [(shard.metadata.shard_offsets[0], shard.tensor.numpy().copy()) for shard in shards]

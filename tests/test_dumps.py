@@ -126,7 +126,7 @@ def test_what_an_evaluation_looks_up_does_not_count_as_changed(
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)
-def test_a_resumed_training_has_the_losses_of_one_that_was_never_interrupted(
+def test_a_resumed_training_has_the_losses_and_tensors_of_one_that_was_never_interrupted(
     num_ranks: int, written: dict[int, Any]
 ) -> None:
     found = written[num_ranks]["resume"]
@@ -137,6 +137,8 @@ def test_a_resumed_training_has_the_losses_of_one_that_was_never_interrupted(
     epoch = len(whole) // 2
     assert epoch < done < 2 * epoch
     assert found["after"]["losses"] == whole[done:]
+    assert len(found["whole"]["tensors"]) > 30
+    assert found["after"]["tensors"] == found["whole"]["tensors"]
 
 
 @pytest.mark.parametrize(("writers", "readers"), OTHER_PAIRS)
