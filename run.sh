@@ -29,8 +29,10 @@ usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --hel
 
 Environment:
   NPROC          processes on this machine (default: one per GPU, without GPU 2)
-  NNODES         machines that train together (default: 1)
+  NNODES         machines that train together (default: 1), or MIN:MAX: as many of them as are there
   RDZV_ENDPOINT  HOST:PORT of one of them, the same on each; needed when NNODES is above 1
+  MAX_RESTARTS   how often ranks are started again after one has failed (default: 0); with --resume among
+                 the FLAGS they go on from the last checkpoint
   VARIANT        cpu or cuda (default: cuda where nvidia-smi lists a GPU, else cpu)
   PYTHON         the Python, 3.10 or newer, that .venv is made with (default: python3)
 TEXT
@@ -69,8 +71,12 @@ read_launch() {
   nproc="${NPROC:-$default}"
   nnodes="${NNODES:-1}"
   [[ "$nproc" =~ ^[1-9][0-9]*$ ]] || fail 2 "NPROC=$nproc is not a number of processes; give 1 or more"
-  [[ "$nnodes" =~ ^[1-9][0-9]*$ ]] || fail 2 "NNODES=$nnodes is not a number of machines; give 1 or more"
-  if ((nnodes > 1)) && [[ -z "${RDZV_ENDPOINT:-}" ]]; then
+  [[ "$nnodes" =~ ^[1-9][0-9]*(:[1-9][0-9]*)?$ ]] && ((${nnodes%:*} <= ${nnodes#*:})) ||
+    fail 2 "NNODES=$nnodes is not a number of machines; give 1 or more, or MIN:MAX"
+  max_restarts="${MAX_RESTARTS:-0}"
+  [[ "$max_restarts" =~ ^(0|[1-9][0-9]*)$ ]] ||
+    fail 2 "MAX_RESTARTS=$max_restarts is not a number of restarts; give 0 or more"
+  if ((${nnodes#*:} > 1)) && [[ -z "${RDZV_ENDPOINT:-}" ]]; then
     fail 2 "NNODES=$nnodes needs RDZV_ENDPOINT, the HOST:PORT of one of the machines"
   fi
 }
@@ -198,8 +204,12 @@ sha256() {
 train() {
   prepare "$@"
   local where=(--standalone)
-  if ((nnodes > 1)); then
+  if ((${nnodes#*:} > 1)); then
     where=(--nnodes="$nnodes" --rdzv_backend=c10d --rdzv_endpoint="$RDZV_ENDPOINT")
+  fi
+  if ((max_restarts > 0)); then
+    where+=(--max_restarts="$max_restarts")
+    [[ " $* " == *" --resume "* ]] || say "without --resume each of MAX_RESTARTS=$max_restarts begins anew"
   fi
   exec "$venv/bin/python" "$here/example/launcher.py" "${where[@]}" --nproc_per_node="$nproc" \
     "$here/example/example.py" "$@"

@@ -253,10 +253,13 @@ def _init_process_group(launch: Launch, device: torch.device, timeout: timedelta
     # One process needs no port, so a busy one cannot matter.
     store: dist.Store = dist.HashStore()
     if launch.launched:
-        # torchrun's store outlives its ranks: what restarted ones write must not mix with what is there of
-        # those that are gone.
         store, _, _ = next(iter(dist.rendezvous("env://", timeout=timeout)))
-        store = dist.PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # torchrun's store outlives its ranks: what restarted ones write must not mix with what is there
+            # of those that are gone. Each machine counts its own restarts, so launcher.py of several ones has
+            # rank 0 make a store for each attempt.
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = dist.PrefixStore(f"restart-{attempt}", store)
     dist.init_process_group(
         backend,
         store=store,

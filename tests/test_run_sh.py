@@ -13,7 +13,16 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 COPIED = ("run.sh", "requirements.txt", "requirements-cuda.txt", "requirements-dev.txt")
-OWN_VARIABLES = ("NPROC", "NNODES", "RDZV_ENDPOINT", "VARIANT", "PYTHON", "OMP_NUM_THREADS", "CDPATH")
+OWN_VARIABLES = (
+    "NPROC",
+    "NNODES",
+    "RDZV_ENDPOINT",
+    "MAX_RESTARTS",
+    "VARIANT",
+    "PYTHON",
+    "OMP_NUM_THREADS",
+    "CDPATH",
+)
 
 # Every call becomes one line, its arguments joined by "|". FAKE_PIP says what happens to an installation.
 FAKE_PYTHON = r"""#!/usr/bin/env bash
@@ -247,6 +256,30 @@ def test_several_machines_meet_at_the_endpoint(copy: Copy) -> None:
     assert launch(copy).startswith(f"example/launcher.py|{meeting}")
 
 
+@pytest.mark.parametrize(
+    ("variables", "where"),
+    [
+        (
+            {"NNODES": "1:2", "RDZV_ENDPOINT": "host:1"},
+            "--nnodes=1:2|--rdzv_backend=c10d|--rdzv_endpoint=host:1",
+        ),
+        ({"NNODES": "1:1", "MAX_RESTARTS": "3"}, "--standalone|--max_restarts=3"),
+        ({"MAX_RESTARTS": "0"}, "--standalone"),
+    ],
+)
+def test_machines_may_come_and_go_and_ranks_start_again(
+    copy: Copy, variables: dict[str, str], where: str
+) -> None:
+    _, err = copy.run("--dump", "--resume", env=variables)
+    assert launch(copy).startswith(f"example/launcher.py|{where}|--nproc_per_node=2|")
+    assert "MAX_RESTARTS" not in err
+
+
+def test_restarts_that_begin_anew_are_said_to(copy: Copy) -> None:
+    _, err = copy.run("--dump", env={"MAX_RESTARTS": "3"})
+    assert "run.sh: without --resume each of MAX_RESTARTS=3 begins anew\n" in err
+
+
 def test_a_bad_flag_stops_before_anything_is_installed_or_launched(copy: Copy) -> None:
     _, err = copy.run("--epochs", "0", status=2)
     assert err == "example.py: --epochs 0 is too small; give at least 1.\n"
@@ -359,8 +392,11 @@ def test_the_doctor_refuses_what_train_would(copy: Copy) -> None:
         (["setup", "now"], {}, "setup takes no arguments; found now"),
         ([], {"NPROC": "abc"}, "NPROC=abc is not a number of processes; give 1 or more"),
         ([], {"NPROC": "0"}, "NPROC=0 is not a number of processes; give 1 or more"),
-        ([], {"NNODES": "-1"}, "NNODES=-1 is not a number of machines; give 1 or more"),
+        ([], {"NNODES": "-1"}, "NNODES=-1 is not a number of machines; give 1 or more, or MIN:MAX"),
         ([], {"NNODES": "2"}, "NNODES=2 needs RDZV_ENDPOINT, the HOST:PORT of one of the machines"),
+        ([], {"NNODES": "1:2"}, "NNODES=1:2 needs RDZV_ENDPOINT, the HOST:PORT of one of the machines"),
+        ([], {"NNODES": "2:1"}, "NNODES=2:1 is not a number of machines; give 1 or more, or MIN:MAX"),
+        ([], {"MAX_RESTARTS": "-1"}, "MAX_RESTARTS=-1 is not a number of restarts; give 0 or more"),
         ([], {"VARIANT": "tpu"}, "VARIANT=tpu is not known; give cpu or cuda"),
         ([], {"PYTHON": "no-python"}, "no-python is not found; set PYTHON to a Python 3.10 or newer"),
     ],
@@ -398,6 +434,7 @@ def test_help_names_every_subcommand_and_variable(copy: Copy, word: str) -> None
         "NPROC",
         "NNODES",
         "RDZV_ENDPOINT",
+        "MAX_RESTARTS",
         "VARIANT",
         "PYTHON",
     ):

@@ -16,13 +16,14 @@ machine a folder of its own.
 
     machine.run / machine.start     a command, in a session of its own, with its output in a file
     machine.processes()             the pids, as this machine numbers them, of all that runs there
+    machine.ranks()                 those of the ranks alone
     machine.signal(SIGSTOP)         to all that runs there; machine.kill() is SIGKILL, and waits
     machine.cut(), machine.mend()   packets vanish in the switch: no reset, and the carrier stays
     machine.unplug(), machine.plug()    the carrier goes as well
     machine.crash()                 cut and then kill: the others get no farewell
     machine.limit("1gbit")          how fast the machine may send
     machine.received()              bytes that have come in by the network
-    launched(rank_script, ...)      the command that launches ranks on every machine of a cluster
+    launched("--dump", ...)          the command that launches ranks of the example on each of some machines
 
 Needs root, or unprivileged user namespaces; `why_not()` says in a sentence what is missing, and the fixture
 `cluster_of` of `conftest.py` skips with it. Nothing has a global name, so any number of clusters may live
@@ -217,6 +218,17 @@ class Machine:
         for pid in self.processes():
             _signal(pid, number)
 
+    def ranks(self) -> list[int]:
+        """The pids of the ranks that torchrun started here, in their order."""
+        found = {}
+        for pid in self.processes():
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            values = dict(line.split(b"=", 1) for line in environment if b"=" in line)
+            # A rank's data workers inherit its variables, not its session.
+            if b"LOCAL_RANK" in values and os.getsid(pid) == pid:
+                found[int(values[b"LOCAL_RANK"])] = pid
+        return [found[rank] for rank in sorted(found)]
+
     def kill(self) -> None:
         """Kill all that runs here. The machine itself stays, and its kernel ends the connections."""
         deadline = time.monotonic() + SECONDS
@@ -356,11 +368,17 @@ class Command(Running):
             self.process.stdin.close()
 
 
-def launched(*arguments: object, nnodes: str = "2", nproc: int = 1, options: Sequence[str] = ()) -> list[str]:
-    """The command that starts ranks of the example on each of some machines; node-0 has the rendezvous."""
+def launched(
+    *arguments: object,
+    nnodes: str = "2",
+    nproc: int = 1,
+    options: Sequence[str] = (),
+    script: Path = EXAMPLE,
+) -> list[str]:
+    """The command that starts ranks of a script on each of some machines; node-0 has the rendezvous."""
     where = [f"--nnodes={nnodes}", "--rdzv_backend=c10d", f"--rdzv_endpoint=node-0:{RENDEZVOUS_PORT}"]
     launcher = [sys.executable, "-u", str(LAUNCHER), *where, *options, f"--nproc_per_node={nproc}"]
-    return [*launcher, str(EXAMPLE), *map(str, arguments)]
+    return [*launcher, str(script), *map(str, arguments)]
 
 
 def _holder(command: list[str], named: Mapping[str, object]) -> subprocess.Popen[str]:

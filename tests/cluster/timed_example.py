@@ -1,0 +1,42 @@
+"""The example with slow steps, each of which is noted, for `test_elastic.py`: timed_example.py FILE ...
+
+Rank 0 appends a line to FILE after each step: the time, on a clock that all processes share, its pid, the
+number of ranks, and how many ratings the model has learned from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "example"))
+
+import example
+from runtime import end_process
+
+SECONDS_OF_A_STEP = 0.03
+
+
+def note_steps(path: Path) -> None:
+    """Have every step noted."""
+    import dumps
+
+    after_step = dumps.DumpKeeper.after_step
+
+    def noted(self: Any, position: Any, loss: Any) -> None:
+        time.sleep(SECONDS_OF_A_STEP)
+        if self.context.rank == 0:
+            learned = position.epoch * self.columns.num_train + position.samples
+            with path.open("a") as file:
+                file.write(f"{time.monotonic()} {os.getpid()} {self.context.world_size} {learned}\n")
+        after_step(self, position, loss)
+
+    dumps.DumpKeeper.after_step = noted  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    note_steps(Path(sys.argv[1]))
+    end_process(example.main(sys.argv[2:]))
