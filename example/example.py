@@ -16,7 +16,8 @@ import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from config import Config, parse_args, parse_given
+from config import Config, parse_given
+from config import parse_args as parse_args
 from errors import UserError
 from failures import record_crash, report_lost_worker, report_mistake
 from postmortem import WorkerError

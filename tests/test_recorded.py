@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_a_load_takes_data_and_model_from_the_dump_and_says_so(
     trained: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
     default = Config()
-    learning = {"epochs": default.epochs, "lr": default.lr, "batch_size": default.batch_size}
+    learning: dict[str, Any] = {"epochs": default.epochs, "lr": default.lr, "batch_size": default.batch_size}
     assert merged(trained, "--load") == dataclasses.replace(trained, load="newest", **learning)
     shown = f"--embedding_dim 8 --mlp_dims 4,2 --data_path {trained.data_path} --split random --seed 3"
     assert capsys.readouterr().out == f"as in the training: {shown}\n"
