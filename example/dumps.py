@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -57,11 +58,11 @@ from save_dir import (
 )
 from sharding import describe_plan
 from stack import stack_versions
-from termination import TERMINATED, Termination
+from termination import Termination, status_of
 from train import Learner, check_finite
 
-# Seconds that a rank waits for the parts of the others.
-DUMP_DEADLINE = 3600
+# Bytes a second of the slowest disk that ranks wait for.
+SLOWEST_DISK = 5 * 10**6
 
 
 class DumpKeeper:
@@ -89,9 +90,9 @@ class DumpKeeper:
         self.vocabulary_digest = digest_of(self.vocabulary)
         # What a rank of an earlier attempt still writes must not come into a folder of this one.
         self.attempt: str = decided(new_attempt)
-        deadline = timedelta(seconds=DUMP_DEADLINE)
+        deadline = timedelta(seconds=config.timeout)
         self.termination = Termination(deadline)
-        # Ranks agree on the CPU, whatever they compute on; and a dump may go on beside the training.
+        # Ranks agree on the CPU, whatever they compute on.
         self.group = dist.new_group(backend="gloo", timeout=deadline)
         # What the next increment builds on.
         self.link: Link | None = None
@@ -103,6 +104,8 @@ class DumpKeeper:
             load_state(self.resumed, learner, self.columns, self.context)
         self.tensors = tensors_of(learner)
         self.shapes = shapes_of(self.tensors)
+        # For the dumps alone, which may go on beside the training, and wait for what others write.
+        self.writers = dist.new_group(backend="gloo", timeout=self._writing_deadline())
         self.plan = describe_plan(learner.model, self.columns, self.config)
         if self.config.inc_dump:
             self.touched = TouchedRows(learner.model, self.tensors)
@@ -132,7 +135,7 @@ class DumpKeeper:
             self._finish()
             self._check_last()
             self.context.say(f"told to end, stopped at step {position.step:,}; --resume goes on from there")
-            raise SystemExit(TERMINATED)
+            raise SystemExit(status_of(stop))
 
     def dump(self, position: Position) -> None:
         """Dump everything."""
@@ -151,7 +154,7 @@ class DumpKeeper:
         self.link = None
         self._under_way = (final, None)
         try:
-            response = save(self.tensors, storage_writer=writer, process_group=self.group)
+            response = save(self.tensors, storage_writer=writer, process_group=self.writers)
             self._under_way = (final, response)
         except CheckpointException as error:
             self._note_failure(final, _reason(error))
@@ -171,7 +174,7 @@ class DumpKeeper:
         self._finish()
         self._check_last()
         if self.termination.asked:
-            raise SystemExit(TERMINATED)
+            raise SystemExit(status_of(self.termination.asked))
 
     def _check_last(self) -> None:
         if self.failure:
@@ -191,7 +194,7 @@ class DumpKeeper:
                 self.raw_values,
                 self.config,
                 lambda: publish(making, final, self.config.keep),
-                self.group,
+                self.writers,
             )
         except UserError as error:
             self._note_failure(final, str(error))
@@ -203,6 +206,11 @@ class DumpKeeper:
 
     def _making(self, final: Path) -> Path:
         return final.with_name(making_name(final, self.attempt))
+
+    def _writing_deadline(self) -> timedelta:
+        """How long a rank waits for the parts of the others: all may be one rank's."""
+        num_bytes = 4 * sum(math.prod(shape) for shape, _ in self.shapes.values())
+        return timedelta(seconds=self.config.timeout + num_bytes / SLOWEST_DISK)
 
     def _describe(self, position: Position, link: Link | None) -> Manifest:
         about = {

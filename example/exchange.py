@@ -12,6 +12,7 @@ import contextlib
 import os
 import platform
 import secrets
+import select
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from errors import LostPeerError
 from runtime import gathered
 
 ROOMS = ("counts", "keys", "rows", "gradients")
@@ -87,12 +89,18 @@ class Exchange:
 
 
 class SharedExchange(Exchange):
-    """The ranks' rows through boxes that all of them have mapped; timeout: seconds to wait for a rank."""
+    """The ranks' rows through boxes that all of them have mapped.
 
-    def __init__(self, group: Any, boxes: list[torch.Tensor], timeout: float) -> None:
+    timeout: seconds to wait for a rank; pids: the process of each, where it is known.
+    """
+
+    def __init__(
+        self, group: Any, boxes: list[torch.Tensor], timeout: float, pids: Sequence[int] = ()
+    ) -> None:
         super().__init__(group)
         self.boxes = boxes
         self.timeout = timeout
+        self.ends = [_end_of(pid) for pid in pids]
         self.rank = dist.get_rank(group)
         self.turns = dict.fromkeys(ROOMS, 0)
         self.signs = [[_sign(box, place) for place in range(len(ROOMS) * PLACES)] for box in boxes]
@@ -138,13 +146,20 @@ class SharedExchange(Exchange):
         begin = time.monotonic()
         while sign[0] != outgoing.turn:
             waited = time.monotonic() - begin
-            if waited > self.timeout:
-                raise RuntimeError(f"rank {rank} has sent no rows for {self.timeout:.0f} s")
             if waited < SPIN_SECONDS:
                 os.sched_yield()
-            else:
-                time.sleep(NAP_SECONDS)
+                continue
+            if waited > self.timeout:
+                raise LostPeerError(f"timed out: rank {rank} has sent no rows for {self.timeout:.0f} s")
+            # What it had sent before it ended is there.
+            if self._is_gone(rank) and sign[0] != outgoing.turn:
+                raise LostPeerError(f"rank {rank} has ended, and its rows are missing")
+            time.sleep(NAP_SECONDS)
         return int(sign[1 + self.rank])
+
+    def _is_gone(self, rank: int) -> bool:
+        end = self.ends[rank] if self.ends else None
+        return end is not None and bool(end.poll(0))
 
 
 class Later:
@@ -157,6 +172,17 @@ class Later:
 def starts_of(counts: Sequence[int]) -> list[int]:
     """Where parts of so many rows begin that lie one after the other."""
     return [0, *accumulate(counts)][:-1]
+
+
+def _end_of(pid: int) -> select.poll | None:
+    """What tells, when it is polled, that a process has ended; None where the system cannot."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+    end = select.poll()
+    end.register(descriptor, select.POLLIN)
+    return end
 
 
 def _sign(box: torch.Tensor, place: int) -> np.ndarray:
@@ -183,11 +209,14 @@ def open_exchange(group: Any, timeout: float) -> Exchange:
         return Exchange(group)
     name = f"exchange-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
-        everyones = gathered(lambda: (_make_file(name, stack), name), group)
-        boxes = [box for path, name in everyones if (box := _mapped(path, name)) is not None]
+        everyones = gathered(lambda: (_make_file(name, stack), name, os.getpid()), group)
+        boxes = [box for path, name, _ in everyones if (box := _mapped(path, name)) is not None]
         # The maps keep the files, once all ranks have them.
         is_complete = all(gathered(lambda: len(boxes) == len(everyones), group))
-    return SharedExchange(group, boxes, timeout) if is_complete else Exchange(group)
+    if not is_complete:
+        return Exchange(group)
+    # The path of a box was the same for all, so a process has the same number for all.
+    return SharedExchange(group, boxes, timeout, [pid for *_, pid in everyones])
 
 
 def _make_file(name: str, stack: contextlib.ExitStack) -> str:

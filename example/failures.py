@@ -6,21 +6,19 @@ error file. So a rank that only suffers from another's failure holds still befor
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import sys
 import time
 import traceback
-from pathlib import Path
 
-from errors import UserError
+from errorfile import leave_for_torchrun
+from errors import LostPeerError, UserError
 from runtime import read_launch
 
-# Between the exit of a rank and torchrun's signal to the others lie some tenths of a second; a rank may say
-# the same as rank 0 some seconds later than it, and must not be taken for a rank whose peer went away.
+# A rank may say the same as rank 0 some seconds later than it.
 SAME_MISTAKE_SECONDS = 5.0
-LOST_PEER_SECONDS = 15.0
+# Between the exit of a rank and torchrun's signal to the others lie some tenths of a second, on a busy one
+# a second or two. No longer: on other machines this is added to what --timeout and torchrun take.
+LOST_PEER_SECONDS = 4.0
 
 
 def report_mistake(sentence: str) -> None:
@@ -29,7 +27,7 @@ def report_mistake(sentence: str) -> None:
     Rank 0 speaks at once. Another rank speaks only if it is still alive some seconds later: then the mistake
     was its machine's alone.
     """
-    _leave_for_torchrun(sentence, sentence)
+    leave_for_torchrun(sentence, sentence)
     try:
         rank = read_launch().rank
     except UserError:
@@ -41,25 +39,19 @@ def report_mistake(sentence: str) -> None:
 
 def report_lost_worker(screen: str) -> None:
     """Show what became of a data worker, on the rank that it belonged to; no traceback could say more."""
-    _leave_for_torchrun(screen, screen)
+    leave_for_torchrun(screen, screen)
     print(screen, file=sys.stderr, flush=True)
 
 
 def record_crash(error: BaseException) -> None:
     """Leave the traceback of an exception for torchrun's report, and let it pass on."""
-    if is_lost_peer(error):
+    # One that is silent left nothing to be read first, and --timeout has passed already.
+    if is_lost_peer(error) and "timed out" not in str(error).lower():
         time.sleep(LOST_PEER_SECONDS)
-    _leave_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
+    leave_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an exception says only that another rank went away."""
-    return "gloo/transport" in str(error) or type(error).__name__ in ("DistBackendError", "DistNetworkError")
-
-
-def _leave_for_torchrun(message: str, text: str) -> None:
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if error_file:
-        details = {"py_callstack": text, "timestamp": str(int(time.time()))}
-        with contextlib.suppress(OSError):
-            Path(error_file).write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
+    """Whether an exception says only that another rank went away, or is silent."""
+    names = ("DistBackendError", "DistNetworkError")
+    return isinstance(error, LostPeerError) or "gloo/transport" in str(error) or type(error).__name__ in names

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import exchange
+from errors import LostPeerError
 from exchange import Exchange, SharedExchange, open_exchange
 
 NUM_RANKS = 3
@@ -64,11 +68,16 @@ def test_a_rank_takes_no_file_for_the_box_of_another(tmp_path: Path) -> None:
     assert path.read_bytes() == b"mine"
 
 
-def alone_with(boxes: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, timeout: float = 60) -> Exchange:
+def alone_with(
+    boxes: list[torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    timeout: float = 60,
+    pids: Sequence[int] = (),
+) -> Exchange:
     """The first of some ranks, whose boxes are these, without a group."""
     monkeypatch.setattr(dist, "get_rank", lambda group: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda group: len(boxes))
-    return SharedExchange(None, boxes, timeout)
+    return SharedExchange(None, boxes, timeout, pids)
 
 
 def test_a_rank_that_sends_nothing_is_waited_for_as_long_as_was_asked(
@@ -80,6 +89,21 @@ def test_a_rank_that_sends_nothing_is_waited_for_as_long_as_was_asked(
     wait = chosen.swap(chosen.outgoing("rows", (2, 4)), [1, 1], [1, 1])
     with pytest.raises(RuntimeError, match="rank 1 has sent no rows for 0 s"):
         wait()
+
+
+def test_a_rank_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "BYTES_OF_A_PLACE", 64 + exchange.SIGN_BYTES)
+    boxes = [torch.zeros(12 * (64 + exchange.SIGN_BYTES), dtype=torch.uint8) for _ in range(2)]
+    child = subprocess.Popen(["sleep", "60"])
+    chosen = alone_with(boxes, monkeypatch, pids=[os.getpid(), child.pid])
+    wait = chosen.swap(chosen.outgoing("rows", (2, 4)), [1, 1], [1, 1])
+    # Killed while it is waited for; nobody asks the system how it ended.
+    threading.Timer(0.2, child.kill).start()
+    start = time.monotonic()
+    with pytest.raises(LostPeerError, match="rank 1 has ended, and its rows are missing"):
+        wait()
+    assert time.monotonic() - start < 5
+    child.wait()
 
 
 def test_more_than_a_place_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
