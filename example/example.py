@@ -21,7 +21,7 @@ from config import parse_args as parse_args
 from errors import UserError
 from failures import record_crash, report_lost_worker, report_mistake
 from postmortem import WorkerError
-from runtime import RuntimeContext, cleanup_runtime, decided, end_process, init_runtime, read_launch
+from runtime import RuntimeContext, cleanup_runtime, decided, end_with, init_runtime, read_launch
 from stack import check_stack
 
 if TYPE_CHECKING:
@@ -207,6 +207,7 @@ def _one_voice() -> Iterator[None]:
 
 if __name__ == "__main__":
     # Python's KeyboardInterrupt is lost when it comes up inside a callback from C++, as in every backward.
-    # The plain signal always ends the process, its workers end with it, and no file is ever half written.
+    # The plain signal always ends the process, its workers end with it, and no file is ever half written. A
+    # training that dumps has a handler of its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    end_process(main())
+    end_with(main)

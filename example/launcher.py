@@ -24,9 +24,11 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.run import parse_args, run
 
-# The statuses with which example.py ends after a mistake of the user, and after a SIGTERM to a rank of any
-# machine; the ranks have said all there is to say.
-EXPLAINED = (2, 128 + signal.SIGTERM)
+from stuck import end_when_stuck
+
+# The statuses with which example.py ends after a mistake of the user, and after a SIGTERM or a Ctrl-C to a
+# rank of any machine; the ranks have said all there is to say.
+EXPLAINED = (2, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
 def launch() -> int:
@@ -40,6 +42,7 @@ def launch() -> int:
         # Ranks would meet in a store of a launcher that outlives a restart, and the number of restarts, which
         # keeps attempts apart there, differs between machines. So rank 0 makes a store for each attempt.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    end_when_stuck(arguments.training_script_args)
     try:
         run(arguments)
     except SignalException as error:

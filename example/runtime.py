@@ -7,11 +7,13 @@ gives `print` back; threads, seeds, device and filters stay as they are until th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from config import Config
 from errors import UserError
+from heartbeat import Heartbeat
 from machine import allowed_cores, die_with_parent, keep_freed_memory, use_large_pages
 from rankprint import install_print, restore_print
 from stack import has_cuda_kernels
@@ -34,6 +37,8 @@ NOISE = (
     "is_fx_tracing will return true for both fx.symbolic_trace and torch.export.",
 )
 NOISY_LOGGERS = ("torch.fx._symbolic_trace",)
+# That of this process, between `init_runtime` and `cleanup_runtime`.
+RUNNING: list[Heartbeat] = []
 
 
 @dataclass(frozen=True)
@@ -118,7 +123,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     # Nothing here draws from numpy's global generator, but a user's code may.
     np.random.seed(config.seed)
     torch.manual_seed(config.seed)
-    _init_process_group(launch, device, timedelta(seconds=config.timeout))
+    _join(launch, device, config.timeout)
     install_print(f"RANK {launch.rank}")
     context = RuntimeContext(
         launch.rank, launch.local_rank, launch.world_size, launch.local_world_size, device, num_threads
@@ -131,17 +136,29 @@ def init_runtime(config: Config) -> RuntimeContext:
 
 
 def cleanup_runtime() -> None:
-    """Leave the process group and give `print` back. Harmless when nothing was set up, or twice.
+    """Leave the process group and give `print` back. Harmless when nothing was set up, or twice. Collective:
+    every rank waits for all others, so that none is left behind that nobody looks at.
 
-    While an exception is on its way the group is left to the end of the process: with nccl, destroying it
-    waits for peers that wait for this rank.
+    While an exception is on its way nobody is waited for, and the group is left to the end of the process:
+    with nccl, destroying it waits for peers that wait for this rank.
     """
     restore_print()
+    heartbeats, RUNNING[:] = list(RUNNING), []
     if sys.exc_info()[0] is None and "torch.distributed" in sys.modules:
-        import torch.distributed as dist
+        with contextlib.ExitStack() as stack:
+            for heartbeat in heartbeats:
+                heartbeat.leave()
+                stack.enter_context(heartbeat.within("leaving the other ranks"))
+            _destroy_process_group()
+    for heartbeat in heartbeats:
+        heartbeat.stop()
 
-        if dist.is_initialized():
-            dist.destroy_process_group()
+
+def _destroy_process_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def end_process(status: int) -> NoReturn:
@@ -153,6 +170,19 @@ def end_process(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def end_with(main: Callable[[], int]) -> NoReturn:
+    """Run a program, and end this process with its status, or with 1 after the traceback of what it raised.
+
+    Python's own end waits for the collectives that are under way, and so for ranks that are silent.
+    """
+    try:
+        status = main()
+    except Exception:
+        traceback.print_exc()
+        status = 1
+    end_process(status)
 
 
 def together(action: Callable[[], Any], group: Any = None) -> Any:
@@ -243,6 +273,19 @@ def choose_device(launch: Launch) -> torch.device:
     device = torch.device("cuda", launch.local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def _join(launch: Launch, device: torch.device, timeout: int) -> None:
+    """Join the other ranks, and show them from now on that this one lives."""
+    if not launch.launched:
+        _init_process_group(launch, device, timedelta(seconds=timeout))
+        return
+    heartbeat = Heartbeat(timeout, launch.local_rank)
+    RUNNING.append(heartbeat)
+    with heartbeat.within("joining the other ranks"):
+        _init_process_group(launch, device, timedelta(seconds=timeout))
+        if launch.world_size > 1:
+            heartbeat.begin()
 
 
 def _init_process_group(launch: Launch, device: torch.device, timeout: timedelta) -> None:

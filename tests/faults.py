@@ -13,6 +13,7 @@ import numpy as np
 
 import example
 from dataloader import RatingBatches, Request
+from runtime import end_with
 from sources import FAILING_STEP, FAULTS
 
 
@@ -35,4 +36,5 @@ if __name__ == "__main__":
     import data
 
     data.RatingBatches = FailingBatches  # type: ignore[misc]
-    sys.exit(example.main(sys.argv[2:]))
+    # As the example itself ends.
+    end_with(lambda: example.main(sys.argv[2:]))

@@ -1,0 +1,156 @@
+"""Each rank shows the others that it lives, and looks whether they and its launcher still do.
+
+The waits of a training have --timeout as their deadline. But while data are prepared or a dump is written a
+rank may wait for hours, and some calls into libraries know no deadline at all. Whoever waits there for a
+process that was stopped, or for a machine that was cut off, is ended by this thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from errorfile import leave_for_torchrun
+
+if TYPE_CHECKING:
+    import torch
+
+BEAT_SECONDS = 0.5
+# Between the looks of a rank that waits to leave.
+LEAVING_SECONDS = 0.02
+# Beyond --timeout: a wait with a deadline of its own tells more, so it goes first.
+MARGIN_SECONDS = 1.0
+# Beyond --timeout, for calls in which the slowest rank is waited for and then something is done.
+CALL_SECONDS = 4.0
+# A pipe takes so much at once, whoever reads it.
+LONGEST_TEXT = 4096
+
+
+class Heartbeat:
+    """The thread of one rank. timeout: the seconds for which a process may be silent.
+
+    A peer that is gone is no silence: the launcher ends the ranks of its machine, and the connections to
+    other machines break.
+    """
+
+    def __init__(self, timeout: float, local_rank: int) -> None:
+        self.timeout = timeout
+        self.local_rank = local_rank
+        self._launcher = os.getppid()
+        self._stopped_since: float | None = None
+        self._call: tuple[float, str] | None = None
+        self._group: Any = None
+        self._round: tuple[torch.Tensor, Any, float] | None = None
+        self._is_leaving = False
+        self._over = threading.Event()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def within(self, doing: str) -> Iterator[None]:
+        """End this process if the block takes much longer than --timeout."""
+        self._call = time.monotonic() + self.timeout + CALL_SECONDS, doing
+        yield
+        self._call = None
+
+    def begin(self) -> None:
+        """Show the other ranks from now on that this one lives. Collective: every rank."""
+        import torch.distributed as dist
+
+        # Not gloo is to say that time is up, but this thread.
+        deadline = timedelta(seconds=self.timeout + 10 * MARGIN_SECONDS)
+        self._group = dist.new_group(backend="gloo", timeout=deadline)
+
+    def leave(self) -> None:
+        """Wait until every rank is here, however long, or one is gone. Collective: every rank."""
+        self._is_leaving = True
+        if self._group is not None:
+            self._over.wait()
+
+    def stop(self) -> None:
+        """End the thread; harmless twice."""
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(LEAVING_SECONDS if self._is_leaving else BEAT_SECONDS):
+            self._look_at_launcher()
+            if self._call is not None and time.monotonic() > self._call[0]:
+                self._die(f"{self._call[1]} took longer than --timeout {self.timeout:.0f}")
+            if self._group is not None and not self._beat():
+                self._group = None
+                self._over.set()
+
+    def _beat(self) -> bool:
+        """One look at the round of all ranks that is under way; whether there is another one to come."""
+        import torch
+        import torch.distributed as dist
+
+        if self._round is not None:
+            all_leave, work, begin = self._round
+            if not work.is_completed():
+                if time.monotonic() - begin > self.timeout + MARGIN_SECONDS:
+                    self._die(
+                        f"a rank has shown no sign of life for --timeout {self.timeout:.0f} seconds: a "
+                        "process was stopped, or a machine is gone or cut off"
+                    )
+                return True
+            try:
+                work.wait()
+            except RuntimeError:
+                return False
+            if all_leave.item():
+                return False
+        all_leave = torch.tensor(int(self._is_leaving))
+        work = dist.all_reduce(all_leave, dist.ReduceOp.MIN, group=self._group, async_op=True)
+        self._round = (all_leave, work, time.monotonic())
+        return True
+
+    def _look_at_launcher(self) -> None:
+        """End with a launcher that is gone, and end one that was stopped for too long: nothing else would."""
+        if os.getppid() != self._launcher:
+            os._exit(1)
+        now = time.monotonic()
+        if _state_of(self._launcher) != "T":
+            self._stopped_since = None
+            return
+        self._stopped_since = self._stopped_since or now
+        # The first rank speaks, and ends all of the machine; another one only if that one cannot.
+        late = 0.0 if self.local_rank == 0 else CALL_SECONDS
+        if now - self._stopped_since > self.timeout + late:
+            _say(f"the launcher was stopped for --timeout {self.timeout:.0f} seconds, and is ended")
+            # The kernel ends its ranks with it.
+            os.kill(self._launcher, signal.SIGKILL)
+
+    def _die(self, sentence: str) -> NoReturn:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        stack = "".join(traceback.format_stack(frame))
+        leave_for_torchrun(sentence, stack)
+        _say(sentence, f"This rank is here, and ends:\n{stack}")
+        os._exit(1)
+
+
+def _state_of(pid: int) -> str:
+    """The letter that the kernel has for what a process does; none where it cannot be had."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def _say(sentence: str, explanation: str = "") -> None:
+    """Say it past Python's streams, which the main thread may hold; not at all where nobody reads it."""
+    text = f"{explanation}example.py: {sentence}\n"
+    if select.select([], [2], [], 0)[1]:
+        os.write(2, text.encode()[-LONGEST_TEXT:])
