@@ -1,0 +1,17 @@
+"""The launcher, with less patience for ranks that do not end: python hasty_launcher.py SECONDS ARGS..."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
+
+from torch.distributed.elastic.multiprocessing.api import PContext
+
+import launcher
+
+if __name__ == "__main__":
+    # After a fault torchrun leaves the others its default of 30 seconds, whatever it is told.
+    PContext.close.__defaults__ = (None, int(sys.argv.pop(1)))
+    sys.exit(launcher.launch())

@@ -1,0 +1,130 @@
+"""The example, made to stay in one of its phases: python silent_ranks.py PHASE FLAGS...
+
+Every rank that has come to the phase says so, with `MARK`, and stays there, as far as it can.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
+
+import example
+import runtime
+
+MARK = "has come to the phase"
+# In which what is to happen in a phase has to begin, where a phase cannot be made to last.
+SECONDS = 3.0
+
+
+def mark() -> None:
+    """Say that this rank is there; one write, so that ranks do not mix."""
+    os.write(1, f"rank {runtime.read_launch().rank} {MARK}\n".encode())
+
+
+def again_and_again(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, without an end."""
+
+    def endless(*arguments: Any, **named: Any) -> None:
+        for number in itertools.count():
+            original(*arguments, **named)
+            if number == 0:
+                mark()
+
+    return endless
+
+
+def marked(original: Callable[..., Any], seconds: float = 0.0) -> Callable[..., Any]:
+    """The function, after a mark and a pause."""
+
+    def slower(*arguments: Any, **named: Any) -> Any:
+        mark()
+        time.sleep(seconds)
+        return original(*arguments, **named)
+
+    return slower
+
+
+def stay_at_start() -> None:
+    """Before the ranks meet."""
+    runtime._init_process_group = marked(runtime._init_process_group, SECONDS)
+
+
+def stay_in_preparation() -> None:
+    """While the first rank of each machine prepares the data, and the others wait for it."""
+    import data
+
+    original = data.open_columns
+    is_first = runtime.read_launch().local_rank == 0
+    data.open_columns = marked(original, 3600) if is_first else original
+    if not is_first:
+        data.once_per_node = marked(data.once_per_node)
+
+
+def stay_in_training() -> None:
+    """In the steps of a training."""
+    import train
+
+    train.train_epoch = marked(train.train_epoch)
+
+
+def stay_in_dumps() -> None:
+    """In dumps, one after every step."""
+    import dumps
+
+    dumps.DumpKeeper.dump = marked(dumps.DumpKeeper.dump)  # type: ignore[method-assign]
+
+
+def stay_in_a_long_dump() -> None:
+    """In one dump, of which the first rank's part takes an hour to write."""
+    import checkpoint
+    import dumps
+
+    dumps.SLOWEST_DISK = 1
+    if runtime.read_launch().rank == 0:
+        checkpoint.write_part = marked(checkpoint.write_part, 3600)
+    else:
+        checkpoint.write_part = marked(checkpoint.write_part)
+
+
+def stay_in_evaluation() -> None:
+    """In evaluation."""
+    from evaluation import RatingEvaluator
+
+    RatingEvaluator.predict = again_and_again(RatingEvaluator.predict)  # type: ignore[method-assign]
+
+
+def stay_in_load() -> None:
+    """In loading a dump, for an evaluation or to fold increments."""
+    import dumps
+    import loading
+
+    loading.load_state = dumps.load_state = again_and_again(loading.load_state)
+
+
+def stay_at_end() -> None:
+    """Before the ranks leave each other; the first one does not wait."""
+    seconds = SECONDS if runtime.read_launch().rank else 0.0
+    example.cleanup_runtime = marked(example.cleanup_runtime, seconds)
+
+
+PHASES: dict[str, Callable[[], None]] = {
+    "start": stay_at_start,
+    "preparation": stay_in_preparation,
+    "training": stay_in_training,
+    "dumps": stay_in_dumps,
+    "a long dump": stay_in_a_long_dump,
+    "evaluation": stay_in_evaluation,
+    "load": stay_in_load,
+    "the end": stay_at_end,
+}
+
+if __name__ == "__main__":
+    PHASES[sys.argv[1]]()
+    runtime.end_with(lambda: example.main(sys.argv[2:]))
