@@ -2,8 +2,9 @@
 
 An attack meets real launches, in a phase that `silent_ranks.py` holds them in. The short form has a short
 --timeout and a launcher of little patience; `./run.sh soak tests/test_silence.py` makes every attack on one
-machine and on two, SOAK_ROUNDS times each (default: 3), SOAK_AT_ONCE of them at a time (default: 2), with
---timeout 10 and the launcher's own 30 seconds, and prints the seconds until the last process was gone.
+machine and on two, SOAK_ROUNDS times each (default: 3), SOAK_AT_ONCE of them at a time (default: 2), or only
+those with SOAK_ONLY in "attack, phase", with --timeout 10 and the launcher's own 30 seconds, and prints the
+seconds until the last process was gone.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ HASTY = ROOT / "tests" / "hasty_launcher.py"
 SCRIPT = ROOT / "tests" / "silent_ranks.py"
 ROUNDS = int(os.environ.get("SOAK_ROUNDS", "3"))
 AT_ONCE = int(os.environ.get("SOAK_AT_ONCE", "2"))
+ONLY = os.environ.get("SOAK_ONLY", "")
 START_SECONDS = 120
 ENDLESS = ("--epochs", "1000", "--patience", "0", "--batch_size", "64")
 DUMPS = ("--dump", "--keep", "1", "--save_dir", "{folder}/dumps")
@@ -305,6 +307,7 @@ def test_the_whole_attack(
     if num_machines > 1 and (reason := why_not()):
         pytest.skip(reason)
     pairs = [pair for pair in PAIRS if num_machines > 1 or pair[0] != "link cut"]
+    pairs = [pair for pair in pairs if ONLY in ", ".join(pair)]
     jobs = [(pair, number) for number in range(ROUNDS) for pair in pairs]
 
     def once(job: tuple[tuple[str, str], int]) -> float:
