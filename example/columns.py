@@ -34,6 +34,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,9 @@ CONTENT = re.compile(r"\w+\.npy|vocabulary\.json|manifest\.json")
 MAX_RATINGS = 2**31 - 1
 # On disk: its row, rating and time, and twice its place in a history and among what was seen.
 BYTES_OF_A_RATING = 16 + 4 + 8 + 2 * (8 + 4)
+
+# Of making columns, as its progress is told.
+NUM_PARTS = 5
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,7 @@ def _load(folder: Path, source: Path) -> Columns | None:
 def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
     from manifest import flush
     from movielens import read
+    from progress import stage
 
     # The lock is ours, so whatever lies here unfinished was left by a process that died.
     for leftover in filter(_is_leftover, folder.parent.iterdir()):
@@ -240,11 +245,13 @@ def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
         print(f"the columns in {folder} are damaged and are made again")
         shutil.rmtree(folder)
     print(f"reading {source}; its columns will lie in {folder}")
-    raw = read(source, layout, config)
+    with stage("reading the files"):
+        raw = read(source, layout, config)
     making = folder.parent / f".making-{os.getpid()}"
     making.mkdir()
     try:
-        manifest = _write_columns(making, raw, config)
+        with stage("making columns", NUM_PARTS, "parts") as reached:
+            manifest = _write_columns(making, raw, config, reached)
         files = {path.name: path.stat().st_size for path in making.iterdir()}
         (making / "manifest.json").write_text(json.dumps({**manifest, "files": files}, indent=1))
         # The rename must not get to the disk before what it names.
@@ -276,7 +283,9 @@ class Stored:
     time: np.ndarray
 
 
-def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]:
+def _write_columns(
+    folder: Path, raw: RawData, config: Config, reached: Callable[[int], None]
+) -> dict[str, Any]:
     import pandas
 
     from manifest import digest_of
@@ -286,12 +295,14 @@ def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]
     ratings = raw.ratings
     if len(order) > MAX_RATINGS:
         raise UserError(f"There are {len(order):,} ratings, and {MAX_RATINGS:,} is the limit; give fewer.")
+    reached(1)
     # Hashed look-ups of raw ids: ids have gaps, positions have none.
     user = pandas.Index(raw.users["user_id"]).get_indexer(ratings.user_id[order]).astype(np.int32)
     movie = pandas.Index(raw.movies["movie_id"]).get_indexer(ratings.movie_id[order]).astype(np.int32)
     rating = ratings.rating[order]
     np.save(folder / "rating.npy", rating)
     np.save(folder / "time.npy", ratings.time[order])
+    reached(2)
     entities = {
         "user": (raw.users, np.unique(user[:num_train])),
         "movie": (raw.movies, np.unique(movie[:num_train])),
@@ -300,8 +311,10 @@ def _write_columns(folder: Path, raw: RawData, config: Config) -> dict[str, Any]
     # The first feature of a movie is the movie itself.
     movie_rows = np.load(folder / "movie_features.npy")[:, 0]
     stored = Stored(user, movie, movie_rows[movie], rating, ratings.time[order])
+    reached(3)
     ends, longest_history = _write_histories(folder, stored, sizes)
     np.save(folder / "rows.npy", np.stack([user, movie, rating.view(np.int32), ends], axis=1))
+    reached(4)
     oracle = None if raw.oracle is None else raw.oracle[order]
     notes = [*raw.skipped, *notes]
     if left_out:

@@ -443,7 +443,7 @@ def _build_parser() -> argparse.ArgumentParser:
         suffix = "" if shown == "" else f" (default: {shown})"
         kind = KINDS.get(field.name, type(default))
         if field.name == "load":
-            parser.add_argument(flag, nargs="?", const=NEWEST, metavar="FOLDER", help=text)
+            parser.add_argument(flag, type=kind, nargs="?", const=NEWEST, metavar="FOLDER", help=text)
             continue
         text = text.replace("%", "%%") + suffix
         parser.add_argument(flag, type=kind, metavar=_metavar(field.name), help=text)
@@ -470,8 +470,21 @@ def _widths(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers like 128,64") from None
 
 
+def _folder(text: str) -> str:
+    """Refuses what a variable of a shell that was never set becomes."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder; name one, or leave the flag out")
+    return text
+
+
+# Flags that name a folder.
+FOLDERS = ("data_path", "cache_dir", "save_dir", "report_dir", "load", "export")
 # How the text after a flag becomes a value, where the type of its default does not say it.
-KINDS: dict[str, Callable[[str], Any]] = {"num_workers": _workers, "mlp_dims": _widths}
+KINDS: dict[str, Callable[[str], Any]] = {
+    "num_workers": _workers,
+    "mlp_dims": _widths,
+    **dict.fromkeys(FOLDERS, _folder),
+}
 
 
 def _field_sentences() -> dict[str, str]:

@@ -18,9 +18,11 @@ from columns import Columns
 from config import Config
 from dataloader import RatingBatches, places_of
 from metrics import LIKED, Link, Metrics, fit_link, measure, measure_ranks, no_metrics
+from progress import stage
 from runtime import RuntimeContext
 
 if TYPE_CHECKING:
+    from model import RatingBatch
     from train import Feed
 
 # Users times movies that are scored at once: 32 MiB as float64.
@@ -74,9 +76,20 @@ class RatingEvaluator:
         # Allocated once: tensors of each step, kept between its temporaries, would leave holes in the heap.
         dataset = self.feed.loader.dataset
         mine = torch.empty(dataset.num_steps(split), dataset.batch_size, device=self.context.device)
-        for step, batch in enumerate(self.feed.batches(split, epoch)):
+        for step, batch in enumerate(shown_batches(self.feed, split, epoch, self.context)):
             mine[step] = model(batch.to(self.context.device, non_blocking=True))[1][1]
         return in_order(mine, len(self.ratings[split]), self.context)
+
+
+def shown_batches(feed: Feed, split: str, epoch: int, context: RuntimeContext) -> Iterator[RatingBatch]:
+    """The batches of a pass, and how far it has come. Not collective."""
+    sizes, done = feed.loader.dataset.step_sizes(split), 0
+    unit, quiet = ("movies" if split == "catalogue" else "ratings"), context.rank != 0
+    with stage(f"evaluation, {split}", sum(sizes), unit, quiet=quiet) as reached:
+        for size, batch in zip(sizes, feed.batches(split, epoch), strict=True):
+            yield batch
+            done += size
+            reached(done)
 
 
 def _link(predictions: np.ndarray, ratings: np.ndarray) -> Link:
@@ -180,7 +193,7 @@ class RankingEvaluator:
         # As in `RatingEvaluator.predict`.
         users = torch.empty(*cases.shape, self.embedding_dim, device=device)
         scores = torch.empty(cases.shape, device=device)
-        for step, batch in enumerate(self.feed.batches(split, epoch)):
+        for step, batch in enumerate(shown_batches(self.feed, split, epoch, self.context)):
             user, movie = model(batch.to(device, non_blocking=True))[1][1].unbind(dim=1)
             users[step] = user
             scores[step] = (user.double() * movie.double()).sum(dim=1)
@@ -192,7 +205,8 @@ class RankingEvaluator:
         dataset = self.feed.loader.dataset
         first = 0
         sizes = dataset.step_sizes("catalogue")
-        for size, batch in zip(sizes, self.feed.batches("catalogue", epoch), strict=True):
+        batches = shown_batches(self.feed, "catalogue", epoch, self.context)
+        for size, batch in zip(sizes, batches, strict=True):
             mine = model(batch.to(self.context.device, non_blocking=True))[1][1][:, 1].contiguous()
             everyones = [torch.empty_like(mine) for _ in range(self.context.world_size)]
             dist.all_gather(everyones, mine)

@@ -21,6 +21,7 @@ from config import parse_args as parse_args
 from errors import UserError
 from failures import record_crash, report_lost_worker, report_mistake
 from postmortem import WorkerError
+from progress import shown, stage
 from runtime import RuntimeContext, cleanup_runtime, decided, end_with, init_runtime, read_launch
 from stack import check_stack
 
@@ -57,10 +58,11 @@ def main(argv: list[str] | None = None) -> int:
         if config.doctor:
             return examine_machine(config)
         check_stack()
-        if config.is_alone:
-            run_alone(config)
-        else:
-            run(config, given)
+        with shown():
+            if config.is_alone:
+                run_alone(config)
+            else:
+                run(config, given)
     except UserError as error:
         report_mistake(str(error))
         return 2
@@ -157,7 +159,7 @@ def train_watched(config: Config, context: RuntimeContext, watch: Watch) -> Run:
         with watch.stopwatch.part("data"):
             data = stack.enter_context(open_data(config, context))
         # The workers start while this imports TorchRec.
-        with watch.stopwatch.part("imports"):
+        with watch.stopwatch.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
             from train import train
         keeper = None
         if config.dumps:

@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from errors import UserError
+from progress import stage
 
 if TYPE_CHECKING:
     import pandas
 
 LOWEST_RATING, HIGHEST_RATING = 0.5, 5.0
 YEAR = re.compile(r"\((\d{4})\)\s*$")
+# What Arrow parses at once, for the progress to be seen.
+BLOCK_BYTES = 2**26
+RATING_NAMES = ("user", "movie", "rating", "time")
 # user_id, movie_id, rating, time: int64, int64, float32, int64, one entry a rating.
 RatingColumns = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -248,7 +252,7 @@ def _parse_ratings(content: bytes, layout: Layout) -> tuple[RatingColumns | None
     import pyarrow
     import pyarrow.csv
 
-    names = ["user", "movie", "rating", "time"]
+    names = [*RATING_NAMES]
     types = {
         "user": pyarrow.int64(),
         "movie": pyarrow.int64(),
@@ -259,20 +263,39 @@ def _parse_ratings(content: bytes, layout: Layout) -> tuple[RatingColumns | None
     if layout.separator == "::":
         names = ["user", "empty1", "movie", "empty2", "rating", "empty3", "time"]
         types.update({name: pyarrow.null() for name in names if name.startswith("empty")})
-    try:
-        table = pyarrow.csv.read_csv(
-            pyarrow.BufferReader(content),
-            pyarrow.csv.ReadOptions(column_names=names),
-            pyarrow.csv.ParseOptions(delimiter=layout.separator[0], quote_char=False),
-            pyarrow.csv.ConvertOptions(column_types=types, null_values=[""]),
-        )
-    except pyarrow.ArrowInvalid as error:
-        return None, str(error)
-    columns = [table[name] for name in ("user", "movie", "rating", "time")]
-    if any(column.null_count for column in columns):
-        return None, "an empty field"
-    user, movie, rating, time = (column.to_numpy() for column in columns)
+    parts: list[list[np.ndarray]] = [[] for _ in RATING_NAMES]
+    with stage("reading ratings", len(content), "bytes") as reached:
+        for first, last in _blocks(content):
+            try:
+                table = pyarrow.csv.read_csv(
+                    pyarrow.BufferReader(pyarrow.py_buffer(content)[first:last]),
+                    pyarrow.csv.ReadOptions(column_names=names),
+                    pyarrow.csv.ParseOptions(delimiter=layout.separator[0], quote_char=False),
+                    pyarrow.csv.ConvertOptions(column_types=types, null_values=[""]),
+                )
+            except pyarrow.ArrowInvalid as error:
+                return None, str(error)
+            for part, name in zip(parts, RATING_NAMES, strict=True):
+                if table[name].null_count:
+                    return None, "an empty field"
+                part.append(table[name].to_numpy())
+            reached(last)
+    user, movie, rating, time = map(np.concatenate, parts)
     return (user, movie, rating, time), ""
+
+
+def _blocks(content: bytes) -> Iterator[tuple[int, int]]:
+    """Where blocks of whole lines begin and end; of nothing there is one."""
+    first = last = 0
+    while not last or first < len(content):
+        # A line longer than a block is a block.
+        last = content.rfind(b"\n", first, first + BLOCK_BYTES) + 1 or content.find(b"\n", first) + 1
+        if len(content) - first <= BLOCK_BYTES or not last:
+            last = len(content)
+        yield first, last
+        if not content:
+            return
+        first = last
 
 
 def _all_known(

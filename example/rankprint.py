@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ class TaggedPrint:
     def __init__(self, original: Callable[..., None], tag: str) -> None:
         self.original = original
         self.tag = tag
+        # The moment of the last line, by the monotonic clock.
+        self.when = 0.0
 
     def __call__(self, *values: object, sep: str | None = " ", **options: Any) -> None:
         """Print to the terminal with the tag, flushed; to any other file as it is."""
@@ -21,6 +24,7 @@ class TaggedPrint:
             self.original(*values, sep=sep, **options)
             return
         text = (" " if sep is None else sep).join(map(str, values))
+        self.when = time.monotonic()
         tagged = "\n".join(f"[{self.tag}] {line}" for line in text.split("\n"))
         self.original(tagged, **{**options, "flush": True})
 

@@ -8,6 +8,7 @@ mean of all, so that one enthusiast makes no favourite.
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 import sys
 import threading
@@ -129,8 +130,7 @@ class Viewer:
         self.raw = raw
         self.name = user
         self.longest_history = longest_history
-        # Ids are whole numbers in every set; what is none is nobody's.
-        self.id = int(user) if user.isdecimal() else None
+        self.id = _id_of(user)
         ratings = raw.ratings
         mine = np.flatnonzero(ratings.user_id == self.id) if self.id is not None else np.zeros(0, np.int64)
         mine = mine[np.argsort(ratings.time[mine], kind="stable")]
@@ -172,6 +172,14 @@ class Viewer:
             values[HISTORY.name] = [self.movie_ids[last].tolist()] * len(movies)
             values[HISTORY_RATINGS] = [self.ratings[last].tolist()] * len(movies)
         return values
+
+
+def _id_of(user: str) -> int | None:
+    """The id that a user's name is: a whole number of 64 bits in every set. Any other name is nobody's."""
+    # Python refuses to read a number of some thousand digits.
+    found = re.fullmatch(r"([+-]?)0*(\d{1,19})", user.strip(), re.ASCII)
+    number = int(found[1] + found[2]) if found else 2**63
+    return number if -(2**63) <= number < 2**63 else None
 
 
 def best_for(viewer: Viewer, model: ServedModel, top: int) -> Listing:

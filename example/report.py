@@ -1,13 +1,10 @@
-"""What a user sees: lines, a progress bar, a table, and the report on disk. Draws; computes nothing."""
+"""What a user sees: lines, a table, and the report on disk. Draws; computes nothing."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
-import sys
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +20,6 @@ from runtime import RuntimeContext
 from stack import stack_versions
 
 if TYPE_CHECKING:
-    from tqdm import tqdm
-
     from manifest import Position
     from train import Epoch, Run
 
@@ -70,16 +65,6 @@ def describe_early_stop(position: Position, config: Config) -> str:
         f"stopped early, after epoch {position.epoch}: {position.epochs_since_best} epochs without a better "
         f"validation {label} than {position.best:.4f} (--patience {config.patience})"
     )
-
-
-@contextlib.contextmanager
-def progress_bar(total: int, title: str, context: RuntimeContext) -> Iterator[tqdm]:
-    """A bar in ratings with rate and time left, on rank 0 of a terminal; elsewhere it stays quiet."""
-    from tqdm import tqdm
-
-    quiet = context.rank != 0 or not sys.stderr.isatty()
-    with tqdm(total=total, desc=title, unit="rating", unit_scale=True, leave=False, disable=quiet) as bar:
-        yield bar
 
 
 def results_table(columns: Columns, config: Config, name: str, test: Metrics) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
-# In the order of a run. "other" is what no part claims: the progress bar, the report, the end of the workers.
+# In the order of a run. "other" is what no part claims: the report, the end of the workers.
 PARTS = ("imports", "data", "model", "feed", "steps", "evaluation", "dumps", "other")
 
 

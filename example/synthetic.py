@@ -24,6 +24,7 @@ from typing import BinaryIO
 import numpy as np
 
 from errors import UserError
+from progress import stage
 
 FORMAT = 1
 MIN_NUM_RATINGS = 1_000
@@ -150,11 +151,13 @@ def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> Non
     counts = _draw_counts(rng, num_ratings, num_users, num_movies)
     blocks = _draw_ratings(rng, users, movies, counts, picks, world)
     oracle, done, squared_error = np.empty(num_ratings, np.float32), 0, 0.0
-    with (folder / "ratings.dat").open("wb") as file:
+    drawing = stage("drawing synthetic ratings", num_ratings, "ratings")
+    with (folder / "ratings.dat").open("wb") as file, drawing as reached:
         for user_rows, movie_rows, ratings, times, expected in blocks:
             _append_lines(file, [user_rows + 1, movie_ids[movie_rows], ratings, times])
             oracle[done : done + len(expected)] = expected
             done += len(expected)
+            reached(done)
             squared_error += float(np.square(ratings - expected, dtype=np.float64).sum())
     np.save(folder / "oracle.npy", oracle)
     summary = {

@@ -29,7 +29,8 @@ from manifest import Position
 from metrics import Metrics, is_better, main_metric
 from model import RatingBatch
 from profiling import STEP, named
-from report import describe_early_stop, describe_epoch, progress_bar
+from progress import stage
+from report import describe_early_stop, describe_epoch
 from runtime import RuntimeContext, decided
 from sharding import build_model, describe_plan
 from stopwatch import Stopwatch
@@ -132,7 +133,7 @@ def train(
     if goes_on(position, config):
         # The workers make the first batches while the model is built.
         feed.prepare("train", position.epoch, position.samples)
-    with stopwatch.part("model"):
+    with stopwatch.part("model"), stage("building the model", quiet=context.rank != 0):
         learner = build_learner(columns, config, context)
     plan = describe_plan(learner.model, columns, config)
     context.say(plan)
@@ -205,11 +206,11 @@ def _train_epoch_kept(
     """`train_epoch` with a progress bar, a watch, and a keeper that is told of all steps but the last one."""
     num_train = len(feed.loader.dataset.ranges["train"])
     title = f"epoch {position.epoch + 1}/{config.epochs}"
-    with progress_bar(num_train, title, context) as bar:
-        bar.update(position.samples)
+    quiet = context.rank != 0
+    with stage(title, num_train, "ratings", done=position.samples, quiet=quiet) as reached:
 
         def after_step(now: Position, loss: torch.Tensor) -> None:
-            bar.update(now.samples - bar.n)
+            reached(now.samples)
             watch.after_step(now.step, learner.optimizer)
             # After the last one the losses of the epoch are looked at first.
             if keeper and now.samples < num_train:

@@ -112,6 +112,13 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
             parse_args(["--dump", f"--{name}", str(file)])
 
 
+@pytest.mark.parametrize("name", ["data_path", "cache_dir", "report_dir", "save_dir", "load", "export"])
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_folder_is_refused_for_it_would_mean_another_one(name: str, empty: str) -> None:
+    with pytest.raises(UserError, match=f"--{name}: '{empty}' is no folder; name one, or leave the flag out"):
+        parse_args(["--dump", f"--{name}", empty])
+
+
 @pytest.mark.parametrize(
     ("arguments", "modes"),
     [

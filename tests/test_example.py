@@ -277,7 +277,7 @@ def test_a_terminal_shows_a_bar_with_rate_and_time_left(synthetic_folder: Path) 
         os.close(terminal)
         assert process.wait(timeout=60) == 0
     assert re.search(
-        rb"epoch 1/1: +\d+%\|[^|]*\| [\d.k]+/15.8k \[\d\d:\d\d<\d\d:\d\d, +[\d.k]+rating/s\]", shown
+        rb"epoch 1/1: +\d+%\|[^|]*\| [\d.k]+/15.8k \[\d\d:\d\d<\d\d:\d\d, +[\d.k]+ ratings/s\]", shown
     ), shown
 
 

@@ -312,3 +312,11 @@ def test_every_message_that_the_readme_explains_is_in_the_code() -> None:
 def test_the_script_that_made_the_table_explains_itself() -> None:
     output = succeeded(python("benchmarks/results.py", "--help"))
     assert "Make the picture and the table" in output
+
+
+def test_git_sees_nothing_of_what_the_commands_leave() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("needs git and a clone")
+    left = ["report.html", "trace.json", "data/x", "runs/x", "dumps/x"]
+    ignored = subprocess.run(["git", "check-ignore", *left], cwd=ROOT, capture_output=True, text=True)
+    assert ignored.stdout.split() == left

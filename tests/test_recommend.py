@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 import recommend
-from config import Config
+from config import Config, parse_args
 from errors import UserError
 from launch import EXAMPLE, python, started, succeeded
+from movielens import Ratings, RawData
 from recommend import DAMPING, MOST_LIKED, Viewer, open_viewer, page
 from save_dir import publish
 from serving import ServedModel
@@ -105,6 +107,36 @@ def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
     assert {title for _, title in liked} <= set(titles_of(viewer, viewer.movie_ids))
     assert f"rated {len(viewer.ratings):,} movies" in text
     assert text.startswith(f"step {model.position.step}, ")
+
+
+@pytest.mark.parametrize(
+    ("user", "number"),
+    [
+        ("-5", -5),
+        ("+7", 7),
+        (" 7 ", 7),
+        ("007", 7),
+        ("0" * 5_000 + "7", 7),
+        (str(2**63 - 1), 2**63 - 1),
+        (str(-(2**63)), -(2**63)),
+        (str(2**63), None),
+        ("9" * 5_000, None),
+        ("\u0667", None),
+        ("1_000", None),
+        ("", None),
+    ],
+)
+def test_a_user_is_a_whole_number_of_64_bits_or_nobody(user: str, number: int | None) -> None:
+    ratings = Ratings(np.array([-5, 7, 7]), np.array([1, 2, 3]), np.ones(3, np.float32), np.arange(3))
+    frame = pandas.DataFrame({"user_id": [-5, 7]})
+    viewer = Viewer(RawData(ratings, frame, frame), user, longest_history=5)
+    assert viewer.id == number
+    assert len(viewer.ratings) == {-5: 1, 7: 2}.get(number or 0, 0)
+
+
+def test_a_user_with_a_sign_is_read_from_the_command_line() -> None:
+    assert parse_args(["--recommend", "--user", "-5"]).user == "-5"
+    assert parse_args(["--recommend", "--user=-5"]).user == "-5"
 
 
 @pytest.mark.parametrize("user", ["99999999", "nobody", "-1", "1.5", "9" * 30])
