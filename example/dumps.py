@@ -60,6 +60,7 @@ from sharding import describe_plan
 from stack import stack_versions
 from termination import Termination, status_of
 from train import Learner, check_finite
+from weights import check_sound, unsound
 
 # Bytes a second of the slowest disk that ranks wait for.
 SLOWEST_DISK = 5 * 10**6
@@ -119,15 +120,20 @@ class DumpKeeper:
         """Dump if it is time to, or if any rank was told to end; then this raises SystemExit.
 
         Raises:
-            UserError: instead of dumping a model whose loss is no number, which would push out the good ones.
+            UserError: on every rank, instead of dumping a model whose loss is no number or whose weights are
+                those of no trained one: it would push out the good ones.
         """
         every, stop = self.config.dump_every, self.termination.agreed()
         at_end = position.samples == 0
         if stop or at_end or (every and position.step % every == 0):
             self._finish()
-            everyones = gathered(lambda: float(loss), self.group)
-            check_finite(np.array(everyones).max(keepdims=True), position.step - 1, self.config)
-            if self.config.inc_dump and self.link is not None and not (at_end and self.config.dump):
+            is_delta = self.config.inc_dump and self.link is not None and not (at_end and self.config.dump)
+            rows = self.touched.get_unique_ids() if is_delta else None
+            everyones = gathered(lambda: (float(loss), unsound(self.tensors, rows)), self.group)
+            losses, faults = zip(*everyones, strict=True)
+            check_finite(np.array(losses).max(keepdims=True), position.step - 1, self.config)
+            check_sound(faults, position.step, self.config)
+            if is_delta:
                 self.dump_increment(position)
             else:
                 self.dump(position)

@@ -26,6 +26,8 @@ from runtime import RuntimeContext, cleanup_runtime, decided, end_with, init_run
 from stack import check_stack
 
 if TYPE_CHECKING:
+    from columns import Columns
+    from metrics import Metrics
     from train import Run
     from watch import Watch
 
@@ -133,7 +135,7 @@ def announce_data(config: Config) -> None:
 
 def train_and_report(config: Config, context: RuntimeContext) -> None:
     """Train, and show what came of it. Collective: every rank."""
-    from report import make_report_dir, results_table, write_report
+    from report import make_report_dir, write_report
     from watch import watching
 
     if context.rank == 0 and config.report_dir:
@@ -147,8 +149,16 @@ def train_and_report(config: Config, context: RuntimeContext) -> None:
         context.say(
             f"nothing is left to train: {result.num_epochs} of {config.epochs} epochs are done{stopped}"
         )
-    name = f"this model, epoch {result.num_epochs}"
-    context.say(results_table(result.columns, config, name, result.test), tagged=False)
+    show_test(f"epoch {result.num_epochs}", result.test, result.columns, config, context)
+
+
+def show_test(when: str, test: Metrics, columns: Columns, config: Config, context: RuntimeContext) -> None:
+    """The table of a model after an epoch or step, and whether it is worse than none."""
+    from report import describe_failure, results_table
+
+    context.say(results_table(columns, config, f"this model, {when}", test), tagged=False)
+    if failure := describe_failure(columns, config, test):
+        context.say(failure)
 
 
 def train_watched(config: Config, context: RuntimeContext, watch: Watch) -> Run:
@@ -172,7 +182,6 @@ def train_watched(config: Config, context: RuntimeContext, watch: Watch) -> Run:
 def load_and_report(config: Config, context: RuntimeContext) -> None:
     """Evaluate a dump. Collective: every rank."""
     from data import open_data
-    from report import results_table
 
     with open_data(config, context) as data:
         from evaluation import make_evaluator
@@ -184,8 +193,7 @@ def load_and_report(config: Config, context: RuntimeContext) -> None:
         position = load_state(state, learner, data.columns, context).position
         evaluator = make_evaluator(Feed(data.loader), data.columns, config, context)
         test = evaluator.test(learner.model, position.epoch)
-    name = f"this model, step {position.step:,}"
-    context.say(results_table(data.columns, config, name, test), tagged=False)
+    show_test(f"step {position.step:,}", test, data.columns, config, context)
 
 
 def compact_dumps(config: Config, context: RuntimeContext) -> None:

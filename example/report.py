@@ -14,7 +14,7 @@ import numpy as np
 from columns import Columns
 from config import Config
 from errors import UserError
-from metrics import METRICS, Metrics, main_metric
+from metrics import METRICS, TOP, Metrics, main_metric
 from page import replace_file
 from runtime import RuntimeContext
 from stack import stack_versions
@@ -84,6 +84,29 @@ def results_table(columns: Columns, config: Config, name: str, test: Metrics) ->
     ]
     rule = f"|{'-' * (width + 2)}|{'|'.join('-' * (width + 1) + ':' for width in widths)}|"
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def describe_failure(columns: Columns, config: Config, test: Metrics) -> str:
+    """One line on a model that is worse than what knows no user; empty where it is better."""
+    name, lower_is_better = main_metric(config.task)
+    baselines = columns.baselines[config.task]
+    if config.task == "rating":
+        plain = {"the mean of all ratings": baselines["global mean"][name]}
+    else:
+        chance = sum(1 / math.log2(1 + rank) for rank in range(1, TOP + 1)) / columns.num_movies
+        plain = {"popularity": baselines["popularity"][name], "a random order": chance}
+    sign = 1 if lower_is_better else -1
+    # A result that is no number is worse than all.
+    better = [
+        f"{known} ({_number(value)})"
+        for known, value in plain.items()
+        if not sign * (test[name] - value) <= 0
+    ]
+    if not better:
+        return ""
+    return (
+        f"this model is worse than {' and '.join(better)}: its test {LABELS[name]} is {_number(test[name])}"
+    )
 
 
 def _number(value: float) -> str:

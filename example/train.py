@@ -31,10 +31,11 @@ from model import RatingBatch
 from profiling import STEP, named
 from progress import stage
 from report import describe_early_stop, describe_epoch
-from runtime import RuntimeContext, decided
+from runtime import RuntimeContext, decided, gathered
 from sharding import build_model, describe_plan
 from stopwatch import Stopwatch
 from watch import Watch
+from weights import check_sound, unsound
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,10 @@ def train(
             losses = _train_epoch_kept(learner, feed, position, config, context, keeper, watch)
         seconds = time.perf_counter() - start
         check_finite(losses, position.step, config)
+        with stopwatch.part("evaluation"):
+            # Not only of what is dumped: such a model may still give a loss that is a number.
+            faults = gathered(lambda: unsound(learner.model.state_dict()))
+        check_sound(faults, position.step + len(losses), config)
         data_wait = _largest(feed.seconds_waited / seconds, context)
         step_sizes = data.loader.dataset.step_sizes("train", position.samples)
         train_loss = float(np.average(losses, weights=step_sizes))

@@ -1,8 +1,8 @@
 """What each rank of a launch runs for `test_dump_faults.py`: python fault_ranks.py RESULTS DATA SAVE_DIR.
 
 The last rank has a fault while it writes some of its parts: no file of it can grow beyond a few bytes, as on
-a disk that is full, or it takes its time. What the model holds is a function of the step, as in
-`killed_ranks.py`.
+a disk that is full, or it takes its time, or what it holds is what a diverged training leaves. What the model
+holds otherwise is a function of the step, as in `killed_ranks.py`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import torch.distributed as dist
 
 import checkpoint
 import incremental
-from checkpoint import tensors_of
+from checkpoint import Tensors, tensors_of
 from columns import Columns, open_columns
 from config import Config
 from dumps import keeping_dumps, load_state
 from errors import UserError
-from killed_ranks import MODES, differing, leftovers, mark_step, write_step
+from killed_ranks import MODES, differing, leftovers, mark_step, tables_of, write_step
 from manifest import Position
 from runtime import RuntimeContext, cleanup_runtime, init_runtime
 from save_dir import newest_in, state_at
@@ -54,6 +54,18 @@ def slowly(write: Callable[[], Any]) -> Any:
     """Write late."""
     time.sleep(SLOW_SECONDS)
     return write()
+
+
+def diverged(write: Callable[[], Any]) -> Any:
+    """Never called: what is to be written is the fault, see `spoil`."""
+    return write()
+
+
+def spoil(tensors: Tensors) -> None:
+    """Have one number of this rank's rows be what no trained model has; its step looked the row up."""
+    for _, _, _, tensor in tables_of(tensors):
+        if tensor.dim() == 2:
+            tensor[len(tensor) // 3 * 3 - 3 :] = 5e29
 
 
 class Faults:
@@ -90,6 +102,8 @@ def dump_with_faults(
             for step in range(1, STEPS + 1):
                 faults.fault = fault if is_last and step in failing else None
                 write_step(tensors, step)
+                if faults.fault is diverged:
+                    spoil(tensors)
                 if config.inc_dump:
                     mark_step(keeper, tensors, step)
                 start = time.monotonic()
@@ -130,6 +144,7 @@ def main() -> None:
             ("full", on_a_full_disk, range(2, 4)),
             ("full at the end", on_a_full_disk, range(STEPS, STEPS + 1)),
             ("slow", slowly, range(3, 4)),
+            ("diverged", diverged, range(4, 5)),
         ):
             folder = save_dir / f"{mode} {name}"
             config = Config(save_dir=str(folder), dump_every=1, embedding_dim=8, **MODES[mode])

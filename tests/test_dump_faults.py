@@ -35,6 +35,7 @@ from runtime import RuntimeContext, cleanup_runtime, init_runtime
 from save_dir import check_whole, dumps_in, newest_in, state_at
 from test_failures import wait_for
 from train import Learner, build_learner
+from weights import local_parts
 
 UNSHARE = ["unshare", "--mount", "--map-root-user", "--user"]
 needs_mounts = pytest.mark.skipif(
@@ -82,6 +83,18 @@ def test_a_last_dump_without_room_is_the_mistake_that_ends_the_training(
     found = faults[f"{mode} full at the end"]
     assert WITHOUT_ROOM in found["end"]
     assert (found["newest"], found["differing"]) == (LAST[mode].replace("5", "4"), [[], []])
+    assert found["leftovers"] == []
+
+
+@pytest.mark.parametrize("mode", LAST)
+def test_weights_of_no_trained_model_on_one_rank_end_the_training_before_they_are_dumped(
+    faults: dict[str, Any], mode: str
+) -> None:
+    found = faults[f"{mode} diverged"]
+    assert "After step 4 tables." in found["end"]
+    assert ".weight has " in found["end"]
+    assert "the training diverged with --lr 0.04 --dense_lr 0.001; give smaller ones" in found["end"]
+    assert (found["newest"], found["differing"]) == (LAST[mode].replace("5", "3"), [[], []])
     assert found["leftovers"] == []
 
 
@@ -311,6 +324,27 @@ def test_what_an_old_writer_writes_late_is_in_no_folder_of_the_next_attempt(
     assert making[0].is_dir()
     resume(trained)
     assert not making[0].exists()
+
+
+@pytest.mark.parametrize("value", [5e29, -5e29, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["tables.user.weight", "dense.mlp.0.weight"])
+@pytest.mark.parametrize("increments", [False, True])
+def test_a_model_with_weights_of_no_trained_one_is_not_dumped(
+    trained: Trained, increments: bool, name: str, value: float
+) -> None:
+    before = sorted(trained.folder.iterdir())
+    config = dataclasses.replace(trained.config, dump=True, inc_dump=increments, resume=True, keep=1)
+    with keeping_dumps(trained.columns, config, trained.context) as keeper:
+        keeper.begin(trained.learner)
+        (tensor,) = local_parts(name, keeper.tensors[name])
+        kept = tensor[1].clone()
+        tensor[1, 2] = value
+        if increments:
+            mark_step(keeper, keeper.tensors, 5)
+        with pytest.raises(UserError, match=f"After step 5 {name} has .*: the training diverged with --lr 0"):
+            keeper.after_step(Position(5, 0, 5), 0.5)
+        tensor[1] = kept
+    assert sorted(trained.folder.iterdir()) == before
 
 
 def test_other_ratings_are_refused_at_a_resume(trained: Trained) -> None:

@@ -15,11 +15,14 @@ import sys
 import termios
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from config import Config
 from launch import EXAMPLE, ROOT, family, python, read_json, started, succeeded, torchrun
+from report import describe_failure
 
 SHORT = ("--epochs", "1", "--batch_size", "1024")
 
@@ -190,6 +193,53 @@ def test_training_that_diverges_is_refused(synthetic_folder: Path) -> None:
         python(EXAMPLE, "--data_path", synthetic_folder, *wild, *SHORT),
         "The loss is nan at step 2",
     )
+
+
+def test_weights_that_only_a_diverged_training_has_are_refused(synthetic_folder: Path) -> None:
+    result = python(EXAMPLE, "--data_path", synthetic_folder, "--lr", "1e7", *SHORT)
+    refused(result, "After step 16 ")
+    assert result.returncode == 2
+    assert "the training diverged with --lr 10000000.0" in result.stderr
+    assert "this model" not in result.stdout
+
+
+def test_a_resume_that_diverges_leaves_the_good_dump_the_only_one(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    flags = ("--data_path", synthetic_folder, "--save_dir", tmp_path, "--embedding_dim", 8)
+    succeeded(python(EXAMPLE, *flags, "--dump", *SHORT))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    wild = ("--dense_lr", "1e30", "--dense_weight_decay", 0)
+    again = torchrun(2, EXAMPLE, *flags, "--resume", "--epochs", 2, "--dump_every", 1, "--keep", 1, *wild)
+    refused(again, "After step 17 ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    succeeded(python(EXAMPLE, "--load", "--save_dir", tmp_path))
+
+
+def test_a_model_that_is_worse_than_the_mean_says_so_below_its_table(synthetic_folder: Path) -> None:
+    output = succeeded(python(EXAMPLE, "--data_path", synthetic_folder, "--lr", "50", *SHORT))
+    *_, oracle, last = output.splitlines()
+    assert oracle.startswith("| oracle")
+    assert re.fullmatch(
+        r"\[RANK 0\] this model is worse than the mean of all ratings \([\d.]+\): its test RMSE is [\d.]+",
+        last,
+    )
+
+
+def test_a_ranking_that_is_worse_than_popularity_or_chance_says_so() -> None:
+    columns: Any = SimpleNamespace(num_movies=100, baselines={"ranking": {"popularity": {"ndcg_at_10": 0.2}}})
+    said = [
+        describe_failure(columns, Config(task="ranking"), {"ndcg_at_10": value})
+        for value in (0.2, 0.1, 0.01, float("nan"))
+    ]
+    # Of 100 movies in any order: the sum of 1 / log2(1 + rank) for the first ten, 4.5436, each in one of 100.
+    both = "this model is worse than popularity (0.2000) and a random order (0.0454): its test NDCG@10 is "
+    assert said == [
+        "",
+        "this model is worse than popularity (0.2000): its test NDCG@10 is 0.1000",
+        f"{both}0.0100",
+        f"{both}-",
+    ]
 
 
 def test_a_report_dir_that_cannot_be_written_is_refused_before_training(
