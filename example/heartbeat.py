@@ -84,13 +84,17 @@ class Heartbeat:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._end.wait(LEAVING_SECONDS if self._is_leaving else BEAT_SECONDS):
-            self._look_at_launcher()
-            if self._call is not None and time.monotonic() > self._call[0]:
-                self._die(f"{self._call[1]} took longer than --timeout {self.timeout:.0f}")
-            if self._group is not None and not self._beat():
-                self._group = None
-                self._over.set()
+        try:
+            while not self._end.wait(LEAVING_SECONDS if self._is_leaving else BEAT_SECONDS):
+                self._look_at_launcher()
+                call = self._call
+                if call is not None and time.monotonic() > call[0]:
+                    self._die(f"{call[1]} took longer than --timeout {self.timeout:.0f}")
+                if not self._over.is_set() and self._group is not None and not self._beat():
+                    self._over.set()
+        finally:
+            # Whatever this thread ends by, nobody may wait for it.
+            self._over.set()
 
     def _beat(self) -> bool:
         """One look at the round of all ranks that is under way; whether there is another one to come."""
