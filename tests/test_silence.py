@@ -307,13 +307,16 @@ def test_the_whole_attack(
     def once(job: tuple[tuple[str, str], int]) -> float:
         (name, phase), number = job
         folder = tmp_path / f"{name} {phase} {number}".replace(" ", "-")
+        seconds, fault = float("inf"), ""
         try:
             seconds, _ = attack(name, phase, REAL, folder, trained, num_machines)
+            shutil.rmtree(folder)
         except AssertionError as error:
-            with capsys.disabled():
-                print(f"FAILED: {name}, {phase}, on {num_machines}: {error}", flush=True)
-            return float("inf")
-        shutil.rmtree(folder)
+            fault = f"; {error}"
+        with capsys.disabled():
+            print(
+                f"{name}, {phase}, on {num_machines}, round {number + 1}: {seconds:.1f} s{fault}", flush=True
+            )
         return seconds
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
