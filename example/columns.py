@@ -209,7 +209,7 @@ def _digest(files: list[Path], config: Config) -> str:
         "format": FORMAT,
         "features": [dataclasses.astuple(feature) for feature in FEATURES],
         "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files],
-        "bad_rows": config.bad_rows,
+        "bad_rows": (config.bad_rows, config.max_bad_rows),
         "test_fraction": config.test_fraction if drawn else None,
         "validation_fraction": config.validation_fraction,
         "seed": config.seed,

@@ -140,6 +140,9 @@ class Config:
     bad_rows: str = "error"
     """What a row that cannot be read does: error stops, skip counts and reports it."""
 
+    max_bad_rows: float = 0.01
+    """Share of the rows of a file that --bad_rows skip may leave out; more stop."""
+
     epochs: int = 8
     """Passes over the training ratings, unless --patience ends the training before."""
 
@@ -356,6 +359,15 @@ def _check_run(config: Config) -> None:
     _require(
         0 < config.test_fraction < 1,
         f"--test_fraction {config.test_fraction} leaves no training or no test; give 0.1, say",
+    )
+    _require(
+        0 <= config.max_bad_rows <= 1,
+        f"--max_bad_rows {config.max_bad_rows} is no share; give 0 to 1",
+    )
+    _require(
+        config.bad_rows == "skip" or _is_default(config, "max_bad_rows"),
+        f"--max_bad_rows {config.max_bad_rows} says how many rows are left out, and none are; give "
+        "--bad_rows skip too",
     )
     _require(
         0 <= config.validation_fraction < 1,

@@ -7,6 +7,7 @@ batches or models. A data worker never imports it.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,11 @@ NUM_RATINGS = {
     "ml-25m": 25_000_095,
     "ml-32m": 32_000_204,
 }
+
+# How a file of float32 begins that numpy wrote.
+COLUMN = re.compile(
+    rb"\x93NUMPY....?.?\{'descr': '<f4', 'fortran_order': False, 'shape': \(\d{1,18},\), \}", re.DOTALL
+)
 
 
 @dataclass
@@ -117,9 +123,10 @@ def read(folder: Path, layout: Layout, config: Config) -> RawData:
     """Read all files of a set.
 
     Raises:
-        UserError: for a missing, empty or malformed file, and with --bad_rows error for the first bad row.
+        UserError: for a missing, empty or malformed file, with --bad_rows error for the first bad row, and
+            with skip for more than the share --max_bad_rows of them.
     """
-    reader = Reader(folder, skip=config.bad_rows == "skip")
+    reader = Reader(folder, config.bad_rows == "skip", config.max_bad_rows)
     movies = read_movies(reader, layout)
     users = read_users(reader, layout)
     known_users = users["user_id"].to_numpy() if users is not None else None
@@ -187,9 +194,13 @@ def _obtain(dataset: str, folder: Path, config: Config) -> None:
 
 def _check_synthetic(folder: Path, config: Config) -> None:
     oracle = folder / "oracle.json"
-    found = json.loads(oracle.read_text()) if oracle.is_file() else {}
+    try:
+        found = json.loads(oracle.read_bytes()) if oracle.is_file() else {}
+    # One that is damaged tells of no ratings.
+    except ValueError:
+        found = {}
     wanted = {"num_ratings": config.synthetic_ratings, "seed": config.seed}
-    if any(found.get(name) != value for name, value in wanted.items()):
+    if not isinstance(found, dict) or any(found.get(name) != value for name, value in wanted.items()):
         raise UserError(
             f"{folder} holds other ratings than --synthetic_ratings {config.synthetic_ratings} --seed "
             f"{config.seed}; give another --data_path, or leave --dataset out to read what lies there."
@@ -199,8 +210,22 @@ def _check_synthetic(folder: Path, config: Config) -> None:
 def _read_oracle(reader: Reader, num_ratings: int) -> np.ndarray | None:
     """The oracle's predictions beside synthetic ratings, float32, one a rating."""
     path = reader.folder / "oracle.npy"
-    oracle = np.load(path) if path.is_file() else None
-    if oracle is not None and len(oracle) != num_ratings:
+    if not path.is_file():
+        return None
+    try:
+        # Mapped, for the size that a damaged head tells of is then that of the file.
+        oracle = np.load(path, mmap_mode="r") if _is_column(path) else None
+    except ValueError:
+        oracle = None
+    if oracle is None:
+        raise UserError(f"{path} is damaged: it is no column of float32; remove it, or the folder.")
+    if len(oracle) != num_ratings:
         reader.notes.append(f"left out the oracle: it knows {len(oracle):,} ratings, not {num_ratings:,}")
         return None
-    return oracle
+    return np.array(oracle)
+
+
+def _is_column(path: Path) -> bool:
+    """Whether a file begins as one that numpy wrote; what else it may hold, numpy reads with any error."""
+    with path.open("rb") as file:
+        return COLUMN.match(file.read(256)) is not None

@@ -21,7 +21,7 @@ from save_dir import newest_in, state_at
 # Where the ratings are. Another place is no other data: their digest tells.
 PLACE_FLAGS = ("dataset", "data_path", "cache_dir", "synthetic_ratings")
 # Which ratings are for what, and in what order they stand.
-DATA_FLAGS = ("split", "test_fraction", "validation_fraction", "bad_rows", "seed")
+DATA_FLAGS = ("split", "test_fraction", "validation_fraction", "bad_rows", "max_bad_rows", "seed")
 MODEL_FLAGS = ("task", "embedding_dim", "mlp_dims", "history")
 LEARNING_FLAGS = (
     "epochs",

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
+import csv
+import gzip
+import io
+import lzma
 import re
 import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +34,13 @@ def write(folder: Path, files: dict[str, str | bytes]) -> Path:
     return folder
 
 
+def zipped(content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("ratings.csv", content)
+    return buffer.getvalue()
+
+
 @pytest.fixture
 def ml_1m(tmp_path: Path) -> Path:
     ratings = "1::1::5::978300760\n1::2::3::978302109\n2::1::4::978301968\n"
@@ -40,12 +55,12 @@ def ml_csv(tmp_path: Path) -> Path:
     return write(tmp_path / "ml", {"ratings.csv": ratings, "movies.csv": movies.encode()})
 
 
-def load(folder: Path, **options: str) -> RawData:
+def load(folder: Path, **options: str | float) -> RawData:
     config = Config(data_path=str(folder), **options)  # type: ignore[arg-type]
     return read(*locate(config), config)
 
 
-def refusal(folder: Path, **options: str) -> str:
+def refusal(folder: Path, **options: str | float) -> str:
     with pytest.raises(UserError) as error:
         load(folder, **options)
     sentence = str(error.value)
@@ -155,6 +170,12 @@ BAD_ROWS = [
     ("1::1::5::99999999999999999999", "a number of more than 64 bits"),
     ("UserID::MovieID::Rating::Timestamp", "not a number"),
     ("\xff\xfe1::1::5::1", "not a number"),
+    ("1::1::5::" + "9" * 5000, "a number of more than 64 bits"),
+    ("1::0x1::5::978300760", "not a number"),
+    ("1::1::5::-1", "a time outside 0 to 253402300799 (seconds since 1970)"),
+    # In milliseconds.
+    ("1::1::5::978300760000", "a time outside 0 to 253402300799 (seconds since 1970)"),
+    ("1::1::5::978300760::" + "0" * 2_000_000, "5 fields instead of 4"),
 ]
 
 
@@ -166,36 +187,76 @@ def test_a_bad_rating_is_named_with_file_line_and_content(ml_1m: Path, row: str,
     assert f"ratings.dat, line 2: {reason}: " in sentence
     assert "--bad_rows skip" in sentence
     if row.isascii():
-        assert repr(row) in sentence
+        assert repr(row[:120]) in sentence
 
 
 @pytest.mark.parametrize(("row", "reason"), BAD_ROWS)
 def test_bad_ratings_are_counted_and_left_out_when_asked(ml_1m: Path, row: str, reason: str) -> None:
     lines = (ml_1m / "ratings.dat").read_text().splitlines()
     write(ml_1m, {"ratings.dat": "\n".join([lines[0], row, *lines[1:], row])})
-    raw = load(ml_1m, bad_rows="skip")
+    raw = load(ml_1m, bad_rows="skip", max_bad_rows=0.5)
     assert raw.ratings.rating.tolist() == [5, 3, 4]
     (note,) = raw.skipped
     assert note == f"left out 2 bad rows of ratings.dat, the first being line 2 ({reason})"
-    assert open_columns(Config(data_path=str(ml_1m), bad_rows="skip", test_fraction=0.4)).notes[0] == note
+    config = Config(data_path=str(ml_1m), bad_rows="skip", max_bad_rows=0.5, test_fraction=0.4)
+    assert open_columns(config).notes[0] == note
+
+
+def test_more_bad_rows_than_a_share_are_refused_with_their_number_the_limit_and_a_row(ml_1m: Path) -> None:
+    good = (ml_1m / "ratings.dat").read_text().splitlines()[0]
+    write(ml_1m, {"ratings.dat": "\n".join([*[good] * 98, "bad", "worse"])})
+    sentence = refusal(ml_1m, bad_rows="skip")
+    assert "ratings.dat, line 99: 1 fields instead of 4: 'bad'" in sentence
+    assert "2 of 100 rows of the file cannot be read, and --max_bad_rows 0.01 allows 1" in sentence
+    assert len(load(ml_1m, bad_rows="skip", max_bad_rows=0.02).ratings.rating) == 98
+    write(ml_1m, {"ratings.dat": "\n".join([*[good] * 99, "bad"])})
+    assert len(load(ml_1m, bad_rows="skip").ratings.rating) == 99
+
+
+def test_columns_made_under_another_limit_are_not_taken(ml_1m: Path) -> None:
+    lines = (ml_1m / "ratings.dat").read_text()
+    write(ml_1m, {"ratings.dat": lines + "bad\n"})
+    config = Config(data_path=str(ml_1m), bad_rows="skip", max_bad_rows=0.5, test_fraction=0.4)
+    open_columns(config)
+    with pytest.raises(UserError, match=r"--max_bad_rows 0\.01 allows 0"):
+        open_columns(replace(config, max_bad_rows=0.01))
+
+
+def test_bad_rows_of_every_kind_count_together(ml_1m: Path) -> None:
+    movies = "".join(f"{number}::Title (1990)::Drama\n" for number in range(3, 10))
+    write(ml_1m, {"movies.dat": MOVIES_1M.replace("a::b\xe9", "x") + movies + "x::Bad::Drama\n10::Short\n"})
+    sentence = refusal(ml_1m, bad_rows="skip", max_bad_rows=0.1)
+    assert "movies.dat, line 10: movie_id 'x' is not a whole number" in sentence
+    assert "2 of 11 rows" in sentence
+    assert len(load(ml_1m, bad_rows="skip", max_bad_rows=0.2).movies) == 9
 
 
 @pytest.mark.parametrize(
     ("file", "row", "reason"),
     [
         ("movies.dat", "3::No genres (1990)", "2 fields instead of 3"),
-        ("movies.dat", "x::Title (1990)::Drama", "invalid literal for int() with base 10: 'x'"),
+        ("movies.dat", "x::Title (1990)::Drama", "movie_id 'x' is not a whole number"),
+        ("movies.dat", "1_0::Title (1990)::Drama", "movie_id '1_0' is not a whole number"),
+        (
+            "movies.dat",
+            "9223372036854775808::Title (1990)::Drama",
+            "movie_id 9223372036854775808 is not between -9223372036854775808 and 9223372036854775807",
+        ),
         ("movies.dat", "1::Again (1990)::Drama", "movie_id 1 a second time"),
         ("users.dat", "3::M::25", "3 fields instead of 5"),
-        ("users.dat", "3::M::old::1::2", "invalid literal for int() with base 10: 'old'"),
+        ("users.dat", "3::M::old::1::2", "age 'old' is not a whole number"),
+        ("users.dat", f"3::M::{'9' * 23}::1::2", f"age {'9' * 23} is not between 0 and 150"),
+        ("users.dat", f"3::M::{'9' * 5000}::1::2", f"age {'9' * 40} is not between 0 and 150"),
+        ("users.dat", "3::M::-1::1::2", "age -1 is not between 0 and 150"),
+        ("users.dat", "3::M::151::1::2", "age 151 is not between 0 and 150"),
         ("users.dat", "2::M::25::1::2", "user_id 2 a second time"),
     ],
 )
 def test_a_bad_movie_or_user_is_named(ml_1m: Path, file: str, row: str, reason: str) -> None:
     with (ml_1m / file).open("ab") as opened:
         opened.write(f"{row}\n".encode())
-    assert f"{file}, line 3: {reason}: {row!r}; mend the file" in refusal(ml_1m)
-    raw = load(ml_1m, bad_rows="skip")
+    assert f"{file}, line 3: {reason}: {row[:120]!r}; mend the file" in refusal(ml_1m)
+    raw = load(ml_1m, bad_rows="skip", max_bad_rows=0.5)
     assert len(raw.movies) == len(raw.users) == 2
     assert file in raw.skipped[0]
 
@@ -212,7 +273,9 @@ def test_an_empty_or_missing_file_is_refused_by_name(ml_1m: Path, name: str) -> 
 
 def test_a_file_of_bad_rows_alone_is_refused_even_when_they_are_skipped(ml_1m: Path) -> None:
     (ml_1m / "ratings.dat").write_text("a\nb\n")
-    assert "ratings.dat holds no rating that can be read" in refusal(ml_1m, bad_rows="skip")
+    assert "2 of 2 rows of the file cannot be read" in refusal(ml_1m, bad_rows="skip")
+    sentence = refusal(ml_1m, bad_rows="skip", max_bad_rows=1.0)
+    assert "ratings.dat holds no rating that can be read" in sentence
 
 
 def test_a_csv_without_its_header_is_refused(ml_csv: Path) -> None:
@@ -223,12 +286,129 @@ def test_a_csv_without_its_header_is_refused(ml_csv: Path) -> None:
         assert "line 1: '5,1,4.0,964982703' is not the header 'userId,movieId,rating,timestamp'" in sentence
 
 
-def test_another_encoding_is_refused_by_name(ml_csv: Path) -> None:
-    text = (ml_csv / "ratings.csv").read_text()
-    (ml_csv / "ratings.csv").write_bytes(text.encode("utf-16"))
-    assert "ratings.csv, line 1: " in refusal(ml_csv)
-    (ml_csv / "ratings.csv").write_bytes(text.encode("utf-8-sig"))
-    assert len(load(ml_csv).ratings.rating) == 3
+@pytest.mark.parametrize("file", ["ratings.csv", "movies.csv"])
+@pytest.mark.parametrize(
+    ("encode", "what"),
+    [
+        (gzip.compress, "is compressed by gzip, not text in UTF-8; unpack it"),
+        (bz2.compress, "is compressed by bzip2"),
+        (lzma.compress, "is compressed by xz"),
+        (zipped, "is a zip archive"),
+        (lambda text: b"PAR1" + text, "is a Parquet file"),
+        (
+            lambda text: text.decode().encode("utf-16"),
+            "is text in UTF-16, not text in UTF-8; convert it with iconv",
+        ),
+        (lambda text: b"\xfe\xff" + text.decode().encode("utf-16-be"), "is text in UTF-16"),
+        (lambda text: text.decode().encode("utf-16-le"), "is text in UTF-16"),
+        (lambda text: text.decode().encode("utf-16-be"), "is text in UTF-16"),
+        (lambda text: text.decode().encode("utf-32"), "is text in UTF-32"),
+    ],
+    ids=["gzip", "bzip2", "xz", "zip", "parquet", "utf-16", "utf-16 big", "no mark", "no mark big", "utf-32"],
+)
+def test_a_file_that_is_no_text_of_ours_is_named_for_what_it_is(
+    ml_csv: Path, file: str, encode: Callable[[bytes], bytes], what: str
+) -> None:
+    (ml_csv / file).write_bytes(encode((ml_csv / file).read_bytes()))
+    for bad_rows in ("error", "skip"):
+        assert f"{ml_csv / file} {what}" in refusal(ml_csv, bad_rows=bad_rows)
+
+
+@pytest.mark.parametrize("name", ["ml_1m", "ml_100k", "ml_csv"])
+def test_the_mark_of_utf_8_is_no_content(name: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(name)
+    # So that the lines are looked at one by one, too.
+    ratings = next(path for path in folder.iterdir() if path.name in ("ratings.dat", "u.data", "ratings.csv"))
+    ratings.write_bytes(ratings.read_bytes() + b"bad\n")
+    expected = load(folder, bad_rows="skip", max_bad_rows=0.5)
+    for path in folder.iterdir():
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    found = load(folder, bad_rows="skip", max_bad_rows=0.5)
+    assert found.ratings.user_id.tolist() == expected.ratings.user_id.tolist()
+    assert found.movies.equals(expected.movies)
+    assert found.users.equals(expected.users)
+    assert found.skipped == expected.skipped
+
+
+def test_quoted_fields_are_read(ml_csv: Path) -> None:
+    expected = load(ml_csv)
+    for name in ("ratings.csv", "movies.csv"):
+        rows = list(csv.reader((ml_csv / name).read_text().splitlines()))
+        with (ml_csv / name).open("w", newline="") as file:
+            csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+    assert (
+        (ml_csv / "ratings.csv").read_text().startswith('"userId","movieId","rating","timestamp"\n"5","1",')
+    )
+    found = load(ml_csv)
+    assert [column.tolist() for column in vars(found.ratings).values()] == [
+        column.tolist() for column in vars(expected.ratings).values()
+    ]
+    assert found.movies.equals(expected.movies)
+    with (ml_csv / "ratings.csv").open("a") as file:
+        file.write('"5","7","9.0","1"\n')
+    sentence = refusal(ml_csv)
+    assert """ratings.csv, line 5: a rating outside 0.5 to 5.0: '"5","7","9.0","1"'""" in sentence
+    assert load(ml_csv, bad_rows="skip", max_bad_rows=0.5).ratings.user_id.tolist() == [5, 5, 9]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('"5"0,1,4.0,1', "a quote in the wrong place"),
+        ('5"0",1,4.0,1', "not a number"),
+        ('"5,1,4.0,1', "a quote in the wrong place"),
+        ('5,1,4.0,"1', "a quote in the wrong place"),
+        ('"5,1",4.0,1', "3 fields instead of 4"),
+        ('"5,1",1,4.0,1', "not a number"),
+        ('"",1,4.0,1', "not a number"),
+        ('"5""5",1,4.0,1', "not a number"),
+    ],
+)
+def test_a_quote_in_the_wrong_place_is_named_with_its_line(ml_csv: Path, row: str, reason: str) -> None:
+    lines = (ml_csv / "ratings.csv").read_text().splitlines()
+    write(ml_csv, {"ratings.csv": "\n".join([*lines[:2], row, *lines[2:]])})
+    assert f"ratings.csv, line 3: {reason}: {row!r}" in refusal(ml_csv)
+    assert load(ml_csv, bad_rows="skip", max_bad_rows=0.5).ratings.user_id.tolist() == [5, 5, 9]
+
+
+def test_lines_of_blanks_and_blanks_around_numbers_are_read_beside_bad_rows(ml_csv: Path) -> None:
+    with (ml_csv / "ratings.csv").open("a") as file:
+        file.write(" 9 ,1, 3.5,8\n   \nbad\n")
+    assert "ratings.csv, line 7: 1 fields instead of 4: 'bad'" in refusal(ml_csv)
+    assert load(ml_csv, bad_rows="skip", max_bad_rows=0.5).ratings.rating.tolist() == [4.0, 0.5, 2.5, 3.5]
+
+
+def test_a_genre_file_of_another_length_is_refused(ml_100k: Path) -> None:
+    lines = (ml_100k / "u.genre").read_text().splitlines()
+    write(ml_100k, {"u.genre": "\n".join(lines[1:])})
+    assert "u.genre names 18 genres, and u.item tells of 19" in refusal(ml_100k, bad_rows="skip")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"x",
+        b"PK\x03\x04",
+        b"\x93NUMPY\x01\x00\x10\x00{'descr': '<f4', ",
+        b"\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', 'fortran_order': False, 'shape': (999999999999,), }",
+        np.zeros(3),
+        np.zeros((3, 1), "f4"),
+    ],
+    ids=["empty", "text", "zip", "cut", "too long", "float64", "two dimensions"],
+)
+def test_a_damaged_oracle_is_refused_by_name(ml_1m: Path, content: bytes | np.ndarray) -> None:
+    if isinstance(content, bytes):
+        (ml_1m / "oracle.npy").write_bytes(content)
+    else:
+        np.save(ml_1m / "oracle.npy", content)
+    assert f"{ml_1m / 'oracle.npy'} is damaged" in refusal(ml_1m)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"{"])
+def test_a_damaged_description_of_a_synthetic_set_is_refused(ml_1m: Path, content: bytes) -> None:
+    (ml_1m / "oracle.json").write_bytes(content)
+    assert "holds other ratings than" in refusal(ml_1m, dataset="synthetic")
 
 
 def test_a_quote_that_is_never_closed_is_refused(ml_csv: Path) -> None:
