@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from config import Config, parse_given
 from config import parse_args as parse_args
 from errors import UserError
-from failures import record_crash, report_lost_worker, report_mistake
+from failures import name_lost_peers, record_crash, report_lost_worker, report_mistake
 from postmortem import WorkerError
 from progress import shown, stage
 from runtime import RuntimeContext, cleanup_runtime, decided, end_with, init_runtime, read_launch
@@ -123,6 +123,9 @@ def run(config: Config, given: frozenset[str] = frozenset()) -> None:
             announce_data(config)
         for mode in config.modes:
             modes[mode](config, context)
+    except Exception as error:
+        name_lost_peers(error)
+        raise
     finally:
         cleanup_runtime()
 

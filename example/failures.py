@@ -12,13 +12,16 @@ import traceback
 
 from errorfile import leave_for_torchrun
 from errors import LostPeerError, UserError
-from runtime import read_launch
+from runtime import lost_peers, read_launch
 
 # A rank may say the same as rank 0 some seconds later than it.
 SAME_MISTAKE_SECONDS = 5.0
 # Between the exit of a rank and torchrun's signal to the others lie some tenths of a second, on a busy one
 # a second or two. No longer: on other machines this is added to what --timeout and torchrun take.
 LOST_PEER_SECONDS = 4.0
+# Of torch's exceptions, which are RuntimeErrors otherwise.
+LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+LOST_PEER_WORDS = ("gloo/transport", "Application timeout caused pair closure")
 
 
 def report_mistake(sentence: str) -> None:
@@ -43,15 +46,26 @@ def report_lost_worker(screen: str) -> None:
     print(screen, file=sys.stderr, flush=True)
 
 
+def name_lost_peers(error: Exception) -> None:
+    """Find out, where an exception says only that another rank went away, which one, and on which machine.
+
+    Raises:
+        LostPeerError: with that, from the exception.
+    """
+    if is_lost_peer(error) and (fault := lost_peers()):
+        raise LostPeerError(fault) from error
+
+
 def record_crash(error: BaseException) -> None:
     """Leave the traceback of an exception for torchrun's report, and let it pass on."""
     # One that is silent left nothing to be read first, and --timeout has passed already.
-    if is_lost_peer(error) and "timed out" not in str(error).lower():
+    if is_lost_peer(error) and "timed out" not in str(error.__cause__ or error).lower():
         time.sleep(LOST_PEER_SECONDS)
     leave_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether an exception says only that another rank went away, or is silent."""
-    names = ("DistBackendError", "DistNetworkError")
-    return isinstance(error, LostPeerError) or "gloo/transport" in str(error) or type(error).__name__ in names
+    if isinstance(error, LostPeerError) or type(error).__name__ in LOST_PEER_TYPES:
+        return True
+    return any(words in str(error) for words in LOST_PEER_WORDS)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from errorfile import leave_for_torchrun
+from peers import Peers
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +50,8 @@ class Heartbeat:
         self._launcher = os.getppid()
         self._stopped_since: float | None = None
         self._call: tuple[float, str] | None = None
+        # Who says which rank it is that is silent.
+        self.peers: Peers | None = None
         self._group: Any = None
         self._round: tuple[torch.Tensor, Any, float] | None = None
         self._is_leaving = False
@@ -106,8 +109,8 @@ class Heartbeat:
             if not work.is_completed():
                 if time.monotonic() - begin > self.timeout + MARGIN_SECONDS:
                     self._die(
-                        f"a rank has shown no sign of life for --timeout {self.timeout:.0f} seconds: a "
-                        "process was stopped, or a machine is gone or cut off"
+                        f"a rank has shown no sign of life for --timeout {self.timeout:.0f} seconds: "
+                        f"{self.peers.fault() if self.peers else 'a process was stopped'}"
                     )
                 return True
             try:

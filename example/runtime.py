@@ -12,7 +12,9 @@ import logging
 import os
 import random
 import re
+import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -21,14 +23,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from config import Config
-from errors import UserError
+from errors import LostPeerError, UserError
 from heartbeat import Heartbeat
 from machine import allowed_cores, die_with_parent, keep_freed_memory, use_large_pages
+from peers import Peers
 from rankprint import install_print, restore_print
 from stack import has_cuda_kernels
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
 # What torchrec 1.6 and 1.8 make torch say of torchrec's own code.
 NOISE = (
@@ -150,6 +154,9 @@ def cleanup_runtime() -> None:
                 heartbeat.leave()
                 stack.enter_context(heartbeat.within("leaving the other ranks"))
             _destroy_process_group()
+        for heartbeat in heartbeats:
+            if heartbeat.peers is not None:
+                heartbeat.peers.close()
     for heartbeat in heartbeats:
         heartbeat.stop()
 
@@ -159,6 +166,13 @@ def _destroy_process_group() -> None:
 
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def lost_peers() -> str:
+    """Which ranks do not answer this one, and on which machines; nothing where it has no peers. Takes some
+    seconds. Not collective.
+    """
+    return next((heartbeat.peers.fault() for heartbeat in RUNNING if heartbeat.peers is not None), "")
 
 
 def end_process(status: int) -> NoReturn:
@@ -277,39 +291,69 @@ def choose_device(launch: Launch) -> torch.device:
 
 def _join(launch: Launch, device: torch.device, timeout: int) -> None:
     """Join the other ranks, and show them from now on that this one lives."""
+    import torch.distributed as dist
+
     if not launch.launched:
-        _init_process_group(launch, device, timedelta(seconds=timeout))
+        # One process needs no port, so a busy one cannot matter.
+        _init_process_group(launch, device, dist.HashStore(), timeout)
         return
+    deadline = time.monotonic() + timeout
     heartbeat = Heartbeat(timeout, launch.local_rank)
     RUNNING.append(heartbeat)
-    with heartbeat.within("joining the other ranks"):
-        _init_process_group(launch, device, timedelta(seconds=timeout))
+    master = os.environ["MASTER_ADDR"]
+    with heartbeat.within(f"joining the other ranks at {master}:{os.environ['MASTER_PORT']}"):
+        store = _open_store(launch, timeout)
+        if launch.world_size > 1:
+            spans = launch.local_world_size < launch.world_size
+            heartbeat.peers = Peers(store, launch.rank, launch.world_size, master, spans, deadline)
+        _init_process_group(launch, device, store, timeout)
         if launch.world_size > 1:
             heartbeat.begin()
 
 
-def _init_process_group(launch: Launch, device: torch.device, timeout: timedelta) -> None:
+def _open_store(launch: Launch, timeout: int) -> dist.Store:
+    """What the ranks of this attempt, and no others, meet in.
+
+    Raises:
+        LostPeerError: when it cannot be reached.
+    """
+    import torch.distributed as dist
+
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # torchrun's store outlives its ranks: what restarted ones write must not mix with what is there of
+        # those that are gone. Each machine counts its own restarts, so launcher.py of several ones has rank 0
+        # make a store for each attempt.
+        store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
+        return dist.PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return dist.TCPStore(
+            *where,
+            is_master=launch.rank == 0,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except dist.DistNetworkError as error:
+        if launch.rank == 0:
+            raise
+        raise LostPeerError(
+            f"rank 0 at {where[0]}:{where[1]} never answered: rank {launch.rank} on {socket.gethostname()} "
+            f"waited {timeout} s"
+        ) from error
+
+
+def _init_process_group(launch: Launch, device: torch.device, store: dist.Store, timeout: int) -> None:
     import torch.distributed as dist
 
     backend = "nccl" if device.type == "cuda" else "gloo"
-    device_id = device if device.type == "cuda" else None
-    # One process needs no port, so a busy one cannot matter.
-    store: dist.Store = dist.HashStore()
-    if launch.launched:
-        store, _, _ = next(iter(dist.rendezvous("env://", timeout=timeout)))
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # torchrun's store outlives its ranks: what restarted ones write must not mix with what is there
-            # of those that are gone. Each machine counts its own restarts, so launcher.py of several ones has
-            # rank 0 make a store for each attempt.
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            store = dist.PrefixStore(f"restart-{attempt}", store)
     dist.init_process_group(
         backend,
         store=store,
         rank=launch.rank,
         world_size=launch.world_size,
-        timeout=timeout,
-        device_id=device_id,
+        timeout=timedelta(seconds=timeout),
+        device_id=device if device.type == "cuda" else None,
     )
 
 

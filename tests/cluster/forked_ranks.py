@@ -16,9 +16,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import secrets
 import select
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,25 +28,35 @@ from typing import Any, NoReturn
 from cluster.machines import Machine, Running
 from launch import ROOT
 
-FIRST_PORT = 29500
+# Below those that the kernel gives to connections.
+FIRST_PORT, NUM_PORTS = 20_000, 10_000
 
 
 class ForkServer:
-    """Forks ranks on a machine."""
+    """Forks ranks on a machine. env: for all of them, beside what `launch` is given.
 
-    def __init__(self, machine: Machine) -> None:
+    CLOCK_OFFSET in it is by how many seconds their clock is wrong, if `clock.c` could be compiled.
+    """
+
+    def __init__(self, machine: Machine, clock: Path | None = None) -> None:
         self.machine = machine
-        self.launches = 0
-        self._count = 0
+        self.env: dict[str, str] = {}
+        self.ranks: list[ForkedRank] = []
         paths = os.pathsep.join(str(ROOT / name) for name in ("example", "tests"))
-        self._process = machine.start([sys.executable, "-u", __file__], {"PYTHONPATH": paths})
+        env = {"PYTHONPATH": paths, **({"LD_PRELOAD": str(clock)} if clock else {})}
+        self._process = machine.start([sys.executable, "-u", __file__], env)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was not killed with its machine."""
+        return self._process.poll() is None
 
     def fork(self, argv: Sequence[object], env: dict[str, str], cores: int) -> ForkedRank:
         """A rank with some arguments, on so many of the cores."""
         self._process.wait_for("ready")
-        self._count += 1
-        rank = ForkedRank(self, self.machine.folder / f"rank-{self._count}")
-        self.ask(rank, argv=list(map(str, argv)), env=env, cores=cores)
+        rank = ForkedRank(self, self.machine.folder / f"rank-{secrets.token_hex(8)}")
+        self.ranks.append(rank)
+        self.ask(rank, argv=list(map(str, argv)), env={**env, **self.env}, cores=cores)
         return rank
 
     def ask(self, rank: ForkedRank, **request: Any) -> None:
@@ -73,16 +85,18 @@ def launch(
     servers: Sequence[ForkServer],
     nprocs: Sequence[int],
     argv: Sequence[object],
-    env: dict[str, str] | None = None,
+    late: float = 0,
 ) -> list[ForkedRank]:
     """Ranks, so many on each machine; rank 0 of the first one has the store.
 
+    late: by how many seconds all machines but the first come later.
     Every rank has as many threads as on one machine, on which results depend to the last bit.
     """
-    servers[0].launches += 1
-    common = {"MASTER_ADDR": servers[0].machine.name, "MASTER_PORT": str(FIRST_PORT + servers[0].launches)}
+    port = FIRST_PORT + secrets.randbelow(NUM_PORTS)
+    common = {"MASTER_ADDR": servers[0].machine.name, "MASTER_PORT": str(port)}
     ranks: list[ForkedRank] = []
     for server, nproc in zip(servers, nprocs, strict=True):
+        time.sleep(late if ranks else 0)
         for local_rank in range(nproc):
             mine = {
                 "RANK": len(ranks),
@@ -90,7 +104,7 @@ def launch(
                 "WORLD_SIZE": sum(nprocs),
                 "LOCAL_WORLD_SIZE": nproc,
             }
-            given = {**common, **{key: str(value) for key, value in mine.items()}, **(env or {})}
+            given = {**common, **{key: str(value) for key, value in mine.items()}}
             ranks.append(server.fork(argv, given, cores=nproc))
     return ranks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from cluster.forked_ranks import ForkServer, launch
-from cluster.machines import Cluster, why_not
 from launch import read_json
 from save_dir import newest_in
 
 FLAGS = ("--epochs", 1, "--batch_size", 512, "--timeout", 60, "--worker_timeout", 50)
-
-
-@pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ForkServer]]:
-    """Two machines that fork ranks."""
-    if reason := why_not():
-        pytest.skip(reason)
-    with Cluster(tmp_path_factory.mktemp("cluster") / "machines", 2) as cluster:
-        yield [ForkServer(machine) for machine in cluster.machines]
 
 
 def found(
