@@ -32,7 +32,7 @@ LEAVING_SECONDS = 0.02
 # Beyond --timeout: a wait with a deadline of its own tells more, so it goes first.
 MARGIN_SECONDS = 1.0
 # Beyond --timeout, for calls in which the slowest rank is waited for and then something is done.
-CALL_SECONDS = 4.0
+CALL_SECONDS = 2.0
 # A pipe takes so much at once, whoever reads it.
 LONGEST_TEXT = 4096
 

@@ -1,12 +1,14 @@
-"""The example, made to stay in one of its phases: python silent_ranks.py PHASE FLAGS...
+"""The example, made to stay in one of its phases: python silent_ranks.py PHASE RANK FLAGS...
 
-Every rank that has come to the phase says so, with `MARK`, and stays there, as far as it can.
+Every rank that has come to the phase says so, with `MARK`, and stays there, as far as it can. Where ranks
+meet or leave, RANK comes last.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +21,7 @@ import example
 import runtime
 
 MARK = "has come to the phase"
-# In which what is to happen in a phase has to begin, where a phase cannot be made to last.
+# What the others wait for it there.
 SECONDS = 3.0
 
 
@@ -51,9 +53,14 @@ def marked(original: Callable[..., Any], seconds: float = 0.0) -> Callable[..., 
     return slower
 
 
+def pause() -> float:
+    """The seconds that this rank keeps the others waiting."""
+    return SECONDS if runtime.read_launch().rank == int(sys.argv[2]) else 0.0
+
+
 def stay_at_start() -> None:
     """Before the ranks meet."""
-    runtime._init_process_group = marked(runtime._init_process_group, SECONDS)
+    runtime._init_process_group = marked(runtime._init_process_group, pause())
 
 
 def stay_in_preparation() -> None:
@@ -109,9 +116,8 @@ def stay_in_load() -> None:
 
 
 def stay_at_end() -> None:
-    """Before the ranks leave each other; the first one does not wait."""
-    seconds = SECONDS if runtime.read_launch().rank else 0.0
-    example.cleanup_runtime = marked(example.cleanup_runtime, seconds)
+    """Before the ranks leave each other."""
+    example.cleanup_runtime = marked(example.cleanup_runtime, pause())
 
 
 PHASES: dict[str, Callable[[], None]] = {
@@ -127,4 +133,6 @@ PHASES: dict[str, Callable[[], None]] = {
 
 if __name__ == "__main__":
     PHASES[sys.argv[1]]()
-    runtime.end_with(lambda: example.main(sys.argv[2:]))
+    # As the example does.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    runtime.end_with(lambda: example.main(sys.argv[3:]))

@@ -203,22 +203,25 @@ PAIRS = [
 ]
 
 
-def command(phase: str, limits: Limits, folder: Path, trained: Path, num_machines: int) -> list[str]:
+def command(
+    name: str, phase: str, limits: Limits, folder: Path, trained: Path, num_machines: int
+) -> list[str]:
     where = ["--standalone", "--nproc_per_node=2"]
     if num_machines > 1:
         endpoint = "--rdzv_endpoint=node-0:29400"
         where = [f"--nnodes={num_machines}", "--rdzv_backend=c10d", endpoint, "--nproc_per_node=1"]
-    script = "training" if phase.startswith("training") else phase
     flags = [flag.format(folder=folder, trained=trained) for flag in FLAGS[phase]]
     if not phase.startswith("load"):
         flags += ["--data_path", str(trained / "data")]
     launcher = [str(LAUNCHER)] if limits is REAL else [str(HASTY), str(limits.patience)]
-    launched = [sys.executable, "-u", *launcher, *where, str(SCRIPT), script, *flags]
-    return [*launched, "--timeout", str(limits.timeout)]
+    script = [str(SCRIPT), phase.partition(" with")[0], "0" if "rank 0" in name else "1"]
+    return [sys.executable, "-u", *launcher, *where, *script, *flags, "--timeout", str(limits.timeout)]
 
 
 @contextlib.contextmanager
-def launched(phase: str, limits: Limits, folder: Path, trained: Path, num_machines: int) -> Iterator[Launch]:
+def launched(
+    name: str, phase: str, limits: Limits, folder: Path, trained: Path, num_machines: int
+) -> Iterator[Launch]:
     """A launch in a phase, of which nothing is left afterwards."""
     folder.mkdir(parents=True)
     with contextlib.ExitStack() as stack:
@@ -227,7 +230,7 @@ def launched(phase: str, limits: Limits, folder: Path, trained: Path, num_machin
             machines = stack.enter_context(Cluster(folder / "cluster", num_machines)).machines
         launch = Launch(folder, machines)
         stack.callback(launch.kill)
-        launch.start(command(phase, limits, folder, trained, num_machines))
+        launch.start(command(name, phase, limits, folder, trained, num_machines))
         launch.wait_for_marks(2)
         yield launch
 
@@ -236,7 +239,7 @@ def attack(
     name: str, phase: str, limits: Limits, folder: Path, trained: Path, num_machines: int = 1
 ) -> tuple[float, Launch]:
     """Make one attack; the seconds until the last process was gone, and what was attacked."""
-    with launched(phase, limits, folder, trained, num_machines) as launch:
+    with launched(name, phase, limits, folder, trained, num_machines) as launch:
         time.sleep(0.3)
         ATTACKS[name](launch)
         return launch.seconds_to_end(limits.promised), launch
