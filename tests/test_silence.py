@@ -84,7 +84,8 @@ class Launch:
         else:
             clean = {name: value for name, value in os.environ.items() if name not in LAUNCH_VARIABLES}
             env = {**clean, **NO_GPUS, "OMP_NUM_THREADS": "1", **env}
-            self.commands = [Command(command, self.folder / "output", env, ROOT)]
+            # In a session of its own, like those of machines: what happens to its group is not the test's.
+            self.commands = [Command(["setsid", *command], self.folder / "output", env, ROOT)]
 
     def processes(self) -> list[int]:
         """The pids of all that inherited the mark, without who is dead and not yet waited for."""
