@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from cluster.machines import Cluster, Command, Machine, launched
 
@@ -33,8 +36,10 @@ class Step:
 class Training:
     """A training on two machines, of which one may be missing."""
 
-    def __init__(self, machines: list[Machine], data: Path, folder: Path) -> None:
-        self.machines, self.notes = machines, folder / "notes"
+    def __init__(
+        self, machines: list[Machine], data: Path, folder: Path, options: Sequence[str] = OPTIONS
+    ) -> None:
+        self.machines, self.notes, self.options = machines, folder / "notes", options
         self.flags = [self.notes, "--data_path", data, "--save_dir", folder / "dumps", "--dump", "--resume"]
         self.flags += ["--dump_every", DUMP_EVERY, "--epochs", EPOCHS, "--batch_size", BATCH_SIZE]
         self.flags += ["--timeout", TIMEOUT, "--patience", 0]
@@ -42,7 +47,11 @@ class Training:
 
     def start(self, machine: Machine) -> Command:
         """The launcher of a machine."""
-        return machine.start(launched(*self.flags, nnodes="1:2", options=OPTIONS, script=TIMED))
+        return machine.start(self.command())
+
+    def command(self) -> list[str]:
+        """What is run on each machine."""
+        return launched(*self.flags, nnodes="1:2", options=self.options, script=TIMED)
 
     def steps(self) -> list[Step]:
         """What was noted so far."""
@@ -59,6 +68,13 @@ class Training:
             assert time.monotonic() < deadline, "\n\n".join(command.text() for command in self.commands)
             assert self.commands[0].poll() is None, self.commands[0].text()
             time.sleep(0.05)
+
+    def wait_for_interruptions(self, count: int) -> None:
+        """Wait until ranks have started again so many times, and made a step."""
+        deadline = time.monotonic() + 150
+        while len(self.interruptions()) < count:
+            assert time.monotonic() < deadline, "\n\n".join(command.text() for command in self.commands)
+            time.sleep(0.1)
 
     def interruptions(self) -> list[tuple[float, int]]:
         """Of each time that ranks started again, the seconds without a step and the ratings repeated."""
@@ -78,10 +94,7 @@ def test_survivors_go_on_from_the_last_checkpoint_after_a_killed_rank_and_a_lost
     training.wait_until(ranks=2, steps=DUMP_EVERY + 5)
     (rank,) = machines[1].ranks()
     os.kill(rank, signal.SIGKILL)
-    deadline = time.monotonic() + 90
-    while not training.interruptions():
-        assert time.monotonic() < deadline, training.commands[0].text()
-        time.sleep(0.1)
+    training.wait_for_interruptions(1)
     assert training.steps()[-1].ranks == 2
     machines[1].crash()
     output = training.commands[0].succeeded(90)
@@ -93,3 +106,53 @@ def test_survivors_go_on_from_the_last_checkpoint_after_a_killed_rank_and_a_lost
     # A checkpoint is complete before the next step begins.
     assert max(again, repeated) <= DUMP_EVERY * 2 * BATCH_SIZE
     assert training.steps()[-1].learned == EPOCHS * NUM_TRAIN
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_machine_that_comes_back_is_taken_in_again(
+    cluster_of: Callable[[int], Cluster],
+    synthetic_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As torchrun waits by default.
+    machines = cluster_of(2).machines
+    monkeypatch.setattr(sys.modules[__name__], "EPOCHS", 10)
+    training = Training(machines, synthetic_folder, tmp_path, options=("--max_restarts=3",))
+    training.wait_until(ranks=2, steps=DUMP_EVERY + 5)
+    machines[1].crash()
+    training.wait_for_interruptions(1)
+    assert training.steps()[-1].ranks == 1
+    machines[1].mend()
+    training.commands.append(training.start(machines[1]))
+    training.wait_for_interruptions(2)
+    assert training.steps()[-1].ranks == 2
+    (rank,) = machines[0].ranks()
+    os.kill(rank, signal.SIGKILL)
+    training.wait_for_interruptions(3)
+    for (seconds, ratings), what in zip(
+        training.interruptions(), ("lost", "back", "rank 0 killed"), strict=True
+    ):
+        print(f"{what}: {seconds:.1f} s without a step (--timeout {TIMEOUT}), {ratings} ratings repeated")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_without_the_machine_of_the_rendezvous_all_ends_in_time_and_goes_on_elsewhere(
+    cluster_of: Callable[[int], Cluster], synthetic_folder: Path, tmp_path: Path
+) -> None:
+    machines = cluster_of(2).machines
+    training = Training(machines, synthetic_folder, tmp_path)
+    training.wait_until(ranks=2, steps=DUMP_EVERY + 5)
+    machines[0].crash()
+    begin = time.monotonic()
+    assert training.commands[1].wait(200) != 0
+    output = training.commands[1].text()
+    print(f"all ended after {time.monotonic() - begin:.1f} s (--timeout {TIMEOUT}):\n{output[-3000:]}")
+    assert "rank 0 on node-0 cannot be reached" in output
+    assert machines[1].processes() == []
+    assert time.monotonic() - begin < TIMEOUT + 35
+    elsewhere = [word.replace("node-0:", "node-1:") for word in training.command()]
+    again = machines[1].start(elsewhere)
+    assert f"this model, epoch {EPOCHS}" in again.succeeded(90)
