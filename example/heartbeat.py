@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from errorfile import leave_for_torchrun
-from peers import Peers
+from rollcall import Peers
 
 if TYPE_CHECKING:
     import torch
@@ -108,10 +108,13 @@ class Heartbeat:
             all_leave, work, begin = self._round
             if not work.is_completed():
                 if time.monotonic() - begin > self.timeout + MARGIN_SECONDS:
-                    self._die(
-                        f"a rank has shown no sign of life for --timeout {self.timeout:.0f} seconds: "
-                        f"{self.peers.fault() if self.peers else 'a process was stopped'}"
-                    )
+                    fault = self.peers.fault() if self.peers else "a process was stopped"
+                    if not self._end.is_set():
+                        # Else the main thread has found out by itself, and says where it waited.
+                        self._die(
+                            "a rank has shown no sign of life for --timeout "
+                            f"{self.timeout:.0f} seconds: {fault}"
+                        )
                 return True
             try:
                 work.wait()

@@ -26,8 +26,8 @@ from config import Config
 from errors import LostPeerError, UserError
 from heartbeat import Heartbeat
 from machine import allowed_cores, die_with_parent, keep_freed_memory, use_large_pages
-from peers import Peers
 from rankprint import install_print, restore_print
+from rollcall import Peers
 from stack import has_cuda_kernels
 
 if TYPE_CHECKING:

@@ -124,7 +124,7 @@ class Peers:
                 f"{_named(missing)} of {world_size} never came: rank {mine.rank} on {mine.host} waited "
                 f"{seconds:.0f} s"
             ) from error
-        peers = [Peer(rank, *json.loads(told)) for rank, told in enumerate(store.multi_get(keys))]
+        peers = [Peer(rank, *json.loads(told)) for rank, told in enumerate(map(store.get, keys))]
         return [peer for peer in peers if peer.rank != mine.rank]
 
     def _answer(self) -> None:
