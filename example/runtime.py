@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from config import Config
 from errors import LostPeerError, UserError
 from heartbeat import Heartbeat
-from machine import allowed_cores, die_with_parent, keep_freed_memory, use_large_pages
+from machine import allowed_cores, die_with_parent, keep_freed_memory, spin_briefly, use_large_pages
 from rankprint import install_print, restore_print
 from rollcall import Peers
 from stack import has_cuda_kernels
@@ -110,11 +110,13 @@ def init_runtime(config: Config) -> RuntimeContext:
     Raises:
         UserError: when the machine has fewer GPUs than processes.
     """
+    launch = read_launch()
+    if launch.world_size > 1:
+        spin_briefly()
     import numpy as np
     import torch
 
     _quieten_libraries()
-    launch = read_launch()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun gives each rank a session of its own, so what kills the launcher does not reach the rank.
         die_with_parent()

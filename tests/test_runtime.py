@@ -43,6 +43,32 @@ def test_importing_a_module_changes_nothing() -> None:
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
 
 
+@pytest.mark.parametrize(
+    ("ranks", "given", "spins"),
+    [
+        (2, {}, "1000"),
+        (1, {}, None),
+        (2, {"GOMP_SPINCOUNT": "77"}, "77"),
+        (2, {"OMP_WAIT_POLICY": "active"}, None),
+    ],
+)
+def test_threads_of_one_rank_among_others_leave_the_core_while_they_wait(
+    ranks: int, given: dict[str, str], spins: str | None
+) -> None:
+    check = (
+        "import runtime\n"
+        "runtime._init_process_group = lambda *group: None\n"
+        "runtime.init_runtime(runtime.Config())\n"
+    )
+    launch = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    env = {name: str(value) for name, value in launch.items()}
+    # What OpenMP has read when it was loaded.
+    result = python("-c", check, cwd=ROOT / "example", env={"OMP_DISPLAY_ENV": "VERBOSE", **env, **given})
+    assert result.returncode == 0, result.stderr
+    said = f"GOMP_SPINCOUNT = '{spins}'"
+    assert said in result.stderr if spins else "GOMP_SPINCOUNT = '1000'" not in result.stderr
+
+
 def test_the_entry_point_imports_nothing_heavy_and_offers_the_four_names() -> None:
     check = (
         "import sys\n"
