@@ -58,7 +58,7 @@ class Sought(Multistreamable):
 
 
 class CountsExchange(Awaitable[Awaitable[Sought]]):
-    """How many keys go where is on its way; waiting for it sends the keys, and waiting again has them."""
+    """Keys and how many there are are on their way; waiting has the numbers, and waiting again the keys."""
 
     def __init__(self, tables: CpuTables, features: KeyedJaggedTensor) -> None:
         super().__init__()
@@ -69,33 +69,30 @@ class CountsExchange(Awaitable[Awaitable[Sought]]):
             ends = torch.searchsorted(keys, tables.part_ends)
             starts = torch.cat([ends.new_zeros(1), ends[:-1]])
             self.sent = (ends - starts).view(-1, len(tables.parts))
-            self.keys = tables.exchange.outgoing("keys", keys.shape, keys.dtype)
-            self.keys.rows.copy_(keys)
+            outgoing = tables.exchange.outgoing("keys", keys.shape, tables.key_dtype)
+            outgoing.rows.copy_(keys)
             told = torch.cat([starts[:: len(tables.parts), None], self.sent], dim=1)
-            self.received, self.work = tables.exchange.swap_counts(told)
+            self.keys = tables.exchange.send_keys(outgoing, told)
 
     def _wait_impl(self) -> Awaitable[Sought]:
         with named("input exchange"):
-            self.work.wait()
-            return KeysExchange(self)
+            return KeysExchange(self, self.keys.counts()[:, 1:])
 
 
 class KeysExchange(Awaitable[Sought]):
     """The keys are on their way."""
 
-    def __init__(self, counts: CountsExchange) -> None:
+    def __init__(self, counts: CountsExchange, received: torch.Tensor) -> None:
         super().__init__()
-        self.tables = counts.tables
-        starts, received = counts.received[:, 0].tolist(), counts.received[:, 1:]
+        self.tables, self.keys = counts.tables, counts.keys
         go, come = counts.sent.sum(1).tolist(), received.sum(1).tolist()
-        self.keys = self.tables.exchange.swap(counts.keys, go, come, starts)
         self.sought = Sought(
             counts.features, counts.places, go, come, received.flatten().tolist(), torch.empty(0)
         )
 
     def _wait_impl(self) -> Sought:
         with named("input exchange"):
-            self.sought.rows = self.keys()
+            self.sought.rows = self.keys.keys().long()
             for part, piece in self.tables.pieces(self.sought):
                 self.sought.rows[piece] -= part.first_key
             return self.sought
@@ -162,6 +159,8 @@ class CpuTables(ShardedEmbeddingCollection):
                 if rank == self._env.rank:
                     self.parts.append(Part(_kernel_of(lookup, tables), first_key, tuple(tables)))
         self.part_ends = torch.tensor(part_ends)
+        # As narrow as they can be sent.
+        self.key_dtype = torch.int32 if key < 2**31 else torch.int64
 
     def _shards(self, rank: int, kind: str) -> Iterator[tuple[str, int, Any]]:
         """What a rank has of the tables with one kind of sharding: table, number of the shard, shard."""

@@ -54,18 +54,31 @@ class Exchange:
 
     def __init__(self, group: Any) -> None:
         self.group = group
-        self.world_size = dist.get_world_size(group)
+        self.world_size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        # How many keys a message to, and from, each rank takes. Two ranks agree, because both have seen the
+        # same messages when they make the next one.
+        self.most_out = [0] * self.world_size
+        self.most_in = [0] * self.world_size
+
+    def expect(self, rank: int, out: int, came: int) -> None:
+        """Make room in later messages for as many keys as went to, and came from, another rank."""
+        for most, count in ((self.most_out, out), (self.most_in, came)):
+            if count > most[rank]:
+                most[rank] = count + count // 4
 
     def outgoing(self, room: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Outgoing:
         """Room for rows to send, for one step; room: which of `ROOMS`."""
         return Outgoing(torch.empty(shape, dtype=dtype))
 
-    def swap_counts(self, outgoing: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Give row r, of [ranks, n], to rank r, and the work to wait for. Collective: every rank."""
+    def send_keys(self, keys: Outgoing, told: torch.Tensor) -> KeysOnTheWay:
+        """Send keys, which lie rank after rank, and what each rank is told of its own. Collective.
+
+        told: for each rank the place of its first key, and then counts that add up to the number of its keys,
+        int64 [ranks, n].
+        """
         if self.world_size == 1:
-            return outgoing, Later(lambda: None)
-        incoming = torch.empty_like(outgoing)
-        return incoming, dist.all_to_all_single(incoming, outgoing, group=self.group, async_op=True)
+            return KeysOnTheWay(keys, told)
+        return KeyMessages(self, keys, told)
 
     def swap(
         self, outgoing: Outgoing, go: list[int], come: list[int], starts: list[int] | None = None
@@ -101,7 +114,6 @@ class SharedExchange(Exchange):
         self.boxes = boxes
         self.timeout = timeout
         self.ends = [_end_of(pid) for pid in pids]
-        self.rank = dist.get_rank(group)
         self.turns = dict.fromkeys(ROOMS, 0)
         self.signs = [[_sign(box, place) for place in range(len(ROOMS) * PLACES)] for box in boxes]
 
@@ -112,13 +124,9 @@ class SharedExchange(Exchange):
         rows = _view(self.boxes[self.rank], place, torch.Size(shape), dtype)
         return Outgoing(rows, place, self.turns[room])
 
-    def swap_counts(self, outgoing: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def send_keys(self, keys: Outgoing, told: torch.Tensor) -> KeysOnTheWay:
         """As that of `Exchange`."""
-        mine = self.outgoing("counts", outgoing.shape, outgoing.dtype)
-        mine.rows.copy_(outgoing)
-        rows = self.swap(mine, [1] * self.world_size, [1] * self.world_size)
-        incoming = torch.empty_like(outgoing)
-        return incoming, Later(lambda: incoming.copy_(rows()))
+        return SharedKeys(self, keys, told)
 
     def swap(
         self, outgoing: Outgoing, go: list[int], come: list[int], starts: list[int] | None = None
@@ -162,11 +170,96 @@ class SharedExchange(Exchange):
         return end is not None and bool(end.poll(0))
 
 
-class Later:
-    """Work that is done when it is waited for."""
+class KeysOnTheWay:
+    """Keys that ranks send each other in one step; those of a single rank are there."""
 
-    def __init__(self, action: Callable[[], Any]) -> None:
-        self.wait = action
+    def __init__(self, keys: Outgoing, told: torch.Tensor) -> None:
+        self.outgoing = keys
+        self.told = told
+
+    def counts(self) -> torch.Tensor:
+        """Wait for what each rank has told this one, int64 [ranks, n]; to be called before `keys`."""
+        return self.told
+
+    def keys(self) -> torch.Tensor:
+        """Wait for the keys that come, by rank."""
+        return self.outgoing.rows
+
+
+class SharedKeys(KeysOnTheWay):
+    """Keys in boxes; where they lie is told in another place of the boxes."""
+
+    def __init__(self, exchange: SharedExchange, keys: Outgoing, told: torch.Tensor) -> None:
+        super().__init__(keys, told)
+        self.exchange = exchange
+        one_each = [1] * exchange.world_size
+        mine = exchange.outgoing("counts", told.shape, told.dtype)
+        mine.rows.copy_(told)
+        self.wait = exchange.swap(mine, one_each, one_each)
+
+    def counts(self) -> torch.Tensor:
+        """As that of `KeysOnTheWay`."""
+        self.told = self.wait()
+        return self.told
+
+    def keys(self) -> torch.Tensor:
+        """As that of `KeysOnTheWay`."""
+        come = self.told[:, 1:].sum(1).tolist()
+        return self.exchange.swap(self.outgoing, [], come, self.told[:, 0].tolist())()
+
+
+class KeyMessages(KeysOnTheWay):
+    """Keys through gloo, where a message costs more than the little that is in it.
+
+    Each rank gets one: what it is told, and its keys. Nobody knows yet how many there are, so a message takes
+    a quarter more than there were at most so far, and what it does not take follows in a second one.
+    """
+
+    def __init__(self, exchange: Exchange, keys: Outgoing, told: torch.Tensor) -> None:
+        super().__init__(keys, told)
+        self.exchange = exchange
+        self.ours = keys.rows.split(told[:, 1:].sum(1).tolist())
+        self.most_out, self.most_in = exchange.most_out.copy(), exchange.most_in.copy()
+        sizes_out, sizes_in = (
+            [told.size(1) + most for most in counts] for counts in (self.most_out, self.most_in)
+        )
+        outgoing, incoming = keys.rows.new_zeros(sum(sizes_out)), keys.rows.new_empty(sum(sizes_in))
+        for message, head, part, most in zip(
+            outgoing.split(sizes_out), told, self.ours, self.most_out, strict=True
+        ):
+            message[: len(head)] = head
+            message[len(head) :][: len(part)] = part[:most]
+        self.messages = incoming.split(sizes_in)
+        self.work = [
+            dist.all_to_all_single(incoming, outgoing, sizes_in, sizes_out, exchange.group, async_op=True)
+        ]
+
+    def counts(self) -> torch.Tensor:
+        """As that of `KeysOnTheWay`; keys that are left over go out."""
+        self.work.pop().wait()
+        width = self.told.size(1)
+        self.told = torch.stack([message[:width] for message in self.messages]).long()
+        counts, group = self.told[:, 1:].sum(1).tolist(), self.exchange.group
+        self.parts = []
+        for rank, (message, count) in enumerate(zip(self.messages, counts, strict=True)):
+            if rank == self.exchange.rank:
+                self.parts.append(self.ours[rank])
+                continue
+            left, missing = self.ours[rank][self.most_out[rank] :], max(0, count - self.most_in[rank])
+            rest = message.new_empty(missing)
+            if len(left):
+                self.work.append(dist.isend(left, group=group, group_dst=rank))
+            if missing:
+                self.work.append(dist.irecv(rest, group=group, group_src=rank))
+            self.parts += [message[width:][:count], rest]
+            self.exchange.expect(rank, len(self.ours[rank]), count)
+        return self.told
+
+    def keys(self) -> torch.Tensor:
+        """As that of `KeysOnTheWay`."""
+        for work in self.work:
+            work.wait()
+        return torch.cat(self.parts)
 
 
 def starts_of(counts: Sequence[int]) -> list[int]:

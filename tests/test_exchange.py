@@ -33,6 +33,7 @@ def give_and_take(rank: int, folder: str) -> None:
         ("shared", open_exchange(dist.group.WORLD, 60)),
     ):
         found[name] = [swapped(chosen, rank, step) for step in range(STEPS)]
+        found[f"{name} keys"] = sent_keys(chosen, rank)
         found[f"{name} kind"] = type(chosen).__name__
     torch.save(found, f"{folder}/{rank}.pt")
     dist.barrier()
@@ -49,7 +50,23 @@ def swapped(chosen: Exchange, rank: int, step: int) -> torch.Tensor:
     return chosen.swap(outgoing, go, come)()
 
 
-def test_shared_memory_gives_the_rows_that_gloo_gives(tmp_path: Path) -> None:
+def sent_keys(chosen: Exchange, rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What each rank is told and gets in steps with none, few, many and fewer keys, two steps at once."""
+    found, on_the_way = [], []
+    for step, many in enumerate((0, 3, 1000, 4, 1200, 5)):
+        counts = torch.tensor([[(rank != 1) * many + other, other] for other in range(NUM_RANKS)])
+        keys = chosen.outgoing("keys", (int(counts.sum()),), torch.int32)
+        keys.rows.copy_(torch.arange(len(keys.rows)) + 10_000 * rank + 100_000 * step)
+        firsts = torch.tensor(exchange.starts_of(counts.sum(1).tolist())).unsqueeze(1)
+        time.sleep(0.01 * ((rank + step) % NUM_RANKS))
+        on_the_way.append(chosen.send_keys(keys, torch.cat([firsts, counts], dim=1)))
+        if step:
+            first = on_the_way.pop(0)
+            found.append((first.counts().clone(), first.keys().clone()))
+    return found
+
+
+def test_shared_memory_gives_the_rows_and_keys_that_gloo_gives(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(give_and_take, (str(tmp_path),), nprocs=NUM_RANKS)
     for rank in range(NUM_RANKS):
         found = torch.load(tmp_path / f"{rank}.pt")
@@ -57,6 +74,13 @@ def test_shared_memory_gives_the_rows_that_gloo_gives(tmp_path: Path) -> None:
         for by_gloo, shared in zip(found["gloo"], found["shared"], strict=True):
             assert torch.equal(by_gloo, shared)
             assert {int(row) // 1000 % 100 for row in shared[:, 0]} == {0, 1, 2} - {rank}
+        for by_gloo, shared in zip(found["gloo keys"], found["shared keys"], strict=True):
+            assert [*map(torch.equal, by_gloo, shared)] == [True, True]
+            told, keys = shared
+            assert len(keys) == told[:, 1:].sum()
+            # Each rank has told where in its keys those begin that come from it, one after the other.
+            parts = zip(told[:, 0].tolist(), keys.split(told[:, 1:].sum(1).tolist()), strict=True)
+            assert all(torch.equal(part % 10_000, start + torch.arange(len(part))) for start, part in parts)
 
 
 def test_a_rank_takes_no_file_for_the_box_of_another(tmp_path: Path) -> None:
