@@ -46,15 +46,16 @@ def describe_machine() -> str:
 def keep(
     name: str,
     result: dict[str, Any],
-    draw: Callable[[dict[str, Any], Path], None],
+    draw: Callable[[dict[str, Any], Path], None] | None,
     report: Path | None,
     write: bool,
 ) -> None:
-    """Put NAME.json and NAME.png into the folder `report`, and into docs to `write` them there."""
+    """Put NAME.json, and NAME.png if it is drawn, into the folder `report`, and into docs to `write` them."""
     for folder in (report, README.parent / "docs" if write else None):
         if folder is not None:
             (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-            draw(result, folder / f"{name}.png")
+            if draw is not None:
+                draw(result, folder / f"{name}.png")
 
 
 def write_into_readme(marks: tuple[str, str], text: str) -> None:

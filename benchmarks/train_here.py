@@ -8,6 +8,7 @@ The loader, the model, its sharding and the loop are those of the example, with 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,12 +73,12 @@ def columns_of(folder: Path) -> Columns:
 class Here:
     """The example's training, without its evaluation, its dumps and the progress bar."""
 
-    def __init__(self, columns: Columns, context: RuntimeContext) -> None:
+    def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
         from train import build_learner, make_pipeline
 
         self.columns = columns
         self.context = context
-        config = Config(embedding_dim=DIM, mlp_dims=MLP_DIMS, history=0)
+        self.config = config
         learner = build_learner(columns, config, context)
         learner.model.train()
         self.learner = learner
@@ -89,7 +90,7 @@ class Here:
         from dataloader import EpochSampler, RatingBatches, build_dataloader
         from train import Feed
 
-        config = Config(embedding_dim=DIM, batch_size=batch_size, history=0)
+        config = dataclasses.replace(self.config, batch_size=batch_size)
         sampler = EpochSampler(
             RatingBatches(self.columns, config, self.context.rank, self.context.world_size)
         )
@@ -144,7 +145,8 @@ def main() -> None:
             torch.cuda.synchronize()
         dist.barrier()
 
-    serve(answers, lambda name: Here(columns, context), barrier, torch.set_num_threads)
+    config = Config(embedding_dim=DIM, mlp_dims=MLP_DIMS, history=0)
+    serve(answers, lambda name: Here(columns, context, config), barrier, torch.set_num_threads)
 
 
 if __name__ == "__main__":
