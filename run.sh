@@ -13,10 +13,10 @@ usage() {
 usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --help" lists the flags
        ./run.sh dump [FLAGS...]      train, and dump the model to --save_dir after every epoch
        ./run.sh inc_dump [FLAGS...]  train, and dump increments: the rows that changed
-       ./run.sh load [PATH] [FLAGS...]     evaluate the newest state in --save_dir, or the one in PATH
+       ./run.sh load [PATH] [FLAGS...]     evaluate the best state in --save_dir, or the one in PATH
        ./run.sh compact [FLAGS...]   fold increments into one dump
-       ./run.sh export PATH [FLAGS...]     write the newest state into the new folder PATH, for a server
-       ./run.sh recommend --user ID [FLAGS...]  print what the newest state recommends
+       ./run.sh export PATH [FLAGS...]     write the best state into the new folder PATH, for a server
+       ./run.sh recommend --user ID [FLAGS...]  print what the best state recommends
        ./run.sh report RUN... [--output FILE]  draw one HTML page from runs, each a --report_dir or a folder
                                      of such; FILE is report.html if not given
        ./run.sh doctor [FLAGS...]    install if needed, then examine this machine for what train with these

@@ -33,6 +33,7 @@ DATASETS = (
 OFFICIAL_SPLITS = ("u1", "u2", "u3", "u4", "u5", "ua", "ub")
 CHOICES = {
     "dataset": DATASETS,
+    "checkpoint": ("best", "latest"),
     "task": ("rating", "ranking"),
     "split": ("time", "random", "leave_one_out", *OFFICIAL_SPLITS),
     "bad_rows": ("error", "skip"),
@@ -86,17 +87,17 @@ class Config:
     --inc_dump increments."""
 
     load: str = ""
-    """Evaluate a dump or increment: the folder named, or the newest state in --save_dir where none is
+    """Evaluate a dump or increment: the folder named, or the --checkpoint in --save_dir where none is
     named."""
 
     compact: bool = False
     """Fold the newest increments in --save_dir and the dump that they build on into one new dump."""
 
     export: str = ""
-    """New folder that gets the newest state in --save_dir, whole and without its optimizer, for a server."""
+    """New folder that gets the --checkpoint in --save_dir, whole and without its optimizer, for a server."""
 
     recommend: bool = False
-    """Print what the newest state in --save_dir recommends to --user."""
+    """Print what the --checkpoint in --save_dir recommends to --user."""
 
     user: str = ""
     """Raw id of the user that --recommend is for."""
@@ -105,10 +106,14 @@ class Config:
     """How many movies --recommend prints."""
 
     follow: bool = False
-    """Have --recommend go on: it prints again whenever --save_dir holds a newer state."""
+    """Have --recommend take the newest state, and go on: it prints again whenever there is a newer one."""
 
     until: int = -1
     """Step after which --load replays no more increments; -1 means all of them."""
+
+    checkpoint: str = "best"
+    """Which state in --save_dir is loaded, exported or asked: the best on the validation ratings, or the
+    latest. --resume and --follow take the latest, --until and a folder that is named say it themselves."""
 
     task: str = "rating"
     """What is learned: how many stars a user gives (rating), or which movie a user rates at all (ranking)."""
@@ -147,8 +152,7 @@ class Config:
     """Passes over the training ratings, unless --patience ends the training before."""
 
     patience: int = 2
-    """Epochs in a row without a better validation result after which the training ends, with the weights of
-    the last one; 0 means never."""
+    """Epochs in a row without a better validation result after which the training ends; 0 means never."""
 
     batch_size: int = 2048
     """Ratings per rank and step; the global batch is this times the number of ranks."""
@@ -202,7 +206,7 @@ class Config:
     """Dump after every so many steps too; 0 means at the end of an epoch alone."""
 
     keep: int = 3
-    """How many full dumps are kept: the newest ones, and those that increments build on."""
+    """How many full dumps are kept: the newest; the best, and those that increments build on, stay too."""
 
     async_dump: bool = False
     """Write full dumps while the training goes on, from a copy in memory."""
@@ -303,6 +307,10 @@ def _check_modes(config: Config) -> None:
         f"--until {config.until} says where a load stops, and none is asked for; give --load too",
     )
     _require(config.until >= -1, f"--until {config.until} is no step; give the number of one, 0 or more")
+    _require(
+        bool(config.load or config.export or config.recommend) or _is_default(config, "checkpoint"),
+        f"--checkpoint {config.checkpoint} says what is read, and nothing is; give --load too",
+    )
     for name in ("user", "top", "follow"):
         _require(
             config.recommend or _is_default(config, name),

@@ -38,8 +38,11 @@ from manifest import (
 from recorded import LEARNING_FLAGS
 from runtime import RuntimeContext, decided, gathered, together
 from save_dir import (
+    BEST,
+    LATEST,
     LOCK,
     State,
+    best_in,
     delta_name,
     deltas_in,
     dump_name,
@@ -47,11 +50,12 @@ from save_dir import (
     making_name,
     new_attempt,
     newest_in,
-    point_latest_at,
+    point_at,
     prune,
     publish,
     retire,
     set_aside,
+    state_at,
     step_of,
     tidying,
     writing,
@@ -169,6 +173,17 @@ class DumpKeeper:
             self.touched.clear()
         if not self.config.async_dump:
             self._finish()
+
+    def restore_best(self, learner: Learner) -> Position | None:
+        """Put the learner into the best state that was dumped; where its training was then. None if there is
+        no such state, because it could not be written.
+        """
+        self._finish()
+        best = decided(lambda: best_in(self.save_dir))
+        if best is None:
+            return None
+        state = decided(lambda: state_at(best))
+        return load_state(state, learner, self.columns, self.context).position
 
     def close(self) -> None:
         """Wait for the last dump.
@@ -385,14 +400,22 @@ def compact(learner: Learner, columns: Columns, config: Config, context: Runtime
 
 
 def _retire_folded(save_dir: Path, keep: int) -> int:
-    """Remove the increments up to the newest dump, and the dumps that only they kept; how many they were."""
+    """Remove the increments up to the newest dump, and the dumps that only they kept; how many they were.
+
+    What the best state is read from stays.
+    """
     newest = dumps_in(save_dir)[-1]
     run = read_manifest(newest).run
     older = [path for path in deltas_in(save_dir) if step_of(path) <= step_of(newest)]
-    folded = [path for path in older if read_manifest(path).run == run]
+    best = best_in(save_dir)
+    needed = state_at(best).folders if best else ()
+    folded = [path for path in older if read_manifest(path).run == run and path not in needed]
     with tidying(save_dir):
-        # Where a fold was cut short, it still names an increment.
-        point_latest_at(newest)
+        # Where a fold was cut short, they still name an increment.
+        if step_of(newest) > 0:
+            point_at(newest, LATEST)
+        if best:
+            point_at(best, BEST)
         # The newest first: what is left of a chain, if this is cut short, has no gap.
         for delta in reversed(folded):
             retire(delta)

@@ -152,7 +152,7 @@ def train_and_report(config: Config, context: RuntimeContext) -> None:
         context.say(
             f"nothing is left to train: {result.num_epochs} of {config.epochs} epochs are done{stopped}"
         )
-    show_test(f"epoch {result.num_epochs}", result.test, result.columns, config, context)
+    show_test(f"epoch {result.test_epoch}", result.test, result.columns, config, context)
 
 
 def show_test(when: str, test: Metrics, columns: Columns, config: Config, context: RuntimeContext) -> None:
@@ -189,6 +189,7 @@ def load_and_report(config: Config, context: RuntimeContext) -> None:
     with open_data(config, context) as data:
         from evaluation import make_evaluator
         from loading import choose_state, load_state
+        from manifest import describe_step
         from train import Feed, build_learner
 
         state = decided(lambda: choose_state(config))
@@ -196,7 +197,7 @@ def load_and_report(config: Config, context: RuntimeContext) -> None:
         position = load_state(state, learner, data.columns, context).position
         evaluator = make_evaluator(Feed(data.loader), data.columns, config, context)
         test = evaluator.test(learner.model, position.epoch)
-    show_test(f"step {position.step:,}", test, data.columns, config, context)
+    show_test(describe_step(position), test, data.columns, config, context)
 
 
 def compact_dumps(config: Config, context: RuntimeContext) -> None:

@@ -1,4 +1,4 @@
-"""The newest state as one folder for a server, whole and without its optimizer; `serving.py` reads it.
+"""A state as one folder for a server, whole and without its optimizer; `serving.py` reads it.
 
 PATH/
     model.safetensors   all rows of the tables ("tables.user.weight"), the dense part
@@ -21,7 +21,7 @@ import torch
 
 from config import Config
 from errors import UserError
-from manifest import VOCABULARY, FileEntry, Manifest, flush, flushed, write_manifest
+from manifest import VOCABULARY, FileEntry, Manifest, describe_step, flush, flushed, write_manifest
 from parts import write_part
 from serving import read_settled
 from snapshot import FEATURES_FILE, Snapshot
@@ -32,7 +32,7 @@ NO_OPTIMIZER = "an optimizer that an export leaves out"
 
 
 def export(config: Config) -> None:
-    """Write the newest state of --save_dir into the new folder --export, and say so.
+    """Write the --checkpoint of --save_dir into the new folder --export, and say so.
 
     Raises:
         UserError: when there is no state, when it is not whole, or when the folder is taken or cannot be
@@ -41,11 +41,10 @@ def export(config: Config) -> None:
     target = Path(config.export).absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"--export {target} is there already; give a new folder, or remove that one.")
-    snapshot = read_settled(Path(config.save_dir))
+    snapshot = read_settled(Path(config.save_dir), config.checkpoint)
     size = _write_beside(snapshot, target)
-    print(
-        f"exported {snapshot.folder}, step {snapshot.manifest.position.step:,}, to {target}: {size:,} bytes"
-    )
+    step = describe_step(snapshot.manifest.position)
+    print(f"exported {snapshot.folder}, {step}, to {target}: {size:,} bytes")
 
 
 def _write_beside(snapshot: Snapshot, target: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 from checkpoint import check_fit, read_parts, shapes_of, tensors_of
@@ -12,17 +13,18 @@ from errors import UserError
 from incremental import apply_delta
 from manifest import Manifest
 from runtime import RuntimeContext, decided, together
-from save_dir import State, check_whole, newest_in, save_dir_of, state_at, states_in
+from save_dir import State, check_whole, chosen_state, newest_in, save_dir_of, state_at, states_in
 from train import Learner
 
 
 def choose_state(config: Config) -> State:
-    """The state that --load and --until name.
+    """The state that --load, --checkpoint and --until name.
 
     Raises:
         UserError: when there is none.
     """
-    return find_state(Path(config.save_dir if config.load == NEWEST else config.load), config.until)
+    folder = Path(config.save_dir if config.load == NEWEST else config.load)
+    return _suggesting(folder, lambda: chosen_state(folder, config.checkpoint, config.until))
 
 
 def find_state(folder: Path, until: int = -1) -> State:
@@ -31,8 +33,12 @@ def find_state(folder: Path, until: int = -1) -> State:
     Raises:
         UserError: see `state_at`.
     """
+    return _suggesting(folder, lambda: state_at(folder, until))
+
+
+def _suggesting(folder: Path, find: Callable[[], State]) -> State:
     try:
-        return state_at(folder, until)
+        return find()
     except UserError as error:
         save_dir = save_dir_of(folder)
         if newest_in(save_dir) is None:

@@ -72,6 +72,13 @@ def available_memory() -> tuple[int, int]:
     return available, total
 
 
+def free_memory() -> int:
+    """Bytes that this process could still get: what the machine has left, and its cgroup."""
+    free = available_memory()[0] if MEMINFO.exists() else allowed_memory()
+    usage, limit = cgroup_memory() or (0, free)
+    return min(free, limit - usage)
+
+
 def cgroup_memory() -> tuple[int, int] | None:
     """Bytes in use, without idle file cache, and the limit of the cgroup with the lowest limit; None where
     none sets one.

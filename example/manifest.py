@@ -46,6 +46,20 @@ class Position:
     best: float | None = None
     epochs_since_best: int = 0
 
+    @property
+    def is_best(self) -> bool:
+        """Whether no state before this one was better; where nothing is validated, each is better than those
+        before it, once an epoch has shown that.
+        """
+        if self.best is None:
+            return self.epoch > 0
+        return self.samples == 0 and self.epochs_since_best == 0
+
+
+def describe_step(position: Position) -> str:
+    """How far a training is, for people."""
+    return f"step {position.step:,}" if position.step else "step 0, untrained"
+
 
 @dataclass(frozen=True)
 class FileEntry:

@@ -22,9 +22,10 @@ import numpy as np
 from config import Config
 from errors import UserError
 from features import HISTORY, Feature
+from manifest import describe_step
 from movielens import RawData, locate, read
 from recorded import data_flags_of
-from save_dir import newest_in
+from save_dir import newest_in, step_of
 from serving import Follower, ServedModel
 from snapshot import HISTORY_RATINGS
 from twotower import TwoTower
@@ -50,10 +51,12 @@ def recommend(config: Config) -> None:
     """
     if config.follow:
         _wait_for_first(Path(config.save_dir))
-    follower = Follower(Path(config.save_dir))
-    viewer = open_viewer(follower.model, config)
-    print(page(follower.model, viewer, config.top), flush=True)
-    if config.follow:
+    save_dir = Path(config.save_dir)
+    follower = Follower(save_dir) if config.follow else None
+    model = follower.model if follower else ServedModel.open(save_dir, config.checkpoint)
+    viewer = open_viewer(model, config)
+    print(page(model, viewer, config.top), flush=True)
+    if follower:
         _follow(follower, viewer, config)
 
 
@@ -98,10 +101,16 @@ def _with_data_of(recorded: dict[str, Any], config: Config) -> Config:
 
 def _wait_for_first(save_dir: Path) -> None:
     """Wait for the first dump of a training that has begun, or will; SIGINT ends it."""
-    if newest_in(save_dir) is None:
+    if not _has_learned(save_dir):
         print(f"waiting for the first dump in {save_dir}", flush=True)
-    while newest_in(save_dir) is None:
+    while not _has_learned(save_dir):
         time.sleep(POLL_SECONDS)
+
+
+def _has_learned(save_dir: Path) -> bool:
+    """Whether there is a state after a step."""
+    newest = newest_in(save_dir)
+    return newest is not None and step_of(newest) > 0
 
 
 def _follow(follower: Follower, viewer: Viewer, config: Config) -> None:
@@ -213,7 +222,7 @@ def page(model: ServedModel, viewer: Viewer, top: int) -> str:
     known = viewer.is_known_to(model)
     found = best_for(viewer, model, top) if known else popular(viewer, model, top)
     titles = viewer.raw.movies["title"].to_numpy()
-    lines = [f"step {model.position.step:,}, {_describe_age(model.age)} old"]
+    lines = [f"{describe_step(model.position)}, {_describe_age(model.age)} old"]
     if len(viewer.ratings):
         lines.append(f"user {viewer.name} rated {len(viewer.ratings):,} movies, and liked most:")
         liked = viewer.liked()

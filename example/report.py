@@ -176,6 +176,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         "plan": run.plan.splitlines(),
         "baselines": {name: _finite(metrics) for name, metrics in columns.baselines[config.task].items()},
         "test": _finite(run.test),
+        "test_epoch": run.test_epoch,
         "stopped_early": run.stopped_early,
         "epochs": [epoch_report(epoch) for epoch in run.epochs],
     }
@@ -219,9 +220,8 @@ def _draw(run: Run, config: Config) -> bytes:
     numbers = [epoch.number for epoch in run.epochs]
     values = [epoch.validation[name] for epoch in run.epochs]
     axes.plot(numbers, values, "o-", color="C0", label="validation, after the epoch")
-    axes.plot(
-        numbers[-1:], [run.test[name]], "*", color="C1", markersize=12, label=f"test: {run.test[name]:.4f}"
-    )
+    label = f"test, after epoch {run.test_epoch}: {run.test[name]:.4f}"
+    axes.plot([run.test_epoch], [run.test[name]], "*", color="C1", markersize=12, label=label)
     baselines = run.columns.baselines[config.task]
     for (baseline, metrics), style in zip(baselines.items(), (":", "--", "-."), strict=False):
         color = "C2" if baseline == "oracle" else "C3"

@@ -1,7 +1,8 @@
 """The folder of dumps: the names in it, who may write, what is the newest, what is kept.
 
     save_dir/
-        latest -> delta-000000900    the newest state
+        latest -> delta-000000900    the newest state, once there was a step
+        best -> step-000000784       the one that was the best on the validation ratings, once an epoch ended
         step-000000784/              a full dump: the state after so many steps
         delta-000000900/             an increment: what changed since the state before it
         .making-delta-000001000-9f86d081c3a2/
@@ -34,9 +35,10 @@ from manifest import MANIFEST, Manifest, check_files, digest_of, flush, read_man
 NAME = re.compile(r"(step|delta)-(\d{9,})")
 LOCK = ".lock"
 LATEST = "latest"
+BEST = "best"
 # Without an attempt, what a trainer left before attempts had names.
 LEFTOVER = re.compile(
-    r"\.making-(step|delta)-\d{9,}(-[0-9a-f]{12})?|\.removing-(step|delta)-\d{9,}|\.latest-\d+"
+    r"\.making-(step|delta)-\d{9,}(-[0-9a-f]{12})?|\.removing-(step|delta)-\d{9,}|\.(latest|best)-\d+"
 )
 # What a trainer writes into the folder of a dump; safetensors writes a part under another name first.
 CONTENT = re.compile(r"part-\d{5,}\.safetensors|\.tmp[0-9A-Za-z]{6}|(manifest|config|vocabulary)\.json")
@@ -119,6 +121,43 @@ def newest_in(save_dir: Path, until: int = -1) -> Path | None:
     """The folder of the newest state, by step `until` where that is not -1; None where there is none."""
     there = [path for path in states_in(save_dir) if until == -1 or step_of(path) <= until]
     return there[-1] if there else None
+
+
+def best_in(save_dir: Path) -> Path | None:
+    """The folder of the best state by validation, as the states say themselves; None before there is one.
+
+    The newest of those that were the best when they were dumped: each was better than all before it. What has
+    the name of a state and says nothing of itself does not count.
+
+    Raises:
+        UserError: when one that is newer than it cannot be read.
+    """
+    there = (path for path in reversed(states_in(save_dir)) if (path / MANIFEST).is_file())
+    return next((path for path in there if read_manifest(path).position.is_best), None)
+
+
+def chosen_state(folder: Path, checkpoint: str = BEST, until: int = -1) -> State:
+    """`state_at`, but that a save_dir stands for its best state, or for the newest one as long as there is no
+    best or with LATEST; never for the one before the first step.
+
+    Raises:
+        UserError: see `state_at`, and when nothing was learned yet.
+    """
+    folder = folder.resolve()
+    if until != -1 or NAME.fullmatch(folder.name) or (folder / MANIFEST).exists():
+        return state_at(folder, until)
+    newest = newest_in(folder)
+    if newest is not None and step_of(newest) == 0:
+        raise UserError(
+            f"{folder} holds only {newest.name}, which is untrained; wait for the next dump, or give that "
+            "folder."
+        )
+    if checkpoint == LATEST or newest is None:
+        return state_at(folder)
+    best = best_in(folder)
+    if best is None:
+        print(f"{folder} holds nothing that was validated yet, so the newest state is taken, {newest.name}")
+    return state_at(best or newest)
 
 
 def state_at(folder: Path, until: int = -1) -> State:
@@ -269,7 +308,7 @@ def _remove_leftover(path: Path, is_ours: bool) -> None:
 
 def _foreign_in(path: Path) -> str:
     """Why something with the name of a leftover is none of a trainer's; empty if it is one."""
-    if path.name.startswith(f".{LATEST}-"):
+    if path.name.startswith((f".{LATEST}-", f".{BEST}-")):
         return "" if path.is_symlink() else "it is no link"
     if path.is_symlink() or not path.is_dir():
         return "it is no folder"
@@ -289,11 +328,15 @@ def tidying(save_dir: Path) -> Iterator[None]:
 
 
 def publish(making: Path, final: Path, keep: int) -> None:
-    """Give a complete folder its name, point `latest` at it, and remove what is not kept."""
+    """Give a complete folder its name, point `latest` and `best` at it, and remove what is not kept."""
     making.rename(final)
     try:
         flush(final.parent)
-        point_latest_at(final)
+        # Nobody wants what has learned nothing.
+        if step_of(final) > 0:
+            point_at(final, LATEST)
+        if read_manifest(final).position.is_best:
+            point_at(final, BEST)
         prune(final.parent, keep)
     except (OSError, UserError) as error:
         # The dump is there, and an increment that counted as failed would come a second time.
@@ -303,13 +346,21 @@ def publish(making: Path, final: Path, keep: int) -> None:
 
 
 def prune(save_dir: Path, keep: int) -> None:
-    """Remove the oldest of more than `keep` dumps; one that an increment builds on is kept beside them.
+    """Remove the oldest of more than `keep` dumps; the best one, and those that an increment builds on, are
+    kept beside them.
 
     What has the name of a dump and says nothing of itself is not ours: it neither counts nor goes.
     """
     old = [path for path in dumps_in(save_dir) if (path / MANIFEST).is_file()][:-keep]
-    links = [read_manifest(delta).link for delta in deltas_in(save_dir)] if old else []
+    if not old:
+        return
+    links = [read_manifest(delta).link for delta in deltas_in(save_dir)]
     used = {link.base for link in links if link}
+    best = best_in(save_dir)
+    if best is not None:
+        used.add(best.name)
+        # Before anything goes: where a trainer was killed, it may still name what is no longer the best.
+        point_at(best, BEST)
     for dump in old:
         if dump.name not in used:
             retire(dump)
@@ -327,7 +378,8 @@ def set_aside(save_dir: Path) -> Path:
     except UserError:
         aside = save_dir / "run-unreadable"
     with tidying(save_dir):
-        (save_dir / LATEST).unlink(missing_ok=True)
+        for link in (LATEST, BEST):
+            (save_dir / link).unlink(missing_ok=True)
         aside.mkdir(exist_ok=True)
         # The newest first: what is left of a chain, if this is cut short, has no gap.
         for state in reversed(there):
@@ -351,10 +403,12 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def point_latest_at(final: Path) -> None:
-    """Have `latest` name this folder, at once and for good."""
-    link = final.parent / f".latest-{os.getpid()}"
+def point_at(final: Path, name: str) -> None:
+    """Have the link LATEST or BEST name this folder, at once and for good."""
+    if (final.parent / name).resolve() == final.resolve():
+        return
+    link = final.parent / f".{name}-{os.getpid()}"
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
-    link.replace(final.parent / LATEST)
+    link.replace(final.parent / name)
     flush(final.parent)

@@ -1,6 +1,6 @@
 """A trained model in one process: it scores raw values, and takes what a trainer goes on dumping.
 
-    model = ServedModel.open(Path("dumps"))     # a folder of dumps, a dump, an increment, or an export
+    model = ServedModel.open(Path("dumps"))     # the best in a folder, a dump, an increment, or an export
     model.score({"user": [42, 42], "movie": [318, 2], "genres": [["Drama"], ["Comedy", "War"]]})
     follower = Follower(Path("dumps"))          # or Follower(Path("dumps"), start=Path("exported"))
     follower.refresh()                          # True if follower.model has become newer
@@ -25,7 +25,7 @@ import torch
 from errors import UserError
 from features import HISTORY
 from manifest import MANIFEST, Position, digest_of
-from save_dir import NAME, check_chain, newest_in, save_dir_of, state_at
+from save_dir import BEST, LATEST, NAME, check_chain, chosen_state, newest_in, save_dir_of, state_at
 from snapshot import HISTORY_RATINGS, Snapshot, in_words, put, read_change, read_snapshot
 
 # How long to go on trying when a trainer moves away what is being read.
@@ -42,13 +42,13 @@ class ServedModel:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path) -> ServedModel:
-        """The model of an export, a dump, an increment with all before it, or a folder's newest state.
+    def open(cls, folder: Path, checkpoint: str = BEST) -> ServedModel:
+        """The model of an export, a dump, an increment with all before it, or a folder's best or latest one.
 
         Raises:
             UserError: when anything that it needs is missing, damaged, or of another run.
         """
-        return cls(read_settled(folder))
+        return cls(read_settled(folder, checkpoint))
 
     @property
     def snapshot(self) -> Snapshot:
@@ -122,7 +122,10 @@ def _flat_ratings(values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
 
 
 class Follower:
-    """Keeps a model as new as a folder of dumps in which a trainer goes on, see `refresh`."""
+    """Keeps a model as new as a folder of dumps in which a trainer goes on, see `refresh`.
+
+    It follows the latest state, not the best one: increments have an order, and what was learned last counts.
+    """
 
     def __init__(self, save_dir: Path, start: Path | None = None) -> None:
         """Begin with the newest state of the folder, or with `start`, such as an export of it.
@@ -131,12 +134,12 @@ class Follower:
             UserError: see `ServedModel.open`.
         """
         self.save_dir = save_dir
-        self.model = ServedModel.open(start or save_dir)
+        self.model = ServedModel.open(start or save_dir, LATEST)
         self._seen: set[tuple[str, int]] = set()
 
     def refresh(self) -> bool:
-        """Take what is newer: increments in place, another dump or run as a whole; whether there was any.
-        Call it from one thread.
+        """Take what is newer: increments in place, another dump as a whole, and so another run once its first
+        epoch was validated; whether there was any. Call it from one thread.
 
         Raises:
             UserError: when what is newer cannot be read; the model stays at the last state that could.
@@ -158,13 +161,16 @@ class Follower:
         if digest_of(state.base / MANIFEST) == follows.base_digest:
             for delta in state.deltas[follows.sequence - 1 :]:
                 self.model.apply(delta)
-        elif newest.run != self.model.run or newest.position.step >= self.model.position.step:
+        elif newest.run != self.model.run:
+            if newest.position.epoch > 0:
+                self.model.replace(read_snapshot(state))
+        elif newest.position.step >= self.model.position.step:
             self.model.replace(read_snapshot(state))
 
 
-def read_settled(folder: Path) -> Snapshot:
+def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
     """`read_snapshot` of what a folder stands for, also while a trainer goes on there."""
-    return _settled(folder, lambda: read_snapshot(state_at(folder)))
+    return _settled(folder, lambda: read_snapshot(chosen_state(folder, checkpoint)))
 
 
 def _settled(folder: Path, action: Callable[[], Result]) -> Result:

@@ -24,7 +24,7 @@ from config import Config
 from data import Data
 from dataloader import Batch, BatchLoader
 from errors import UserError
-from evaluation import make_evaluator
+from evaluation import Evaluator, make_evaluator
 from manifest import Position
 from metrics import Metrics, is_better, main_metric
 from model import RatingBatch
@@ -35,7 +35,7 @@ from runtime import RuntimeContext, decided, gathered
 from sharding import build_model, describe_plan
 from stopwatch import Stopwatch
 from watch import Watch
-from weights import check_sound, unsound
+from weights import BestInMemory, check_sound, unsound
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,16 @@ class Epoch:
 class Run:
     """What a training run leaves for the report, the same on every rank.
 
-    epochs: those of this process, which may be none of a training that was complete; test: of the model as it
-    is in the end; num_epochs: those that this model has seen; stopped_early: whether --patience ended it.
+    epochs: those of this process, which may be none of a training that was complete; test: of the weights
+    after epoch `test_epoch`, the best one by validation; num_epochs: those that are done; stopped_early:
+    whether --patience ended it.
     """
 
     columns: Columns
     plan: str
     epochs: list[Epoch]
     test: Metrics
+    test_epoch: int
     num_epochs: int
     stopped_early: bool
 
@@ -107,6 +109,9 @@ class Keeper(Protocol):
     def after_step(self, position: Position, loss: torch.Tensor | float) -> None:
         """A step is done, with this loss, [], on this rank; may end the process."""
 
+    def restore_best(self, learner: Learner) -> Position | None:
+        """Put the learner into its best state; where the training was then, None if that was not kept."""
+
 
 def build_learner(columns: Columns, config: Config, context: RuntimeContext) -> Learner:
     """The model of a data set and its optimizer, untrained. Collective: every rank."""
@@ -138,6 +143,7 @@ def train(
         learner = build_learner(columns, config, context)
     plan = describe_plan(learner.model, columns, config)
     context.say(plan)
+    memory = BestInMemory(learner.model, context)
     if keeper:
         with stopwatch.part("dumps"):
             keeper.begin(learner)
@@ -145,38 +151,75 @@ def train(
     evaluator = make_evaluator(feed, columns, config, context)
     epochs: list[Epoch] = []
     while goes_on(position, config):
-        start = time.perf_counter()
-        with watch.steps():
-            losses = _train_epoch_kept(learner, feed, position, config, context, keeper, watch)
-        seconds = time.perf_counter() - start
-        check_finite(losses, position.step, config)
-        with stopwatch.part("evaluation"):
-            # Not only of what is dumped: such a model may still give a loss that is a number.
-            faults = gathered(lambda: unsound(learner.model.state_dict()))
-        check_sound(faults, position.step + len(losses), config)
-        data_wait = _largest(feed.seconds_waited / seconds, context)
-        step_sizes = data.loader.dataset.step_sizes("train", position.samples)
-        train_loss = float(np.average(losses, weights=step_sizes))
-        rate = sum(step_sizes) / seconds
-        position = dataclasses.replace(
-            position, step=position.step + len(losses), epoch=position.epoch + 1, samples=0
-        )
-        # Before the dump, which is to know whether a training that goes on from it has to.
-        with stopwatch.part("evaluation"):
-            validation = evaluator.validate(learner.model, position.epoch - 1)
-        position = judged(position, validation, config)
+        epoch, position = run_epoch(learner, feed, evaluator, position, config, context, keeper, watch)
         if keeper:
             with stopwatch.part("dumps"):
-                keeper.after_step(position, float(losses[-1]))
-        epochs.append(Epoch(position.epoch, losses, train_loss, validation, seconds, rate, data_wait))
-        watch.after_epoch(epochs[-1])
-        context.say(describe_epoch(epochs[-1], config))
+                keeper.after_step(position, float(epoch.losses[-1]))
+        elif position.is_best and position.best is not None and goes_on(position, config):
+            memory.keep(position)
+        epochs.append(epoch)
+        watch.after_epoch(epoch)
+        context.say(describe_epoch(epoch, config))
     if stops_early(position, config):
         context.say(describe_early_stop(position, config))
+    with stopwatch.part("dumps" if keeper else "evaluation"):
+        best = take_best(learner, keeper or memory, position, context)
     # Only now: nothing may be chosen by what the test says.
     with stopwatch.part("evaluation"):
-        test = evaluator.test(learner.model, position.epoch)
-    return Run(columns, plan, epochs, test, position.epoch, stops_early(position, config))
+        test = evaluator.test(learner.model, best.epoch)
+    return Run(columns, plan, epochs, test, best.epoch, position.epoch, stops_early(position, config))
+
+
+def run_epoch(
+    learner: Learner,
+    feed: Feed,
+    evaluator: Evaluator,
+    position: Position,
+    config: Config,
+    context: RuntimeContext,
+    keeper: Keeper | None,
+    watch: Watch,
+) -> tuple[Epoch, Position]:
+    """The rest of a pass and its validation, and the position after both. Collective: every rank."""
+    start = time.perf_counter()
+    with watch.steps():
+        losses = _train_epoch_kept(learner, feed, position, config, context, keeper, watch)
+    seconds = time.perf_counter() - start
+    check_finite(losses, position.step, config)
+    data_wait = _largest(feed.seconds_waited / seconds, context)
+    step_sizes = feed.loader.dataset.step_sizes("train", position.samples)
+    train_loss = float(np.average(losses, weights=step_sizes))
+    rate = sum(step_sizes) / seconds
+    position = dataclasses.replace(
+        position, step=position.step + len(losses), epoch=position.epoch + 1, samples=0
+    )
+    # Before the dump, which is to know whether a training that goes on from it has to.
+    with watch.stopwatch.part("evaluation"):
+        # Not only of what is dumped: such a model may still give a loss that is a number.
+        check_sound(gathered(lambda: unsound(learner.model.state_dict())), position.step, config)
+        validation = evaluator.validate(learner.model, position.epoch - 1)
+    epoch = Epoch(position.epoch, losses, train_loss, validation, seconds, rate, data_wait)
+    return epoch, judged(position, validation, config)
+
+
+def take_best(
+    learner: Learner, kept: Keeper | BestInMemory, position: Position, context: RuntimeContext
+) -> Position:
+    """Put a learner at the end of its training into the best state that was kept, and say which; where the
+    training was then. Collective: every rank.
+    """
+    if position.is_best:
+        return position
+    best = kept.restore_best(learner)
+    if best is None:
+        context.say(
+            f"the test is read with the last weights, of epoch {position.epoch}: no better ones were kept"
+        )
+        return position
+    context.say(
+        f"the test is read with the weights of epoch {best.epoch}, the best on the validation ratings"
+    )
+    return best
 
 
 def judged(position: Position, validation: Metrics, config: Config) -> Position:

@@ -1,4 +1,4 @@
-"""What a model has learned, as numbers: whether they can be those of a trained one.
+"""What a model has learned, as numbers: whether they can be those of a trained one, and a copy of the best.
 
 Tensors are given by name, as `checkpoint.tensors_of` or a model's `state_dict` has them. A row of a table is
 what the table holds times the model's `row_scale`.
@@ -7,16 +7,26 @@ what the table holds times the model's `row_scale`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from config import Config
 from errors import UserError
+from machine import free_memory
+from manifest import Position
+from runtime import RuntimeContext, gathered
+
+if TYPE_CHECKING:
+    from train import Learner
 
 # Of the numbers of a row or of the dense part. Trained ones stay below 100; a diverged training passes this
 # within steps, and long before anything is infinite.
 LARGEST_WEIGHT = 1e6
+# The most that a copy of all weights may take of what is free.
+SHARE_OF_FREE = 0.5
 # What optimizers keep is to be finite, and may be large.
 OPTIMIZER_SLOTS = ("momentum1", "exp_avg", "exp_avg_sq", "step")
 
@@ -52,6 +62,48 @@ def local_parts(
         return [value.detach()]
     shards = [shard.tensor.detach() for shard in value.local_shards()]
     return shards if rows is None else [shard[rows[name.split(".")[-2]]] for shard in shards]
+
+
+class BestInMemory:
+    """The weights of the best epoch of a training that is not dumped, where memory has room. Collective."""
+
+    def __init__(self, model: nn.Module, context: RuntimeContext) -> None:
+        # The tensors themselves.
+        self._held = [part for name, value in model.state_dict().items() for part in local_parts(name, value)]
+        self._context = context
+        self._copies: list[torch.Tensor] | None = None
+        self._position: Position | None = None
+
+    def keep(self, position: Position) -> None:
+        """Copy the weights, which are those of a position that is the best so far."""
+        if self._copies is None:
+            # In the memory of the machine: that of another device has less to spare.
+            self._copies = (
+                [torch.empty_like(part, device="cpu") for part in self._held] if self._fit() else []
+            )
+        if self._copies:
+            for copy, part in zip(self._copies, self._held, strict=True):
+                copy.copy_(part)
+            self._position = position
+
+    def _fit(self) -> bool:
+        mine = sum(part.numel() * part.element_size() for part in self._held), free_memory()
+        sizes, rooms = zip(*gathered(lambda: mine), strict=True)
+        needed, free = max(sizes) * self._context.local_world_size, min(rooms)
+        if needed > free * SHARE_OF_FREE:
+            self._context.say(
+                f"the weights of the best epoch are not kept, but those of the last one: a copy takes "
+                f"{needed / 2**20:,.0f} MiB on a machine, and {free / 2**20:,.0f} MiB are free; --dump keeps "
+                "the best on disk"
+            )
+        return needed <= free * SHARE_OF_FREE
+
+    def restore_best(self, learner: Learner) -> Position | None:
+        """Put the model into its best state; where its training was then, None if that was not kept."""
+        if self._copies and self._position:
+            for copy, part in zip(self._copies, self._held, strict=True):
+                part.copy_(copy)
+        return self._position
 
 
 def check_sound(faults: Sequence[str], step: int, config: Config) -> None:

@@ -18,10 +18,12 @@ from typing import Any
 from dumps import _retire_folded
 from manifest import digest_of
 from save_dir import (
+    BEST,
     LATEST,
     LEFTOVER,
     LOCK,
     NAME,
+    best_in,
     deltas_in,
     dumps_in,
     making_name,
@@ -32,28 +34,28 @@ from save_dir import (
     step_of,
     writing,
 )
-from tiny_dumps import add_chain, add_delta, add_dump, check_whole, fill, link_to
+from tiny_dumps import BETTER, GOOD, WORSE, add_delta, add_dump, check_whole, fill, link_to
 
 CALLS = ("os.rename", "os.symlink", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate")
 FOREIGN = ("notes.txt", ".making-tea", "step-1")
 
 
 def publish_dump(save_dir: Path) -> None:
-    """A third dump, of which one is kept."""
-    making = fill(save_dir / ".making-step-000000040", 40)
+    """A third dump, the best, of which one is kept."""
+    making = fill(save_dir / ".making-step-000000040", 40, position=BETTER)
     publish(making, save_dir / "step-000000040", keep=1)
 
 
 def publish_delta(save_dir: Path) -> None:
-    """The second increment of a chain."""
+    """The second increment of a chain, the best state."""
     base = dumps_in(save_dir)[-1]
-    making = fill(save_dir / ".making-delta-000000040", 40, link_to(base, 2, 30))
+    making = fill(save_dir / ".making-delta-000000040", 40, link_to(base, 2, 30), position=BETTER)
     publish(making, save_dir / "delta-000000040", keep=1)
 
 
 def fold(save_dir: Path) -> None:
     """What compaction does: a dump of the newest state, and then what it replaces goes."""
-    making = fill(save_dir / ".making-step-000000030", 30)
+    making = fill(save_dir / ".making-step-000000030", 30, position=WORSE)
     publish(making, save_dir / "step-000000030", keep=1)
     _retire_folded(save_dir, keep=1)
 
@@ -63,7 +65,8 @@ def begin(save_dir: Path) -> None:
     attempt = making_name(save_dir / "step-000000070", new_attempt())
     for name in (attempt, ".making-step-000000050", ".making-delta-000000060", ".removing-step-000000001"):
         fill(save_dir / name, 50)
-    (save_dir / ".latest-7").symlink_to("step-000000010")
+    for name in (".latest-7", ".best-7"):
+        (save_dir / name).symlink_to("step-000000010")
     with writing(save_dir):
         pass
 
@@ -73,7 +76,8 @@ def put_aside(save_dir: Path) -> None:
     set_aside(save_dir)
 
 
-# The action, and what it finds: dumps at steps 10 and 20, and where it says so an increment to step 30.
+# The action, and what it finds: dumps at steps 10, the best, and 20, and where it says so an increment to
+# step 30.
 ACTIONS: dict[str, tuple[Callable[[Path], None], bool]] = {
     "publish a dump": (publish_dump, False),
     "publish an increment": (publish_delta, True),
@@ -85,12 +89,13 @@ ACTIONS: dict[str, tuple[Callable[[Path], None], bool]] = {
 
 def prepare(save_dir: Path, with_delta: bool) -> None:
     """What an action finds."""
-    add_chain(save_dir, 10)
+    best = add_dump(save_dir, 10, position=GOOD)
     # Every trainer makes it first.
     (save_dir / LOCK).touch()
-    base = add_dump(save_dir, 20)
+    base = add_dump(save_dir, 20, position=WORSE)
     if with_delta:
         add_delta(base, 1, 20, 30)
+    (save_dir / BEST).symlink_to(best.name)
     (save_dir / LATEST).symlink_to("delta-000000030" if with_delta else base.name)
     for name in FOREIGN:
         (save_dir / name).write_text("mine")
@@ -133,6 +138,7 @@ def faults_of(save_dir: Path, least: int) -> list[str]:
                 check_whole(folder)
             except Exception as error:
                 found.append(f"{folder} is not whole: {error}")
+    found += _faults_of_best(save_dir)
     before = {
         path: digest_of(path) for path in save_dir.rglob("*") if path.is_file() and _is_kept(path, save_dir)
     }
@@ -148,6 +154,22 @@ def faults_of(save_dir: Path, least: int) -> list[str]:
     if max(steps) < least:
         found.append(f"of step {least} only {steps} is left")
     return found
+
+
+def _faults_of_best(save_dir: Path) -> list[str]:
+    """What is wrong with the best state: its link names the one of step 10 or the better one of step 40, both
+    are whole, and it is only gone where an earlier training is being set aside.
+    """
+    link, best = save_dir / BEST, best_in(save_dir)
+    if not link.is_symlink():
+        return [] if [*save_dir.glob("run-*")] or best is None else [f"{link} is gone"]
+    try:
+        check_whole(link)
+        check_whole(best or link)
+    except Exception as error:
+        return [f"the best state is not whole: {error}"]
+    steps = step_of(link.resolve()), step_of(best or link.resolve())
+    return [] if steps in ((10, 10), (10, 40), (40, 40)) else [f"{link} and {best} are of steps {steps}"]
 
 
 def _is_kept(path: Path, save_dir: Path) -> bool:

@@ -90,6 +90,8 @@ def test_values_become_their_fields_types() -> None:
         ("--compact --dump_every 5", "--dump_every says how dumps are made, and none are made"),
         ("--save_dir here", "--save_dir here is for dumps, and none are made or read; give --dump or --load"),
         ("--until 5", "--until 5 says where a load stops, and none is asked for; give --load too"),
+        ("--checkpoint latest", "--checkpoint latest says what is read, and nothing is; give --load too"),
+        ("--load --checkpoint newest", "--checkpoint newest is not known; choose one of best, latest"),
         ("--until -2 --load", "--until -2 is no step; give the number of one, 0 or more"),
         ("--user 5", "--user says what is recommended, and nothing is; give --recommend too"),
         ("--recommend", "--recommend needs --user, the raw id of a user"),
@@ -141,7 +143,8 @@ def test_every_choice_passes() -> None:
     for name, choices in CHOICES.items():
         for choice in choices:
             chosen: dict[str, Any] = {name: choice}
-            validate(dataclasses.replace(Config(), **chosen))
+            # --checkpoint is for what reads.
+            validate(dataclasses.replace(Config(load="newest"), **chosen))
 
 
 def test_the_check_alone_exits_with_status_2_and_the_sentence() -> None:

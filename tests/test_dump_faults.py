@@ -26,14 +26,16 @@ import save_dir
 from checkpoint import tensors_of
 from columns import Columns, open_columns
 from config import Config
-from dumps import compact, find_state, keeping_dumps, load_state
+from dumps import _retire_folded, compact, find_state, keeping_dumps, load_state
 from errors import UserError
 from killed_ranks import differing, mark_step, write_step
 from launch import EXAMPLE, ROOT, read_json, run_command, started, succeeded, torchrun
 from manifest import MANIFEST, VOCABULARY, FileEntry, Position, digest_of, read_manifest, write_manifest
 from runtime import RuntimeContext, cleanup_runtime, init_runtime
-from save_dir import check_whole, dumps_in, newest_in, state_at
+from save_dir import BEST, LATEST, check_whole, chosen_state, dumps_in, newest_in, state_at, step_of
 from test_failures import wait_for
+from test_save_dir import links_in, publish_at
+from tiny_dumps import BETTER, GOOD, WORSE, link_to, names_in
 from train import Learner, build_learner
 from weights import local_parts
 
@@ -367,6 +369,26 @@ def test_a_clock_that_jumped_back_changes_nothing(trained: Trained) -> None:
         os.utime(dump, (2e9 - number * 1e8,) * 2)
     assert trained.load().step == 2
     assert differing(tensors_of(trained.learner), 2) == []
+
+
+def test_the_best_increment_is_kept_with_all_that_it_builds_on_when_increments_are_folded(
+    tmp_path: Path,
+) -> None:
+    base = publish_at(tmp_path, 0, Position())
+    publish_at(tmp_path, 10, Position(samples=5), link=link_to(base, 1, 0))
+    best = publish_at(tmp_path, 20, GOOD, link=link_to(base, 2, 10))
+    publish_at(tmp_path, 30, WORSE, link=link_to(base, 3, 20))
+    publish_at(tmp_path, 30, WORSE, keep=1)
+    assert _retire_folded(tmp_path, keep=1) == 1
+    assert links_in(tmp_path) == {BEST: best.name, LATEST: "step-000000030"}
+    assert chosen_state(tmp_path) == state_at(tmp_path / BEST)
+    assert [step_of(path) for path in chosen_state(tmp_path).folders] == [0, 10, 20]
+    assert state_at(tmp_path).folders == (tmp_path / "step-000000030",)
+    check_whole(chosen_state(tmp_path))
+    # A better one sets them free.
+    publish_at(tmp_path, 40, BETTER)
+    assert _retire_folded(tmp_path, keep=1) == 2
+    assert names_in(tmp_path) == [BEST, LATEST, "step-000000040"]
 
 
 def edit(folder: Path, **changes: Any) -> None:

@@ -17,6 +17,9 @@ from synthetic import write_synthetic
 
 SCRIPT = ROOT / "tests" / "early_ranks.py"
 NUM_RATINGS, NUM_TEST = 4000, 800
+NUM_TRAIN = 3168
+# The test of the weights of epoch 2.
+BEST = {"rmse": 2, "weights_of": [2]}
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +32,21 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     change_test_ratings(changed)
     succeeded(torchrun(2, SCRIPT, folder / "found.json", data, changed, timeout=120))
     return read_json(folder / "found.json")
+
+
+@pytest.fixture(scope="module")
+def kept(found: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """By number of ranks which epoch's weights trainings test."""
+    folder = tmp_path_factory.mktemp("kept")
+    write_synthetic(folder / "data", NUM_RATINGS, seed=0)
+    for ranks in (1, 3):
+        (folder / str(ranks)).mkdir()
+        results = folder / str(ranks) / "found.json"
+        succeeded(torchrun(ranks, SCRIPT, results, folder / "data", timeout=120))
+    return {
+        2: found["kept"],
+        **{ranks: read_json(folder / str(ranks) / "found.json")["kept"] for ranks in (1, 3)},
+    }
 
 
 def change_test_ratings(folder: Path) -> None:
@@ -48,8 +66,7 @@ def change_test_ratings(folder: Path) -> None:
 def test_a_training_stops_after_patience_epochs_without_a_better_validation(found: Any) -> None:
     planted = found["planted"]["whole"]
     assert len(planted["losses"]) == 4 * STEPS_OF_AN_EPOCH
-    # Of the model as it is then, whatever an epoch before it would have given.
-    assert planted["test"] == {"rmse": 4}
+    assert planted["test"] == BEST
     assert planted["end"] == {
         "step": 4 * STEPS_OF_AN_EPOCH,
         "epoch": 4,
@@ -69,9 +86,46 @@ def test_an_interrupted_training_stops_where_one_that_was_not_does(found: Any) -
 
 def test_a_training_that_stopped_early_does_not_go_on_unless_asked_to(found: Any) -> None:
     assert found["planted"]["again"]["losses"] == []
-    assert found["planted"]["again"]["test"] == {"rmse": 4}
+    assert found["planted"]["again"]["test"] == BEST
     assert len(found["planted"]["more"]["losses"]) == 2 * STEPS_OF_AN_EPOCH
     assert found["planted"]["more"]["end"]["best"] == min(PLANTED)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("where", ["memory", "dump", "inc_dump"])
+def test_the_test_is_read_with_the_weights_of_the_best_epoch(
+    kept: dict[int, Any], ranks: int, where: str
+) -> None:
+    found = kept[ranks][where]
+    assert found["test"] == BEST
+    assert found["said"] == [
+        "the test is read with the weights of epoch 2, the best on the validation ratings"
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_best_checkpoint_is_linked_beside_the_latest_and_kept_whatever_keep_says(
+    kept: dict[int, Any], ranks: int
+) -> None:
+    steps = -(-NUM_TRAIN // 600)
+    assert kept[ranks]["dump"]["links"] == {
+        "best": f"step-{2 * steps:09d}",
+        "latest": f"step-{4 * steps:09d}",
+    }
+    increments = {"best": f"delta-{2 * steps:09d}", "latest": f"delta-{4 * steps:09d}"}
+    assert kept[ranks]["inc_dump"]["links"] == increments
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_without_room_for_the_best_weights_or_without_validation_those_of_the_last_epoch_count(
+    kept: dict[int, Any], ranks: int
+) -> None:
+    for name in ("no memory", "the last is the best", "no validation"):
+        assert kept[ranks][name]["test"] == {"rmse": 4, "weights_of": [4]}
+    refusal, last = kept[ranks]["no memory"]["said"]
+    assert refusal.startswith("the weights of the best epoch are not kept, but those of the last one: a copy")
+    assert last == "the test is read with the last weights, of epoch 4: no better ones were kept"
+    assert kept[ranks]["no validation"]["said"] == []
 
 
 def test_the_stars_of_test_ratings_change_no_loss(found: Any) -> None:

@@ -220,7 +220,7 @@ CHECKS: dict[str, Callable[[tuple[str, ...], Path], None]] = {
     "./run.sh dump --resume --dump_every 100": begins_where_there_is_no_dump,
     "./run.sh inc_dump --dump_every 50": replays_and_recommends,
     "./run.sh load dumps --until 100": folds_increments,
-    "./run.sh export served": publishes_increments,
+    "./run.sh export served --checkpoint latest": publishes_increments,
     (
         "python benchmarks/feed.py --ratings 100000 --memory 100000 --trained 20000 --seconds 0.05 --rounds 1"
     ): measures_the_loader,

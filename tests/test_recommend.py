@@ -179,6 +179,19 @@ def test_the_command_needs_no_data_flags_and_says_which_data_it_reads(
     assert result.stderr == ""
 
 
+def test_what_is_untrained_is_asked_only_where_it_is_named_and_says_so(
+    save_dir: Path, synthetic_folder: Path, tmp_path: Path
+) -> None:
+    untrained = "step-000000000"
+    shutil.copytree(save_dir / untrained, tmp_path / untrained)
+    asked = (EXAMPLE, "--recommend", "--user", 7, "--top", 3, "--save_dir")
+    refused = python(*asked, tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert f"{tmp_path} holds only {untrained}, which is untrained; wait for the next dump" in refused.stderr
+    lines = succeeded(python(*asked, tmp_path / untrained)).splitlines()
+    assert re.fullmatch(r"step 0, untrained, \d+ (s|min) old", lines[1])
+
+
 def test_a_folder_without_a_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
     result = python(EXAMPLE, "--recommend", "--user", 7, "--save_dir", tmp_path)
     assert result.returncode == 2

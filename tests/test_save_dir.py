@@ -18,12 +18,14 @@ import pytest
 import save_dir as folders
 from errors import UserError
 from launch import ROOT
-from manifest import FORMAT, MANIFEST, check_files, read_manifest, sealed, write_manifest
+from manifest import FORMAT, MANIFEST, Link, Position, check_files, read_manifest, sealed, write_manifest
 from save_dir import (
+    BEST,
     LATEST,
     LOCK,
     State,
     check_chain,
+    chosen_state,
     deltas_in,
     dumps_in,
     making_name,
@@ -37,7 +39,19 @@ from save_dir import (
     step_of,
     writing,
 )
-from tiny_dumps import PART, add_chain, add_delta, add_dump, check_whole, fill, link_to, names_in
+from tiny_dumps import (
+    BETTER,
+    GOOD,
+    PART,
+    WORSE,
+    add_chain,
+    add_delta,
+    add_dump,
+    check_whole,
+    fill,
+    link_to,
+    names_in,
+)
 
 
 def refused(action: Callable[[], Any], *words: str) -> None:
@@ -474,6 +488,69 @@ def test_a_manifest_with_any_byte_changed_is_refused(tmp_path: Path) -> None:
         except UserError:
             refused += 1
     assert refused > len(content) / 2
+
+
+# --- the best ---
+
+
+def publish_at(
+    save_dir: Path, step: int, position: Position, keep: int = 1, link: Link | None = None
+) -> Path:
+    """What a trainer does when it dumps, where it is then."""
+    final = save_dir / (folders.dump_name(step) if link is None else folders.delta_name(step))
+    making = fill(save_dir / f".making-{final.name}", step, link, position=position)
+    publish(making, final, keep)
+    return final
+
+
+def links_in(save_dir: Path) -> dict[str, str]:
+    return {path.name: os.readlink(path) for path in save_dir.iterdir() if path.is_symlink()}
+
+
+def test_the_best_dump_has_a_link_and_stays_until_there_is_a_better_one(tmp_path: Path) -> None:
+    best = publish_at(tmp_path, 10, GOOD)
+    for step in (20, 30):
+        publish_at(tmp_path, step, WORSE)
+    assert links_in(tmp_path) == {BEST: best.name, LATEST: "step-000000030"}
+    assert names_in(tmp_path) == [BEST, LATEST, best.name, "step-000000030"]
+    assert chosen_state(tmp_path).folder == best
+    assert chosen_state(tmp_path, LATEST).folder == state_at(tmp_path).folder == tmp_path / "step-000000030"
+    publish_at(tmp_path, 40, BETTER)
+    assert links_in(tmp_path) == {BEST: "step-000000040", LATEST: "step-000000040"}
+    assert names_in(tmp_path) == [BEST, LATEST, "step-000000040"]
+
+
+def test_within_an_epoch_nothing_is_the_best_but_where_nothing_is_validated(tmp_path: Path) -> None:
+    publish_at(tmp_path / "validated", 10, GOOD, keep=9)
+    within = dataclasses.replace(GOOD, samples=5)
+    publish_at(tmp_path / "validated", 15, within, keep=9)
+    assert links_in(tmp_path / "validated")[BEST] == "step-000000010"
+    for step, position in (
+        (5, Position(samples=5)),
+        (10, Position(epoch=1)),
+        (15, Position(epoch=1, samples=5)),
+    ):
+        publish_at(tmp_path / "not", step, position, keep=9)
+    assert links_in(tmp_path / "not") == {BEST: "step-000000015", LATEST: "step-000000015"}
+
+
+def test_before_an_epoch_has_ended_the_newest_is_taken_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish_at(tmp_path, 5, Position(samples=5))
+    assert links_in(tmp_path) == {LATEST: "step-000000005"}
+    assert chosen_state(tmp_path).folder == tmp_path / "step-000000005"
+    assert "nothing that was validated yet, so the newest state is taken" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("checkpoint", [BEST, LATEST])
+def test_what_has_learned_nothing_is_neither_the_latest_nor_the_best_and_is_only_taken_by_its_name(
+    tmp_path: Path, checkpoint: str
+) -> None:
+    base = publish_at(tmp_path, 0, Position())
+    assert links_in(tmp_path) == {}
+    refused(lambda: chosen_state(tmp_path, checkpoint), "holds only step-000000000, which is untrained")
+    assert chosen_state(base) == chosen_state(tmp_path, until=0) == state_at(tmp_path) == State(base)
 
 
 def test_publishing_over_a_dump_that_is_there_fails_and_leaves_it_whole(tmp_path: Path) -> None:

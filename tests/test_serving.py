@@ -110,7 +110,7 @@ def history_of(columns: Columns, place: int) -> tuple[list[int | None], list[flo
 def exported(trained: Trained, tmp_path: Path) -> Path:
     """An export of the state after step 14."""
     save_dir = copied(trained, tmp_path / "until-14", 14)
-    export(Config(save_dir=str(save_dir), export=str(tmp_path / "exported")))
+    export(Config(save_dir=str(save_dir), export=str(tmp_path / "exported"), checkpoint="latest"))
     return tmp_path / "exported"
 
 
@@ -342,7 +342,8 @@ def test_increments_in_place_equal_opening_the_state_anew(trained: Trained, expo
 
 
 def test_an_export_takes_the_increments_that_come_after_it(trained: Trained, tmp_path: Path) -> None:
-    export(Config(save_dir=str(copied(trained, tmp_path / "until-10", 10)), export=str(tmp_path / "model")))
+    save_dir = copied(trained, tmp_path / "until-10", 10)
+    export(Config(save_dir=str(save_dir), export=str(tmp_path / "model"), checkpoint="latest"))
     model = ServedModel.open(tmp_path / "model")
     assert model.apply(state(trained, 12))
     assert trained.step_of(model.score(trained.few)) == 12
@@ -407,10 +408,10 @@ def test_a_damaged_increment_leaves_the_model_as_it_was(
 
 
 def test_a_follower_takes_increments_dumps_and_compactions(trained: Trained, tmp_path: Path) -> None:
-    save_dir = copied(trained, tmp_path / "dumps", 0)
+    save_dir = copied(trained, tmp_path / "dumps", 2)
     follower = Follower(save_dir)
     assert not follower.refresh()
-    for step in (2, 4, 6, 8, 10):
+    for step in (4, 6, 8, 10):
         tables = follower.model.snapshot.tables
         publish_state(trained, step, save_dir)
         assert follower.refresh()
@@ -431,15 +432,45 @@ def test_a_follower_takes_increments_dumps_and_compactions(trained: Trained, tmp
     assert follower.model.position.step == 14
 
 
-def test_a_follower_goes_over_to_a_new_run(trained: Trained, tmp_path: Path) -> None:
+def test_a_follower_goes_over_to_a_new_run_once_that_was_validated(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 10)
     follower = Follower(save_dir)
     set_aside(save_dir)
     assert not follower.refresh()
     assert follower.model.position.step == 10
+    before = follower.model.snapshot
     publish_state(trained, 0, save_dir, run="another")
+    assert not follower.refresh()
+    publish_linked(trained, 2, save_dir, "another", digest_of(dumps_in(save_dir)[0] / MANIFEST))
+    assert not follower.refresh()
+    assert follower.model.snapshot is before
+    publish_state(trained, 8, save_dir, run="another")
     assert follower.refresh()
-    assert (follower.model.run, follower.model.position.step) == ("another", 0)
+    assert (follower.model.run, follower.model.position.step) == ("another", 8)
+    publish_linked(trained, 10, save_dir, "another", digest_of(dumps_in(save_dir)[1] / MANIFEST))
+    assert follower.refresh()
+
+
+def test_what_has_learned_nothing_is_served_only_where_it_is_named(trained: Trained, tmp_path: Path) -> None:
+    save_dir = copied(trained, tmp_path / "dumps", 0)
+    for use in (Follower, ServedModel.open):
+        with pytest.raises(
+            UserError, match="holds only step-000000000, which is untrained; wait for the next"
+        ):
+            use(save_dir)
+    line = succeeded(python(EXAMPLE, "--export", tmp_path / "model", "--save_dir", state(trained, 0)))
+    assert line.startswith(f"exported {state(trained, 0)}, step 0, untrained, to ")
+
+
+def test_a_folder_stands_for_its_best_state_unless_the_latest_is_asked_for(
+    trained: Trained, tmp_path: Path
+) -> None:
+    save_dir = copied(trained, tmp_path / "dumps", 14)
+    for checkpoint, step in (("best", 8), ("latest", 14)):
+        assert ServedModel.open(save_dir, checkpoint).position.step == step
+        export(Config(save_dir=str(save_dir), export=str(tmp_path / checkpoint), checkpoint=checkpoint))
+        assert ServedModel.open(tmp_path / checkpoint).position.step == step
+    assert Follower(save_dir).model.position.step == 14
 
 
 def test_a_follower_goes_on_from_an_export(trained: Trained, exported: Path, tmp_path: Path) -> None:
@@ -500,10 +531,10 @@ def test_a_reader_only_ever_sees_whole_states(
         return change and dataclasses.replace(change, tables=Slowly(change.tables))
 
     monkeypatch.setattr(serving, "read_change", read_slowly)
-    save_dir = copied(trained, tmp_path / "dumps", 0)
+    save_dir = copied(trained, tmp_path / "dumps", 2)
     follower = Follower(save_dir)
     with hammered(follower.model, trained.few) as seen:
-        for step in (2, 4, 6, 8, 10, 12, 14, 16):
+        for step in (4, 6, 8, 10, 12, 14, 16):
             publish_state(trained, step, save_dir)
             follower.refresh()
             deadline = time.monotonic() + 20
@@ -511,11 +542,11 @@ def test_a_reader_only_ever_sees_whole_states(
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
     # Each state as soon as it was there, and nothing in between.
-    assert [trained.step_of(scores) for scores in seen] == [0, 2, 4, 6, 8, 10, 12, 14, 16]
+    assert [trained.step_of(scores) for scores in seen] == [2, 4, 6, 8, 10, 12, 14, 16]
 
 
 def test_a_follower_survives_a_trainer_that_removes_what_it_reads(trained: Trained, tmp_path: Path) -> None:
-    save_dir = copied(trained, tmp_path / "dumps", 0)
+    save_dir = copied(trained, tmp_path / "dumps", 2)
     follower = Follower(save_dir)
     trainer = threading.Thread(target=train_on, args=(trained, save_dir))
     trainer.start()

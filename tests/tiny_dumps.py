@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from save_dir import State, delta_name, dump_name, state_at, step_of
 
 PART = "part-00001.safetensors"
 TENSORS = {"tables.user.weight": ([3, 4], "float32")}
+# Ends of epochs, in this order.
+GOOD = Position(epoch=1, best=0.9)
+WORSE = Position(epoch=2, best=0.9, epochs_since_best=1)
+BETTER = Position(epoch=3, best=0.8)
 
 
 def content(run: str, step: int) -> bytes:
@@ -18,18 +23,25 @@ def content(run: str, step: int) -> bytes:
     return f"{run} after step {step}\n".encode() * 50
 
 
-def fill(folder: Path, step: int, link: Link | None = None, run: str = "one") -> Path:
-    """Make a folder a whole dump, or with a link an increment."""
+def fill(
+    folder: Path,
+    step: int,
+    link: Link | None = None,
+    run: str = "one",
+    position: Position | None = None,
+) -> Path:
+    """Make a folder a whole dump, or with a link an increment; position: but for its step."""
+    position = dataclasses.replace(position or Position(), step=step)
     folder.mkdir(parents=True)
     (folder / PART).write_bytes(content(run, step))
     files = (flushed(folder / PART),)
-    write_manifest(folder, Manifest(run, Position(step), TENSORS, files, "values", "optimizer", {}, link))
+    write_manifest(folder, Manifest(run, position, TENSORS, files, "values", "optimizer", {}, link))
     return folder
 
 
-def add_dump(save_dir: Path, step: int, run: str = "one") -> Path:
+def add_dump(save_dir: Path, step: int, run: str = "one", position: Position | None = None) -> Path:
     """A dump, under its name."""
-    return fill(save_dir / dump_name(step), step, run=run)
+    return fill(save_dir / dump_name(step), step, run=run, position=position)
 
 
 def add_delta(base: Path, sequence: int, from_step: int, step: int, run: str = "one") -> Path:
