@@ -58,8 +58,7 @@ def name_lost_peers(error: Exception) -> None:
 
 def record_crash(error: BaseException) -> None:
     """Leave the traceback of an exception for torchrun's report, and let it pass on."""
-    # One that is silent left nothing to be read first, and --timeout has passed already.
-    if is_lost_peer(error) and "timed out" not in str(error.__cause__ or error).lower():
+    if is_lost_peer(error) and not _is_silence(error):
         time.sleep(LOST_PEER_SECONDS)
     leave_for_torchrun(f"{type(error).__name__}: {error}", traceback.format_exc())
 
@@ -69,3 +68,9 @@ def is_lost_peer(error: BaseException) -> bool:
     if isinstance(error, LostPeerError) or type(error).__name__ in LOST_PEER_TYPES:
         return True
     return any(words in str(error) for words in LOST_PEER_WORDS)
+
+
+def _is_silence(error: BaseException) -> bool:
+    """Whether a peer is silent, and not gone: it has left nothing to be read first, and --timeout is over."""
+    text = str(error.__cause__ or error).lower()
+    return "timed out" in text or "timeout" in text

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from errorfile import leave_for_torchrun
-from rollcall import Peers
+from rollcall import ANSWER_SECONDS, Peers
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 BEAT_SECONDS = 0.5
 # Between the looks of a rank that waits to leave.
 LEAVING_SECONDS = 0.02
-# Beyond --timeout: a wait with a deadline of its own tells more, so it goes first.
-MARGIN_SECONDS = 1.0
+# Beyond --timeout, so that a wait that ends in time ends.
+MARGIN_SECONDS = 0.5
 # Beyond --timeout, for calls in which the slowest rank is waited for and then something is done.
 CALL_SECONDS = 2.0
 # A pipe takes so much at once, whoever reads it.
@@ -52,6 +52,7 @@ class Heartbeat:
         self._call: tuple[float, str] | None = None
         # Who says which rank it is that is silent.
         self.peers: Peers | None = None
+        self._fault = ""
         self._group: Any = None
         self._round: tuple[torch.Tensor, Any, float] | None = None
         self._is_leaving = False
@@ -72,8 +73,12 @@ class Heartbeat:
         import torch.distributed as dist
 
         # Not gloo is to say that time is up, but this thread.
-        deadline = timedelta(seconds=self.timeout + 10 * MARGIN_SECONDS)
+        deadline = timedelta(seconds=self.timeout + 20 * MARGIN_SECONDS)
         self._group = dist.new_group(backend="gloo", timeout=deadline)
+
+    def fault(self) -> str:
+        """Which ranks do not answer, and on which machines, as found already or asked now, in some seconds."""
+        return self._fault or (self.peers.fault() if self.peers else "")
 
     def leave(self) -> None:
         """Wait until every rank is here, however long, or one is gone. Collective: every rank."""
@@ -107,15 +112,9 @@ class Heartbeat:
         if self._round is not None:
             all_leave, work, begin = self._round
             if not work.is_completed():
-                if time.monotonic() - begin > self.timeout + MARGIN_SECONDS:
-                    fault = self.peers.fault() if self.peers else "a process was stopped"
-                    if not self._end.is_set():
-                        # Else the main thread has found out by itself, and says where it waited.
-                        self._die(
-                            "a rank has shown no sign of life for --timeout "
-                            f"{self.timeout:.0f} seconds: {fault}"
-                        )
+                self._look_at_silence(time.monotonic() - begin)
                 return True
+            self._fault = ""
             try:
                 work.wait()
             except RuntimeError:
@@ -126,6 +125,17 @@ class Heartbeat:
         work = dist.all_reduce(all_leave, dist.ReduceOp.MIN, group=self._group, async_op=True)
         self._round = (all_leave, work, time.monotonic())
         return True
+
+    def _look_at_silence(self, seconds: float) -> None:
+        """Find out who is silent while there is time left, as that takes some; end when there is none."""
+        if not self._fault and seconds > max(self.timeout - ANSWER_SECONDS, self.timeout / 2):
+            self._fault = self.peers.fault() if self.peers else "a process was stopped"
+        # Else the main thread has found out by itself, and says where it waited.
+        is_here = not self._end.is_set()
+        if self._fault and seconds > self.timeout + MARGIN_SECONDS and is_here:
+            self._die(
+                f"a rank has shown no sign of life for --timeout {self.timeout:.0f} seconds: {self._fault}"
+            )
 
     def _look_at_launcher(self) -> None:
         """End with a launcher that is gone, and end one that was stopped for too long: nothing else would."""

@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.run import parse_args, run
 
+from runtime import end_process
 from stuck import end_when_stuck
 
 # The statuses with which example.py ends after a mistake of the user, and after a SIGTERM or a Ctrl-C to a
@@ -79,4 +80,5 @@ def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(launch())
+    # Python's own end takes a second or two on a busy machine.
+    end_process(launch())

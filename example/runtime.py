@@ -174,7 +174,7 @@ def lost_peers() -> str:
     """Which ranks do not answer this one, and on which machines; nothing where it has no peers. Takes some
     seconds. Not collective.
     """
-    return next((heartbeat.peers.fault() for heartbeat in RUNNING if heartbeat.peers is not None), "")
+    return next((heartbeat.fault() for heartbeat in RUNNING), "")
 
 
 def end_process(status: int) -> NoReturn:

@@ -10,8 +10,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 import launcher
+from runtime import end_process
 
 if __name__ == "__main__":
     # After a fault torchrun leaves the others its default of 30 seconds, whatever it is told.
     PContext.close.__defaults__ = (None, int(sys.argv.pop(1)))
-    sys.exit(launcher.launch())
+    end_process(launcher.launch())

@@ -119,7 +119,8 @@ class Launch:
         """Until so many ranks have come to the phase."""
         deadline = time.monotonic() + START_SECONDS
         while self.text().count(MARK) < count:
-            assert self.processes(), f"all ended before the phase: {self.text()}"
+            is_running = any(command.process.poll() is None for command in self.commands)
+            assert is_running, f"all ended before the phase: {self.text()}"
             assert time.monotonic() < deadline, f"never came to the phase: {self.text()}"
             time.sleep(0.05)
 
