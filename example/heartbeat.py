@@ -77,7 +77,7 @@ class Heartbeat:
         self._group = dist.new_group(backend="gloo", timeout=deadline)
 
     def fault(self) -> str:
-        """Which ranks do not answer, and on which machines: as found already, or asked now, in some seconds."""
+        """Which ranks do not answer, and on which machines, as found already or asked now; takes seconds."""
         return self._fault or (self.peers.fault() if self.peers else "")
 
     def leave(self) -> None:
