@@ -1,4 +1,4 @@
-"""How the ranks give each other rows: not at all, through memory that they share, or through gloo.
+"""How the ranks give each other rows: not at all, through memory that they share, through gloo, or both.
 
 gloo sends what goes to another process of the machine through the kernel's network, with copies on both sides
 and a second thread, and a rank waits for that thread to get a core. Ranks of one machine read each other's
@@ -104,24 +104,26 @@ class Exchange:
 class SharedExchange(Exchange):
     """The ranks' rows through boxes that all of them have mapped.
 
-    timeout: seconds to wait for a rank; pids: the process of each, where it is known.
+    boxes: rank after rank, each None that this rank has not mapped; timeout: seconds to wait for a rank;
+    pids: the process of each, where it is known.
     """
 
     def __init__(
-        self, group: Any, boxes: list[torch.Tensor], timeout: float, pids: Sequence[int] = ()
+        self, group: Any, boxes: Sequence[torch.Tensor | None], timeout: float, pids: Sequence[int] = ()
     ) -> None:
         super().__init__(group)
-        self.boxes = boxes
+        self.near = {rank: box for rank, box in enumerate(boxes) if box is not None}
         self.timeout = timeout
-        self.ends = [_end_of(pid) for pid in pids]
+        self.ends = {rank: _end_of(pid) for rank, pid in enumerate(pids) if rank in self.near}
         self.turns = dict.fromkeys(ROOMS, 0)
-        self.signs = [[_sign(box, place) for place in range(len(ROOMS) * PLACES)] for box in boxes]
+        places = range(len(ROOMS) * PLACES)
+        self.signs = {rank: [_sign(box, place) for place in places] for rank, box in self.near.items()}
 
     def outgoing(self, room: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Outgoing:
         """A place in the box of this rank."""
         self.turns[room] += 1
         place = ROOMS.index(room) * PLACES + self.turns[room] % PLACES
-        rows = _view(self.boxes[self.rank], place, torch.Size(shape), dtype)
+        rows = _view(self.near[self.rank], place, torch.Size(shape), dtype)
         return Outgoing(rows, place, self.turns[room])
 
     def send_keys(self, keys: Outgoing, told: torch.Tensor) -> KeysOnTheWay:
@@ -133,20 +135,26 @@ class SharedExchange(Exchange):
     ) -> Callable[[], torch.Tensor]:
         """As that of `Exchange`."""
         if starts is None:
-            sign = self.signs[self.rank][outgoing.place]
-            sign[1 : 1 + self.world_size] = starts_of(go)
-            # Last: who reads it reads the rest after it.
-            sign[0] = outgoing.turn
+            self._show(outgoing, go)
 
         def wait() -> torch.Tensor:
             firsts = starts or [self._start_of(rank, outgoing) for rank in range(self.world_size)]
-            parts = []
-            for box, first, count in zip(self.boxes, firsts, come, strict=True):
-                shape = torch.Size((first + count, *outgoing.rows.shape[1:]))
-                parts.append(_view(box, outgoing.place, shape, outgoing.rows.dtype)[first:])
-            return torch.cat(parts)
+            of_ranks = zip(range(self.world_size), firsts, come, strict=True)
+            return torch.cat([self._rows_of(rank, outgoing, first, count) for rank, first, count in of_ranks])
 
         return wait
+
+    def _show(self, outgoing: Outgoing, go: list[int]) -> None:
+        """Say that rows are there, and where they begin for each rank."""
+        sign = self.signs[self.rank][outgoing.place]
+        sign[1 : 1 + self.world_size] = starts_of(go)
+        # Last: who reads it reads the rest after it.
+        sign[0] = outgoing.turn
+
+    def _rows_of(self, rank: int, outgoing: Outgoing, first: int, count: int) -> torch.Tensor:
+        """Rows in the box of a rank that lie where, and are such as, our own outgoing ones."""
+        shape = torch.Size((first + count, *outgoing.rows.shape[1:]))
+        return _view(self.near[rank], outgoing.place, shape, outgoing.rows.dtype)[first:]
 
     def _start_of(self, rank: int, outgoing: Outgoing) -> int:
         """Wait until a rank has put its rows of this turn into its box; which of them is the first for us."""
@@ -166,8 +174,39 @@ class SharedExchange(Exchange):
         return int(sign[1 + self.rank])
 
     def _is_gone(self, rank: int) -> bool:
-        end = self.ends[rank] if self.ends else None
+        end = self.ends.get(rank)
         return end is not None and bool(end.poll(0))
+
+
+class MixedExchange(SharedExchange):
+    """Rows through boxes among the ranks of a machine, and by gloo to those of others; keys all by gloo."""
+
+    def send_keys(self, keys: Outgoing, told: torch.Tensor) -> KeysOnTheWay:
+        """As that of `Exchange`."""
+        return KeyMessages(self, keys, told)
+
+    def swap(
+        self, outgoing: Outgoing, go: list[int], come: list[int], starts: list[int] | None = None
+    ) -> Callable[[], torch.Tensor]:
+        """As that of `Exchange`."""
+        self._show(outgoing, go)
+        far_go, far_come = (
+            [0 if r in self.near else n for r, n in enumerate(counts)] for counts in (go, come)
+        )
+        parts = zip(outgoing.rows.split(go), far_go, strict=True)
+        leaving = torch.cat([outgoing.rows[:0], *(part for part, count in parts if count)])
+        arriving = leaving.new_empty(sum(far_come), *leaving.shape[1:])
+        work = dist.all_to_all_single(arriving, leaving, far_come, far_go, self.group, async_op=True)
+
+        def wait() -> torch.Tensor:
+            # First, since it sleeps.
+            work.wait()
+            parts = list(arriving.split(far_come))
+            for rank in self.near:
+                parts[rank] = self._rows_of(rank, outgoing, self._start_of(rank, outgoing), come[rank])
+            return torch.cat(parts)
+
+        return wait
 
 
 class KeysOnTheWay:
@@ -293,23 +332,31 @@ def _view(box: torch.Tensor, place: int, shape: torch.Size, dtype: torch.dtype) 
 
 
 def open_exchange(group: Any, timeout: float) -> Exchange:
-    """Through shared memory where all ranks of a group can map each other's, which those of one machine can,
-    unless they are in different containers. Collective: every rank. timeout: seconds to wait for a rank.
+    """Through shared memory among ranks that can map each other's, which those of one machine can unless they
+    are in different containers; by gloo among others. Collective: every rank.
+
+    timeout: seconds to wait for a rank.
     """
     # Elsewhere a core may see the number before the rows.
     in_order = platform.machine() in ("x86_64", "AMD64")
     if dist.get_world_size(group) == 1 or not in_order or not hasattr(os, "memfd_create"):
         return Exchange(group)
-    name = f"exchange-{secrets.token_hex(8)}"
+    name, rank = f"exchange-{secrets.token_hex(8)}", dist.get_rank(group)
     with contextlib.ExitStack() as stack:
         everyones = gathered(lambda: (_make_file(name, stack), name, os.getpid()), group)
-        boxes = [box for path, name, _ in everyones if (box := _mapped(path, name)) is not None]
+        boxes = [_mapped(path, name) for path, name, _ in everyones]
         # The maps keep the files, once all ranks have them.
-        is_complete = all(gathered(lambda: len(boxes) == len(everyones), group))
-    if not is_complete:
+        mapped = gathered(lambda: [box is not None for box in boxes], group)
+    ranks = range(len(everyones))
+    pairs = {(one, other) for one in ranks for other in ranks if mapped[one][other] and mapped[other][one]}
+    alone = {(rank, rank) for rank in ranks}
+    if pairs == alone or not alone <= pairs:
         return Exchange(group)
-    # The path of a box was the same for all, so a process has the same number for all.
-    return SharedExchange(group, boxes, timeout, [pid for *_, pid in everyones])
+    boxes = [box if (rank, other) in pairs else None for other, box in enumerate(boxes)]
+    # The path of a box was the same for both, so a process has the same number for both.
+    pids = [pid for *_, pid in everyones]
+    kind = SharedExchange if len(pairs) == len(ranks) ** 2 else MixedExchange
+    return kind(group, boxes, timeout, pids)
 
 
 def _make_file(name: str, stack: contextlib.ExitStack) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,13 +25,14 @@ STEPS = 2 * exchange.PLACES
 
 
 def give_and_take(rank: int, folder: str) -> None:
-    """What a rank of the test does: swap rows through both kinds, and store what came."""
+    """What a rank of the test does: swap rows through all kinds, and store what came."""
     store = dist.FileStore(f"{folder}/store", NUM_RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
     found: dict[str, Any] = {}
     for name, chosen in (
         ("gloo", Exchange(dist.group.WORLD)),
         ("shared", open_exchange(dist.group.WORLD, 60)),
+        ("mixed", with_rank_1_on_another_machine(rank)),
     ):
         found[name] = [swapped(chosen, rank, step) for step in range(STEPS)]
         found[f"{name} keys"] = sent_keys(chosen, rank)
@@ -38,6 +40,17 @@ def give_and_take(rank: int, folder: str) -> None:
     torch.save(found, f"{folder}/{rank}.pt")
     dist.barrier()
     os._exit(0)
+
+
+def with_rank_1_on_another_machine(rank: int) -> Exchange:
+    """The exchange of ranks of which the one in the middle shares no memory with the others."""
+    others, mapped = iter(range(NUM_RANKS)), exchange._mapped
+
+    def mapped_here(path: str, name: str) -> torch.Tensor | None:
+        return mapped(path, name) if (next(others) == 1) == (rank == 1) else None
+
+    with mock.patch.object(exchange, "_mapped", mapped_here):
+        return open_exchange(dist.group.WORLD, 60)
 
 
 def swapped(chosen: Exchange, rank: int, step: int) -> torch.Tensor:
@@ -66,16 +79,20 @@ def sent_keys(chosen: Exchange, rank: int) -> list[tuple[torch.Tensor, torch.Ten
     return found
 
 
-def test_shared_memory_gives_the_rows_and_keys_that_gloo_gives(tmp_path: Path) -> None:
+def test_each_way_gives_the_rows_and_keys_that_gloo_gives(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(give_and_take, (str(tmp_path),), nprocs=NUM_RANKS)
     for rank in range(NUM_RANKS):
         found = torch.load(tmp_path / f"{rank}.pt")
-        assert (found["gloo kind"], found["shared kind"]) == ("Exchange", "SharedExchange")
-        for by_gloo, shared in zip(found["gloo"], found["shared"], strict=True):
+        kinds = [found[f"{name} kind"] for name in ("gloo", "shared", "mixed")]
+        assert kinds == ["Exchange", "SharedExchange", "MixedExchange"]
+        for by_gloo, shared, mixed in zip(found["gloo"], found["shared"], found["mixed"], strict=True):
             assert torch.equal(by_gloo, shared)
+            assert torch.equal(by_gloo, mixed)
             assert {int(row) // 1000 % 100 for row in shared[:, 0]} == {0, 1, 2} - {rank}
-        for by_gloo, shared in zip(found["gloo keys"], found["shared keys"], strict=True):
-            assert [*map(torch.equal, by_gloo, shared)] == [True, True]
+        told_and_keys = (found[f"{name} keys"] for name in ("gloo", "shared", "mixed"))
+        for by_gloo, shared, mixed in zip(*told_and_keys, strict=True):
+            for other in (shared, mixed):
+                assert [*map(torch.equal, by_gloo, other)] == [True, True]
             told, keys = shared
             assert len(keys) == told[:, 1:].sum()
             # Each rank has told where in its keys those begin that come from it, one after the other.
