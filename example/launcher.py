@@ -74,8 +74,9 @@ def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
             "time; start one launcher on each, with the same endpoint"
         )
     return (
-        f"the launcher at the rendezvous, {arguments.rdzv_endpoint}, cannot be reached; start again with the "
-        "address of a machine that is there, and --resume to go on from the last checkpoint"
+        f"the launcher at the rendezvous, {arguments.rdzv_endpoint}, has ended or cannot be reached; if it "
+        "gives no reason, start again with the address of a machine that is there, and --resume to go on "
+        "from the last checkpoint"
     )
 
 

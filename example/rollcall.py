@@ -7,10 +7,12 @@ of another one. Here a rank asks all others directly.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import itertools
 import json
 import socket
+import struct
 import threading
 import time
 from collections.abc import Sequence
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 3.0
 # Asked at the same time.
 AT_ONCE = 64
+# Asks Linux for the address of an interface.
+SIOCGIFADDR = 0x8915
 UNREACHABLE, ENDED, SILENT = "cannot be reached", "has ended", "does not answer"
 PLURAL = {UNREACHABLE: UNREACHABLE, ENDED: "have ended", SILENT: "do not answer"}
 
@@ -101,6 +105,19 @@ class Peers:
             lost.append(f"{_named(ranks)} on {host} {fault if len(ranks) == 1 else PLURAL[fault]}")
         return f"{'; '.join(lost)}; seen by rank {self.mine.rank} on {self.mine.host}"
 
+    def interface(self) -> str:
+        """The network interface by which ranks on other machines reach this one, where this machine takes its
+        own name for its loopback, as Debian installs it, and gloo would tell them that; else nothing.
+        """
+        with contextlib.suppress(OSError):
+            if not ipaddress.ip_address(socket.gethostbyname(self.mine.host)).is_loopback:
+                return ""
+        there = [self.mine, *(peer for peer in self.others if peer.host != self.mine.host)]
+        for peer in there:
+            if not ipaddress.ip_address(peer.address).is_loopback:
+                return _interface_of(_own_address(peer.address)[1])
+        return ""
+
     def close(self) -> None:
         """Answer no more."""
         # Only this wakes the thread.
@@ -151,6 +168,18 @@ def _own_address(master: str) -> tuple[socket.AddressFamily, str]:
             except OSError as found:
                 error = found
     raise error
+
+
+def _interface_of(address: str) -> str:
+    """The name of the interface with an IPv4 address; nothing where the system cannot say."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            # One without an address has no answer.
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -308,6 +308,8 @@ def _join(launch: Launch, device: torch.device, timeout: int) -> None:
         if launch.world_size > 1:
             spans = launch.local_world_size < launch.world_size
             heartbeat.peers = Peers(store, launch.rank, launch.world_size, master, spans, deadline)
+            if spans and (interface := heartbeat.peers.interface()):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         _init_process_group(launch, device, store, timeout)
         if launch.world_size > 1:
             heartbeat.begin()

@@ -52,6 +52,7 @@ def servers(lasting_servers: list[ForkServer], clock: Path | None) -> Iterator[l
     yield lasting_servers
     for number, server in enumerate(lasting_servers):
         server.machine.mend()
+        server.machine.call_itself()
         server.env = {}
         for rank in server.ranks:
             if rank.poll() is None and server.is_running:

@@ -21,6 +21,7 @@ machine a folder of its own.
     machine.cut(), machine.mend()   packets vanish in the switch: no reset, and the carrier stays
     machine.unplug(), machine.plug()    the carrier goes as well
     machine.crash()                 cut and then kill: the others get no farewell
+    machine.call_itself("127.0.1.1")    a name that is the machine's loopback to itself
     machine.limit("1gbit")          how fast the machine may send
     machine.received()              bytes that have come in by the network
     launched("--dump", ...)          the command that launches ranks of the example on each of some machines
@@ -45,7 +46,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from launch import LAUNCH_VARIABLES, NO_GPUS, ROOT
@@ -139,17 +140,17 @@ class Cluster:
         user = ["--user", "--preserve-credentials"] if self._user else []
         return ["nsenter", "--target", str(pid), *user, *spaces, "--"]
 
-    @property
-    def hosts(self) -> str:
-        """A hosts file with all machines."""
-        lines = [f"{NETWORK}.{number + 1} {name}" for number, name in enumerate(self.names)]
+    def hosts(self, own: Mapping[int, str] = MappingProxyType({})) -> str:
+        """A hosts file with all machines, some of them with other addresses than theirs."""
+        addresses = [own.get(number, f"{NETWORK}.{number + 1}") for number in range(len(self.names))]
+        lines = [f"{address} {name}" for address, name in zip(addresses, self.names, strict=True)]
         return "\n".join(["127.0.0.1 localhost", *lines, ""])
 
     def make(self, number: int, folder: Path) -> subprocess.Popen[str]:
         """The process that holds a machine's namespaces."""
         assert self._switch is not None
         folder.mkdir(parents=True)
-        (folder / "hosts").write_text(self.hosts)
+        (folder / "hosts").write_text(self.hosts())
         (folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
         named = {"NAME": self.names[number], "HOSTS": folder / "hosts", "BOOT_ID": folder / "boot_id"}
         entered = self.enter(self._switch.pid, "--net")
@@ -245,6 +246,11 @@ class Machine:
     def bind(self, source: Path, target: Path) -> None:
         """Show a folder or file at another path, here alone."""
         self._shell(f"mount --bind '{source}' '{target}'")
+
+    def call_itself(self, address: str = "") -> None:
+        """Take its own name for another address, as Debian installs machines, or for its own again."""
+        # In place: the file is mounted.
+        (self.folder / "hosts").write_text(self.cluster.hosts({self.number: address} if address else {}))
 
     def close(self) -> None:
         """End all that runs here, and the machine."""

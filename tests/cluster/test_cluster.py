@@ -93,6 +93,16 @@ def test_two_machines_learn_and_keep_what_one_does(
     assert len(copies) == (2 if how == "separate" else 1)
 
 
+def test_machines_that_take_their_own_names_for_their_loopback_find_each_other(
+    servers: list[ForkServer], synthetic_folder: Path
+) -> None:
+    for server in servers:
+        server.machine.call_itself("127.0.1.1")
+    flags = ("--epochs", 1, "--batch_size", 2048, "--timeout", 20, "--data_path", synthetic_folder)
+    for rank in launch(servers, [1, 1], flags):
+        rank.succeeded(60)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["shared", "separate"])
 @pytest.mark.parametrize("task", ["rating", "ranking"])
