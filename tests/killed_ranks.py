@@ -42,7 +42,7 @@ from killed_writer import ACTIONS, kill_everywhere
 from machine import die_with_parent
 from manifest import Position
 from runtime import RuntimeContext
-from save_dir import LATEST, LEFTOVER, LOCK, NAME, check_whole, newest_in, state_at, step_of
+from save_dir import BEST, LATEST, LEFTOVER, LOCK, NAME, check_whole, newest_in, state_at, step_of
 from synthetic import write_synthetic
 from train import Learner, build_learner
 
@@ -364,7 +364,7 @@ class Series:
         for name, content in FOREIGN.items():
             if (self.save_dir / name).read_bytes() != content:
                 self._fault(where, f"{name} was changed")
-        known = {LATEST, LOCK, *(name.split("/")[0] for name in FOREIGN), *leftovers(self.save_dir)}
+        known = {BEST, LATEST, LOCK, *(name.split("/")[0] for name in FOREIGN), *leftovers(self.save_dir)}
         unknown = [path.name for path in self.save_dir.iterdir() if path.name not in known]
         if strange := [name for name in unknown if not NAME.fullmatch(name)]:
             self._fault(where, f"found {strange}")
@@ -376,7 +376,8 @@ class Series:
         self.found["step"] = step_of(newest)
         if step_of(newest) < dumped:
             self._fault(where, f"step {dumped} was dumped, and the newest state is {newest.name}")
-        for folder in {newest, (self.save_dir / LATEST).resolve()} - {self.save_dir / LATEST}:
+        links = {self.save_dir / name for name in (LATEST, BEST)}
+        for folder in {newest, *(link.resolve() for link in links)} - links:
             try:
                 check_whole(state_at(folder))
             except Exception as error:
