@@ -162,7 +162,8 @@ def _faults_of_best(save_dir: Path) -> list[str]:
     """
     link, best = save_dir / BEST, best_in(save_dir)
     if not link.is_symlink():
-        return [] if [*save_dir.glob("run-*")] or best is None else [f"{link} is gone"]
+        # Where an earlier training is set aside `latest` goes first.
+        return [f"{link} is gone"] if (save_dir / LATEST).is_symlink() else []
     try:
         check_whole(link)
         check_whole(best or link)
