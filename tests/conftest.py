@@ -14,7 +14,17 @@ from synthetic import write_synthetic
 # Counted before this process, too, is left without them; counting starts no CUDA context.
 NUM_GPUS = torch.cuda.device_count()
 os.environ.update(NO_GPUS)
-LONGEST = ("test_readme", "test_silence", "test_kill", "test_dumps", "test_failures", "test_example")
+LONGEST = (
+    "test_readme",
+    "test_silence",
+    "test_kill",
+    "test_dumps",
+    "test_failures",
+    "test_example",
+    "test_lost",
+    "test_cluster",
+    "test_elastic",
+)
 
 
 @pytest.fixture(scope="session")
