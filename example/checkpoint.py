@@ -28,8 +28,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
@@ -151,7 +153,12 @@ def read_parts(folder: Path, tensors: Tensors) -> None:
         # A rank knows what it holds and finds where that lies: exchanging all plans takes longer
         # than reading a small dump. That it reads alone is no mistake, as torch would say it may be.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
-        dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        try:
+            dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        except CheckpointException as error:
+            # What the files made the reader say; any other is a fault of the program.
+            (reason, _), *_ = error.failures.values()
+            raise reason if isinstance(reason, (OSError, SafetensorError)) else error from error
 
 
 def features_of(columns: Columns) -> dict[str, Any]:
@@ -180,7 +187,8 @@ def check_fit(
     if manifest.vocabulary != digest:
         raise UserError(
             f"{folder} was trained on other data: the digest of its raw values is {manifest.vocabulary}, and "
-            f"here it is {digest}; give the --data_path, --split and --seed that its {CONFIG} names."
+            f"here it is {digest}; give the --data_path of its training, and the --split and --seed that "
+            f"its {CONFIG} names."
         )
 
 

@@ -44,12 +44,15 @@ CHOICES = {
 # The most that anything could use: beyond these a mistyped number would end as an exhausted machine.
 LIMITS = {
     "batch_size": 2**24,
+    "embedding_dim": 2**14,
     "history": 10_000,
     "num_workers": 1024,
     "prefetch_factor": 64,
     "profile": 10_000,
     "top": 10_000,
 }
+# Of --mlp_dims.
+WIDEST, DEEPEST = 2**14, 100
 
 # Of --weight_decay in all passes: rows are held divided by what they decayed to, which has to be a float32.
 MOST_DECAY = 60
@@ -406,6 +409,10 @@ def _check_learning(config: Config) -> None:
     _require(
         len(config.mlp_dims) > 0 and min(config.mlp_dims) >= 1,
         f"--mlp_dims {_comma(config.mlp_dims)} has a layer without a unit; give widths of at least 1",
+    )
+    _require(
+        max(config.mlp_dims) <= WIDEST and len(config.mlp_dims) <= DEEPEST,
+        f"--mlp_dims {_comma(config.mlp_dims)} is too large; give at most {DEEPEST} layers of {WIDEST:,}",
     )
     _require(
         0 <= config.seed < 2**31, f"--seed {config.seed} is out of range; give a number from 0 to 2147483647"

@@ -32,10 +32,9 @@ from manifest import (
     Position,
     digest_of,
     link_after,
-    read_config,
     read_manifest,
 )
-from recorded import LEARNING_FLAGS
+from recorded import LEARNING_FLAGS, read_recorded
 from runtime import RuntimeContext, decided, gathered, together
 from save_dir import (
     BEST,
@@ -361,14 +360,20 @@ def _check_continues(state: State, columns: Columns, config: Config, context: Ru
             f"{theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
             f"--validation_fraction and --seed that its {CONFIG} names, or no --resume."
         )
-    before = read_config(state.folder)
+    used = manifest.position.samples
+    if used >= columns.num_train:
+        raise UserError(
+            f"{state.folder} says that {used:,} ratings of its epoch are used, and an epoch has "
+            f"{columns.num_train:,}; resume from another checkpoint."
+        )
+    before = read_recorded(state.folder)
     changed = [
         f"--{name} {getattr(config, name)} (was {before.get(name)})"
         for name in (*LEARNING_FLAGS, "seed")
         if getattr(config, name) != before.get(name)
     ]
     batch = config.batch_size * context.world_size
-    batch_before = int(before.get("batch_size", 0)) * manifest.world_size
+    batch_before = before.get("batch_size", 0) * manifest.world_size
     if batch != batch_before:
         changed.append(f"a global batch of {batch:,} (was {batch_before:,})")
     if changed:

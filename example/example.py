@@ -188,13 +188,14 @@ def load_and_report(config: Config, context: RuntimeContext) -> None:
 
     with open_data(config, context) as data:
         from evaluation import make_evaluator
-        from loading import choose_state, load_state
+        from loading import choose_state, load_chosen
         from manifest import describe_step
         from train import Feed, build_learner
 
-        state = decided(lambda: choose_state(config))
+        # That there is none is said before a model is made.
+        decided(lambda: choose_state(config))
         learner = build_learner(data.columns, config, context)
-        position = load_state(state, learner, data.columns, context).position
+        position = load_chosen(config, learner, data.columns, context).position
         evaluator = make_evaluator(Feed(data.loader), data.columns, config, context)
         test = evaluator.test(learner.model, position.epoch)
     show_test(describe_step(position), test, data.columns, config, context)

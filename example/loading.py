@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from checkpoint import check_fit, read_parts, shapes_of, tensors_of
+from torch.distributed.checkpoint.api import CheckpointException
+
+from checkpoint import Tensors, check_fit, read_parts, shapes_of, tensors_of
 from columns import Columns
 from config import NEWEST, Config
 from errors import UserError
 from incremental import apply_delta
 from manifest import Manifest
+from parts import check_parts, reading
 from runtime import RuntimeContext, decided, together
-from save_dir import State, check_whole, chosen_state, newest_in, save_dir_of, state_at, states_in
+from save_dir import (
+    State,
+    check_whole,
+    chosen_state,
+    newest_in,
+    save_dir_of,
+    settled,
+    state_at,
+    states_in,
+)
 from train import Learner
 
 
@@ -23,8 +35,12 @@ def choose_state(config: Config) -> State:
     Raises:
         UserError: when there is none.
     """
-    folder = Path(config.save_dir if config.load == NEWEST else config.load)
+    folder = _named(config)
     return _suggesting(folder, lambda: chosen_state(folder, config.checkpoint, config.until))
+
+
+def _named(config: Config) -> Path:
+    return Path(config.save_dir if config.load == NEWEST else config.load)
 
 
 def find_state(folder: Path, until: int = -1) -> State:
@@ -61,11 +77,44 @@ def load_state(state: State, learner: Learner, columns: Columns, context: Runtim
         suggestion = decided(lambda: _suggestion(state.base.parent, state.folder))
         raise UserError(f"{str(error).rstrip('.')}; {suggestion}.") from None
     together(lambda: check_fit(state.folder, manifests[-1], shapes, columns))
-    read_parts(state.base, tensors)
-    for delta, manifest in zip(state.deltas, manifests[1:], strict=True):
-        apply_delta(delta, manifest, tensors)
+    together(lambda: _check_parts(state, manifests))
+    together(lambda: _read(state, manifests, tensors))
     context.say(_describe_load(state, manifests[-1], set(shapes)))
     return manifests[-1]
+
+
+def load_chosen(config: Config, learner: Learner, columns: Columns, context: RuntimeContext) -> Manifest:
+    """`load_state` of what `choose_state` finds, which is another one where a trainer removes that meanwhile.
+    Collective: every rank.
+
+    Raises:
+        UserError: see there; not all of a state may have been read by then.
+    """
+
+    def load() -> Manifest:
+        return load_state(decided(lambda: choose_state(config)), learner, columns, context)
+
+    return settled(_named(config), load, decided)
+
+
+def _check_parts(state: State, manifests: Sequence[Manifest]) -> None:
+    for folder, manifest in zip(state.folders, manifests, strict=True):
+        check_parts(folder, manifest)
+
+
+def _read(state: State, manifests: Sequence[Manifest], tensors: Tensors) -> None:
+    """Fill this rank's shards. What was checked can only fail if it is no longer there. Not collective."""
+    try:
+        with reading(state.folder):
+            read_parts(state.base, tensors)
+            for delta, manifest in zip(state.deltas, manifests[1:], strict=True):
+                apply_delta(delta, manifest, tensors)
+    except CheckpointException as error:
+        # Of a folder that is gone torch says what it says of a fault of the program.
+        gone = next((folder for folder in state.folders if not folder.is_dir()), None)
+        if gone is None:
+            raise
+        raise UserError(f"{gone} was removed while it was read.") from error
 
 
 def _describe_load(state: State, manifest: Manifest, names: set[str]) -> str:

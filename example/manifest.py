@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,25 @@ VOCABULARY = "vocabulary.json"
 CONFIG = "config.json"
 # The name of a manifest's own digest in it.
 SEAL = "xxh3_128"
+TEXTS = ("vocabulary", "optimizer", "ratings")
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+)
+# More than anything counts here; below it every number is one in other languages and in numpy too.
+LARGEST = 2**53
+MOST_DIMENSIONS = 8
+LONGEST_TEXT = 1000
+LONGEST_WORDS = 200
+LARGEST_MANIFEST = 2**26
 # What is read for a digest should still be in the core's cache when it is digested.
 BLOCK_BYTES = 2**20
 
@@ -127,66 +147,173 @@ def sealed(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What a folder says of itself; its files are not looked at.
+    """What a folder says of itself, held against its own digest and then piece by piece; its files are not
+    looked at.
 
     Raises:
         UserError: when the folder is no dump or increment, or one of another format.
     """
     path = folder / MANIFEST
     try:
-        found = json.loads(path.read_bytes())
+        found = parsed(_read_limited(path))
     except FileNotFoundError:
         what = f"it holds no {MANIFEST}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} is no dump: {what}.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({error}).") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        version = found.get("format") if isinstance(found, dict) else None
-        raise UserError(f"{path} has format {version}, and this program reads format {FORMAT}.")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({in_one_line(error)}).") from None
+    version = found.get("format") if isinstance(found, dict) else None
+    if version != FORMAT or isinstance(version, bool):
+        raise UserError(f"{path} has format {in_one_line(version)}, and this program reads format {FORMAT}.")
     try:
-        manifest = Manifest(
-            run=str(found["run"]),
-            position=_plain(Position, found["position"]),
-            tensors={name: (list(shape), str(dtype)) for name, (shape, dtype) in found["tensors"].items()},
-            files=tuple(_plain(FileEntry, entry) for entry in found["files"]),
-            vocabulary=str(found["vocabulary"]),
-            optimizer=str(found["optimizer"]),
-            about=dict(found["about"]),
-            link=None if found["link"] is None else _plain(Link, found["link"]),
-            features=dict(found["features"]),
-            ratings=str(found["ratings"]),
-            world_size=int(found["world_size"]),
-            time=datetime.fromisoformat(found["time"]).isoformat(),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is no manifest of a dump ({type(error).__name__}: {error}).") from None
-    if sealed(found) != found:
-        raise UserError(f"{path} is damaged: its digest is not that of what it says.")
-    return manifest
+        if sealed(found) != found:
+            raise UserError(f"{path} is damaged: its digest is not that of what it says.")
+        return _manifest(found)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        what = f"{type(error).__name__}: {in_one_line(error)}"
+        raise UserError(f"{path} is no manifest of a dump ({what}).") from None
+
+
+def _manifest(found: dict[str, Any]) -> Manifest:
+    files = tuple(_plain(FileEntry, entry) for entry in _of_type(list, "files", found["files"]))
+    _refuse_twice([entry.name for entry in files])
+    tensors = _of_type(dict, "tensors", found["tensors"])
+    return Manifest(
+        run=_run(found["run"]),
+        position=_plain(Position, found["position"]),
+        tensors={_checked("tensors", name): _tensor(name, of) for name, of in tensors.items()},
+        files=files,
+        link=None if found["link"] is None else as_link(found["link"]),
+        world_size=_checked("world_size", _of_type(int, "world_size", found["world_size"])),
+        time=_time(found["time"]),
+        **{name: _checked(name, _of_type(str, name, found[name])) for name in TEXTS},
+        **{name: _of_type(dict, name, found[name]) for name in ("about", "features")},
+    )
+
+
+def as_link(found: Any) -> Link:
+    """A link, of what JSON held for it.
+
+    Raises:
+        TypeError, ValueError: when it is none.
+    """
+    link: Link = _plain(Link, found)
+    return link
+
+
+def _run(found: Any) -> str:
+    run: str = _checked("run", _of_type(str, "run", found))
+    if not run or "/" in run:
+        raise ValueError(f"run is {run!r}")
+    return run
+
+
+def _tensor(name: str, found: Any) -> tuple[list[int], str]:
+    """The shape of a tensor and its type, as `Manifest` has them."""
+    shape, dtype = _of_type(list, name, found)
+    sizes = [_checked(name, _of_type(int, name, size)) for size in _of_type(list, name, shape)]
+    if dtype not in DTYPES or len(sizes) > MOST_DIMENSIONS or math.prod(sizes) > LARGEST:
+        raise ValueError(f"{name} is {found}")
+    return sizes, dtype
+
+
+def _time(found: Any) -> str:
+    time = datetime.fromisoformat(_of_type(str, "time", found))
+    if time.utcoffset() is None:
+        raise ValueError(f"time is {found!r}, which has no zone")
+    return time.isoformat()
 
 
 def _plain(kind: type[Any], found: Any) -> Any:
     """A dataclass of texts and numbers, of the values that JSON held for it."""
-    made = kind(**found)
+    made = kind(**_of_type(dict, kind.__name__, found))
     for part in dataclasses.fields(made):
         value = getattr(made, part.name)
         kind_of_value = "None" if value is None else type(value).__name__
         if kind_of_value not in str(part.type).split(" | "):
             raise TypeError(f"{part.name} is {value!r}")
+        _checked(part.name, value)
     return made
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The flags of the training that wrote a folder.
+def _of_type(kind: type[Any], name: str, value: Any) -> Any:
+    # A truth value is an int to Python.
+    if type(value) is not kind:
+        raise TypeError(f"{name} is {value!r}")
+    return value
+
+
+def _checked(name: str, value: Any) -> Any:
+    """Refuse numbers that count nothing and texts that no line can show."""
+    if isinstance(value, int) and not 0 <= value <= LARGEST:
+        raise ValueError(f"{name} is {value}")
+    if isinstance(value, str) and not (value.isprintable() and len(value) <= LONGEST_TEXT):
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def parsed(content: bytes) -> Any:
+    """What JSON says; names that come twice and what is no number are refused.
 
     Raises:
-        UserError: when they cannot be read.
+        ValueError: when it is no JSON, or too deep.
+    """
+    try:
+        return json.loads(content, object_pairs_hook=_once, parse_constant=_no_number)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _refuse_twice([name for name, _ in pairs])
+    return dict(pairs)
+
+
+def _refuse_twice(names: list[str]) -> None:
+    if len({*names}) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"{twice!r} is there twice")
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+def in_one_line(found: Any) -> str:
+    """A few words of what somebody else wrote, for a sentence."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(found)[:LONGEST_WORDS])
+
+
+def _read_limited(path: Path) -> bytes:
+    """The bytes of a manifest; what is larger than any, or goes on for ever, is not read."""
+    if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST_MANIFEST):
+        raise ValueError(f"it is no file, or larger than {LARGEST_MANIFEST:,} bytes")
+    return path.read_bytes()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The flags of the training that wrote a folder, as they were when it was written.
+
+    Raises:
+        UserError: when they cannot be read, or are not what was written.
     """
     path = folder / CONFIG
+    entry = next((entry for entry in read_manifest(folder).files if entry.name == CONFIG), None)
+    if entry is None:
+        raise UserError(f"{folder} does not say how it was trained: its {MANIFEST} names no {CONFIG}.")
+    with in_words(folder):
+        size = path.stat().st_size
+        # The bytes that are believed are those that were looked at.
+        content = path.read_bytes() if path.is_file() and size == entry.bytes else b""
+    digest = xxhash.xxh3_128_hexdigest(content)
+    if digest != entry.xxh3_128:
+        raise UserError(
+            f"{path} is damaged: it has {size:,} bytes and digest {digest}, and had {entry.bytes:,} and "
+            f"{entry.xxh3_128}."
+        )
     try:
-        return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({error}).") from None
+        return dict(_of_type(dict, CONFIG, parsed(content)))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({in_one_line(error)}).") from None
 
 
 def link_after(folder: Path) -> Link:
@@ -194,8 +321,18 @@ def link_after(folder: Path) -> Link:
     manifest = read_manifest(folder)
     step = manifest.position.step
     if manifest.link is None:
-        return Link(folder.name, digest_of(folder / MANIFEST), 1, step)
+        return Link(folder.name, digest_of_manifest(folder), 1, step)
     return manifest.link.after(step)
+
+
+def digest_of_manifest(folder: Path) -> str:
+    """What an increment says of the dump on which it builds.
+
+    Raises:
+        UserError: when it cannot be read.
+    """
+    with in_words(folder):
+        return digest_of(folder / MANIFEST)
 
 
 def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1) -> None:
@@ -204,12 +341,13 @@ def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1)
     Raises:
         UserError: names the first file that is missing, unknown, too short, or damaged.
     """
-    with _in_words(folder):
+    with in_words(folder):
         _check_files(folder, manifest, part, parts)
 
 
 @contextlib.contextmanager
-def _in_words(folder: Path) -> Iterator[None]:
+def in_words(folder: Path) -> Iterator[None]:
+    """Say in a sentence what the system says of a file that cannot be read."""
     try:
         yield
     except OSError as error:

@@ -24,7 +24,7 @@ from errors import UserError
 from features import HISTORY, Feature
 from manifest import describe_step
 from movielens import RawData, locate, read
-from recorded import data_flags_of
+from recorded import data_flags_of, merged, typed
 from save_dir import newest_in, step_of
 from serving import Follower, ServedModel
 from snapshot import HISTORY_RATINGS
@@ -66,12 +66,13 @@ def open_viewer(model: ServedModel, config: Config) -> Viewer:
     Raises:
         UserError: when the data cannot be had, or are not those of the model.
     """
-    recorded = model.snapshot.config
-    config = _with_data_of(recorded, config)
+    written = model.snapshot.trained
+    recorded = typed(written, model.snapshot.config)
+    config = _with_data_of(written, recorded, config)
     folder, layout = locate(config)
     raw = read(folder, layout, config)
     for name, ids in (("user", raw.users["user_id"]), ("movie", raw.movies["movie_id"])):
-        strange = model.snapshot.vocabulary[name].keys() - set(ids.tolist())
+        strange = model.snapshot.vocabulary.get(name, {}).keys() - set(ids.tolist())
         if strange:
             raise UserError(
                 f"{folder} has no {name} {min(strange)}, and the model was trained on one; give the "
@@ -81,7 +82,7 @@ def open_viewer(model: ServedModel, config: Config) -> Viewer:
     return Viewer(raw, config.user, int(recorded.get("history", config.history)))
 
 
-def _with_data_of(recorded: dict[str, Any], config: Config) -> Config:
+def _with_data_of(written: Path, recorded: dict[str, Any], config: Config) -> Config:
     if not (recorded or config.dataset or config.data_path):
         raise UserError(
             f"--save_dir {config.save_dir} does not say which data its model was trained on; give "
@@ -89,14 +90,7 @@ def _with_data_of(recorded: dict[str, Any], config: Config) -> Config:
         )
     # Of what only says where ratings lie, a flag with its default value says nothing.
     given = {name for name, value in dataclasses.asdict(config).items() if value != getattr(Config, name)}
-    chosen = data_flags_of(recorded, given)
-    path = chosen.get("data_path")
-    if path and "dataset" not in chosen and not Path(path).is_dir():
-        raise UserError(
-            f"The model was trained on {path}, which is not here; give --data_path, the folder of the same "
-            "files."
-        )
-    return dataclasses.replace(config, **chosen)
+    return merged(written, config, data_flags_of(written, recorded, given))
 
 
 def _wait_for_first(save_dir: Path) -> None:

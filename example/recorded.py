@@ -3,7 +3,7 @@
 One rule: what decides results, which is data, model and learning, is as in the checkpoint; a flag that is
 given on the command line goes first. Another model is refused, and so are other data at a resume; other
 learning flags are allowed there. Folders, workers and all else that changes no result come from the command
-line alone.
+line alone: a checkpoint may come from anywhere, and where to read and write is not for it to say.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from config import NEWEST, Config, validate
 from errors import UserError
-from manifest import read_config
-from save_dir import newest_in, state_at
+from manifest import CONFIG, in_one_line, read_config
+from save_dir import newest_in, settled, state_at
 
-# Where the ratings are. Another place is no other data: their digest tells.
-PLACE_FLAGS = ("dataset", "data_path", "cache_dir", "synthetic_ratings")
+# What the ratings are called. Another place is no other data: their digest tells.
+NAME_FLAGS = ("dataset", "synthetic_ratings")
 # Which ratings are for what, and in what order they stand.
 DATA_FLAGS = ("split", "test_fraction", "validation_fraction", "bad_rows", "max_bad_rows", "seed")
 MODEL_FLAGS = ("task", "embedding_dim", "mlp_dims", "history")
@@ -44,31 +44,96 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
         UserError: when the state is not there or cannot be read, or when flags were given that are not those
             of its model or, for a resume, of its data.
     """
-    folder = _trained_before(config)
-    if folder is None:
+    found = settled(_named(config), lambda: _read_before(config))
+    if found is None:
         return config
-    recorded = read_config(folder)
+    folder, recorded = found
     fixed = (*MODEL_FLAGS, *DATA_FLAGS, "synthetic_ratings") if config.resume else MODEL_FLAGS
     _refuse_others(folder, fixed, recorded, config, given)
     names = (*MODEL_FLAGS, *(LEARNING_FLAGS if config.resume else ()))
-    chosen = _open(names, recorded, given) | data_flags_of(recorded, given)
+    _say_differences(folder, (*names, *NAME_FLAGS, *DATA_FLAGS), recorded)
+    chosen = _open(names, recorded, given) | data_flags_of(folder, recorded, given)
     others = {name: value for name, value in chosen.items() if value != getattr(config, name)}
     if others:
         shown = " ".join(f"--{name} {_shown(value)}" for name, value in others.items())
         print(f"as in the training: {shown}")
-    merged = dataclasses.replace(config, **others)
-    validate(merged)
-    return merged
+    return merged(folder, config, others)
 
 
-def _trained_before(config: Config) -> Path | None:
-    """The state whose flags count; None where a training begins, or nothing is there, as a load will say."""
-    if "train" in config.modes and not config.resume:
+def merged(folder: Path, config: Config, recorded: dict[str, Any]) -> Config:
+    """Flags that were checked, and what a checkpoint adds to them.
+
+    Raises:
+        UserError: when they cannot be together.
+    """
+    found = dataclasses.replace(config, **recorded)
+    try:
+        validate(found)
+    except UserError as error:
+        raise UserError(f"The flags in {folder / CONFIG} cannot be used: {error}") from None
+    return found
+
+
+def read_recorded(folder: Path) -> dict[str, Any]:
+    """The flags of the training that wrote a folder, and whatever else is written with them.
+
+    Raises:
+        UserError: when they are not what was written, or one is of another type than the flag.
+    """
+    return typed(folder, read_config(folder))
+
+
+def typed(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """As `read_recorded`, of what was read."""
+    kinds = get_type_hints(Config)
+    for name, value in found.items():
+        if name in kinds and not _is_of(kinds[name], value):
+            raise UserError(
+                f"{folder / CONFIG} has {in_one_line(repr(value))} for --{name}, which takes "
+                f"{getattr(kinds[name], '__name__', kinds[name])}; load it with the program that wrote it."
+            )
+    return {name: _plain(value) for name, value in found.items()}
+
+
+def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, Any]) -> None:
+    """Say what a program of another age wrote, or did not write."""
+    strange = recorded.keys() - {field.name for field in dataclasses.fields(Config)}
+    if strange:
+        shown = ", ".join(sorted(in_one_line(name) for name in strange))
+        print(f"left out of {folder / CONFIG} what this program has no flag for: {shown}")
+    missing = [name for name in names if name not in recorded]
+    if missing:
+        shown = ", ".join(f"--{name}" for name in missing)
+        print(f"{folder / CONFIG} does not have {shown}; the defaults count, or what is given")
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """Whether a value that JSON held is of the type of a field of `Config`."""
+    if get_origin(kind) is tuple:
+        return type(value) is list and all(_is_of(get_args(kind)[0], one) for one in value)
+    kinds = get_args(kind) or (kind,)
+    if isinstance(value, str) and not value.isprintable():
+        return False
+    # A truth value is an int to Python, and a whole number a float to whoever writes one.
+    return type(value) in kinds or (type(value) is int and float in kinds)
+
+
+def _named(config: Config) -> Path:
+    """The folder whose state is loaded or gone on from."""
+    is_load = config.load not in ("", NEWEST) and not config.resume
+    return Path(config.load if is_load else config.save_dir)
+
+
+def _read_before(config: Config) -> tuple[Path, dict[str, Any]] | None:
+    """The state whose flags count, and those; None where a training begins, or nothing is there, as a load
+    will say.
+    """
+    folder = _named(config)
+    begins = "train" in config.modes and not config.resume
+    if begins or (folder == Path(config.save_dir) and newest_in(folder) is None):
         return None
-    if config.load not in ("", NEWEST) and not config.resume:
-        return state_at(Path(config.load), config.until).folder
-    save_dir = Path(config.save_dir)
-    return None if newest_in(save_dir) is None else state_at(save_dir, config.until).folder
+    found = state_at(folder, config.until).folder
+    return found, read_recorded(found)
 
 
 def _refuse_others(
@@ -82,12 +147,20 @@ def _refuse_others(
             )
 
 
-def data_flags_of(recorded: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+def data_flags_of(folder: Path, recorded: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
     """The data flags of a training, as far as they were not given; where other files are named, not those
-    that say where its files were.
+    that say what its files are called.
+
+    Raises:
+        UserError: when nothing names the files, and the training read some that have no name.
     """
     elsewhere = "dataset" in given or "data_path" in given
-    return _open(DATA_FLAGS if elsewhere else (*PLACE_FLAGS, *DATA_FLAGS), recorded, given)
+    if recorded.get("data_path") and not elsewhere:
+        raise UserError(
+            f"{folder} was trained on the files in {recorded['data_path']}, and no path is taken from a "
+            "checkpoint; give --data_path, the folder of the same files."
+        )
+    return _open(DATA_FLAGS if elsewhere else (*NAME_FLAGS, *DATA_FLAGS), recorded, given)
 
 
 def _open(names: Collection[str], recorded: dict[str, Any], given: Collection[str]) -> dict[str, Any]:

@@ -22,18 +22,22 @@ import contextlib
 import os
 import re
 import shutil
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
 from errors import UserError
-from manifest import MANIFEST, Manifest, check_files, digest_of, flush, read_manifest
+from manifest import MANIFEST, Manifest, check_files, digest_of_manifest, flush, in_words, read_manifest
 
 NAME = re.compile(r"(step|delta)-(\d{9,})")
 LOCK = ".lock"
+# How long to go on trying when a trainer moves away what is being read.
+SETTLE_SECONDS = 30.0
 LATEST = "latest"
 BEST = "best"
 # Without an attempt, what a trainer left before attempts had names.
@@ -42,6 +46,8 @@ LEFTOVER = re.compile(
 )
 # What a trainer writes into the folder of a dump; safetensors writes a part under another name first.
 CONTENT = re.compile(r"part-\d{5,}\.safetensors|\.tmp[0-9A-Za-z]{6}|(manifest|config|vocabulary)\.json")
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -218,6 +224,38 @@ def check_whole(state: State, rank: int = 0, world_size: int = 1) -> list[Manife
     return manifests
 
 
+def settled(
+    folder: Path,
+    action: Callable[[], Result],
+    ask: Callable[[Callable[[], Any]], Any] = lambda question: question(),
+) -> Result:
+    """What an action that reads dumps returns, tried again when a dump there was moved away meanwhile.
+
+    ask: who answers what is to be done; one rank for all, where the action is collective.
+
+    Raises:
+        UserError: of the action, when nothing was moved, or always something.
+    """
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        before = ask(lambda: seen_in(folder))
+        try:
+            return action()
+        except UserError:
+            after, is_late = ask(lambda: (seen_in(folder), time.monotonic() > deadline))
+            if before <= after or is_late:
+                raise
+
+
+def seen_in(folder: Path) -> set[tuple[str, int]]:
+    """Name and inode of the dumps and increments of a folder, or of the one in which it is."""
+    where = save_dir_of(folder)
+    with in_words(where):
+        if not where.is_dir():
+            return set()
+        return {(entry.name, entry.inode()) for entry in os.scandir(where) if NAME.fullmatch(entry.name)}
+
+
 def check_chain(state: State) -> list[Manifest]:
     """The manifests of a state's folders, after each link was held against what is before it.
 
@@ -229,7 +267,7 @@ def check_chain(state: State) -> list[Manifest]:
     base = read_manifest(state.base)
     check_name(state.base, base)
     manifests = [base]
-    base_digest = digest_of(state.base / MANIFEST)
+    base_digest = digest_of_manifest(state.base)
     for number, delta in enumerate(state.deltas, start=1):
         manifest = read_manifest(delta)
         link = manifest.link

@@ -12,26 +12,19 @@ sees half an increment. Shapes: B ratings, D numbers in a table row.
 
 from __future__ import annotations
 
-import os
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from errors import UserError
 from features import HISTORY
-from manifest import MANIFEST, Position, digest_of
-from save_dir import BEST, LATEST, NAME, check_chain, chosen_state, newest_in, save_dir_of, state_at
-from snapshot import HISTORY_RATINGS, Snapshot, in_words, put, read_change, read_snapshot
-
-# How long to go on trying when a trainer moves away what is being read.
-SETTLE_SECONDS = 30.0
-
-Result = TypeVar("Result")
+from manifest import Position, digest_of_manifest
+from save_dir import BEST, LATEST, check_chain, chosen_state, newest_in, seen_in, settled, state_at
+from snapshot import HISTORY_RATINGS, Snapshot, put, read_change, read_snapshot
 
 
 class ServedModel:
@@ -144,11 +137,11 @@ class Follower:
         Raises:
             UserError: when what is newer cannot be read; the model stays at the last state that could.
         """
-        seen = _states_in(self.save_dir)
+        seen = seen_in(self.save_dir)
         if seen == self._seen:
             return False
         before = self.model.snapshot
-        _settled(self.save_dir, self._take_newer)
+        settled(self.save_dir, self._take_newer)
         self._seen = seen
         return self.model.snapshot is not before
 
@@ -158,7 +151,7 @@ class Follower:
             return
         state = state_at(self.save_dir)
         newest, follows = check_chain(state)[-1], self.model.snapshot.follows
-        if digest_of(state.base / MANIFEST) == follows.base_digest:
+        if digest_of_manifest(state.base) == follows.base_digest:
             for delta in state.deltas[follows.sequence - 1 :]:
                 self.model.apply(delta)
         elif newest.run != self.model.run:
@@ -170,29 +163,4 @@ class Follower:
 
 def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
     """`read_snapshot` of what a folder stands for, also while a trainer goes on there."""
-    return _settled(folder, lambda: read_snapshot(chosen_state(folder, checkpoint)))
-
-
-def _settled(folder: Path, action: Callable[[], Result]) -> Result:
-    """What an action that reads dumps returns, tried again when a dump there was moved away meanwhile.
-
-    Raises:
-        UserError: of the action, when nothing was moved, or always something.
-    """
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while True:
-        before = _states_in(folder)
-        try:
-            with in_words(folder):
-                return action()
-        except UserError:
-            if before <= _states_in(folder) or time.monotonic() > deadline:
-                raise
-
-
-def _states_in(folder: Path) -> set[tuple[str, int]]:
-    """Name and inode of the dumps and increments of a folder, or of the one in which it is."""
-    where = save_dir_of(folder)
-    if not where.is_dir():
-        return set()
-    return {(entry.name, entry.inode()) for entry in os.scandir(where) if NAME.fullmatch(entry.name)}
+    return settled(folder, lambda: read_snapshot(chosen_state(folder, checkpoint)))

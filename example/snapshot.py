@@ -16,21 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from errors import UserError
-from features import FEATURES, HISTORY, UNKNOWN_ROW, Feature, vocabulary_of
+from features import ENTITIES, FEATURES, HISTORY, UNKNOWN_ROW, Feature, vocabulary_of
 from interaction import Interaction
 from manifest import (
     CONFIG,
     VOCABULARY,
     Link,
     Manifest,
+    as_link,
     check_files,
+    in_one_line,
     link_after,
+    read_config,
     read_manifest,
 )
-from parts import parts_of, read_whole
+from parts import check_parts, parts_of, read_whole, reading, shape_of
 from save_dir import State, check_chain, check_name
 from twotower import TwoTower
 
@@ -74,7 +76,7 @@ class Snapshot:
 
     tables: name to all rows, float32 [rows, D]; vocabulary: feature to raw value to row; manifest: of the
     state; follows: what the next increment must say that it builds on; config: that of the training, nothing
-    in an export; folder: where it was read.
+    in an export; trained: the folder that says so; folder: where it was read.
     """
 
     folder: Path
@@ -84,6 +86,7 @@ class Snapshot:
     vocabulary: dict[str, dict[Any, int]]
     manifest: Manifest
     follows: Link
+    trained: Path
     config: dict[str, Any]
 
     def look_up(self, values: Mapping[str, Sequence[Any]]) -> dict[str, Rows]:
@@ -146,63 +149,134 @@ def read_snapshot(state: State) -> Snapshot:
 
 def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
     features = _read_features(folder, manifest)
-    interaction = _empty_interaction(features, manifest)
-    names = [*(f"tables.{feature.name}.weight" for feature in features), *_dense_names(interaction)]
-    tensors = read_whole(folder, manifest, names)
-    vocabulary = {
-        name: {value: row for row, value in enumerate(values, start=UNKNOWN_ROW + 1)}
-        for name, values in json.loads((folder / VOCABULARY).read_bytes()).items()
-    }
-    tables = {feature.name: tensors.pop(f"tables.{feature.name}.weight") for feature in features}
-    for feature in features:
-        known = len(vocabulary[vocabulary_of(feature.name)]) + 1
-        if len(tables[feature.name]) != known:
-            raise UserError(
-                f"{folder} has {len(tables[feature.name]):,} rows for {feature.name}, and {known:,} values."
-            )
-    follows = manifest.about.get("follows")
-    config = folder / CONFIG
+    tables = {feature.name: f"tables.{feature.name}.weight" for feature in features}
+    interaction = _empty_interaction(folder, features, manifest)
+    vocabulary = _read_vocabulary(folder)
+    _check_rows(folder, features, manifest, vocabulary)
+    tensors = read_whole(folder, manifest, [*tables.values(), *_dense_names(interaction)])
+    named = any(entry.name == CONFIG for entry in manifest.files)
     return Snapshot(
         folder=folder,
         features=features,
-        tables=tables,
+        tables={name: tensors[held] for name, held in tables.items()},
         interaction=_filled(interaction, tensors),
         vocabulary=vocabulary,
         manifest=manifest,
-        follows=Link(**follows) if follows else link_after(folder),
-        config=json.loads(config.read_bytes()) if config.is_file() else {},
+        follows=_follows(folder, manifest),
+        trained=folder,
+        config=read_config(folder) if named else {},
     )
+
+
+def _follows(folder: Path, manifest: Manifest) -> Link:
+    """What the next increment must say that it builds on; an export was told."""
+    follows = manifest.about.get("follows")
+    if not follows:
+        return link_after(folder)
+    try:
+        return as_link(follows)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{folder} does not say which increment may follow ({in_one_line(error)}).") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """What a file of names and values says."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({in_one_line(error)}).") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} does not hold names with their values.")
+    return found
+
+
+def _read_vocabulary(folder: Path) -> dict[str, dict[Any, int]]:
+    """Of every feature the row of each raw value, all of which have one type."""
+    found = _read_json(folder / VOCABULARY)
+    for name, values in found.items():
+        kinds = {type(value) for value in values} if isinstance(values, list) else {None}
+        if len(kinds) > 1 or not kinds <= {str, int, float}:
+            raise UserError(f"{folder / VOCABULARY} has no list of raw values for {in_one_line(name)}.")
+    return {
+        name: {value: row for row, value in enumerate(values, start=UNKNOWN_ROW + 1)}
+        for name, values in found.items()
+    }
+
+
+def _check_rows(
+    folder: Path, features: Sequence[Feature], manifest: Manifest, vocabulary: Mapping[str, Mapping[Any, int]]
+) -> None:
+    """Each table must have a row for every raw value, and one more."""
+    for feature in features:
+        rows = shape_of(folder, manifest, f"tables.{feature.name}.weight")[0]
+        known = len(vocabulary.get(vocabulary_of(feature.name), ())) + 1
+        if rows != known:
+            raise UserError(f"{folder} has {rows:,} rows for {feature.name}, and {known:,} values.")
 
 
 def _read_features(folder: Path, manifest: Manifest) -> tuple[Feature, ...]:
     """The features of a model, in the order in which it adds them up."""
-    if (folder / FEATURES_FILE).is_file():
-        fields = [field.name for field in dataclasses.fields(Feature)]
-        tables = json.loads((folder / FEATURES_FILE).read_bytes())["tables"]
-        return tuple(Feature(**{name: table[name] for name in fields}) for table in tables)
-    names = {name.split(".")[1] for name in manifest.tensors if name.startswith("tables.")}
-    ours = (*sorted(FEATURES, key=lambda feature: feature.multi), HISTORY)
-    strange = names - {feature.name for feature in ours}
-    if strange:
-        raise UserError(f"{folder} has the feature {min(strange)}, which features.py does not name.")
-    return tuple(feature for feature in ours if feature.name in names)
+    if any(entry.name == FEATURES_FILE for entry in manifest.files):
+        features = _read_exported_features(folder / FEATURES_FILE)
+    else:
+        names = {name.split(".")[1] for name in manifest.tensors if name.startswith("tables.")}
+        ours = (*sorted(FEATURES, key=lambda feature: feature.multi), HISTORY)
+        strange = names - {feature.name for feature in ours}
+        if strange:
+            raise UserError(
+                f"{folder} has the feature {in_one_line(min(strange))}, which features.py does not name."
+            )
+        features = tuple(feature for feature in ours if feature.name in names)
+    for entity in ENTITIES:
+        if entity not in {feature.entity for feature in features}:
+            raise UserError(f"{folder} has no feature of a {entity}, and a model needs one.")
+    return features
 
 
-def _empty_interaction(features: Sequence[Feature], manifest: Manifest) -> Interaction | TwoTower:
+def _read_exported_features(path: Path) -> tuple[Feature, ...]:
+    tables = _read_json(path).get("tables")
+    if not isinstance(tables, list):
+        raise UserError(f"{path} does not list the features of a model.")
+    fields = {"name": str, "entity": str, "column": str, "multi": bool}
+    known = {*ENTITIES, HISTORY.entity}
+    for table in tables:
+        fits = isinstance(table, dict) and all(type(table.get(name)) is kind for name, kind in fields.items())
+        if not fits or table["entity"] not in known:
+            raise UserError(f"{path} has {in_one_line(table)}, which is no feature.")
+    features = tuple(Feature(**{name: table[name] for name in fields}) for table in tables)
+    if len({feature.name for feature in features}) < len(features):
+        raise UserError(f"{path} has a feature twice.")
+    return features
+
+
+def _empty_interaction(
+    folder: Path, features: Sequence[Feature], manifest: Manifest
+) -> Interaction | TwoTower:
     """An interaction as wide as a model says, without memory yet; that of a model for ranking has a tower."""
-    shapes = {name: shape for name, (shape, _) in manifest.tensors.items()}
-    pattern = re.compile(r"dense\.(mlp|tower)\.(\d+)\.weight")
+    pattern = re.compile(r"dense\.(mlp|tower)\.(\d{1,9})\.weight")
     layers = sorted(
-        (match for match in map(pattern.fullmatch, shapes) if match), key=lambda match: int(match[2])
+        (match for match in map(pattern.fullmatch, manifest.tensors) if match),
+        key=lambda match: int(match[2]),
     )
-    widths = [shapes[match[0]][0] for match in layers]
-    embedding_dim = shapes[f"tables.{features[0].name}.weight"][1]
+    tables = [f"tables.{feature.name}.weight" for feature in features]
+    shapes = {name: shape_of(folder, manifest, name) for name in (*tables, *(match[0] for match in layers))}
+    flat = [name for name, shape in shapes.items() if len(shape) != 2 or min(shape) < 1]
+    embedding_dims = set() if flat else {shapes[name][1] for name in tables}
+    if len(embedding_dims) != 1 or min(embedding_dims) < 2:
+        raise UserError(f"{folder} has tables and layers of {in_one_line(shapes)}, which make no model.")
+    (embedding_dim,) = embedding_dims
+    widths = [shapes[match[0]][0] for match in layers][:-1]
     with torch.device("meta"):
+        empty: Interaction | TwoTower
         if layers and layers[0][1] == "tower":
-            empty: Interaction | TwoTower = TwoTower(features, embedding_dim, widths[:-1])
+            empty = TwoTower(features, embedding_dim, widths)
         else:
-            empty = Interaction(features, embedding_dim, widths[:-1], 0.0)
-        return empty.eval().requires_grad_(False)
+            empty = Interaction(features, embedding_dim, widths, 0.0)
+    for name, value in empty.state_dict().items():
+        found, wanted = shape_of(folder, manifest, f"dense.{name}"), list(value.shape) or [1]
+        if found != wanted:
+            raise UserError(f"{folder} has {found} for dense.{name}, and its model needs {wanted}.")
+    return empty.eval().requires_grad_(False)
 
 
 def _dense_names(interaction: Interaction | TwoTower) -> list[str]:
@@ -229,18 +303,22 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
     if _is_there(delta, read_manifest(delta), snapshot):
         return None
     with _checked(delta) as manifest:
+        empty = _empty_interaction(delta, snapshot.features, manifest)
+        for name, table in snapshot.tables.items():
+            shape = shape_of(delta, manifest, f"tables.{name}.weight")
+            if shape != list(table.shape):
+                raise UserError(f"{delta} has {shape} for {name}, and the model {list(table.shape)}.")
+        names = _dense_names(empty)
         dense: dict[str, torch.Tensor] = {}
         tables: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in snapshot.tables}
         for part in parts_of(delta, manifest):
             for name, found in tables.items():
-                found.append(tuple(part.get_tensor(f"tables.{name}.{slot}") for slot in ("rows", "weight")))
+                rows, weights = (part.get_tensor(f"tables.{name}.{slot}") for slot in ("rows", "weight"))
+                found.append((rows, weights))
             held = set(part.keys())
-            dense |= {
-                name: part.get_tensor(name) for name in _dense_names(snapshot.interaction) if name in held
-            }
-        changed = {name: _joined(delta, name, found, snapshot) for name, found in tables.items()}
+            dense |= {name: part.get_tensor(name) for name in names if name in held}
         return Change(
-            manifest, changed, _filled(_empty_interaction(snapshot.features, snapshot.manifest), dense)
+            manifest, {name: _joined(found) for name, found in tables.items()}, _filled(empty, dense)
         )
 
 
@@ -269,17 +347,9 @@ def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
     return False
 
 
-def _joined(
-    delta: Path, name: str, parts: Sequence[tuple[torch.Tensor, torch.Tensor]], snapshot: Snapshot
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows that all ranks changed of a table; what fits here cannot fail when it is put in place."""
+def _joined(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that all ranks changed of a table, and their weights."""
     rows, weights = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-    table = snapshot.tables[name]
-    fits = rows.dtype == torch.int64 and weights.dtype == table.dtype
-    if not fits or weights.shape != (len(rows), table.size(1)):
-        raise UserError(f"{delta} has rows of {name} that do not fit a table of {list(table.shape)}.")
-    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(table):
-        raise UserError(f"{delta} changes rows of {name} beyond its {len(table):,}.")
     return rows, weights
 
 
@@ -299,27 +369,11 @@ def put(snapshot: Snapshot, delta: Path, change: Change) -> Snapshot:
 
 @contextlib.contextmanager
 def _checked(folder: Path) -> Iterator[Manifest]:
-    """A folder whose every byte was checked, and which in the end is still the one that it was."""
-    with in_words(folder):
+    """A folder whose every byte and header was checked, and which in the end is still the one that it was."""
+    with reading(folder):
         manifest = read_manifest(folder)
         check_files(folder, manifest)
+        check_parts(folder, manifest)
         yield manifest
         if read_manifest(folder) != manifest:
             raise UserError(f"{folder} was replaced while it was read.")
-
-
-@contextlib.contextmanager
-def in_words(folder: Path) -> Iterator[None]:
-    """Say what a file in no good form makes Python or safetensors say."""
-    try:
-        yield
-    except (
-        OSError,
-        SafetensorError,
-        RuntimeError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-    ) as error:
-        raise UserError(f"{folder} holds no model that can be read ({error}).") from error

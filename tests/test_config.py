@@ -52,6 +52,8 @@ def test_values_become_their_fields_types() -> None:
         ("--epochs x", "--epochs: invalid int value: 'x'"),
         ("--timeout 0", "--timeout 0 is too small"),
         ("--mlp_dims 128,x", "'128,x' is not a list of whole numbers like 128,64"),
+        ("--mlp_dims 99999", "--mlp_dims 99999 is too large; give at most 100 layers of 16,384"),
+        ("--embedding_dim 1000000", "--embedding_dim 1000000 is too large; give at most 16,384"),
         ("--mlp_dims 128,0", "--mlp_dims 128,0 has a layer without a unit"),
         ("--unknown 3", "Unrecognized arguments: --unknown 3"),
         ("--epoch 3", "Unrecognized arguments: --epoch 3"),

@@ -243,14 +243,9 @@ class Trained:
         assert differing(tensors_of(self.learner), 99) == []
 
 
-@pytest.fixture(scope="module")
-def original(
-    synthetic_folder: Path, context: RuntimeContext, tmp_path_factory: pytest.TempPathFactory
-) -> Trained:
-    folder = tmp_path_factory.mktemp("dumps")
-    config = Config(
-        data_path=str(synthetic_folder), save_dir=str(folder), embedding_dim=4, mlp_dims=(4,), dump_every=1
-    )
+def make_trained(data: Path, context: RuntimeContext, folder: Path) -> Trained:
+    """Train in a folder, as `Trained` says."""
+    config = Config(data_path=str(data), save_dir=str(folder), embedding_dim=4, mlp_dims=(4,), dump_every=1)
     columns = open_columns(config)
     learner = build_learner(columns, config, context)
     tensors = tensors_of(learner)
@@ -264,6 +259,13 @@ def original(
                     mark_step(keeper, tensors, step)
                 keeper.after_step(Position(step, 0, step), 0.5)
     return Trained(learner, columns, config, context, folder)
+
+
+@pytest.fixture(scope="module")
+def original(
+    synthetic_folder: Path, context: RuntimeContext, tmp_path_factory: pytest.TempPathFactory
+) -> Trained:
+    return make_trained(synthetic_folder, context, tmp_path_factory.mktemp("dumps"))
 
 
 @pytest.fixture

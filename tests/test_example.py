@@ -213,7 +213,7 @@ def test_a_resume_that_diverges_leaves_the_good_dump_the_only_one(
     again = torchrun(2, EXAMPLE, *flags, "--resume", "--epochs", 2, "--dump_every", 1, "--keep", 1, *wild)
     refused(again, "After step 17 ")
     assert sorted(path.name for path in tmp_path.iterdir()) == before
-    succeeded(python(EXAMPLE, "--load", "--save_dir", tmp_path))
+    succeeded(python(EXAMPLE, "--load", "--save_dir", tmp_path, "--data_path", synthetic_folder))
 
 
 def test_a_model_that_is_worse_than_the_mean_says_so_below_its_table(synthetic_folder: Path) -> None:

@@ -16,7 +16,8 @@ import pytest
 import recommend
 from config import Config, parse_args
 from errors import UserError
-from launch import EXAMPLE, python, started, succeeded
+from launch import EXAMPLE, python, read_json, started, succeeded
+from manifest import CONFIG
 from movielens import Ratings, RawData
 from recommend import DAMPING, MOST_LIKED, Viewer, open_viewer, page
 from save_dir import publish
@@ -38,7 +39,8 @@ def model(save_dir: Path) -> ServedModel:
 
 
 def viewer_of(model: ServedModel, user: str) -> Viewer:
-    return open_viewer(model, Config(recommend=True, user=user))
+    data = str(read_json(model.snapshot.trained / CONFIG)["data_path"])
+    return open_viewer(model, Config(recommend=True, user=user, data_path=data))
 
 
 def rows_of(text: str) -> list[tuple[int, str, float]]:
@@ -168,10 +170,14 @@ def test_other_data_than_the_models_are_refused(model: ServedModel, tmp_path: Pa
         open_viewer(model, Config(recommend=True, user="1", data_path=str(tmp_path)))
 
 
-def test_the_command_needs_no_data_flags_and_says_which_data_it_reads(
+def test_the_command_says_which_data_it_reads_and_takes_their_folder_from_no_checkpoint(
     save_dir: Path, synthetic_folder: Path, tmp_path: Path
 ) -> None:
-    result = python(EXAMPLE, "--recommend", "--user", 7, "--top", 3, "--save_dir", save_dir, cwd=tmp_path)
+    command = [EXAMPLE, "--recommend", "--user", 7, "--top", 3, "--save_dir", save_dir]
+    refused = python(*command, cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert f"trained on the files in {synthetic_folder}, and no path is taken" in refused.stderr
+    result = python(*command, "--data_path", synthetic_folder, cwd=tmp_path)
     lines = succeeded(result).splitlines()
     assert lines[0] == f"titles and ratings are those of {synthetic_folder}"
     assert re.fullmatch(r"step 16, \d+ (s|min) old", lines[1])
@@ -201,13 +207,14 @@ def test_a_folder_without_a_model_is_refused_in_one_sentence(tmp_path: Path) -> 
 
 
 def test_follow_prints_again_when_a_newer_state_is_there_and_ends_on_sigint(
-    save_dir: Path, tmp_path: Path
+    save_dir: Path, synthetic_folder: Path, tmp_path: Path
 ) -> None:
     copy, ready = tmp_path / "dumps", tmp_path / "ready"
     for name in ("step-000000008", "delta-000000010"):
         shutil.copytree(save_dir / name, ready / name)
     shutil.copytree(save_dir / "delta-000000012", ready / ".making-next")
     command = [EXAMPLE, "--recommend", "--user", 7, "--top", 2, "--follow", "--save_dir", copy]
+    command += ["--data_path", synthetic_folder]
     with started([str(part) for part in (sys.executable, *command)]) as process:
         assert process.stdout is not None
         waiting = process.stdout.readline()

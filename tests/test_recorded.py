@@ -12,20 +12,52 @@ import pytest
 from config import Config, parse_given
 from errors import UserError
 from launch import EXAMPLE, python, succeeded
-from manifest import CONFIG
+from manifest import CONFIG, read_manifest, write_manifest
 from recorded import with_recorded
-from tiny_dumps import add_dump
+from tiny_dumps import add_dump, add_file
 
 TRAINED = Config(split="random", seed=3, embedding_dim=8, mlp_dims=(4, 2), epochs=99, lr=0.5, batch_size=7)
+
+# Of each flag values of another type, or beyond what it may be.
+EDITS: dict[str, list[Any]] = {
+    "seed": [-1, 2**31, 10**400, 1.5, "1", True, None, [1]],
+    "split": ["", "newest", 3, ["time"], "ran\ndom"],
+    "dataset": ["ml-2m", 1, None, "ml-1m\x1b[2J"],
+    "data_path": [1, None, "/a\nb"],
+    "cache_dir": [1, ["/tmp"], {"a": 1}],
+    "synthetic_ratings": [0, 10**12, 1e6, "many"],
+    "test_fraction": [0, 1, -0.5, "0.2", True],
+    "validation_fraction": [1, -1, None],
+    "bad_rows": ["keep", False],
+    "task": ["sorting", 0],
+    "embedding_dim": [0, -4, 30, 2**40, 32.0, "32"],
+    "mlp_dims": [[], [0], [2**40], [64] * 1000, 64, "64,32", [64.0], [[64]], {"64": 32}],
+    "history": [-1, 10**9, None, "30"],
+    "epochs": [0, -1, 1.0],
+    "batch_size": [0, 2**40, "2048"],
+    "lr": [0, -1, "0.04", None, []],
+    "weight_decay": [-1, 10**9],
+    "dense_weight_decay": [-1, 10**9, False],
+    "patience": [-1, 0.5],
+    "num_workers": [1.5, None, [1]],
+    "async_dump": [0, 1, "yes"],
+}
 
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Config:
     """The flags of a training, of which a dump lies in its save_dir."""
-    config = dataclasses.replace(TRAINED, data_path=str(tmp_path), save_dir=str(tmp_path / "dumps"))
-    dump = add_dump(tmp_path / "dumps", 10)
-    (dump / CONFIG).write_text(json.dumps(dataclasses.asdict(config)))
+    config = dataclasses.replace(TRAINED, save_dir=str(tmp_path / "dumps"))
+    add_dump(tmp_path / "dumps", 10)
+    record(config)
     return config
+
+
+def record(config: Config, **changes: Any) -> Path:
+    """Have the dump hold these flags, with changes, as if it had been written with them; returns it."""
+    dump = Path(config.save_dir) / "step-000000010"
+    add_file(dump, CONFIG, json.dumps({**dataclasses.asdict(config), **changes}).encode())
+    return dump
 
 
 def merged(trained: Config, line: str) -> Config:
@@ -37,10 +69,10 @@ def merged(trained: Config, line: str) -> Config:
 def test_a_load_takes_data_and_model_from_the_dump_and_says_so(
     trained: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    default = Config()
-    learning: dict[str, Any] = {"epochs": default.epochs, "lr": default.lr, "batch_size": default.batch_size}
-    assert merged(trained, "--load") == dataclasses.replace(trained, load="newest", **learning)
-    shown = f"--embedding_dim 8 --mlp_dims 4,2 --data_path {trained.data_path} --split random --seed 3"
+    model = dataclasses.replace(Config(), embedding_dim=8, mlp_dims=(4, 2), split="random", seed=3)
+    expected = dataclasses.replace(model, load="newest", save_dir=trained.save_dir)
+    assert merged(trained, "--load") == expected
+    shown = "--embedding_dim 8 --mlp_dims 4,2 --split random --seed 3"
     assert capsys.readouterr().out == f"as in the training: {shown}\n"
 
 
@@ -96,9 +128,104 @@ def test_a_resumed_training_keeps_its_flags_and_names_those_that_change(
     save_dir = ("--save_dir", tmp_path / "dumps")
     first = ("--dump", "--data_path", synthetic_folder, "--epochs", 1, "--lr", 0.03, "--embedding_dim", 8)
     succeeded(python(EXAMPLE, *first, *save_dir))
-    again = succeeded(python(EXAMPLE, "--resume", "--epochs", 2, "--batch_size", 2048, *save_dir))
-    assert "as in the training: --embedding_dim 8 --lr 0.03 --data_path" in again
+    data = ("--data_path", synthetic_folder)
+    again = succeeded(python(EXAMPLE, "--resume", "--epochs", 2, "--batch_size", 2048, *data, *save_dir))
+    assert "as in the training: --embedding_dim 8 --lr 0.03\n" in again
     assert "goes on with other flags than before: --epochs 2 (was 1)\n" in again
-    refused = python(EXAMPLE, "--resume", "--history", 5, *save_dir)
+    refused = python(EXAMPLE, "--resume", "--history", 5, *data, *save_dir)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "--history 5 does not fit" in refused.stderr
+    without = python(EXAMPLE, "--resume", *save_dir)
+    assert (without.returncode, without.stderr.count("\n")) == (2, 1)
+    assert f"was trained on the files in {synthetic_folder}, and no path is taken" in without.stderr
+
+
+# --- a checkpoint that comes from anywhere ---
+
+
+def test_no_path_is_taken_from_a_checkpoint(trained: Config, tmp_path: Path) -> None:
+    paths = {"cache_dir": str(tmp_path), "report_dir": str(tmp_path), "save_dir": str(tmp_path / "other")}
+    record(trained, **paths)
+    for line in ("--load", "--resume", "--compact"):
+        found = merged(trained, line)
+        assert (found.cache_dir, found.report_dir, found.save_dir) == ("", "", trained.save_dir)
+
+
+def test_data_that_were_found_by_their_path_have_to_be_named(trained: Config, tmp_path: Path) -> None:
+    for changes in ({"data_path": str(tmp_path)}, {"data_path": "/gone", "dataset": "ml-1m"}):
+        record(trained, **changes)
+        with pytest.raises(UserError, match=rf"on the files in {changes['data_path']}, .* give --data_path"):
+            merged(trained, "--load")
+        found = merged(trained, f"--load --data_path {tmp_path}")
+        assert (found.data_path, found.dataset, found.split, found.seed) == (str(tmp_path), "", "random", 3)
+
+
+@pytest.mark.parametrize("flag", EDITS)
+@pytest.mark.parametrize("line", ["--load", "--resume", "--compact"])
+def test_an_edited_configuration_is_not_believed(trained: Config, flag: str, line: str) -> None:
+    path = Path(trained.save_dir) / "step-000000010" / CONFIG
+    whole = json.loads(path.read_bytes())
+    for value in EDITS[flag]:
+        path.write_text(json.dumps({**whole, flag: value}))
+        with pytest.raises(UserError, match=f"{path} is damaged: it has "):
+            merged(trained, line)
+
+
+@pytest.mark.parametrize("flag", EDITS)
+def test_what_is_recorded_of_another_type_or_beyond_its_limits_is_refused(trained: Config, flag: str) -> None:
+    for value in EDITS[flag]:
+        dump = record(trained, **{flag: value})
+        with pytest.raises(UserError, match=str(dump / CONFIG)) as refusal:
+            merged(trained, "--resume")
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"[" * 200_000,
+        b'{"seed": 1, "seed": 2}',
+        b'{"lr": NaN}',
+        b'{"seed": ' + b"9" * 10_000 + b"}",
+        bytes(range(256)),
+    ],
+)
+def test_a_configuration_that_is_none_is_refused_in_a_sentence(trained: Config, content: bytes) -> None:
+    dump = record(trained)
+    add_file(dump, CONFIG, content)
+    with pytest.raises(UserError, match=f"{dump / CONFIG} cannot be read") as refusal:
+        merged(trained, "--load")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_checkpoint_without_a_configuration_is_refused_in_a_sentence(trained: Config) -> None:
+    dump = Path(trained.save_dir) / "step-000000010"
+    whole = read_manifest(dump)
+    write_manifest(dump, dataclasses.replace(whole, files=whole.files[:1]))
+    with pytest.raises(UserError, match=f"{dump} does not say how it was trained"):
+        merged(trained, "--load")
+    write_manifest(dump, whole)
+    (dump / CONFIG).unlink()
+    with pytest.raises(UserError, match=f"{dump} cannot be read .No such file"):
+        merged(trained, "--load")
+
+
+def test_flags_of_a_program_of_another_age_are_left_out_and_that_is_said(
+    trained: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump = record(trained, warp_speed=9)
+    assert merged(trained, "--load").embedding_dim == 8
+    assert (
+        f"left out of {dump / CONFIG} what this program has no flag for: warp_speed\n"
+        in capsys.readouterr().out
+    )
+    add_file(dump, CONFIG, b'{"embedding_dim": 8}')
+    found = merged(trained, "--load")
+    assert (found.embedding_dim, found.history, found.seed) == (8, Config.history, 0)
+    assert (
+        f"{dump / CONFIG} does not have --task, --mlp_dims, --history, --dataset" in capsys.readouterr().out
+    )

@@ -213,8 +213,7 @@ def command(
         endpoint = "--rdzv_endpoint=node-0:29400"
         where = [f"--nnodes={num_machines}", "--rdzv_backend=c10d", endpoint, "--nproc_per_node=1"]
     flags = [flag.format(folder=folder, trained=trained) for flag in FLAGS[phase]]
-    if not phase.startswith("load"):
-        flags += ["--data_path", str(trained / "data")]
+    flags += ["--data_path", str(trained / "data")]
     launcher = [str(LAUNCHER)] if limits is REAL else [str(HASTY), str(limits.patience)]
     script = [str(SCRIPT), phase.partition(" with")[0], "0" if "rank 0" in name else "1"]
     return [sys.executable, "-u", *launcher, *where, *script, *flags, "--timeout", str(limits.timeout)]

@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 import save_dir as folders
-from manifest import MANIFEST, Link, Manifest, Position, digest_of, flushed, write_manifest
+from manifest import MANIFEST, Link, Manifest, Position, digest_of, flushed, read_manifest, write_manifest
 from save_dir import State, delta_name, dump_name, state_at, step_of
 
 PART = "part-00001.safetensors"
@@ -47,6 +47,14 @@ def add_dump(save_dir: Path, step: int, run: str = "one", position: Position | N
 def add_delta(base: Path, sequence: int, from_step: int, step: int, run: str = "one") -> Path:
     """An increment, under its name."""
     return fill(base.parent / delta_name(step), step, link_to(base, sequence, from_step), run)
+
+
+def add_file(folder: Path, name: str, content: bytes) -> None:
+    """Have a dump or increment hold a file, as if it had been written with it."""
+    (folder / name).write_bytes(content)
+    manifest = read_manifest(folder)
+    others = tuple(entry for entry in manifest.files if entry.name != name)
+    write_manifest(folder, dataclasses.replace(manifest, files=(*others, flushed(folder / name))))
 
 
 def link_to(base: Path, sequence: int, from_step: int) -> Link:
