@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from errors import UserError
+from errors import UserError, printable
 
 SOURCE = "https://files.grouplens.org/datasets/movielens/"
 
@@ -67,8 +67,6 @@ MAX_DIGEST_FILE = 4096
 MAX_UNPACKED = 8 * 2**30
 MAX_MEMBERS = 1000
 BLOCK = 64 * 2**10
-# Of what a server says, in a sentence.
-MAX_WORDS = 300
 
 
 class _DownloadError(Exception):
@@ -127,7 +125,7 @@ def download(
         if isinstance(error, OSError):
             reason = f"the disk of {folder.parent} reports '{reason}'"
         raise UserError(
-            f"Cannot get {_words(url)}: {reason}; "
+            f"Cannot get {printable(url)}: {reason}; "
             f"place the unpacked files yourself in {folder}, or use --dataset synthetic."
         ) from error
 
@@ -172,7 +170,7 @@ def _fetch(url: str, path: Path, digest: str | None, limit: int, patience: _Pati
             if failed >= patience.attempts:
                 raise
             pause = min(patience.backoff * 2 ** (failed - 1), patience.left())
-            print(f"Trying {_words(url)} again in {pause:.1f} s: {error}", flush=True)
+            print(f"Trying {printable(url)} again in {pause:.1f} s: {error}", flush=True)
             time.sleep(pause)
 
 
@@ -191,7 +189,7 @@ def _attempt(url: str, path: Path, digest: str | None, limit: int, patience: _Pa
         _check_size(offset + (response.length or 0), limit)
         if first and digest:
             size = "size unknown" if response.length is None else f"{response.length / 1e6:.1f} MB"
-            print(f"Downloading {_words(url)} ({size})", flush=True)
+            print(f"Downloading {printable(url)} ({size})", flush=True)
         for block in _blocks(response, patience):
             offset += len(block)
             _check_size(offset, limit)
@@ -312,7 +310,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         place = urllib.parse.urljoin(req.full_url, headers.get("location") or headers.get("uri") or "")
         if not place.startswith(("https://", "http://")):
             raise _DownloadError(
-                f"the server redirects to {_words(place)}, which is neither https:// nor http://"
+                f"the server redirects to {printable(place)}, which is neither https:// nor http://"
             )
         return super().http_error_302(req, fp, code, msg, headers)
 
@@ -374,10 +372,7 @@ def _network_errors_in_words(patience: _Patience) -> Iterator[None]:
 
 
 def _words(error: object) -> str:
-    """What something says, in one line that does nothing to a terminal, whoever wrote it."""
-    words = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words[:MAX_WORDS])
-    return shown + "..." * (len(words) > MAX_WORDS)
+    return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
 
 def _unpack(archive: Path, into: Path) -> Path:

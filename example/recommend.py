@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from config import Config
-from errors import UserError
+from errors import UserError, printable
 from features import HISTORY, Feature
 from manifest import describe_step
 from movielens import RawData, locate, read
@@ -215,7 +215,7 @@ def page(model: ServedModel, viewer: Viewer, top: int) -> str:
     """The model's step and age, what the user liked before, and what is recommended."""
     known = viewer.is_known_to(model)
     found = best_for(viewer, model, top) if known else popular(viewer, model, top)
-    titles = viewer.raw.movies["title"].to_numpy()
+    titles = viewer.raw.movies["title"].map(printable).to_numpy()
     lines = [f"{describe_step(model.position)}, {_describe_age(model.age)} old"]
     if len(viewer.ratings):
         lines.append(f"user {viewer.name} rated {len(viewer.ratings):,} movies, and liked most:")

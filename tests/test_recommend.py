@@ -74,6 +74,14 @@ def test_a_user_is_shown_the_best_of_what_is_not_rated_yet(model: ServedModel) -
     assert rows_of(page(model, viewer, 4)) == everything[:4]
 
 
+def test_a_title_does_nothing_to_a_terminal(model: ServedModel) -> None:
+    viewer = viewer_of(model, busiest_user(model))
+    viewer.raw.movies["title"] = "\x1b[2J\n\x9b31m Mis\xe9rables"
+    shown = page(model, viewer, 3)
+    assert shown.replace("\n", "").isprintable()
+    assert [title for _, title, _ in rows_of(shown)] == ["\\x1b[2J \\x9b31m Mis\xe9rables"] * 3
+
+
 def test_the_scores_are_the_models_and_know_the_last_ratings(model: ServedModel) -> None:
     viewer = viewer_of(model, "7")
     (_, title, number), *_ = rows_of(page(model, viewer, 1))
