@@ -26,7 +26,7 @@ from movielens import locate, read
 from parsing import HIGHEST_RATING, LAST_TIME, LOWEST_RATING
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
-SHORT = 150
+SHORT = 200
 RATINGS = [(1 + k % 4, 1 + k * k % 5, 1 + k % 5, 978300760 + 7 * k) for k in range(40)]
 FLAGS = "|".join("01"[k % 2] for k in range(19))
 FORMATS: dict[str, dict[str, str]] = {

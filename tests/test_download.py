@@ -359,7 +359,7 @@ def assert_ended_at_the_deadline(folder: Path, url: str, name: str = "ml-1m") ->
     threads = threading.active_count()
     start = time.monotonic()
     assert "not complete after 0.3 seconds" in refusal(folder, url, name, deadline=0.3)
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 2.5
     assert threading.active_count() <= threads
 
 
@@ -416,7 +416,7 @@ def test_a_name_that_is_looked_up_for_long_is_left_at_the_deadline(
     assert "not complete after 0.3 seconds" in refusal(
         folder, "http://movies.invalid/ml-1m.zip", deadline=0.3
     )
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 2.5
     found.set()
 
 
