@@ -84,8 +84,10 @@ def make_wide_columns(settings: Settings, config: Config, folder: Path) -> None:
         (folder / path.name).symlink_to(path)
     raw_values = json.loads((folder / "vocabulary.json").read_text())
     features = np.load(folder / "user_features.npy")
-    # The row of a user is its first feature; row 0 is that of no user.
-    features[:, 0] = 1 + np.arange(len(features)) * (settings.rows - 1) // len(features)
+    # Row 0 is that of no user.
+    features[:, columns.place_of("user")] = 1 + np.arange(len(features)) * (settings.rows - 1) // len(
+        features
+    )
     for name in ("vocabulary.json", "user_features.npy"):
         (folder / name).unlink()
     (folder / "vocabulary.json").write_text(

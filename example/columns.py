@@ -21,9 +21,10 @@ is scanned, the ratings, in a column too. A rating's history ends before the fir
 not older than it. It holds training ratings alone, and for a test rating also validation ratings, which a
 model in use would know of: neither a test rating nor the rating itself can be in it.
 
-The folder appears in one rename. Its name holds a digest of all that it was made from (source files, feature
-table, split, format), so a changed source is another folder, and none is ever stale. One whose files have not
-the sizes that its manifest states is made again.
+The folder appears in one rename. Its name holds a digest of all that it was made from (every byte of the
+source files, feature table, split, format), so a changed source is another folder, and none is ever stale.
+The manifest has a digest of itself and of every file: columns that do not match are made again, file by file,
+each in one rename, so that whoever uses them meanwhile finds the same bits in either.
 """
 
 from __future__ import annotations
@@ -34,24 +35,31 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from config import Config
+from duplicates import describe_leak
 from errors import UserError
-from features import FEATURES, HISTORY, Feature, Table
+from features import FEATURES, HISTORY, Feature, Table, place_of_identity, vocabulary_of
 from metrics import LIKED, Metrics, fit_biases, fit_link, measure, measure_ranks, popularity_ranks
+from progress import stage
 
 if TYPE_CHECKING:
     import pandas
 
+    from manifest import FileEntry
     from movielens import RawData
 
-FORMAT = 6
+FORMAT = 7
+MANIFEST = "manifest.json"
+# Files whose digests are taken at once.
+DIGEST_THREADS = 4
 # What is under way, by the number of its process, and what may be in it.
 LEFTOVER = re.compile(r"\.making-\d+")
 CONTENT = re.compile(r"\w+\.npy|vocabulary\.json|manifest\.json")
@@ -69,7 +77,7 @@ class Columns:
     """One data set on disk: where it lies, how long its splits are, which tables its features need.
 
     baselines: task to name to metrics on the test; digest: of the ratings in their order, and of where the
-    splits begin.
+    splits begin; files: name to digest.
     """
 
     folder: str
@@ -86,6 +94,7 @@ class Columns:
     baselines: dict[str, dict[str, Metrics]]
     notes: tuple[str, ...]
     digest: str = ""
+    files: dict[str, str] = field(default_factory=dict)
 
     def range_of(self, split: str) -> range:
         """The positions of "train", "validation" or "test" in the rating columns, or of "catalogue": all
@@ -107,42 +116,56 @@ class Columns:
         """A column, mapped from disk."""
         return np.load(Path(self.folder) / f"{name}.npy", mmap_mode="r")
 
+    def place_of(self, entity: str) -> int:
+        """The column of `<entity>_features.npy` that tells its users or movies apart."""
+        return place_of_identity(entity, [table.feature for table in self.tables])
+
     def movie_shares(self) -> np.ndarray:
         """The share of the training ratings that is of each row of the table "movie", float32 [rows].
 
         A row that no training rating has, such as that of unknown movies, counts as one rating.
         """
-        row_of_movie = self.column("movie_features")[:, 0]
+        row_of_movie = self.column("movie_features")[:, self.place_of("movie")]
         rows = row_of_movie[self.column("rows")[: self.num_train, 1]]
         counts = np.bincount(rows, minlength=int(row_of_movie.max()) + 1)
         return (np.maximum(counts, 1) / self.num_train).astype(np.float32)
 
 
 def open_columns(config: Config) -> Columns:
-    """The columns of the configured data set, made first if they are not there.
+    """The columns of the configured data set, made first if they are not there or are damaged.
 
-    Safe when several processes call it at once: one makes them, the others wait with a deadline.
+    Reads every byte of the files and of the columns: once on a machine is enough. Safe when several processes
+    call it at once: one makes them, the others wait with a deadline.
 
     Raises:
         UserError: when the data cannot be had, read or stored.
     """
     from filelock import FileLock, Timeout
 
-    from movielens import DATA_DEADLINE, locate, source_files
+    from movielens import DATA_DEADLINE, locate, read, source_files
 
     source, layout = locate(config)
     cache = _cache_folder(source, config)
-    folder = cache / f"{config.split}-{_digest(source_files(source, layout, config), config)}"
-    columns = _load(folder, source)
+    files = source_files(source, layout, config)
+    digests = _digests(files)
+    folder = cache / _name(digests, config)
+    columns, _ = _load(folder, source)
     if columns is not None:
         return _checked(columns, config)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / ".lock", timeout=DATA_DEADLINE):
-            columns = _load(folder, source)
+            columns, fault = _load(folder, source)
             if columns is None:
-                _make(folder, source, layout, config)
-                columns = _load(folder, source)
+                if fault:
+                    print(f"the columns in {folder} are damaged and are made again: {fault}")
+                print(f"reading {source}; its columns will lie in {folder}")
+                with stage("reading the files"):
+                    raw = read(source, layout, config)
+                if _digests(files) != digests:
+                    raise UserError(f"The files in {source} changed while they were read; start again.")
+                _make(folder, raw, config)
+                columns, _ = _load(folder, source, every_byte=False)
     except Timeout:
         raise UserError(
             f"Another process has been writing columns to {cache} for {DATA_DEADLINE:.0f} s; "
@@ -158,7 +181,8 @@ def open_columns(config: Config) -> Columns:
 
 
 def find_columns(config: Config) -> tuple[Path, Columns | None]:
-    """The folder for the columns of the configured data set, and what lies there now; makes nothing.
+    """The folder for the columns of the configured data set, and what lies there now; makes nothing, and
+    looks no further into the columns than their sizes.
 
     Raises:
         UserError: when there are no files that columns could be made from, and no set to obtain was named.
@@ -169,7 +193,7 @@ def find_columns(config: Config) -> tuple[Path, Columns | None]:
     if not files:
         return Path(config.cache_dir or source / ".columns"), None
     cache = _cache_folder(source, config)
-    columns = _load(cache / f"{config.split}-{_digest(files, config)}", source)
+    columns, _ = _load(cache / _name(_digests(files), config), source, every_byte=False)
     return cache, None if columns is None else _checked(columns, config)
 
 
@@ -186,7 +210,7 @@ def _checked(columns: Columns, config: Config) -> Columns:
         )
     if config.history == 0:
         return columns
-    movies = next(table for table in columns.tables if table.name == "movie")
+    movies = next(table for table in columns.tables if table.name == vocabulary_of(HISTORY.name))
     history = Table(HISTORY, movies.rows, longest=min(config.history, columns.longest_history))
     return dataclasses.replace(columns, tables=(*columns.tables, history))
 
@@ -203,61 +227,94 @@ def _cache_folder(source: Path, config: Config) -> Path:
     return DATA_ROOT / "columns" / f"{source.resolve().name}-{name}"
 
 
-def _digest(files: list[Path], config: Config) -> str:
+def _name(digests: dict[str, str], config: Config) -> str:
+    """The folder for columns of files with these digests."""
     drawn = config.split in ("time", "random")
     made_from = {
         "format": FORMAT,
         "features": [dataclasses.astuple(feature) for feature in FEATURES],
-        "files": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files],
+        "files": digests,
         "bad_rows": (config.bad_rows, config.max_bad_rows),
+        "duplicates": config.duplicates,
         "test_fraction": config.test_fraction if drawn else None,
         "validation_fraction": config.validation_fraction,
         "seed": config.seed,
     }
-    return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]
+    return f"{config.split}-{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]}"
 
 
-def _load(folder: Path, source: Path) -> Columns | None:
-    """What the manifest says; None where there are no columns, or where a file of them is not whole."""
+def _digests(files: Sequence[Path]) -> dict[str, str]:
+    """Name to digest. A file's time says little of it: a copy keeps it, and a clock may stand."""
+    from manifest import digest_of
+
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        for name, size in manifest.pop("files").items():
-            if (folder / name).stat().st_size != size:
-                return None
-    except (OSError, ValueError, KeyError):
-        return None
+        with stage("checking the files"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
+            return dict(zip([path.name for path in files], pool.map(digest_of, files), strict=True))
+    except OSError as error:
+        raise UserError(
+            f"{error.filename} cannot be read ({error.strerror or error}); give another --data_path."
+        ) from None
+
+
+def _load(folder: Path, source: Path, every_byte: bool = True) -> tuple[Columns | None, str]:
+    """What the manifest says; or None and why it is not believed, nothing where there are no columns."""
+    from manifest import SEAL, FileEntry, sealed
+
+    if not folder.exists():
+        return None, ""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if not isinstance(manifest, dict) or manifest.pop(SEAL, None) != sealed(manifest)[SEAL]:
+            return None, f"{MANIFEST} is not what was written."
+        entries = [FileEntry(**entry) for entry in manifest.pop("files")]
+        _check_files(folder, entries, every_byte)
+    except (OSError, ValueError, RecursionError, UserError) as error:
+        return None, str(error)
     manifest["tables"] = tuple(
         Table(Feature(**table["feature"]), table["rows"], table["longest"]) for table in manifest["tables"]
     )
     manifest["notes"] = tuple(manifest["notes"])
-    return Columns(folder=str(folder), source=str(source), **manifest)
+    files = {entry.name: entry.xxh3_128 for entry in entries}
+    return Columns(folder=str(folder), source=str(source), files=files, **manifest), ""
 
 
-def _make(folder: Path, source: Path, layout: Any, config: Config) -> None:
-    from manifest import flush
-    from movielens import read
-    from progress import stage
+def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -> None:
+    """Refuse files that are not those that were written, and columns beside them.
+
+    Raises:
+        UserError, OSError: for the first one.
+    """
+    from manifest import check_file
+
+    for entry in entries:
+        if (folder / entry.name).stat().st_size != entry.bytes:
+            raise UserError(f"{entry.name} has another size than when it was written.")
+    strange = {path.name for path in folder.glob("*.npy")} - {entry.name for entry in entries}
+    if strange:
+        raise UserError(f"{min(strange)} is none of them.")
+    if every_byte:
+        with stage("checking the columns"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
+            list(pool.map(lambda entry: check_file(folder, entry), entries))
+
+
+def _make(folder: Path, raw: RawData, config: Config) -> None:
+    """Write columns, and put them where they are to be. Call it with the lock."""
+    from manifest import flush, flushed, sealed
 
     # The lock is ours, so whatever lies here unfinished was left by a process that died.
     for leftover in filter(_is_leftover, folder.parent.iterdir()):
         shutil.rmtree(leftover)
-    if folder.exists():
-        print(f"the columns in {folder} are damaged and are made again")
-        shutil.rmtree(folder)
-    print(f"reading {source}; its columns will lie in {folder}")
-    with stage("reading the files"):
-        raw = read(source, layout, config)
     making = folder.parent / f".making-{os.getpid()}"
     making.mkdir()
     try:
         with stage("making columns", NUM_PARTS, "parts") as reached:
             manifest = _write_columns(making, raw, config, reached)
-        files = {path.name: path.stat().st_size for path in making.iterdir()}
-        (making / "manifest.json").write_text(json.dumps({**manifest, "files": files}, indent=1))
         # The rename must not get to the disk before what it names.
-        for path in (*making.iterdir(), making):
-            flush(path)
-        making.rename(folder)
+        files = [dataclasses.asdict(flushed(path)) for path in sorted(making.iterdir())]
+        (making / MANIFEST).write_text(json.dumps(sealed({**manifest, "files": files}), indent=1))
+        flush(making / MANIFEST)
+        flush(making)
+        _publish(making, folder)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
         raise
@@ -268,6 +325,24 @@ def _is_leftover(path: Path) -> bool:
     if not LEFTOVER.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
         return False
     return all(CONTENT.fullmatch(found.name) for found in path.iterdir())
+
+
+def _publish(making: Path, folder: Path) -> None:
+    """Give new columns their name; where damaged ones lie, file by file, for somebody may be reading them."""
+    if not folder.is_dir():
+        folder.unlink(missing_ok=True)
+        making.rename(folder)
+        return
+    made = sorted(making.iterdir(), key=lambda path: path.name == MANIFEST)
+    names = {path.name for path in made}
+    for old in folder.iterdir():
+        if old.is_dir() and (old.name in names or old.suffix == ".npy"):
+            shutil.rmtree(old)
+        elif old.name not in names and old.suffix == ".npy":
+            old.unlink()
+    for path in made:
+        path.replace(folder / path.name)
+    making.rmdir()
 
 
 @dataclass(frozen=True)
@@ -308,8 +383,8 @@ def _write_columns(
         "movie": (raw.movies, np.unique(movie[:num_train])),
     }
     tables, left_out = _write_features(folder, entities)
-    # The first feature of a movie is the movie itself.
-    movie_rows = np.load(folder / "movie_features.npy")[:, 0]
+    place = place_of_identity("movie", [table.feature for table in tables])
+    movie_rows = np.load(folder / "movie_features.npy")[:, place]
     stored = Stored(user, movie, movie_rows[movie], rating, ratings.time[order])
     reached(3)
     ends, longest_history = _write_histories(folder, stored, sizes)
@@ -355,6 +430,8 @@ def _split(raw: RawData, config: Config) -> tuple[np.ndarray, tuple[int, int, in
         )
     if sizes[1] == 0:
         notes.append("no rating is for validation: there are no results on the way, and no early stopping")
+    if config.duplicates == "keep":
+        notes += describe_leak(raw.ratings, by_time[is_test])
     return np.concatenate([by_time[is_train], by_time[is_validation], by_time[is_test]]), sizes, notes
 
 
@@ -363,16 +440,54 @@ def _choose_test(raw: RawData, by_time: np.ndarray, config: Config) -> tuple[np.
     number = len(by_time)
     if raw.official_test is not None:
         return raw.official_test[by_time], []
+    time = raw.ratings.time[by_time]
     if config.split == "leave_one_out":
-        newest, num_left_out = _newest_of_each(raw.ratings.user_id[by_time])
-        is_test = np.zeros(number, bool)
-        is_test[newest] = True
-        single = f"{num_left_out:,} users have a single rating, which is for training: the test has none"
-        return is_test, [single] if num_left_out else []
-    is_test = np.arange(number) >= number - round(number * config.test_fraction)
+        return _choose_newest_of_each(raw.ratings.user_id[by_time], time)
+    num_test = round(number * config.test_fraction)
+    is_test = np.arange(number) >= number - num_test
     if config.split == "random":
-        is_test = np.random.default_rng([config.seed, 1]).permutation(is_test)
-    return is_test, []
+        return np.random.default_rng([config.seed, 1]).permutation(is_test), []
+    return is_test, _describe_cut(time, number - num_test)
+
+
+def _describe_cut(time: np.ndarray, cut: int) -> list[str]:
+    """What to say where the test begins among ratings of one time. time: in its order, int64 [ratings].
+
+    Raises:
+        UserError: when all have one time, so that none is newer than another.
+    """
+    if len(time) > 1 and time[0] == time[-1]:
+        raise UserError(
+            f"--split time of {len(time):,} ratings that all have the time {time[0]} has no newest ones; "
+            "give --split random."
+        )
+    if not 0 < cut < len(time) or time[cut - 1] != time[cut]:
+        return []
+    first, end = np.searchsorted(time, time[cut], "left"), np.searchsorted(time, time[cut], "right")
+    return [
+        f"the test begins among {end - first:,} ratings of one time ({time[cut]}): the last {end - cut:,} of "
+        "them in the file are in it"
+    ]
+
+
+def _choose_newest_of_each(user: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Whether each rating is the last one of its user, bool [ratings]; and what to say of it."""
+    newest, num_single = _newest_of_each(user)
+    is_test = np.zeros(len(user), bool)
+    is_test[newest] = True
+    notes = []
+    if num_single:
+        notes.append(f"{num_single:,} users have a single rating, which is for training: the test has none")
+    # In the order of their users' ids, as `newest` is.
+    place = np.searchsorted(user[newest], user).clip(max=max(0, len(newest) - 1))
+    is_as_new = (user[newest][place] == user) & (time[newest][place] == time) if len(newest) else is_test
+    num_tied = int((np.bincount(place[is_as_new], minlength=1) > 1).sum())
+    if num_tied:
+        notes.append(
+            f"{num_tied:,} of {len(newest):,} users have several ratings of the time of their newest: the "
+            "last of them in the file is in the test"
+        )
+    return is_test, notes
 
 
 def _choose_validation(user: np.ndarray, is_left: np.ndarray, config: Config) -> np.ndarray:
@@ -444,6 +559,8 @@ def _write_features(
     # Those with lists last, so that all others are joined at once.
     features = sorted(FEATURES, key=lambda feature: feature.multi)
     for entity, (frame, trained) in entities.items():
+        # Refused before anything is written, for all else looks for it.
+        place_of_identity(entity, features)
         rows: list[np.ndarray] = []
         for feature in (feature for feature in features if feature.entity == entity):
             if feature.column not in frame:

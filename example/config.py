@@ -37,6 +37,7 @@ CHOICES = {
     "task": ("rating", "ranking"),
     "split": ("time", "random", "leave_one_out", *OFFICIAL_SPLITS),
     "bad_rows": ("error", "skip"),
+    "duplicates": ("last", "first", "mean", "keep"),
     "pipeline": ("auto", "plain", "sparse_dist"),
     "mp_context": ("spawn", "forkserver", "fork"),
 }
@@ -150,6 +151,10 @@ class Config:
 
     max_bad_rows: float = 0.01
     """Share of the rows of a file that --bad_rows skip may leave out; more stop."""
+
+    duplicates: str = "last"
+    """Which of several ratings of one movie by one user counts: the last in time, the first, or their mean,
+    which has the time of the last; or keep, all of them, also where the split comes between them."""
 
     epochs: int = 8
     """Passes over the training ratings, unless --patience ends the training before."""

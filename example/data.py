@@ -6,8 +6,9 @@ Imports no TorchRec, so that the workers start while it is imported.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from socket import gethostname
 
 from columns import Columns, open_columns
 from config import Config
@@ -15,7 +16,7 @@ from dataloader import BatchLoader, EpochSampler, RatingBatches, build_dataloade
 from errors import UserError
 from movielens import PREPARATION_DEADLINE
 from report import describe_data
-from runtime import RuntimeContext, gathered, once_per_node
+from runtime import RuntimeContext, once_per_node
 
 
 @dataclass(frozen=True)
@@ -33,24 +34,31 @@ def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
     Raises:
         UserError: when the data cannot be had, differ between machines, or the workers cannot start.
     """
-    once_per_node(context, lambda: open_columns(config), PREPARATION_DEADLINE)
-    columns = open_columns(config)
-    _check_same_data(columns)
+    # Ranks of one machine share what its first one has read and held against its digests.
+    everyones = once_per_node(context, lambda: (gethostname(), open_columns(config)), PREPARATION_DEADLINE)
+    _check_same_data(everyones)
+    columns = everyones[context.rank][1]
     context.say(describe_data(columns, config))
     dataset = RatingBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         yield Data(columns, loader)
 
 
-def _check_same_data(columns: Columns) -> None:
-    """Refuse machines whose copies of the data differ: their ranks would wait for each other for ever."""
-    sizes = columns.num_train, columns.num_test, columns.num_validation
-    mine = (*sizes, *(table.rows for table in columns.tables))
-    everyones = gathered(lambda: mine)
-    for rank, other in enumerate(everyones):
-        if other != everyones[0]:
-            raise UserError(
-                f"Rank {rank} has {other[0]:,} training and {other[1]:,} test ratings, rank 0 has "
-                f"{everyones[0][0]:,} and {everyones[0][1]:,}, or their tables differ; give all machines the "
-                "same files."
-            )
+def _check_same_data(everyones: Sequence[tuple[str, Columns]]) -> None:
+    """Refuse machines whose data differ in any byte: what one rank calls row 7 would be another's row 8.
+
+    everyones: of each rank, the name of its machine and the columns there.
+    """
+    machine, ours = everyones[0]
+    others = [rank for rank, (_, columns) in enumerate(everyones) if columns.files != ours.files]
+    if not others:
+        return
+    elsewhere, theirs = everyones[others[0]]
+    names = sorted({name for name, _ in ours.files.items() ^ theirs.files.items()})
+    alike = [rank for rank in others if everyones[rank][1].files == theirs.files]
+    raise UserError(
+        f"Ranks {', '.join(map(str, alike))} on {elsewhere} have other data than rank 0 on {machine}: "
+        f"{theirs.num_train:,} training and {theirs.num_test:,} test ratings of {theirs.source}, rank 0 has "
+        f"{ours.num_train:,} and {ours.num_test:,} of {ours.source}, and {', '.join(names)} differ; give all "
+        "machines the same files."
+    )

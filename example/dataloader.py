@@ -109,6 +109,7 @@ class RatingBatches:
             ]
             for entity in ENTITIES
         }
+        self._place_of_user = columns.place_of("user")
         self._columns: dict[str, MappedColumn] = {}
         # The positions of the last steps asked for, and which steps those are.
         self._block: tuple[tuple[str, int, int, int], np.ndarray] | None = None
@@ -163,8 +164,9 @@ class RatingBatches:
     def _forget_users(self, single: list[np.ndarray], request: Request) -> None:
         """Let a few ratings be of an unknown user, so that training learns what a new one is like."""
         begin = request.first + (request.step * self.world_size + self.rank) * self.batch_size
-        # The order is another one in each pass, so these are others too. The user is the first feature.
-        single[0][0, -begin % FORGOTTEN_EVERY :: FORGOTTEN_EVERY] = UNKNOWN_ROW
+        # The order is another one in each pass, so these are others too.
+        of_user = single[ENTITIES.index("user")]
+        of_user[self._place_of_user, -begin % FORGOTTEN_EVERY :: FORGOTTEN_EVERY] = UNKNOWN_ROW
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_columns": {}, "_block": None}

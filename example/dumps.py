@@ -358,7 +358,7 @@ def _check_continues(state: State, columns: Columns, config: Config, context: Ru
         raise UserError(
             f"{state.folder} is of a training on other ratings than these of {columns.source} (digest "
             f"{theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
-            f"--validation_fraction and --seed that its {CONFIG} names, or no --resume."
+            f"--validation_fraction, --duplicates and --seed that its {CONFIG} names, or no --resume."
         )
     used = manifest.position.samples
     if used >= columns.num_train:

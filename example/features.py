@@ -6,11 +6,15 @@ here, if the files have its column. Knows numbers and names only, so a data work
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from errors import UserError
 
 # Row 0 of every table stands for "unknown": a value that the training ratings never show.
 UNKNOWN_ROW = 0
-# What a rating joins, in the order of its columns.
+# What a rating joins, in the order of its columns. The feature that has an entity's name, wherever it stands
+# in the table, tells its users or movies apart: it is the one that a history holds and that a ranking finds.
 ENTITIES = ("user", "movie")
 
 
@@ -42,6 +46,21 @@ FEATURES = (
 # What --history adds: the movies that the user rated before, each with the rating it got. Its values are rows
 # like those of the feature "movie", in a table of their own.
 HISTORY = Feature("history", "history", "movie_id", multi=True)
+
+
+def place_of_identity(entity: str, features: Sequence[Feature]) -> int:
+    """Where, among an entity's features with one value, the one is that tells its users or movies apart.
+
+    Raises:
+        UserError: when there is none.
+    """
+    names = [feature.name for feature in features if feature.entity == entity and not feature.multi]
+    if entity not in names:
+        raise UserError(
+            f"The table of features has {', '.join(names) or 'nothing'} for a {entity}, and not the feature "
+            f'"{entity}" itself; put it back into FEATURES in features.py.'
+        )
+    return names.index(entity)
 
 
 def vocabulary_of(table: str) -> str:

@@ -360,15 +360,24 @@ def _check_files(folder: Path, manifest: Manifest, part: int, parts: int) -> Non
         if path.name.endswith((".safetensors", ".json")) and path.name not in {*named, MANIFEST}:
             raise UserError(f"{path} is no part of the dump: {MANIFEST} does not name it.")
     for entry in manifest.files[part::parts]:
-        path = folder / entry.name
-        if Path(entry.name).name != entry.name or not path.is_file():
-            raise UserError(f"{path} is missing.")
-        size = path.stat().st_size
-        if size != entry.bytes:
-            raise UserError(f"{path} has {size:,} bytes and had {entry.bytes:,} when it was written.")
-        digest = digest_of(path)
-        if digest != entry.xxh3_128:
-            raise UserError(f"{path} is damaged: its digest is {digest}, and was {entry.xxh3_128}.")
+        check_file(folder, entry)
+
+
+def check_file(folder: Path, entry: FileEntry) -> None:
+    """Read every byte of a file and refuse it when it is not what was written.
+
+    Raises:
+        UserError: when it is missing, too short, or damaged.
+    """
+    path = folder / entry.name
+    if Path(entry.name).name != entry.name or not path.is_file():
+        raise UserError(f"{path} is missing.")
+    size = path.stat().st_size
+    if size != entry.bytes:
+        raise UserError(f"{path} has {size:,} bytes and had {entry.bytes:,} when it was written.")
+    digest = digest_of(path)
+    if digest != entry.xxh3_128:
+        raise UserError(f"{path} is damaged: its digest is {digest}, and was {entry.xxh3_128}.")
 
 
 def digest_of(path: Path) -> str:

@@ -21,7 +21,7 @@ class MappedColumn:
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 self.values = np.frombuffer(self._map, dtype, int(np.prod(shape)), file.tell()).reshape(shape)
-        except (FileNotFoundError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(
                 f"The columns of the data set are gone or damaged: {path} ({error}); start again to have "
                 "them made again."

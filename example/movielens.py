@@ -16,6 +16,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from config import OFFICIAL_SPLITS, Config
+from duplicates import settle
 from errors import UserError
 from parsing import LAYOUTS, Layout, Reader, read_movies, read_ratings, read_users
 
@@ -60,6 +61,7 @@ class RawData:
 
     `movies` and `users` hold one row per movie_id and user_id, with the columns that `features.py` names
     and the files have. `official_test` marks the test ratings of an official split, bool, one a rating.
+    `skipped` says what was left out, `num_skipped` how many ratings.
     """
 
     ratings: Ratings
@@ -143,7 +145,8 @@ def read(folder: Path, layout: Layout, config: Config) -> RawData:
 
         users = pandas.DataFrame({"user_id": np.unique(ratings.user_id)})
     oracle = _read_oracle(reader, len(ratings.rating))
-    return RawData(ratings, movies, users, official_test, oracle, reader.notes, reader.num_skipped_ratings)
+    raw = RawData(ratings, movies, users, official_test, oracle, reader.notes, reader.num_skipped_ratings)
+    return settle(raw, config.duplicates)
 
 
 def source_files(folder: Path, layout: Layout, config: Config) -> list[Path]:

@@ -21,7 +21,15 @@ from save_dir import newest_in, settled, state_at
 # What the ratings are called. Another place is no other data: their digest tells.
 NAME_FLAGS = ("dataset", "synthetic_ratings")
 # Which ratings are for what, and in what order they stand.
-DATA_FLAGS = ("split", "test_fraction", "validation_fraction", "bad_rows", "max_bad_rows", "seed")
+DATA_FLAGS = (
+    "split",
+    "test_fraction",
+    "validation_fraction",
+    "bad_rows",
+    "max_bad_rows",
+    "duplicates",
+    "seed",
+)
 MODEL_FLAGS = ("task", "embedding_dim", "mlp_dims", "history")
 LEARNING_FLAGS = (
     "epochs",

@@ -242,8 +242,9 @@ def decided(action: Callable[[], Any]) -> Any:
     return gathered(lambda: action() if dist.get_rank() == 0 else None)[0]
 
 
-def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: float) -> None:
-    """Run an action on local rank 0 of every machine while the others wait. Collective: every rank.
+def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: float) -> list[Any]:
+    """Run an action on local rank 0 of every machine while the others wait; returns, for each rank, what it
+    gave on the rank's machine. Collective: every rank.
 
     Raises:
         UserError: on every rank, when the action raised one anywhere; and when it takes longer than the
@@ -254,7 +255,7 @@ def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: 
     # A group of its own, because data may take longer than any collective of the training may.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline))
     try:
-        together(action if context.local_rank == 0 else lambda: None, group)
+        found = gathered(lambda: (context.local_rank, None if context.local_rank else action()), group)
     except RuntimeError as error:
         if "timed out" not in str(error).lower():
             raise
@@ -263,6 +264,8 @@ def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: 
             "data; prepare them on each machine with a single process first."
         ) from None
     dist.destroy_process_group(group)
+    # Launchers number the ranks of a machine one after the other.
+    return [found[rank - local_rank][1] for rank, (local_rank, _) in enumerate(found)]
 
 
 def choose_device(launch: Launch) -> torch.device:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
+import os
+import random
 import shutil
+import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +22,8 @@ from columns import Columns, open_columns
 from config import Config
 from errors import UserError
 from features import UNKNOWN_ROW
+from mapped import MappedColumn
+from movielens import RawData, locate, read
 from synthetic import write_synthetic
 
 
@@ -141,6 +149,181 @@ def test_damaged_columns_are_made_again(
     assert "are damaged and are made again" in capsys.readouterr().out
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def truncate(chance: random.Random, folder: Path, path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: chance.randrange(path.stat().st_size)])
+
+
+def flip(chance: random.Random, folder: Path, path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
+
+
+def remove(chance: random.Random, folder: Path, path: Path) -> None:
+    path.unlink()
+
+
+def swap(chance: random.Random, folder: Path, path: Path) -> None:
+    other = chance.choice(sorted(folder.iterdir()))
+    content = other.read_bytes()
+    other.write_bytes(path.read_bytes())
+    path.write_bytes(content)
+
+
+def become_a_folder(chance: random.Random, folder: Path, path: Path) -> None:
+    path.unlink()
+    (path / "within").mkdir(parents=True)
+
+
+def stand_beside(chance: random.Random, folder: Path, path: Path) -> None:
+    (folder / "another.npy").write_bytes(path.read_bytes()[:50])
+
+
+def change_value(chance: random.Random, folder: Path, path: Path) -> None:
+    """Change one value of the manifest, anywhere in it, and leave it JSON."""
+    path = folder / "manifest.json"
+    found = json.loads(path.read_text())
+    where = found
+    while isinstance(where, dict | list) and where:
+        parent, key = where, chance.choice(sorted(where) if isinstance(where, dict) else range(len(where)))
+        where = parent[key]
+        if chance.random() < 0.3:
+            break
+    parent[key] = chance.choice([None, -1, 2**70, "x", [], {}, [[]], {"a": 1}, 0.5, True])
+    path.write_text(json.dumps(found))
+
+
+def become_nonsense(chance: random.Random, folder: Path, path: Path) -> None:
+    nonsense = [
+        "",
+        "null",
+        "[]",
+        "{}",
+        "7",
+        "[" * 100_000,
+        '"\\ud800"',
+        '{"xxh3_128": "\\ud800"}',
+        "9" * 5000,
+    ]
+    (folder / "manifest.json").write_text(chance.choice(nonsense))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [truncate, flip, remove, swap, become_a_folder, stand_beside, change_value, become_nonsense],
+)
+def test_damage_of_any_kind_is_made_good_or_changes_nothing(
+    damage: Callable[[random.Random, Path, Path], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_synthetic(tmp_path / "data", 1_000, seed=0)
+    config = Config(data_path=str(tmp_path / "data"))
+    raw = read(*locate(config), config)
+    # What is made again is always the same; to parse it anew would take most of the time.
+    monkeypatch.setattr("movielens.read", lambda *arguments: raw)
+    whole = open_columns(config)
+    before = contents(Path(whole.folder))
+    for seed in range(15):
+        chance = random.Random(seed)
+        path = Path(whole.folder) / chance.choice(sorted(before))
+        damage(chance, Path(whole.folder), path)
+        is_same = all(child.is_file() for child in Path(whole.folder).iterdir()) and (
+            contents(Path(whole.folder)) == before
+        )
+        capsys.readouterr()
+        assert open_columns(config) == whole
+        assert contents(Path(whole.folder)) == before
+        assert ("are damaged and are made again" in capsys.readouterr().out) != is_same
+
+
+def test_ratings_that_changed_within_one_size_and_time_are_read_again(folder: Path) -> None:
+    config = Config(data_path=str(folder))
+    first = open_columns(config)
+    path = folder / "ratings.dat"
+    before, line = path.stat(), path.read_bytes().splitlines()[0]
+    fields = line.split(b"::")
+    other = b"::".join([*fields[:2], b"1" if fields[2] == b"5" else b"5", fields[3]])
+    path.write_bytes(path.read_bytes().replace(line, other, 1))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    second = open_columns(config)
+    assert second.folder != first.folder
+    assert (np.sort(column(second, "rating")) != np.sort(column(first, "rating"))).any()
+
+
+def test_files_that_change_while_they_are_read_leave_no_columns(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changing_read(*arguments: Any) -> RawData:
+        raw = read(*arguments)
+        path = folder / "ratings.dat"
+        path.write_bytes(path.read_bytes()[:-1])
+        return raw
+
+    monkeypatch.setattr("movielens.read", changing_read)
+    with pytest.raises(UserError, match="changed while they were read; start again"):
+        open_columns(Config(data_path=str(folder)))
+    assert [path.name for path in (folder / ".columns").iterdir()] == [".lock"]
+
+
+def test_who_uses_columns_while_they_are_made_again_finds_every_file_as_it_was(folder: Path) -> None:
+    config = Config(data_path=str(folder))
+    whole = Path(open_columns(config).folder)
+    before = contents(whole)
+    (whole / "time.npy").write_bytes(before["time.npy"][:-8])
+    mapped = MappedColumn(whole / "rows.npy")
+    faults, is_over = [], threading.Event()
+
+    def use() -> None:
+        while not is_over.is_set():
+            for name in before.keys() - {"time.npy"}:
+                try:
+                    if (whole / name).read_bytes() != before[name]:
+                        faults.append(name)
+                except OSError as error:
+                    faults.append(str(error))
+
+    user = threading.Thread(target=use)
+    user.start()
+    open_columns(config)
+    is_over.set()
+    user.join(30)
+    assert faults == []
+    mapped.check()
+    assert mapped.values.tobytes() in before["rows.npy"]
+    assert contents(whole) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can become somebody else")
+def test_a_cache_of_somebody_else_is_used_while_it_is_whole_and_refused_in_a_sentence_when_not(
+    synthetic_folder: Path,
+) -> None:
+    # Not within tmp_path, which nobody else may enter.
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(synthetic_folder, folder / "data", ignore=shutil.ignore_patterns(".columns"))
+        folder.chmod(0o755)
+        config = Config(data_path=str(folder / "data"), cache_dir=str(folder / "cache"))
+        whole = open_columns(config)
+        (folder / "cache" / ".lock").chmod(0o600)
+        os.seteuid(65_534)
+        try:
+            assert open_columns(config) == whole
+            os.seteuid(0)
+            flip(random.Random(0), Path(whole.folder), Path(whole.folder) / "rows.npy")
+            os.seteuid(65_534)
+            with pytest.raises(UserError, match=r"cannot be stored in .*cache .*Permission den.*--cache_dir"):
+                open_columns(config)
+        finally:
+            os.seteuid(0)
+
+
 def test_a_folder_that_forbids_writing_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("movielens.DATA_ROOT", folder.parent / "elsewhere")
     folder.chmod(0o555)
@@ -245,3 +428,47 @@ def test_the_validation_part_is_drawn_by_the_seed(folder: Path) -> None:
         assert first.num_validation == round(0.002 * (20_000 - first.num_test))
         assert stored(first, "validation") != stored(second, "validation")
         assert stored(first, "test") == stored(second, "test")
+
+
+def write_csv(folder: Path, ratings: list[tuple[int, int, float, int]]) -> Config:
+    lines = ["userId,movieId,rating,timestamp", *(",".join(map(str, rating)) for rating in ratings)]
+    (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
+    movies = sorted({movie for _, movie, _, _ in ratings})
+    (folder / "movies.csv").write_text("movieId,title,genres\n" + "".join(f"{n},T,Drama\n" for n in movies))
+    return Config(data_path=str(folder), validation_fraction=0.0)
+
+
+def test_a_test_that_begins_among_ratings_of_one_time_is_said(tmp_path: Path) -> None:
+    # Of ten ratings six have the time 20; the test is the last four, three of which are among them.
+    times = [10, 20, 20, 20, 11, 20, 20, 20, 12, 30]
+    ratings = [(number, number % 3, 4.0, time) for number, time in enumerate(times)]
+    config = dataclasses.replace(write_csv(tmp_path, ratings), test_fraction=0.4)
+    found = open_columns(config)
+    assert "the test begins among 6 ratings of one time (20): the last 3 of them in the file are in it" in (
+        found.notes
+    )
+    # It begins after them, and then at them.
+    for fraction in (0.1, 0.7):
+        notes = open_columns(dataclasses.replace(config, test_fraction=fraction)).notes
+        assert not any("of one time" in note for note in notes)
+
+
+def test_ratings_that_all_have_one_time_cannot_be_split_by_it(tmp_path: Path) -> None:
+    config = write_csv(tmp_path, [(number, number % 3, 4.0, 7) for number in range(20)])
+    with pytest.raises(
+        UserError, match=r"--split time of 20 ratings that all have the time 7 .* give --split random"
+    ):
+        open_columns(config)
+    assert open_columns(dataclasses.replace(config, split="random")).num_test == 4
+
+
+def test_users_whose_newest_ratings_have_one_time_are_counted(tmp_path: Path) -> None:
+    # The newest of user 1 is alone, those of user 2 are two, those of user 3 are three, user 4 has only one.
+    times = {1: [5, 9], 2: [1, 8, 8], 3: [2, 2, 2], 4: [2]}
+    ratings = [(user, movie, 4.0, time) for user, of in times.items() for movie, time in enumerate(of)]
+    found = open_columns(dataclasses.replace(write_csv(tmp_path, ratings), split="leave_one_out"))
+    assert [note for note in found.notes if "users have" in note] == [
+        "1 users have a single rating, which is for training: the test has none",
+        "2 of 3 users have several ratings of the time of their newest: "
+        "the last of them in the file is in the test",
+    ]
