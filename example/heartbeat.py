@@ -40,8 +40,8 @@ LONGEST_TEXT = 4096
 class Heartbeat:
     """The thread of one rank. timeout: the seconds for which a process may be silent.
 
-    A peer that is gone is no silence: the launcher ends the ranks of its machine, and the connections to
-    other machines break.
+    A peer that is gone is no silence: the launcher ends the ranks of its machine, and connections to other
+    machines break. Who does not wait for any of them may go on for as long.
     """
 
     def __init__(self, timeout: float, local_rank: int) -> None:
@@ -53,6 +53,7 @@ class Heartbeat:
         # Who says which rank it is that is silent.
         self.peers: Peers | None = None
         self._fault = ""
+        self._gone_since: float | None = None
         self._group: Any = None
         self._round: tuple[torch.Tensor, Any, float] | None = None
         self._is_leaving = False
@@ -98,6 +99,10 @@ class Heartbeat:
                 call = self._call
                 if call is not None and time.monotonic() > call[0]:
                     self._die(f"{call[1]} took longer than --timeout {self.timeout:.0f}")
+                gone = self._gone_since
+                if gone is not None and time.monotonic() - gone > self.timeout:
+                    # Nobody else may tell it to: launchers of several machines do not.
+                    self._die(f"it went on for --timeout {self.timeout:.0f} seconds alone: {self.fault()}")
                 if not self._over.is_set() and self._group is not None and not self._beat():
                     self._over.set()
         finally:
@@ -118,6 +123,7 @@ class Heartbeat:
             try:
                 work.wait()
             except RuntimeError:
+                self._gone_since = time.monotonic()
                 return False
             if all_leave.item():
                 return False
@@ -142,7 +148,7 @@ class Heartbeat:
         if os.getppid() != self._launcher:
             os._exit(1)
         now = time.monotonic()
-        if _state_of(self._launcher) != "T":
+        if state_of(self._launcher) != "T":
             self._stopped_since = None
             return
         self._stopped_since = self._stopped_since or now
@@ -161,7 +167,7 @@ class Heartbeat:
         os._exit(1)
 
 
-def _state_of(pid: int) -> str:
+def state_of(pid: int) -> str:
     """The letter that the kernel has for what a process does; none where it cannot be had."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

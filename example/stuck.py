@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,9 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from config import Config
+from heartbeat import state_of
 
 # Beyond --timeout: the ranks have that long, to find out by themselves and to say why they end.
 PATIENCE = 25.0
+# Beyond --timeout, so that the others say first which rank it is.
+STOPPED_SECONDS = 3.0
 # torchrun waits a minute for the machine with the store, before there are ranks.
 MEETING_SECONDS = 60.0
 LOOK_SECONDS = 1.0
@@ -27,26 +31,34 @@ LOOK_SECONDS = 1.0
 
 def end_when_stuck(script_args: Sequence[str]) -> None:
     """Have a thread end this launcher when its main thread is inside one call for longer than --timeout, as
-    the ranks are given it, and their time to end; the kernel ends ranks that are left with it.
+    the ranks are given it, and their time to end; the kernel ends ranks that are left with it. It also
+    ends a rank that was stopped for --timeout: it may be alone on its machine, with nobody to notice.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     # What is no number is for the ranks to refuse.
     parser.add_argument("--timeout", default=Config.timeout)
     given = parser.parse_known_args(list(script_args))[0].timeout
     timeout = float(given) if str(given).isdigit() else float(Config.timeout)
-    threading.Thread(target=_watch, args=(timeout + PATIENCE,), name="stuck", daemon=True).start()
+    threading.Thread(target=_watch, args=(timeout,), name="stuck", daemon=True).start()
 
 
-def _watch(limit: float) -> None:
+def _watch(timeout: float) -> None:
     seen = time.monotonic()
     pulse = _Pulse()
+    stopped: dict[int, float] = {}
     while True:
         time.sleep(LOOK_SECONDS)
         now = time.monotonic()
+        ranks = _children()
         if pulse.was_taken():
             seen = now
-        elif now - seen > limit + (0.0 if _has_children() else MEETING_SECONDS):
+        elif now - seen > timeout + PATIENCE + (0.0 if ranks else MEETING_SECONDS):
             _end(now - seen)
+        stopped = {pid: stopped.get(pid, now) for pid in ranks if state_of(pid) == "T"}
+        for pid, since in stopped.items():
+            if now - since > timeout + STOPPED_SECONDS:
+                _say(f"process {pid} was stopped for --timeout {timeout:.0f} seconds, and is ended")
+                os.kill(pid, signal.SIGKILL)
 
 
 class _Pulse:
@@ -72,20 +84,24 @@ class _Pulse:
         return False
 
 
-def _has_children() -> bool:
-    """Whether ranks were started that have not been waited for."""
+def _children() -> list[int]:
+    """The ranks that were started and have not been waited for; none where there is no such list."""
     try:
-        return bool(Path(f"/proc/self/task/{os.getpid()}/children").read_text())
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     except OSError:
-        return True
+        return []
 
 
 def _end(seconds: float) -> None:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    sys.stderr.write(
-        "".join(traceback.format_stack(frame))
-        + f"launcher.py: waited {seconds:.0f} s for the machine with the rendezvous, which may be cut off; "
-        "ends, and its ranks with it\n"
+    sys.stderr.write("".join(traceback.format_stack(frame)))
+    _say(
+        f"waited {seconds:.0f} s for the machine with the rendezvous, which may be cut off; ends, and its "
+        "ranks with it"
     )
-    sys.stderr.flush()
     os._exit(1)
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"launcher.py: {sentence}\n")
+    sys.stderr.flush()

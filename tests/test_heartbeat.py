@@ -88,3 +88,20 @@ def test_a_launcher_that_is_stopped_for_too_long_is_ended_and_one_that_goes_on_i
         assert time.monotonic() - start > 0.9
         assert process.stderr is not None
         assert "the launcher was stopped for --timeout 1 seconds, and is ended" in process.stderr.read()
+
+
+STOPS = """
+import os, signal, subprocess
+import stuck
+stuck.STOPPED_SECONDS = 0.5
+stuck.end_when_stuck(["--timeout", "1"])
+child = subprocess.Popen(["sleep", "60"])
+child.send_signal(signal.SIGSTOP)
+print(child.wait())
+"""
+
+
+def test_a_rank_that_is_stopped_for_too_long_is_ended_by_its_launcher() -> None:
+    result = run(STOPS)
+    assert result.stdout == f"{-signal.SIGKILL}\n"
+    assert "was stopped for --timeout 1 seconds, and is ended" in result.stderr
