@@ -276,6 +276,10 @@ def parse_given(argv: list[str] | None = None) -> tuple[Config, frozenset[str]]:
     values = vars(_build_parser().parse_args(argv))
     config = Config(**values)
     validate(config)
+    _require(
+        not config.follow or "checkpoint" not in values or config.checkpoint == "latest",
+        f"--follow takes the latest state, not the {config.checkpoint}; leave out --checkpoint",
+    )
     return config, frozenset(values)
 
 

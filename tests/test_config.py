@@ -93,6 +93,10 @@ def test_values_become_their_fields_types() -> None:
         ("--save_dir here", "--save_dir here is for dumps, and none are made or read; give --dump or --load"),
         ("--until 5", "--until 5 says where a load stops, and none is asked for; give --load too"),
         ("--checkpoint latest", "--checkpoint latest says what is read, and nothing is; give --load too"),
+        (
+            "--recommend --user 5 --follow --checkpoint best",
+            "--follow takes the latest state, not the best; leave out --checkpoint",
+        ),
         ("--load --checkpoint newest", "--checkpoint newest is not known; choose one of best, latest"),
         ("--until -2 --load", "--until -2 is no step; give the number of one, 0 or more"),
         ("--user 5", "--user says what is recommended, and nothing is; give --recommend too"),
