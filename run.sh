@@ -44,7 +44,7 @@ say() {
 
 # fail STATUS SENTENCE: status 2 is a mistake in the call, 1 a step that failed.
 fail() {
-  say "$2"
+  say "${@:2}"
   exit "$1"
 }
 
@@ -96,7 +96,9 @@ find_python() {
 set_up() {
   if [[ "$variant" == cuda ]]; then base=requirements-cuda.txt; else base=requirements.txt; fi
   if is_installed "$base" && { [[ $# == 0 ]] || is_installed requirements-dev.txt; }; then return; fi
-  mkdir -p "$venv"
+  mkdir -p "$venv" 2>/dev/null && [[ -w "$venv" ]] && touch "$venv/.lock" 2>/dev/null ||
+    fail 1 "$(id -un) may not write $venv, where packages are to be installed; make a clone of your own, or" \
+      "have its owner call ./run.sh setup$([[ "$variant" == cuda ]] && echo " with VARIANT=cuda")"
   {
     take_lock
     make_venv

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from errors import UserError
+from output import end_when_unread
 
 DATASETS = (
     "synthetic",
@@ -537,6 +538,7 @@ def _field_sentences() -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    end_when_unread()
     try:
         parse_args()
     except UserError as error:

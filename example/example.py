@@ -20,6 +20,8 @@ from config import Config, parse_given
 from config import parse_args as parse_args
 from errors import UserError
 from failures import name_lost_peers, record_crash, report_lost_worker, report_mistake
+from machine import check_descriptors
+from output import end_when_unread
 from postmortem import WorkerError
 from progress import shown, stage
 from runtime import RuntimeContext, cleanup_runtime, decided, end_with, init_runtime, read_launch
@@ -59,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
             config, given = parse_given(argv)
         if config.doctor:
             return examine_machine(config)
+        check_descriptors()
         check_stack()
         with shown():
             if config.is_alone:
@@ -225,4 +228,5 @@ if __name__ == "__main__":
     # The plain signal always ends the process, its workers end with it, and no file is ever half written. A
     # training that dumps has a handler of its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_when_unread(dumps_first=True)
     end_with(main)

@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -24,26 +25,53 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 from torch.distributed.run import parse_args, run
 
+from config import parse_args as parse_flags
+from errors import UserError
+from machine import allowed_cores, allowed_memory, check_descriptors, oom_kills
+from meeting import is_on_one_machine, meet_in, private_folder
+from output import UNREAD, end_when_unread
+from postmortem import gib, memory_in_words
 from runtime import end_process
+from save_dir import newest_in
 from stuck import end_when_stuck
 
 # The statuses with which example.py ends after a mistake of the user, and after a SIGTERM or a Ctrl-C to a
 # rank of any machine; the ranks have said all there is to say.
-EXPLAINED = (2, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+EXPLAINED = (2, UNREAD, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+# Of a process that has imported all and has no data: its own memory, and the seconds of a core for its start.
+RANK_BYTES = 300 * 2**20
+START_SECONDS = 3.0
 
 
 def launch() -> int:
-    """Launch as torchrun does; returns the exit status."""
+    """Launch as torchrun does, but on one machine without a port; returns the exit status."""
     # The first would tell of each process that it ends in turn, the second that the launcher with the
     # rendezvous ended before this one.
     for name in ("multiprocessing.api", "rendezvous.dynamic_rendezvous"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     arguments = parse_args(sys.argv[1:])
+    try:
+        check_descriptors()
+        _check_processes(arguments)
+    except UserError as error:
+        print(f"launcher.py: {error}", file=sys.stderr)
+        return 2
     if arguments.nnodes != "1":
         # Ranks would meet in a store of a launcher that outlives a restart, and the number of restarts, which
         # keeps attempts apart there, differs between machines. So rank 0 makes a store for each attempt.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     end_when_stuck(arguments.training_script_args)
+    with private_folder() as folder:
+        # What torchrun would leave in the temporary folder.
+        arguments.log_dir = arguments.log_dir or str(folder)
+        if is_on_one_machine(arguments):
+            meet_in(folder, arguments)
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Launch as torchrun's arguments say; returns the exit status."""
+    kills_before = oom_kills()
     try:
         run(arguments)
     except SignalException as error:
@@ -53,12 +81,69 @@ def launch() -> int:
         _, first = error.get_first_failure()
         if first.exitcode in EXPLAINED:
             return int(first.exitcode)
+        if first.exitcode == -signal.SIGKILL:
+            ranks = [rank for rank, failure in error.failures.items() if failure is first]
+            print(f"launcher.py: {_killed_rank(ranks, first.pid, kills_before, arguments)}", file=sys.stderr)
+            return 1
         print(error, file=sys.stderr)
         return 1
     except (RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError) as error:
         print(f"launcher.py: {_lost_rendezvous(error, arguments)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _check_processes(arguments: argparse.Namespace) -> None:
+    """Say what so many processes cost on this machine.
+
+    Raises:
+        UserError: when its memory cannot hold them.
+    """
+    if not arguments.nproc_per_node.isdecimal():
+        return
+    number, cores, memory = int(arguments.nproc_per_node), allowed_cores(), allowed_memory()
+    if number * RANK_BYTES > memory:
+        raise UserError(
+            f"{number} processes need {gib(number * RANK_BYTES)} of memory before they have any data, and "
+            f"this machine gives {gib(memory)}; give at most {memory // RANK_BYTES} (NPROC of ./run.sh)."
+        )
+    if number > cores:
+        print(
+            f"launcher.py: {number} processes share {cores} cores: their start takes about "
+            f"{number * START_SECONDS / cores:.0f} s, and their steps wait for each other; more than {cores} "
+            "are no faster without GPUs (NPROC of ./run.sh)",
+            file=sys.stderr,
+        )
+
+
+def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments: argparse.Namespace) -> str:
+    """Why a rank was probably killed, what memory there is, and how to go on."""
+    kills = oom_kills()
+    if kills is None or kills_before is None:
+        why = "most often by the kernel, when the memory limit is reached, or else by somebody"
+    elif kills > kills_before:
+        why = f"by the kernel, which has ended {kills - kills_before} processes for want of memory meanwhile"
+    else:
+        why = "by somebody, for the kernel has ended no process for want of memory meanwhile"
+    return (
+        f"rank {', '.join(map(str, ranks))} (pid {pid}) was killed by signal 9 (SIGKILL), {why}.\n"
+        f"{memory_in_words()}\n"
+        "What to do: where memory was short give fewer processes, a smaller --batch_size or a higher limit; "
+        f"{_way_on(arguments)}."
+    )
+
+
+def _way_on(arguments: argparse.Namespace) -> str:
+    """What a launch with the same arguments can go on from."""
+    try:
+        config = parse_flags(arguments.training_script_args)
+    except UserError:
+        # Another script, with flags of its own.
+        return "start again"
+    if not config.dumps:
+        return "start again, with --dump to have something that --resume can go on from"
+    newest = newest_in(Path(config.save_dir))
+    return f"--resume goes on from {newest}" if newest else f"{config.save_dir} holds no checkpoint yet"
 
 
 def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
@@ -81,5 +166,6 @@ def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
+    end_when_unread()
     # Python's own end takes a second or two on a busy machine.
     end_process(launch())

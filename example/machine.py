@@ -12,8 +12,15 @@ import signal
 import sys
 from pathlib import Path
 
+from errors import UserError
+
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
+VMSTAT = Path("/proc/vmstat")
+# Of cgroups of version 2 and 1.
+OOM_COUNTERS = ("memory.events", "memory.oom_control")
+# A rank alone opens some 40: libraries, sockets, columns.
+LEAST_DESCRIPTORS = 64
 SHARED_MEMORY = Path("/dev/shm")
 PR_SET_PDEATHSIG = 1
 # Options of glibc's mallopt; the first is at most 32 MiB.
@@ -106,6 +113,40 @@ def shared_memory() -> tuple[int, int]:
 def descriptor_limit() -> int:
     """File descriptors that this process may have open."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def check_descriptors() -> None:
+    """Refuse a limit under which no program of this suite gets far.
+
+    Raises:
+        UserError: when there are too few.
+    """
+    limit = descriptor_limit()
+    if limit < LEAST_DESCRIPTORS:
+        raise UserError(
+            f"This process may open {limit} files (ulimit -n), and needs {LEAST_DESCRIPTORS} at least; call "
+            "`ulimit -n 1024` first, or raise the hard limit if that is refused."
+        )
+
+
+def oom_kills() -> int | None:
+    """Processes of this cgroup, or where that is not known of this machine, that the kernel has ended for
+    want of memory; None where it does not tell.
+    """
+    files = [folder / name for folder in _cgroup_folders("memory") for name in OOM_COUNTERS]
+    for group in (files, [VMSTAT]):
+        counts = [count for count in map(_oom_count, group) if count is not None]
+        if counts:
+            return max(counts)
+    return None
+
+
+def _oom_count(path: Path) -> int | None:
+    try:
+        counts = dict(line.split() for line in path.read_text().splitlines())
+        return int(counts["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def process_limit() -> str:

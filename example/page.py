@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from errors import UserError
+from machine import check_descriptors
+from output import end_when_unread
 
 # What a report must hold, and as what.
 NEEDED: dict[str, type] = {
@@ -380,7 +382,9 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 if __name__ == "__main__":
+    end_when_unread()
     try:
+        check_descriptors()
         main()
     except UserError as error:
         print(f"report: {error}", file=sys.stderr)

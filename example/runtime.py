@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from config import Config
@@ -29,11 +30,14 @@ from machine import allowed_cores, die_with_parent, keep_freed_memory, spin_brie
 from rankprint import install_print, restore_print
 from rollcall import Peers
 from stack import has_cuda_kernels
+from visitors import Visitors
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
+# Where launcher.py says in which folder ranks meet.
+STORE_FOLDER = "LAUNCH_STORE_FOLDER"
 # What torchrec 1.6 and 1.8 make torch say of torchrec's own code.
 NOISE = (
     "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead.",
@@ -43,6 +47,8 @@ NOISE = (
 NOISY_LOGGERS = ("torch.fx._symbolic_trace",)
 # That of this process, between `init_runtime` and `cleanup_runtime`.
 RUNNING: list[Heartbeat] = []
+# Those to the ports of this process.
+VISITORS = Visitors()
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     import torch
 
     _quieten_libraries()
+    _use_loopback(launch)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun gives each rank a session of its own, so what kills the launcher does not reach the rank.
         die_with_parent()
@@ -224,6 +231,7 @@ def gathered(action: Callable[[], Any], group: Any = None) -> list[Any]:
     except UserError as error:
         sentence = str(error)
     everyones: list[Any] = [None] * dist.get_world_size(group)
+    _check_visitors()
     dist.all_gather_object(everyones, (result, sentence), group=group)
     for _, found in everyones:
         if found is not None:
@@ -326,12 +334,16 @@ def _open_store(launch: Launch, timeout: int) -> dist.Store:
     """
     import torch.distributed as dist
 
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if folder := _store_folder():
+        # Of an attempt of its own: ranks that are gone left theirs behind.
+        return dist.FileStore(f"{folder}/ranks-{attempt}", launch.world_size)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's store outlives its ranks: what restarted ones write must not mix with what is there of
         # those that are gone. Each machine counts its own restarts, so launcher.py of several ones has rank 0
         # make a store for each attempt.
         store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
-        return dist.PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        return dist.PrefixStore(f"restart-{attempt}", store)
     where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
         return dist.TCPStore(
@@ -362,6 +374,28 @@ def _init_process_group(launch: Launch, device: torch.device, store: dist.Store,
         timeout=timedelta(seconds=timeout),
         device_id=device if device.type == "cuda" else None,
     )
+    _check_visitors()
+
+
+def _store_folder() -> str:
+    """The folder in which launcher.py has the ranks of one machine meet; "" under any other launcher."""
+    folder = os.environ.get(STORE_FOLDER, "")
+    # torchrun may be called by a process that launcher.py started, and hands the variable on.
+    return folder if Path(folder).name == os.environ.get("TORCHELASTIC_RUN_ID", "") else ""
+
+
+def _use_loopback(launch: Launch) -> None:
+    """Have ranks that are all on this machine listen where no other machine can reach them."""
+    if sys.platform == "linux" and launch.world_size == launch.local_world_size:
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+
+
+def _check_visitors() -> None:
+    """Look who the others are, if all are on this machine: what they send is unpickled. Not collective."""
+    launch = read_launch()
+    if launch.world_size == launch.local_world_size > 1:
+        VISITORS.check()
 
 
 def _quieten_libraries() -> None:

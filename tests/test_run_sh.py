@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +98,7 @@ class Copy:
 def copy(tmp_path: Path) -> Copy:
     folder = tmp_path / "a copy"
     (folder / "example").mkdir(parents=True)
-    for name in (*COPIED, "example/config.py", "example/errors.py"):
+    for name in (*COPIED, "example/config.py", "example/errors.py", "example/output.py"):
         shutil.copy(REPOSITORY / name, folder / name)
     commands = tmp_path / "bin"
     commands.mkdir()
@@ -439,3 +441,31 @@ def test_help_names_every_subcommand_and_variable(copy: Copy, word: str) -> None
         "PYTHON",
     ):
         assert name in out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user, which only root can")
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_checkout_of_another_user_is_refused_in_one_sentence(copy: Copy, is_there: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        # That of pytest is closed to others.
+        shutil.copytree(copy.folder.parent, folder, dirs_exist_ok=True)
+        for path in (Path(folder), *Path(folder).rglob("*")):
+            path.chmod(0o755)
+        checkout = Path(folder) / copy.folder.name
+        if is_there:
+            (checkout / ".venv").mkdir(mode=0o755)
+        commands = copy.environment["PATH"].replace(str(copy.folder.parent), folder)
+        result = subprocess.run(
+            [checkout / "run.sh", "setup"],
+            cwd="/",
+            env=copy.environment | {"PATH": commands, "CALLS": "/dev/null"},
+            user=65_534,
+            capture_output=True,
+            text=True,
+        )
+    assert result.returncode == 1
+    assert re.fullmatch(
+        r"run.sh: \S+ may not write .*/.venv, where packages are to be installed; make a clone of your own, "
+        r"or have its owner call ./run.sh setup\n",
+        result.stderr,
+    )
