@@ -266,7 +266,6 @@ def trained(synthetic_folder: Path, trained_folder: Path, tmp_path_factory: pyte
         ("STOP of a rank", "training with dumps"),
         ("STOP of a rank", "preparation"),
         ("STOP of a rank", "the end"),
-        ("STOP of the launcher", "start"),
     ],
 )
 def test_who_is_stopped_is_waited_for_no_longer_than_was_asked(
