@@ -135,7 +135,7 @@ def test_what_is_recommended_and_known_is_the_same_for_any_order_of_the_table(
         save_dir = str(tmp_path / str(place))
         train_and_report(dataclasses.replace(config, save_dir=save_dir, dump=True), context)
         model = ServedModel.open(Path(save_dir))
-        viewer = open_viewer(model, Config(recommend=True, user="7"))
+        viewer = open_viewer(model, Config(recommend=True, user="7", data_path=config.data_path))
         # The first line says how old the model is.
         pages.append(page(model, viewer, top=5).splitlines()[1:])
     assert pages[1] == pages[0]
