@@ -198,7 +198,7 @@ def test_what_is_untrained_is_asked_only_where_it_is_named_and_says_so(
 ) -> None:
     untrained = "step-000000000"
     shutil.copytree(save_dir / untrained, tmp_path / untrained)
-    asked = (EXAMPLE, "--recommend", "--user", 7, "--top", 3, "--save_dir")
+    asked = (EXAMPLE, "--recommend", "--user", 7, "--top", 3, "--data_path", synthetic_folder, "--save_dir")
     refused = python(*asked, tmp_path)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert f"{tmp_path} holds only {untrained}, which is untrained; wait for the next dump" in refused.stderr
