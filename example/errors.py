@@ -1,7 +1,7 @@
 """The one exception that means "the user can mend this", and how words of others are shown."""
 
 # Of what others wrote, in a sentence.
-MAX_WORDS = 300
+MAX_CHARACTERS = 300
 
 
 class UserError(Exception):
@@ -16,8 +16,10 @@ class LostPeerError(RuntimeError):
     """Another rank is gone, or sends nothing: this one can only end too."""
 
 
-def printable(text: str) -> str:
-    """What others wrote, such as a server, as one line that does nothing to a terminal."""
-    words = " ".join(text.split())
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words[:MAX_WORDS])
-    return shown + "..." * (len(words) > MAX_WORDS)
+def printable(found: object) -> str:
+    """What others wrote, such as a server or a file, as one line that does nothing to a terminal."""
+    words = " ".join(str(found).split())
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in words[:MAX_CHARACTERS]
+    )
+    return shown + "..." * (len(words) > MAX_CHARACTERS)

@@ -47,7 +47,8 @@ class Heartbeat:
     def __init__(self, timeout: float, local_rank: int) -> None:
         self.timeout = timeout
         self.local_rank = local_rank
-        self._launcher = os.getppid()
+        # Of torchrun's kind. Another parent, such as a shell, may end or be stopped as it likes.
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
         self._stopped_since: float | None = None
         self._call: tuple[float, str] | None = None
         # Who says which rank it is that is silent.
@@ -66,8 +67,11 @@ class Heartbeat:
     def within(self, doing: str) -> Iterator[None]:
         """End this process if the block takes much longer than --timeout."""
         self._call = time.monotonic() + self.timeout + CALL_SECONDS, doing
-        yield
-        self._call = None
+        try:
+            yield
+        finally:
+            # Whoever has an exception to tell of is given the time for it.
+            self._call = None
 
     def begin(self) -> None:
         """Show the other ranks from now on that this one lives. Collective: every rank."""
@@ -145,6 +149,8 @@ class Heartbeat:
 
     def _look_at_launcher(self) -> None:
         """End with a launcher that is gone, and end one that was stopped for too long: nothing else would."""
+        if not self._launcher:
+            return
         if os.getppid() != self._launcher:
             os._exit(1)
         now = time.monotonic()

@@ -21,7 +21,7 @@ from typing import Any
 
 import xxhash
 
-from errors import UserError
+from errors import UserError, printable
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -46,7 +46,6 @@ DTYPES = (
 LARGEST = 2**53
 MOST_DIMENSIONS = 8
 LONGEST_TEXT = 1000
-LONGEST_WORDS = 200
 LARGEST_MANIFEST = 2**26
 # What is read for a digest should still be in the core's cache when it is digested.
 BLOCK_BYTES = 2**20
@@ -160,16 +159,16 @@ def read_manifest(folder: Path) -> Manifest:
         what = f"it holds no {MANIFEST}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} is no dump: {what}.") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({in_one_line(error)}).") from None
+        raise UserError(f"{path} cannot be read ({printable(error)}).") from None
     version = found.get("format") if isinstance(found, dict) else None
     if version != FORMAT or isinstance(version, bool):
-        raise UserError(f"{path} has format {in_one_line(version)}, and this program reads format {FORMAT}.")
+        raise UserError(f"{path} has format {printable(version)}, and this program reads format {FORMAT}.")
     try:
         if sealed(found) != found:
             raise UserError(f"{path} is damaged: its digest is not that of what it says.")
         return _manifest(found)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        what = f"{type(error).__name__}: {in_one_line(error)}"
+        what = f"{type(error).__name__}: {printable(error)}"
         raise UserError(f"{path} is no manifest of a dump ({what}).") from None
 
 
@@ -278,11 +277,6 @@ def _no_number(text: str) -> None:
     raise ValueError(f"{text} is no number")
 
 
-def in_one_line(found: Any) -> str:
-    """A few words of what somebody else wrote, for a sentence."""
-    return "".join(letter if letter.isprintable() else " " for letter in str(found)[:LONGEST_WORDS])
-
-
 def _read_limited(path: Path) -> bytes:
     """The bytes of a manifest; what is larger than any, or goes on for ever, is not read."""
     if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST_MANIFEST):
@@ -313,7 +307,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         return dict(_of_type(dict, CONFIG, parsed(content)))
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({in_one_line(error)}).") from None
+        raise UserError(f"{path} cannot be read ({printable(error)}).") from None
 
 
 def link_after(folder: Path) -> Link:

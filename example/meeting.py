@@ -28,7 +28,8 @@ from runtime import STORE_FOLDER
 
 BACKEND = "folder"
 PREFIX = "launch-"
-LOCK = ".lock"
+# Nothing else has a file of this name: a folder of another kind may have the prefix, and a ".lock" too.
+LOCK = ".launch.lock"
 
 
 @contextlib.contextmanager
@@ -37,8 +38,10 @@ def private_folder() -> Iterator[Path]:
     _sweep(Path(tempfile.gettempdir()))
     # It makes folders that only their owner can enter.
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    with (folder / LOCK).open("w") as lock:
+    with (folder / "new").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Only now, or another launch could lock it first, and take this one for dead.
+        Path(lock.name).rename(folder / LOCK)
         try:
             yield folder
         finally:

@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from errors import UserError
-from manifest import LARGEST, FileEntry, Manifest, flushed, in_one_line, parsed
+from errors import UserError, printable
+from manifest import LARGEST, FileEntry, Manifest, flushed, parsed
 
 # What the reader of torch.distributed.checkpoint looks for in a part: where its tensors begin in the whole.
 OFFSETS_KEY = "DCP_SHARDING_INFO"
@@ -116,7 +116,7 @@ def reading(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder} cannot be read ({in_one_line(error)}).") from error
+        raise UserError(f"{folder} cannot be read ({printable(error)}).") from error
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,11 @@ def _begins(path: Path, part: safe_open) -> dict[str, list[int]]:
         said = parsed(text.encode())
         begins = {name: said[name]["saved_offsets"] for name in dims}
     except (ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path} does not say where its tensors begin ({in_one_line(error)}).") from None
+        raise UserError(f"{path} does not say where its tensors begin ({printable(error)}).") from None
     for name, begin in begins.items():
         if type(begin) is not list or len(begin) != dims[name] or not all(map(_is_place, begin)):
             raise UserError(
-                f"{path} has {in_one_line(name)} begin at {in_one_line(begin)}, which is no place in it."
+                f"{path} has {printable(name)} begin at {printable(begin)}, which is no place in it."
             )
     return begins
 
@@ -220,7 +220,7 @@ def _wanted(manifest: Manifest, piece: Piece) -> tuple[list[int], str]:
 
 
 def _misfit(piece: Piece, wanted: str) -> UserError:
-    held = f"{piece.dtype} {piece.shape} from {piece.begin} on for {in_one_line(piece.name)}"
+    held = f"{piece.dtype} {piece.shape} from {piece.begin} on for {printable(piece.name)}"
     return UserError(f"{piece.path} does not fit its manifest: it has {held}, {wanted}.")
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from config import NEWEST, Config, validate
-from errors import UserError
-from manifest import CONFIG, in_one_line, read_config
+from errors import UserError, printable
+from manifest import CONFIG, read_config
 from save_dir import newest_in, settled, state_at
 
 # What the ratings are called. Another place is no other data: their digest tells.
@@ -97,7 +97,7 @@ def typed(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     for name, value in found.items():
         if name in kinds and not _is_of(kinds[name], value):
             raise UserError(
-                f"{folder / CONFIG} has {in_one_line(repr(value))} for --{name}, which takes "
+                f"{folder / CONFIG} has {printable(repr(value))} for --{name}, which takes "
                 f"{getattr(kinds[name], '__name__', kinds[name])}; load it with the program that wrote it."
             )
     return {name: _plain(value) for name, value in found.items()}
@@ -107,7 +107,7 @@ def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, A
     """Say what a program of another age wrote, or did not write."""
     strange = recorded.keys() - {field.name for field in dataclasses.fields(Config)}
     if strange:
-        shown = ", ".join(sorted(in_one_line(name) for name in strange))
+        shown = ", ".join(sorted(printable(name) for name in strange))
         print(f"left out of {folder / CONFIG} what this program has no flag for: {shown}")
     missing = [name for name in names if name not in recorded]
     if missing:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from errors import UserError
+from errors import UserError, printable
 from features import ENTITIES, FEATURES, HISTORY, UNKNOWN_ROW, Feature, vocabulary_of
 from interaction import Interaction
 from manifest import (
@@ -27,7 +27,6 @@ from manifest import (
     Manifest,
     as_link,
     check_files,
-    in_one_line,
     link_after,
     read_config,
     read_manifest,
@@ -176,7 +175,7 @@ def _follows(folder: Path, manifest: Manifest) -> Link:
     try:
         return as_link(follows)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{folder} does not say which increment may follow ({in_one_line(error)}).") from None
+        raise UserError(f"{folder} does not say which increment may follow ({printable(error)}).") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -184,7 +183,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read ({in_one_line(error)}).") from None
+        raise UserError(f"{path} cannot be read ({printable(error)}).") from None
     if not isinstance(found, dict):
         raise UserError(f"{path} does not hold names with their values.")
     return found
@@ -196,7 +195,7 @@ def _read_vocabulary(folder: Path) -> dict[str, dict[Any, int]]:
     for name, values in found.items():
         kinds = {type(value) for value in values} if isinstance(values, list) else {None}
         if len(kinds) > 1 or not kinds <= {str, int, float}:
-            raise UserError(f"{folder / VOCABULARY} has no list of raw values for {in_one_line(name)}.")
+            raise UserError(f"{folder / VOCABULARY} has no list of raw values for {printable(name)}.")
     return {
         name: {value: row for row, value in enumerate(values, start=UNKNOWN_ROW + 1)}
         for name, values in found.items()
@@ -224,7 +223,7 @@ def _read_features(folder: Path, manifest: Manifest) -> tuple[Feature, ...]:
         strange = names - {feature.name for feature in ours}
         if strange:
             raise UserError(
-                f"{folder} has the feature {in_one_line(min(strange))}, which features.py does not name."
+                f"{folder} has the feature {printable(min(strange))}, which features.py does not name."
             )
         features = tuple(feature for feature in ours if feature.name in names)
     for entity in ENTITIES:
@@ -242,7 +241,7 @@ def _read_exported_features(path: Path) -> tuple[Feature, ...]:
     for table in tables:
         fits = isinstance(table, dict) and all(type(table.get(name)) is kind for name, kind in fields.items())
         if not fits or table["entity"] not in known:
-            raise UserError(f"{path} has {in_one_line(table)}, which is no feature.")
+            raise UserError(f"{path} has {printable(table)}, which is no feature.")
     features = tuple(Feature(**{name: table[name] for name in fields}) for table in tables)
     if len({feature.name for feature in features}) < len(features):
         raise UserError(f"{path} has a feature twice.")
@@ -263,7 +262,7 @@ def _empty_interaction(
     flat = [name for name, shape in shapes.items() if len(shape) != 2 or min(shape) < 1]
     embedding_dims = set() if flat else {shapes[name][1] for name in tables}
     if len(embedding_dims) != 1 or min(embedding_dims) < 2:
-        raise UserError(f"{folder} has tables and layers of {in_one_line(shapes)}, which make no model.")
+        raise UserError(f"{folder} has tables and layers of {printable(shapes)}, which make no model.")
     (embedding_dim,) = embedding_dims
     widths = [shapes[match[0]][0] for match in layers][:-1]
     with torch.device("meta"):

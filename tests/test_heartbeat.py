@@ -47,6 +47,27 @@ heartbeat.Heartbeat(1, 0)
 print("lives", flush=True)
 time.sleep(60)
 """
+SHELL = """
+import subprocess
+subprocess.Popen([sys.executable, "-c", sys.argv[1]]).wait()
+"""
+ALONE = """
+import os, signal
+import heartbeat
+heart = heartbeat.Heartbeat(1, 0)
+os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(3 * heartbeat.BEAT_SECONDS)
+heart.stop()
+print("goes on")
+"""
+FAILED = """
+import contextlib, heartbeat
+heartbeat.CALL_SECONDS = 0
+with contextlib.suppress(ValueError), heartbeat.Heartbeat(1, 0).within("joining the other ranks"):
+    raise ValueError
+time.sleep(1 + 3 * heartbeat.BEAT_SECONDS)
+print("told why")
+"""
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -59,6 +80,17 @@ def test_a_call_without_an_end_ends_the_rank_with_a_sentence_and_its_place() -> 
     assert result.returncode == 1
     assert result.stderr.endswith("example.py: joining the other ranks took longer than --timeout 1\n")
     assert "line 7, in <module>" in result.stderr
+
+
+def test_who_has_an_exception_to_tell_of_is_given_the_time_for_it() -> None:
+    result = run(FAILED)
+    assert (result.returncode, result.stdout) == (0, "told why\n"), result.stderr
+
+
+def test_a_rank_that_torchrun_did_not_start_outlives_its_parent() -> None:
+    result = run(SHELL, HEAD + ALONE)
+    # The pipe is open as long as the rank lives.
+    assert result.stdout == "goes on\n"
 
 
 def test_a_launcher_inside_a_call_that_does_not_end_is_ended() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import save_dir
 import visitors
 from errors import LostPeerError, UserError
 from launch import ROOT, family, run_command, started
@@ -207,14 +208,17 @@ def test_the_folder_of_a_killed_launch_goes_with_the_next_one(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     foreign, dead = tmp_path / f"{PREFIX}of-others", tmp_path / f"{PREFIX}dead"
-    foreign.mkdir()
-    dead.mkdir()
+    dumps = tmp_path / f"{PREFIX}dumps"
+    for folder in (foreign, dumps, dead):
+        folder.mkdir()
+    # As a training leaves its --save_dir.
+    (dumps / save_dir.LOCK).touch()
     (dead / LOCK).touch()
     (dead / "ranks-0").touch()
     with private_folder() as first, private_folder() as second:
         # One that runs is left alone, and so is what is none of a launch.
-        assert {*tmp_path.iterdir()} == {foreign, first, second}
-    assert [*tmp_path.iterdir()] == [foreign]
+        assert {*tmp_path.iterdir()} == {foreign, dumps, first, second}
+    assert {*tmp_path.iterdir()} == {foreign, dumps}
 
 
 def test_a_look_at_the_peers_is_short() -> None:
