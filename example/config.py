@@ -14,7 +14,9 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+
+# Not those of pathlib, which raise where a folder forbids to look, or a name is too long.
+from os.path import exists, isdir
 from typing import Any, NoReturn
 
 from errors import UserError
@@ -47,6 +49,7 @@ CHOICES = {
 LIMITS = {
     "batch_size": 2**24,
     "embedding_dim": 2**14,
+    "epochs": 1_000_000,
     "history": 10_000,
     "num_workers": 1024,
     "prefetch_factor": 64,
@@ -435,13 +438,13 @@ def _check_data(config: Config) -> None:
         f"--split {config.split} belongs to ml-100k, not to {config.dataset}; give --split time or random",
     )
     _require(
-        not config.data_path or bool(config.dataset) or Path(config.data_path).exists(),
+        not config.data_path or bool(config.dataset) or exists(config.data_path),
         f"--data_path {config.data_path} is not there; give the folder of the unpacked files, or --dataset "
         "NAME to download a set there",
     )
     for name in ("data_path", "cache_dir", "report_dir", "save_dir"):
-        path = Path(getattr(config, name))
-        _require(not path.exists() or path.is_dir(), f"--{name} {path} is a file; give a folder")
+        path = getattr(config, name)
+        _require(not exists(path) or isdir(path), f"--{name} {path} is a file; give a folder")
 
 
 def _comma(widths: tuple[int, ...]) -> str:

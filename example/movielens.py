@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -168,7 +169,8 @@ def _folder_name(dataset: str, config: Config) -> str:
 
 
 def _find_layout(folder: Path) -> Layout | None:
-    return next((layout for layout in LAYOUTS if (folder / layout.ratings).is_file()), None)
+    # That of pathlib raises where a folder forbids to look, or a name is too long.
+    return next((layout for layout in LAYOUTS if isfile(folder / layout.ratings)), None)
 
 
 def _obtain(dataset: str, folder: Path, config: Config) -> None:

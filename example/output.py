@@ -42,6 +42,10 @@ def end_when_unread(dumps_first: bool = False) -> None:
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
+        if stream is None:
+            # It was closed before the program began.
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w")))
+            continue
         raw = _Pipe(stream.fileno(), dumps_first)
         whole: Any = raw if stream.write_through else io.BufferedWriter(raw)
         options = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from config import NEWEST, Config, validate
 from errors import UserError, printable
-from manifest import CONFIG, read_config
+from manifest import CONFIG, LARGEST, read_config
 from save_dir import newest_in, settled, state_at
 
 # What the ratings are called. Another place is no other data: their digest tells.
@@ -123,7 +123,7 @@ def _is_of(kind: Any, value: Any) -> bool:
     if isinstance(value, str) and not value.isprintable():
         return False
     # A truth value is an int to Python, and a whole number a float to whoever writes one.
-    return type(value) in kinds or (type(value) is int and float in kinds)
+    return type(value) in kinds or (type(value) is int and float in kinds and abs(value) <= LARGEST)
 
 
 def _named(config: Config) -> Path:

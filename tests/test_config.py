@@ -49,6 +49,7 @@ def test_values_become_their_fields_types() -> None:
         ("--history -1", "--history -1 is negative; give 0 for none"),
         ("--batch_size 0", "--batch_size 0 is too small; give at least 1"),
         ("--epochs 0", "--epochs 0 is too small"),
+        (f"--epochs {10**400}", "is too large; give at most 1,000,000"),
         ("--epochs x", "--epochs: invalid int value: 'x'"),
         ("--timeout 0", "--timeout 0 is too small"),
         ("--mlp_dims 128,x", "'128,x' is not a list of whole numbers like 128,64"),
@@ -121,6 +122,13 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     for name in ("data_path", "cache_dir", "report_dir", "save_dir"):
         with pytest.raises(UserError, match=f"--{name} .*ratings.dat is a file; give a folder"):
             parse_args(["--dump", f"--{name}", str(file)])
+
+
+def test_a_folder_that_cannot_be_looked_at_is_left_to_who_opens_it() -> None:
+    name = "a" * 1000
+    assert parse_args(["--dump", "--save_dir", name]).save_dir == name
+    with pytest.raises(UserError, match=f"--data_path {name} is not there; give the folder"):
+        parse_args(["--data_path", name])
 
 
 @pytest.mark.parametrize("name", ["data_path", "cache_dir", "report_dir", "save_dir", "load", "export"])

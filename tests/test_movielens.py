@@ -454,6 +454,11 @@ def test_a_folder_without_ratings_is_refused(tmp_path: Path) -> None:
     assert "holds no MovieLens ratings (u.data, ratings.dat, ratings.csv)" in refusal(tmp_path)
 
 
+def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be made .File name too long.; give a --data_path that can"):
+        locate(Config(dataset="synthetic", data_path=str(tmp_path / ("a" * 1000))))
+
+
 def test_a_folder_of_another_set_is_refused(ml_csv: Path, ml_1m: Path) -> None:
     (ml_1m / "ratings.dat").unlink()
     assert "does not hold ml-1m but ratings.csv" in refusal(ml_csv, dataset="ml-1m")

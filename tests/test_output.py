@@ -60,6 +60,15 @@ def test_a_launch_that_nobody_reads_ends_quietly(talker: list[str]) -> None:
     assert "Traceback" not in errors
 
 
+def test_streams_that_were_closed_before_it_began_take_everything(tmp_path: Path) -> None:
+    talk = (
+        "from output import end_when_unread; end_when_unread(); print(1, flush=True); sys.stderr.write('2')"
+    )
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'example')!r}); {talk}; sys.exit(sys.stderr.isatty())"
+    result = run_command(["bash", "-c", f'"{sys.executable}" -c "$0" >&- 2>&-', code], cwd=tmp_path)
+    assert result.returncode == 0
+
+
 @pytest.mark.parametrize(
     "command",
     [
