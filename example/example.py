@@ -191,12 +191,10 @@ def load_and_report(config: Config, context: RuntimeContext) -> None:
 
     with open_data(config, context) as data:
         from evaluation import make_evaluator
-        from loading import choose_state, load_chosen
+        from loading import load_chosen
         from manifest import describe_step
         from train import Feed, build_learner
 
-        # That there is none is said before a model is made.
-        decided(lambda: choose_state(config))
         learner = build_learner(data.columns, config, context)
         position = load_chosen(config, learner, data.columns, context).position
         evaluator = make_evaluator(Feed(data.loader), data.columns, config, context)

@@ -133,12 +133,10 @@ def _named(config: Config) -> Path:
 
 
 def _read_before(config: Config) -> tuple[Path, dict[str, Any]] | None:
-    """The state whose flags count, and those; None where a training begins, or nothing is there, as a load
-    will say.
-    """
+    """The state whose flags count, and those; None where a training begins."""
     folder = _named(config)
-    begins = "train" in config.modes and not config.resume
-    if begins or (folder == Path(config.save_dir) and newest_in(folder) is None):
+    begins = newest_in(folder) is None if config.resume else "train" in config.modes
+    if begins:
         return None
     found = state_at(folder, config.until).folder
     return found, read_recorded(found)

@@ -115,6 +115,12 @@ def test_ratings_that_lie_elsewhere_are_split_as_in_the_training(trained: Config
     assert (found.data_path, found.split, found.seed) == (str(tmp_path / "moved"), "random", 3)
 
 
+@pytest.mark.parametrize("line", ["--load", "--compact"])
+def test_where_there_is_no_dump_a_load_is_refused_before_anything_is_made(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path} holds no dump; train with --dump"):
+        with_recorded(*parse_given([line, "--save_dir", str(tmp_path)]))
+
+
 def test_a_training_that_begins_takes_nothing(trained: Config, tmp_path: Path) -> None:
     for line in ("--dump --load", "--dump"):
         assert merged(trained, line).embedding_dim == Config.embedding_dim
