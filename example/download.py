@@ -62,6 +62,8 @@ MEGABYTES = {
     "ml-latest-small": 1,
     "ml-latest": 351,
 }
+# What may be in a temporary folder.
+CONTENT = {"archive.zip", "archive.zip.md5", "unpacked"}
 MAX_DIGEST_FILE = 4096
 # Every set unpacks to less than 2 GiB and 30 files; what claims more than this is a mistake or a zip bomb.
 MAX_UNPACKED = 8 * 2**30
@@ -135,7 +137,7 @@ def _install(name: str, url: str, folder: Path, patience: _Patience) -> None:
         raise _DownloadError(f"{folder} is not empty, and nothing in it is overwritten")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Whoever calls holds the lock, so such a folder was left by a process that was killed.
-    for leftover in folder.parent.glob(f".{folder.name}.*/"):
+    for leftover in filter(_is_leftover, folder.parent.glob(f".{folder.name}.*")):
         shutil.rmtree(leftover)
     # A cleanup that stumbles must not turn a finished download into a failure.
     with tempfile.TemporaryDirectory(
@@ -146,6 +148,13 @@ def _install(name: str, url: str, folder: Path, patience: _Patience) -> None:
         _fetch(url, archive, digest, 2 * MEGABYTES[name] * 10**6, patience)
         # Renaming onto an empty folder replaces it; onto one that was filled meanwhile it fails.
         _unpack(archive, Path(temporary, "unpacked")).rename(folder)
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether `_install` made a folder: a user may have given one of his own such a name."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return {found.name for found in path.iterdir()} <= CONTENT
 
 
 def _published_digest(url: str, path: Path, patience: _Patience) -> str:

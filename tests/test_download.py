@@ -621,6 +621,21 @@ def test_a_disk_that_fills_during_unpacking_is_a_sentence(
     assert "reports 'No space left'" in refusal(folder, mirror.publish("ml-1m", GOOD))
 
 
+def test_what_a_killed_download_left_goes_and_what_only_has_such_a_name_stays(
+    mirror: Mirror, folder: Path
+) -> None:
+    mirror.publish("ml-1m", GOOD)
+    left, foreign = folder.with_name(".ml-1m.x7k2"), folder.with_name(".ml-1m.backup")
+    for path in (left / "unpacked" / "ml-1m" / "ratings.dat", left / "archive.zip", foreign / "ratings.dat"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    link = folder.with_name(".ml-1m.link")
+    link.symlink_to(foreign)
+    fetch(folder)
+    assert {*folder.parent.iterdir()} == {folder, foreign, link}
+    assert (foreign / "ratings.dat").exists()
+
+
 def test_an_interrupt_leaves_nothing(mirror: Mirror, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zipfile.ZipFile, "extractall", _half_then(KeyboardInterrupt()))
     mirror.publish("ml-1m", GOOD)
