@@ -21,7 +21,7 @@ import torch
 
 from config import Config
 from errors import UserError
-from manifest import VOCABULARY, FileEntry, Manifest, describe_step, flush, flushed, write_manifest
+from manifest import VOCABULARY, FileEntry, Manifest, describe_step, flush, flushed, in_words, write_manifest
 from parts import write_part
 from serving import read_settled
 from snapshot import FEATURES_FILE, Snapshot
@@ -39,7 +39,9 @@ def export(config: Config) -> None:
             written.
     """
     target = Path(config.export).absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    with in_words(target):
+        is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    if is_taken:
         raise UserError(f"--export {target} is there already; give a new folder, or remove that one.")
     snapshot = read_settled(Path(config.save_dir), config.checkpoint)
     size = _write_beside(snapshot, target)

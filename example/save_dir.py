@@ -106,9 +106,10 @@ def deltas_in(save_dir: Path) -> list[Path]:
 
 
 def _named(save_dir: Path, kind: str) -> list[Path]:
-    if not save_dir.is_dir():
-        return []
-    names = ((NAME.fullmatch(path.name), path) for path in save_dir.iterdir() if path.is_dir())
+    with in_words(save_dir):
+        if not save_dir.is_dir():
+            return []
+        names = [(NAME.fullmatch(path.name), path) for path in save_dir.iterdir() if path.is_dir()]
     return sorted((path for found, path in names if found and found[1] == kind), key=step_of)
 
 

@@ -93,6 +93,11 @@ def test_the_newest_state_is_the_one_of_the_highest_step_and_a_dump_before_an_in
     assert newest_in(tmp_path, until=9) is None
 
 
+def test_a_folder_that_cannot_be_looked_at_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be read \(File name too long\)"):
+        newest_in(tmp_path / ("a" * 1000))
+
+
 def test_a_clock_that_ran_backwards_changes_no_order(tmp_path: Path) -> None:
     chain = add_chain(tmp_path, 10, 20, 30)
     for number, path in enumerate(chain):

@@ -247,6 +247,11 @@ def test_export_says_what_it_wrote_and_takes_no_folder_twice(trained: Trained, t
     assert again.stderr == f"example.py: {taken}\n"
 
 
+def test_an_export_into_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be read \(File name too long\)"):
+        export(Config(export=str(tmp_path / ("a" * 1000))))
+
+
 def test_a_failed_export_leaves_nothing(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
