@@ -391,7 +391,6 @@ def _write_columns(
     np.save(folder / "rows.npy", np.stack([user, movie, rating.view(np.int32), ends], axis=1))
     reached(4)
     oracle = None if raw.oracle is None else raw.oracle[order]
-    notes = [*raw.skipped, *notes]
     if left_out:
         notes.append(f"left out the features that the files do not have: {', '.join(left_out)}")
     return {
@@ -407,7 +406,7 @@ def _write_columns(
         "mean_rating": float(rating[:num_train].mean(dtype=np.float64)),
         "tables": [dataclasses.asdict(table) for table in tables],
         "baselines": _baselines(stored, sizes, len(raw.movies), oracle),
-        "notes": notes,
+        "notes": [*raw.skipped, *notes],
     }
 
 

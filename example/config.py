@@ -376,28 +376,6 @@ def _check_run(config: Config) -> None:
     _require(config.profile >= 0, f"--profile {config.profile} is negative; give 0 for none")
     _require(config.history >= 0, f"--history {config.history} is negative; give 0 for none")
     _require(config.patience >= 0, f"--patience {config.patience} is negative; give 0 to never stop early")
-    _require(
-        1_000 <= config.synthetic_ratings <= 1_000_000_000,
-        f"--synthetic_ratings {config.synthetic_ratings} is out of range; give 1,000 to 1,000,000,000",
-    )
-    _require(
-        0 < config.test_fraction < 1,
-        f"--test_fraction {config.test_fraction} leaves no training or no test; give 0.1, say",
-    )
-    _require(
-        0 <= config.max_bad_rows <= 1,
-        f"--max_bad_rows {config.max_bad_rows} is no share; give 0 to 1",
-    )
-    _require(
-        config.bad_rows == "skip" or _is_default(config, "max_bad_rows"),
-        f"--max_bad_rows {config.max_bad_rows} says how many rows are left out, and none are; give "
-        "--bad_rows skip too",
-    )
-    _require(
-        0 <= config.validation_fraction < 1,
-        f"--validation_fraction {config.validation_fraction} leaves no training or is negative; give 0.01, "
-        "say, or 0 for none",
-    )
 
 
 def _check_learning(config: Config) -> None:
@@ -433,6 +411,28 @@ def _check_learning(config: Config) -> None:
 
 
 def _check_data(config: Config) -> None:
+    _require(
+        1_000 <= config.synthetic_ratings <= 1_000_000_000,
+        f"--synthetic_ratings {config.synthetic_ratings} is out of range; give 1,000 to 1,000,000,000",
+    )
+    _require(
+        0 < config.test_fraction < 1,
+        f"--test_fraction {config.test_fraction} leaves no training or no test; give 0.1, say",
+    )
+    _require(
+        0 <= config.max_bad_rows <= 1,
+        f"--max_bad_rows {config.max_bad_rows} is no share; give 0 to 1",
+    )
+    _require(
+        config.bad_rows == "skip" or _is_default(config, "max_bad_rows"),
+        f"--max_bad_rows {config.max_bad_rows} says how many rows are left out, and none are; give "
+        "--bad_rows skip too",
+    )
+    _require(
+        0 <= config.validation_fraction < 1,
+        f"--validation_fraction {config.validation_fraction} leaves no training or is negative; give 0.01, "
+        "say, or 0 for none",
+    )
     _require(
         config.split not in OFFICIAL_SPLITS or config.dataset in ("", "ml-100k"),
         f"--split {config.split} belongs to ml-100k, not to {config.dataset}; give --split time or random",
