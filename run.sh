@@ -71,8 +71,9 @@ read_launch() {
   nproc="${NPROC:-$default}"
   nnodes="${NNODES:-1}"
   [[ "$nproc" =~ ^[1-9][0-9]*$ ]] || fail 2 "NPROC=$nproc is not a number of processes; give 1 or more"
-  [[ "$nnodes" =~ ^[1-9][0-9]*(:[1-9][0-9]*)?$ ]] && ((${nnodes%:*} <= ${nnodes#*:})) ||
+  if ! [[ "$nnodes" =~ ^[1-9][0-9]*(:[1-9][0-9]*)?$ ]] || ((${nnodes%:*} > ${nnodes#*:})); then
     fail 2 "NNODES=$nnodes is not a number of machines; give 1 or more, or MIN:MAX"
+  fi
   max_restarts="${MAX_RESTARTS:-0}"
   [[ "$max_restarts" =~ ^(0|[1-9][0-9]*)$ ]] ||
     fail 2 "MAX_RESTARTS=$max_restarts is not a number of restarts; give 0 or more"
@@ -96,9 +97,10 @@ find_python() {
 set_up() {
   if [[ "$variant" == cuda ]]; then base=requirements-cuda.txt; else base=requirements.txt; fi
   if is_installed "$base" && { [[ $# == 0 ]] || is_installed requirements-dev.txt; }; then return; fi
-  mkdir -p "$venv" 2>/dev/null && [[ -w "$venv" ]] && touch "$venv/.lock" 2>/dev/null ||
+  if ! { mkdir -p "$venv" && [[ -w "$venv" ]] && touch "$venv/.lock"; } 2>/dev/null; then
     fail 1 "$(id -un) may not write $venv, where packages are to be installed; make a clone of your own, or" \
       "have its owner call ./run.sh setup$([[ "$variant" == cuda ]] && echo " with VARIANT=cuda")"
+  fi
   {
     take_lock
     make_venv
