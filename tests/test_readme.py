@@ -58,7 +58,9 @@ def results(output: str) -> dict[str, float]:
 
 def trains_close_to_the_oracle(lines: tuple[str, ...], clone: Path) -> None:
     rmse = results(succeeded(shell(("./run.sh",), clone)))
-    assert rmse["this model, epoch 8"] <= 1.05 * rmse["oracle (knows the planted world)"]
+    # The best of eight, by validation.
+    (model,) = (value for name, value in rmse.items() if name.startswith("this model, epoch "))
+    assert model <= 1.05 * rmse["oracle (knows the planted world)"]
     # The second command of the block runs the tests, of which this is one: a part stands for all.
     assert lines == ("./run.sh", "./run.sh test")
     assert "passed" in succeeded(shell(("./run.sh test tests/test_metrics.py",), clone))
