@@ -80,6 +80,9 @@ read_launch() {
   if ((${nnodes#*:} > 1)) && [[ -z "${RDZV_ENDPOINT:-}" ]]; then
     fail 2 "NNODES=$nnodes needs RDZV_ENDPOINT, the HOST:PORT of one of the machines"
   fi
+  if ((${nnodes#*:} > 1)) && [[ ! "$RDZV_ENDPOINT" =~ .:[1-9][0-9]*$ ]]; then
+    fail 2 "RDZV_ENDPOINT=$RDZV_ENDPOINT has no port; give the HOST:PORT of one of the machines"
+  fi
 }
 
 # The one in .venv if there is one, else the one to make it with.

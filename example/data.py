@@ -6,6 +6,7 @@ Imports no TorchRec, so that the workers start while it is imported.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from socket import gethostname
@@ -16,7 +17,20 @@ from dataloader import BatchLoader, EpochSampler, RatingBatches, build_dataloade
 from errors import UserError
 from movielens import PREPARATION_DEADLINE
 from report import describe_data
-from runtime import RuntimeContext, once_per_node
+from runtime import RuntimeContext, gathered, once_per_node
+
+# Flags that may differ between machines: where data lie, what makes batches, what looks at a training.
+OF_A_MACHINE = (
+    "data_path",
+    "cache_dir",
+    "num_workers",
+    "mp_context",
+    "prefetch_factor",
+    "worker_timeout",
+    "report_dir",
+    "profile",
+    "tensorboard",
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,29 @@ def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
     dataset = RatingBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         yield Data(columns, loader)
+
+
+def check_same_flags(config: Config) -> None:
+    """Refuse machines whose flags differ: rank 0's alone would decide in silence. Collective: every rank.
+
+    Raises:
+        UserError: on every rank, names a flag and both values.
+    """
+    fields = dataclasses.asdict(config)
+    mine = {name: value for name, value in fields.items() if name not in OF_A_MACHINE}
+    everyones = gathered(lambda: mine)
+    for rank, other in enumerate(everyones):
+        for name, value in other.items():
+            if value != everyones[0][name]:
+                raise UserError(
+                    f"--{name} is {value!r} on rank {rank} and {everyones[0][name]!r} on rank 0; give the "
+                    "same flags on every machine."
+                )
+
+
+def of_this_machine(mine: Config, decided: Config) -> Config:
+    """What rank 0 decided for all, with what this machine was given for itself."""
+    return dataclasses.replace(decided, **{name: getattr(mine, name) for name in OF_A_MACHINE})
 
 
 def _check_same_data(everyones: Sequence[tuple[str, Columns]]) -> None:

@@ -119,10 +119,13 @@ def run(config: Config, given: frozenset[str] = frozenset()) -> None:
         announce_data(config)
     try:
         context = init_runtime(config)
+        from data import check_same_flags, of_this_machine
+
+        check_same_flags(config)
         if goes_on:
             from recorded import with_recorded
 
-            config = decided(lambda: with_recorded(config, given))
+            config = of_this_machine(config, decided(lambda: with_recorded(config, given)))
             announce_data(config)
         for mode in config.modes:
             modes[mode](config, context)

@@ -60,6 +60,11 @@ def launch() -> int:
         # Ranks would meet in a store of a launcher that outlives a restart, and the number of restarts, which
         # keeps attempts apart there, differs between machines. So rank 0 makes a store for each attempt.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        print(
+            f"launcher.py: meets the other machines at {arguments.rdzv_endpoint} and waits for them, 600 s "
+            "at most unless --rdzv_conf says otherwise; Ctrl-C ends it",
+            file=sys.stderr,
+        )
     end_when_stuck(arguments.training_script_args)
     with private_folder() as folder:
         # What torchrun would leave in the temporary folder.
@@ -77,6 +82,10 @@ def _run(arguments: argparse.Namespace) -> int:
     except SignalException as error:
         print(f"launcher.py: ended by {error.sigval.name}, after the ranks had ended", file=sys.stderr)
         return 128 + error.sigval
+    except KeyboardInterrupt:
+        # torchrun takes signals from when there are ranks.
+        print("launcher.py: ended by SIGINT, while it waited for the other machines", file=sys.stderr)
+        return 128 + signal.SIGINT
     except ChildFailedError as error:
         _, first = error.get_first_failure()
         if first.exitcode in EXPLAINED:

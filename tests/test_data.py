@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from columns import Columns, open_columns
 from config import Config
-from data import _check_same_data
+from data import _check_same_data, check_same_flags, of_this_machine
 from errors import UserError
 from launch import ROOT, succeeded, torchrun
 
@@ -56,3 +57,20 @@ def test_machines_whose_vocabularies_alone_differ_are_refused(synthetic_folder: 
         _check_same_data(machines)
     agreeing: Any = [("alpha", here), ("beta", open_columns(Config(data_path=str(synthetic_folder))))]
     _check_same_data(agreeing)
+
+
+def test_machines_with_other_flags_are_refused_and_their_own_folders_and_workers_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, there = Config(lr=0.04, data_path="here"), Config(lr=0.02, data_path="there", num_workers=2)
+
+    def gathered(mine: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+        return [mine(), {**mine(), "lr": 0.02}]
+
+    monkeypatch.setattr("data.gathered", gathered)
+    with pytest.raises(UserError, match=r"^--lr is 0.02 on rank 1 and 0.04 on rank 0; give the same flags"):
+        check_same_flags(here)
+    monkeypatch.setattr("data.gathered", lambda mine: [mine(), mine()])
+    check_same_flags(here)
+    decided = of_this_machine(there, here)
+    assert (decided.lr, decided.data_path, decided.num_workers) == (0.04, "there", 2)

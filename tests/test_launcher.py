@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import socket
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,7 @@ import pytest
 import launcher
 import machine
 from errors import UserError
-from launch import run_command
+from launch import EXAMPLE, run_command, started
 from launcher import RANK_BYTES
 from machine import oom_kills
 from test_meeting import environment, launched, script
@@ -85,3 +89,21 @@ def test_kills_for_want_of_memory_are_those_that_the_cgroup_counts_or_else_the_m
     assert oom_kills() == 2
     (tmp_path / "cgroup" / "memory.events").write_text("low 0\noom 1\noom_kill 3\n")
     assert oom_kills() == 3
+
+
+def test_a_launcher_says_that_it_waits_for_other_machines_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+    where = ["--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", "--nproc_per_node=1"]
+    command = [sys.executable, "-u", str(launcher.__file__), *where, str(EXAMPLE)]
+    with started(command, env=environment(tmp_path)) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        # Time to come to the wait itself.
+        time.sleep(3)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert first.startswith(f"launcher.py: meets the other machines at {endpoint} and waits for them, 600 s")
+    assert errors.splitlines()[-1] == "launcher.py: ended by SIGINT, while it waited for the other machines"
+    assert "Traceback" not in errors
+    assert process.returncode == 128 + signal.SIGINT

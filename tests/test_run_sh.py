@@ -397,6 +397,11 @@ def test_the_doctor_refuses_what_train_would(copy: Copy) -> None:
         ([], {"NNODES": "-1"}, "NNODES=-1 is not a number of machines; give 1 or more, or MIN:MAX"),
         ([], {"NNODES": "2"}, "NNODES=2 needs RDZV_ENDPOINT, the HOST:PORT of one of the machines"),
         ([], {"NNODES": "1:2"}, "NNODES=1:2 needs RDZV_ENDPOINT, the HOST:PORT of one of the machines"),
+        (
+            [],
+            {"NNODES": "2", "RDZV_ENDPOINT": "host"},
+            "RDZV_ENDPOINT=host has no port; give the HOST:PORT of one of the machines",
+        ),
         ([], {"NNODES": "2:1"}, "NNODES=2:1 is not a number of machines; give 1 or more, or MIN:MAX"),
         ([], {"MAX_RESTARTS": "-1"}, "MAX_RESTARTS=-1 is not a number of restarts; give 0 or more"),
         ([], {"VARIANT": "tpu"}, "VARIANT=tpu is not known; give cpu or cuda"),
