@@ -86,7 +86,9 @@ def test_a_report_holds_configuration_versions_and_every_epoch(
     assert report["config"]["seed"] == 4
     assert report["versions"]["torch"].startswith("2.")
     assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2]
-    shown = table(output)["this model, epoch 2"]
+    best = min(report["epochs"], key=lambda epoch: epoch["validation"]["rmse"])
+    assert report["test_epoch"] == best["epoch"]
+    shown = table(output)[f"this model, epoch {best['epoch']}"]
     names = ["rmse", "mae", "auc", "log_loss"]
     assert shown == pytest.approx([report["test"][name] for name in names], abs=1e-4)
     assert [sorted(epoch["validation"]) for epoch in report["epochs"]] == [sorted(names)] * 2

@@ -164,7 +164,7 @@ def test_a_tiny_shared_memory_is_enough(place: Place) -> None:
     if run_command([*unshare, "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]).returncode != 0:
         pytest.skip("needs unprivileged mount namespaces (unshare --mount --user)")
     result = run_command([*unshare, "bash", "-c", f"{command} {flags}"], env=place.env)
-    assert "this model, epoch 2" in succeeded(result)
+    assert "this model, epoch " in succeeded(result)
     place.check_nothing_is_left()
 
 

@@ -97,7 +97,7 @@ def test_a_link_that_is_mended_in_time_costs_nothing_but_time(
     servers[1].machine.cut()
     time.sleep(2)
     servers[1].machine.mend()
-    assert "this model, epoch 3" in ranks[0].succeeded(60)
+    assert "this model, epoch " in ranks[0].succeeded(60)
     assert ranks[1].wait(20) == 0
 
 
