@@ -427,7 +427,8 @@ def test_a_worker_that_does_not_answer_is_a_fault_and_no_hang(
     monkeypatch: pytest.MonkeyPatch, probe: type[Probe], text: str
 ) -> None:
     real = doctor.probe_worker
-    deadline = 1.0 if probe is SleepingProbe else 8.0
+    # Far off, so that who waits for it is found on a busy machine too.
+    deadline = 1.0 if probe is SleepingProbe else 60.0
     monkeypatch.setattr(doctor, "probe_worker", lambda _, config: real(probe, config, deadline))
     begin = time.monotonic()
     (finding,) = doctor.examined("worker", lambda: doctor.check_worker(Config()))
@@ -436,7 +437,7 @@ def test_a_worker_that_does_not_answer_is_a_fault_and_no_hang(
     assert finding.remedy
     assert "What to do" not in finding.text
     assert "--worker_timeout" not in finding.remedy
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 30
 
 
 def test_a_worker_error_without_advice_is_a_fault_with_its_text() -> None:
