@@ -96,7 +96,12 @@ def test_a_launcher_says_that_it_waits_for_other_machines_and_ctrl_c_ends_it(tmp
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
     where = ["--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", "--nproc_per_node=1"]
     command = [sys.executable, "-u", str(launcher.__file__), *where, str(EXAMPLE)]
-    with started(command, env=environment(tmp_path)) as process:
+
+    def listen_to_ctrl_c() -> None:
+        # What a shell starts in the background does not.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with started(command, env=environment(tmp_path), preexec_fn=listen_to_ctrl_c) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
         # Time to come to the wait itself, also on a busy machine.
