@@ -18,15 +18,18 @@ class TaggedPrint:
         # The moment of the last line, by the monotonic clock.
         self.when = 0.0
 
-    def __call__(self, *values: object, sep: str | None = " ", **options: Any) -> None:
+    def __call__(
+        self, *values: object, sep: str | None = " ", end: str | None = "\n", **options: Any
+    ) -> None:
         """Print to the terminal with the tag, flushed; to any other file as it is."""
         if options.get("file") not in (None, sys.stdout, sys.stderr):
-            self.original(*values, sep=sep, **options)
+            self.original(*values, sep=sep, end=end, **options)
             return
         text = (" " if sep is None else sep).join(map(str, values))
         self.when = time.monotonic()
         tagged = "\n".join(f"[{self.tag}] {line}" for line in text.split("\n"))
-        self.original(tagged, **{**options, "flush": True})
+        # Of one piece: where output is not buffered, the line of another rank could come before its end.
+        self.original(tagged + ("\n" if end is None else end), **{**options, "end": "", "flush": True})
 
 
 def install_print(tag: str) -> None:

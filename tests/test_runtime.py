@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import io
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -94,6 +96,28 @@ def test_print_is_tagged_and_given_back(capsys: pytest.CaptureFixture[str], tmp_
     assert builtins.print is original
     assert capsys.readouterr().out == "[RANK 3] one-2\n[RANK 3] two\n[RANK 3] lines\n"
     assert (tmp_path / "file").read_text() == "plain\n"
+
+
+def test_a_line_is_written_in_one_piece_where_output_is_not_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+
+    class Terminal(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            written.append(bytes(data))
+            return len(data)
+
+    terminal: Any = Terminal()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(terminal, write_through=True))
+    install_print("RANK 0")
+    try:
+        print("three", "words", 1)
+        print("no end", end="")
+    finally:
+        restore_print()
+    assert [data for data in written if data] == [b"[RANK 0] three words 1\n", b"[RANK 0] no end"]
 
 
 def test_installing_print_twice_and_restoring_twice_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
