@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -73,6 +75,16 @@ def succeeded(result: subprocess.CompletedProcess[str]) -> str:
     """The standard output of a command that ended well."""
     assert result.returncode == 0, f"status {result.returncode}\n{result.stdout}\n{result.stderr}"
     return result.stdout
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below those that the system gives to whoever asks for any: one of a
+    training beside this test would take the launcher that comes to it for a rank.
+    """
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def read_json(path: Path) -> Any:

@@ -13,7 +13,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ import yaml
 from kubeflow_trainer_api import models
 
 from config import parse_args
-from launch import ROOT, family, read_json, run_command, started, succeeded
+from launch import ROOT, family, free_port, read_json, run_command, started, succeeded
 from synthetic import write_synthetic
 
 DEPLOY = ROOT / "deploy"
@@ -181,14 +180,14 @@ def pods_of_the_trainjob(endpoint: str) -> list[tuple[list[str], list[str] | Non
 def test_a_sigterm_to_one_pod_ends_all_after_a_checkpoint_and_new_pods_finish(
     image: Image, pods_of: Callable[[str], list[tuple[list[str], list[str] | None, dict[str, str]]]]
 ) -> None:
-    stack, pods = start_pods(image, pods_of(f"localhost:{_free_port()}"))
+    stack, pods = start_pods(image, pods_of(f"localhost:{free_port()}"))
     with stack:
         wait_for_a_checkpoint(image.shared / "dumps", pods)
         # The one that does not host the rendezvous, most often; either must do.
         pods[1].send_signal(signal.SIGTERM)
         outputs = [pod.communicate(timeout=60)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [TERMINATED, TERMINATED], outputs
-    stack, pods = start_pods(image, pods_of(f"localhost:{_free_port()}"))
+    stack, pods = start_pods(image, pods_of(f"localhost:{free_port()}"))
     with stack:
         outputs = [pod.communicate(timeout=100)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], outputs
@@ -203,11 +202,6 @@ def wait_for_a_checkpoint(save_dir: Path, processes: list[subprocess.Popen[str]]
         ended = [process for process in processes if process.poll() is not None]
         assert not ended, ended[0].communicate()[0]
         time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 # A step on two machines: both are this one, and a signal to srun goes to both.
@@ -245,7 +239,7 @@ def test_a_slurm_job_is_queued_again_after_a_sigterm_and_finishes(image: Image, 
         "PATH": f"{stand_ins}:{os.environ['PATH']}",
         "REQUEUED": str(requeued),
         "SLURM_SUBMIT_DIR": str(image.app),
-        "SLURM_JOB_ID": str(_free_port() - 20000),
+        "SLURM_JOB_ID": str(free_port() - 20000),
         "SLURM_JOB_NODELIST": "localhost,localhost",
         "SLURM_JOB_NUM_NODES": "2",
         "SAVE_DIR": str(image.shared / "dumps"),

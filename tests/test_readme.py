@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from config import Config, _comma, _field_sentences
-from launch import ROOT, python, read_json, run_command, started, succeeded
+from launch import ROOT, free_port, python, read_json, run_command, started, succeeded
 from synthetic import write_synthetic
 
 README = (ROOT / "README.md").read_text()
@@ -80,7 +80,7 @@ def trains_on_two_machines(lines: tuple[str, ...], clone: Path) -> None:
     assert "first-machine:29400" in command
     # Both machines are this one, on a port that is free, with one process and one epoch each.
     draw_few_ratings(clone)
-    command = command.replace("first-machine:29400", f"localhost:{_free_port()}") + " --epochs 1"
+    command = command.replace("first-machine:29400", f"localhost:{free_port()}") + " --epochs 1"
     machine: dict[str, Any] = {"env": {"NPROC": "1"}, "cwd": clone, "stderr": subprocess.STDOUT}
     with (
         started(["bash", "-c", command], **machine) as one,
@@ -91,13 +91,6 @@ def trains_on_two_machines(lines: tuple[str, ...], clone: Path) -> None:
     assert (one.returncode, two.returncode) == (0, 0), outputs
     assert "[RANK 0] ranks: 2 on cpu, 1 of them on this machine" in "".join(outputs)
     assert "this model, epoch 1" in "".join(outputs)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def reaches_the_download(lines: tuple[str, ...], clone: Path) -> None:
