@@ -150,6 +150,8 @@ def chosen_state(folder: Path, checkpoint: str = BEST, until: int = -1) -> State
     Raises:
         UserError: see `state_at`, and when nothing was learned yet.
     """
+    if checkpoint not in (BEST, LATEST):
+        raise UserError(f"The checkpoint {checkpoint!r} is not known; give {BEST} or {LATEST}.")
     folder = folder.resolve()
     if until != -1 or NAME.fullmatch(folder.name) or (folder / MANIFEST).exists():
         return state_at(folder, until)

@@ -12,6 +12,7 @@ sees half an increment. Shapes: B ratings, D numbers in a table row.
 
 from __future__ import annotations
 
+import numbers
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -20,11 +21,12 @@ from typing import Any
 
 import torch
 
-from errors import UserError
-from features import HISTORY
+from errors import UserError, printable
+from features import HISTORY, vocabulary_of
 from manifest import Position, digest_of_manifest
+from parsing import HIGHEST_RATING, LOWEST_RATING
 from save_dir import BEST, LATEST, check_chain, chosen_state, newest_in, seen_in, settled, state_at
-from snapshot import HISTORY_RATINGS, Snapshot, put, read_change, read_snapshot
+from snapshot import HISTORY_RATINGS, Snapshot, check_list, check_value, put, read_change, read_snapshot
 
 
 class ServedModel:
@@ -35,13 +37,13 @@ class ServedModel:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path, checkpoint: str = BEST) -> ServedModel:
+    def open(cls, folder: Path | str, checkpoint: str = BEST) -> ServedModel:
         """The model of an export, a dump, an increment with all before it, or a folder's best or latest one.
 
         Raises:
             UserError: when anything that it needs is missing, damaged, or of another run.
         """
-        return cls(read_settled(folder, checkpoint))
+        return cls(read_settled(Path(folder), checkpoint))
 
     @property
     def snapshot(self) -> Snapshot:
@@ -65,8 +67,18 @@ class ServedModel:
         return (datetime.now(timezone.utc) - dumped).total_seconds()
 
     def knows(self, feature: str, value: Any) -> bool:
-        """Whether a raw value was there in the training."""
-        return value in self._snapshot.vocabulary.get(feature, {})
+        """Whether a raw value was there in the training.
+
+        Raises:
+            UserError: when the model has no such feature, or it has values of another type.
+        """
+        rows = self._snapshot.vocabulary.get(vocabulary_of(feature))
+        if rows is None:
+            raise UserError(
+                f"There is no feature {feature}; the model has {', '.join(self._snapshot.tables)}."
+            )
+        check_value(feature, value, rows)
+        return value in rows
 
     @torch.inference_mode()
     def score(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
@@ -77,20 +89,20 @@ class ServedModel:
         unknown.
 
         Raises:
-            UserError: when a name is unknown, or lengths differ.
+            UserError: when a name is unknown, lengths differ, or a value is of another type than in training.
         """
-        liked = _flat_ratings(values)
         with self._lock:
             looked_up = self._snapshot.look_up(values)
             interaction = self._snapshot.interaction
-        return interaction.predict(looked_up, liked)
+        return interaction.predict(looked_up, _flat_ratings(values))
 
-    def apply(self, delta: Path) -> bool:
+    def apply(self, delta: Path | str) -> bool:
         """Put the next increment into the model in place; False if it holds that increment already.
 
         Raises:
             UserError: when it is not the next one of its chain, or damaged; the model is as it was.
         """
+        delta = Path(delta)
         while (change := read_change(delta, before := self._snapshot)) is not None:
             with self._lock:
                 # Another thread may have been faster; then look again.
@@ -107,11 +119,26 @@ class ServedModel:
 
 def _flat_ratings(values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
     """The ratings of all histories, float32, after each was held against its history."""
-    movies, ratings = (list(map(len, values.get(name, ()))) for name in (HISTORY.name, HISTORY_RATINGS))
-    if movies != ratings:
-        raise UserError(f"The histories have {movies} movies and {ratings} ratings; give each as many.")
-    flat = [rating for given in values.get(HISTORY_RATINGS, ()) for rating in given]
-    return torch.tensor(flat, dtype=torch.float32)
+    movies, ratings = values.get(HISTORY.name, ()), values.get(HISTORY_RATINGS, ())
+    if len(movies) != len(ratings):
+        raise UserError(f"A {HISTORY.name} and {HISTORY_RATINGS} belong together; give both or neither.")
+    for rated, given in zip(movies, ratings, strict=True):
+        check_list(HISTORY_RATINGS, given)
+        if len(rated) != len(given):
+            raise UserError(
+                f"A {HISTORY.name} has {len(rated)} and its {HISTORY_RATINGS} {len(given)} values; give each "
+                "as many."
+            )
+    flat = [rating for given in ratings for rating in given]
+    for rating in flat:
+        is_number = isinstance(rating, numbers.Real)
+        # NaN is in no range.
+        if not (is_number and LOWEST_RATING <= rating <= HIGHEST_RATING):
+            raise UserError(
+                f"{HISTORY_RATINGS} has {printable(repr(rating))}; give numbers from {LOWEST_RATING:g} to "
+                f"{HIGHEST_RATING:g}, as the training saw them."
+            )
+    return torch.tensor(list(map(float, flat)), dtype=torch.float32)
 
 
 class Follower:
@@ -120,14 +147,14 @@ class Follower:
     It follows the latest state, not the best one: increments have an order, and what was learned last counts.
     """
 
-    def __init__(self, save_dir: Path, start: Path | None = None) -> None:
+    def __init__(self, save_dir: Path | str, start: Path | str | None = None) -> None:
         """Begin with the newest state of the folder, or with `start`, such as an export of it.
 
         Raises:
             UserError: see `ServedModel.open`.
         """
-        self.save_dir = save_dir
-        self.model = ServedModel.open(start or save_dir, LATEST)
+        self.save_dir = Path(save_dir)
+        self.model = ServedModel.open(start or self.save_dir, LATEST)
         self._seen: set[tuple[str, int]] = set()
 
     def refresh(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import numbers
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,10 +94,11 @@ class Snapshot:
         allowed = {feature.name for feature in self.features}
         if HISTORY in self.features:
             allowed.add(HISTORY_RATINGS)
-        if not values or not values.keys() <= allowed:
-            odd = ", ".join(sorted(values.keys() - allowed)) or "nothing"
+        if not isinstance(values, Mapping) or not values or not values.keys() <= allowed:
+            found = sorted(map(str, values.keys() - allowed)) if isinstance(values, Mapping) else []
+            odd = printable(", ".join(found)) or "nothing"
             raise UserError(f"There is no feature {odd}; the model has {', '.join(sorted(allowed))}.")
-        lengths = {name: len(given) for name, given in values.items()}
+        lengths = {name: _length_of(name, given) for name, given in values.items()}
         size = next(iter(lengths.values()))
         if set(lengths.values()) != {size}:
             raise UserError(f"The features have {lengths} values; give each as many.")
@@ -117,17 +119,40 @@ class Snapshot:
         return Rows(self.tables[feature.name][found.to(torch.int64)], counts)
 
 
+def _length_of(name: str, given: Any) -> int:
+    """How many ratings are told of. Arrays may tell of them too."""
+    try:
+        if isinstance(given, (str, bytes, Mapping)):
+            raise TypeError
+        return len(given)
+    except TypeError:
+        shown = printable(repr(given))
+        raise UserError(
+            f"The feature {name} takes a list with an entry for each rating, and got {shown}."
+        ) from None
+
+
+def check_list(name: str, value: Any) -> None:
+    """Refuse what is no list where each rating has one."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise UserError(f"The feature {name} takes a list for each rating, and got {printable(repr(value))}.")
+
+
 def _check_types(feature: Feature, given: Sequence[Any], rows: Mapping[Any, int]) -> None:
-    """Refuse values of another type than the training's: none of them would ever be known."""
-    known = type(next(iter(rows), None))
     for value in given:
-        if feature.multi and (isinstance(value, str) or not isinstance(value, Sequence)):
-            raise UserError(f"The feature {feature.name} takes a list for each rating, and got {value!r}.")
+        if feature.multi:
+            check_list(feature.name, value)
         for one in value if feature.multi else [value]:
-            if one is not None and isinstance(one, str) != (known is str):
-                raise UserError(
-                    f"The feature {feature.name} takes values of type {known.__name__}, not {one!r}."
-                )
+            check_value(feature.name, one, rows)
+
+
+def check_value(name: str, value: Any, rows: Mapping[Any, int]) -> None:
+    """Refuse a value of another type than the training's, which would never be known; None is unknown."""
+    known = type(next(iter(rows), 0))
+    if value is not None and not isinstance(value, str if known is str else numbers.Real):
+        raise UserError(
+            f"The feature {name} takes values of type {known.__name__}, not {printable(repr(value))}."
+        )
 
 
 def read_snapshot(state: State) -> Snapshot:

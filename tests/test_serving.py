@@ -208,15 +208,53 @@ def test_what_is_missing_or_was_never_seen_counts_as_unknown(trained: Trained) -
         ({"usr": [1]}, "There is no feature usr; the model has"),
         ({}, "There is no feature nothing"),
         ({"user": [1, 2], "movie": [3]}, "give each as many"),
-        ({"user": [1], "history": [[3, 4]]}, "give each as many"),
+        ({"user": [1], "history": [[3, 4]]}, "belong together; give both or neither"),
+        ({"user": [1], "history_ratings": [[3, 4]]}, "belong together; give both or neither"),
         ({"user": [1], "history": [[3, 4]], "history_ratings": [[5.0]]}, "give each as many"),
+        (
+            {"user": [1], "history": [3], "history_ratings": [5.0]},
+            "history takes a list for each rating, and got 3",
+        ),
+        (
+            {"user": [1], "history": [[3]], "history_ratings": [5.0]},
+            "_ratings takes a list for .*, and got 5.0",
+        ),
+        ({"user": [1], "history": 3, "history_ratings": 5.0}, "history takes a list with an entry for each"),
+        ({"user": [1], "history": [["a"]], "history_ratings": [[5.0]]}, "values of type int, not 'a'"),
+        ({"user": [1], "history": [[[3]]], "history_ratings": [[5.0]]}, r"values of type int, not \[3\]"),
+        ({"user": [1], "history": [[3]], "history_ratings": [["5"]]}, "has '5'; give numbers from 0.5 to 5"),
+        (
+            {"user": [1], "history": [[3]], "history_ratings": [[None]]},
+            "has None; give numbers from 0.5 to 5",
+        ),
+        ({"user": [1], "history": [[3]], "history_ratings": [[float("nan")]]}, "has nan; give numbers"),
+        ({"user": 1, "movie": 2}, "user takes a list with an entry for each rating, and got 1"),
+        ({"user": "1"}, "user takes a list with an entry for each rating, and got '1'"),
+        ({"user": [[1]]}, r"user takes values of type int, not \[1\]"),
+        ({"user": torch.tensor([1])}, r"user takes values of type int, not tensor\(1\)"),
+        ({"gender": [1]}, "gender takes values of type str, not 1"),
+        ({3: [1]}, "There is no feature 3; the model has"),
+        ([("user", [1])], "There is no feature nothing; the model has"),
     ],
 )
-def test_values_that_do_not_belong_together_are_refused(
-    trained: Trained, values: dict[str, list[Any]], sentence: str
-) -> None:
+def test_values_that_do_not_belong_together_are_refused(trained: Trained, values: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         ServedModel.open(trained.save_dir).score(values)
+
+
+def test_what_a_model_cannot_know_is_refused_and_not_called_unknown(trained: Trained) -> None:
+    model = ServedModel.open(trained.save_dir)
+    for feature, value in (("usr", 1), ("user", "1"), ("user", [1]), ("gender", 1)):
+        with pytest.raises(UserError, match=f"feature {feature}"):
+            model.knows(feature, value)
+    assert model.knows("history", 3)
+
+
+def test_folders_may_be_texts_and_an_unknown_checkpoint_is_refused(trained: Trained) -> None:
+    assert ServedModel.open(str(trained.save_dir)).position.step == 16
+    assert Follower(str(trained.save_dir)).refresh() in (True, False)
+    with pytest.raises(UserError, match="checkpoint 'newest' is not known; give best or latest"):
+        ServedModel.open(trained.save_dir, "newest")
 
 
 # --- export -------------------------------------------------------------------------------------------
