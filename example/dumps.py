@@ -131,11 +131,9 @@ class DumpKeeper:
         if stop or at_end or (every and position.step % every == 0):
             self._finish()
             is_delta = self.config.inc_dump and self.link is not None and not (at_end and self.config.dump)
-            rows = self.touched.get_unique_ids() if is_delta else None
-            everyones = gathered(lambda: (float(loss), unsound(self.tensors, rows)), self.group)
-            losses, faults = zip(*everyones, strict=True)
-            check_finite(np.array(losses).max(keepdims=True), position.step - 1, self.config)
-            check_sound(faults, position.step, self.config)
+            # At the end of an epoch `run_epoch` did that, before the validation.
+            if not at_end:
+                self._check(position, loss, is_delta)
             if is_delta:
                 self.dump_increment(position)
             else:
@@ -145,6 +143,13 @@ class DumpKeeper:
             self._check_last()
             self.context.say(f"told to end, stopped at step {position.step:,}; --resume goes on from there")
             raise SystemExit(status_of(stop))
+
+    def _check(self, position: Position, loss: torch.Tensor | float, is_delta: bool) -> None:
+        rows = self.touched.get_unique_ids() if is_delta else None
+        everyones = gathered(lambda: (float(loss), unsound(self.tensors, rows)), self.group)
+        losses, faults = zip(*everyones, strict=True)
+        check_finite(np.array(losses).max(keepdims=True), position.step - 1, self.config)
+        check_sound(faults, position.step, self.config)
 
     def dump(self, position: Position) -> None:
         """Dump everything."""

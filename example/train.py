@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -103,11 +104,18 @@ class Keeper(Protocol):
     def start(self) -> Position:
         """Where the training begins."""
 
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor | ShardedTensor]:
+        """All that is kept of the learner, once it has begun: the tensors themselves."""
+
     def begin(self, learner: Learner) -> None:
         """Put the learner into the state of `start`."""
 
     def after_step(self, position: Position, loss: torch.Tensor | float) -> None:
-        """A step is done, with this loss, [], on this rank; may end the process."""
+        """A step is done, with this loss, [], on this rank; may end the process.
+
+        At the end of an epoch the losses and `tensors` were looked at, and are those of a trained model.
+        """
 
     def restore_best(self, learner: Learner) -> Position | None:
         """Put the learner into its best state; where the training was then, None if that was not kept."""
@@ -196,7 +204,8 @@ def run_epoch(
     # Before the dump, which is to know whether a training that goes on from it has to.
     with watch.stopwatch.part("evaluation"):
         # Not only of what is dumped: such a model may still give a loss that is a number.
-        check_sound(gathered(lambda: unsound(learner.model.state_dict())), position.step, config)
+        tensors = keeper.tensors if keeper else learner.model.state_dict()
+        check_sound(gathered(lambda: unsound(tensors)), position.step, config)
         validation = evaluator.validate(learner.model, position.epoch - 1)
     epoch = Epoch(position.epoch, losses, train_loss, validation, seconds, rate, data_wait)
     return epoch, judged(position, validation, config)

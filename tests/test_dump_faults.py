@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -23,11 +24,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 import dumps
 import parts
 import save_dir
-from checkpoint import tensors_of
+import train as training
+from checkpoint import Tensors, tensors_of
 from columns import Columns, open_columns
 from config import Config
-from dumps import _retire_folded, compact, find_state, keeping_dumps, load_state
+from data import open_data
+from dumps import DumpKeeper, _retire_folded, compact, find_state, keeping_dumps, load_state
 from errors import UserError
+from evaluation import RatingEvaluator
 from killed_ranks import differing, mark_step, write_step
 from launch import EXAMPLE, ROOT, read_json, run_command, started, succeeded, torchrun
 from manifest import MANIFEST, VOCABULARY, FileEntry, Position, digest_of, read_manifest, write_manifest
@@ -37,7 +41,8 @@ from test_failures import wait_for
 from test_save_dir import links_in, publish_at
 from tiny_dumps import BETTER, GOOD, WORSE, link_to, names_in
 from train import Learner, build_learner
-from weights import local_parts
+from watch import Watch
+from weights import local_parts, unsound
 
 UNSHARE = ["unshare", "--mount", "--map-root-user", "--user"]
 needs_mounts = pytest.mark.skipif(
@@ -349,6 +354,69 @@ def test_a_model_with_weights_of_no_trained_one_is_not_dumped(
             keeper.after_step(Position(5, 0, 5), 0.5)
         tensor[1] = kept
     assert sorted(trained.folder.iterdir()) == before
+
+
+def train_epoch_of_8_steps(
+    trained: Trained,
+    folder: Path,
+    increments: bool,
+    at_end: Callable[[DumpKeeper], None] = lambda keeper: None,
+) -> None:
+    """Train, and do something to what is learned when the last step is done."""
+    what: dict[str, Any] = {"dump": not increments, "inc_dump": increments, "dump_every": 0, "resume": False}
+    config = dataclasses.replace(trained.config, save_dir=str(folder), epochs=1, batch_size=2048, **what)
+    with (
+        open_data(config, trained.context) as data,
+        keeping_dumps(data.columns, config, trained.context) as keeper,
+    ):
+        watch = Watch()
+        object.__setattr__(watch, "after_step", lambda step, _: at_end(keeper) if step == 8 else None)
+        training.train(data, config, trained.context, keeper, watch)
+
+
+@pytest.mark.parametrize("increments", [False, True])
+def test_weights_are_looked_at_once_at_the_end_of_an_epoch(
+    trained: Trained, increments: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[set[str]] = []
+
+    def noting(tensors: Tensors, rows: Any = None) -> str:
+        looked_at.append(set(tensors))
+        return unsound(tensors, rows)
+
+    for module in (dumps, training):
+        monkeypatch.setattr(module, "unsound", noting)
+    train_epoch_of_8_steps(trained, tmp_path / "epoch", increments)
+    assert looked_at == [set(tensors_of(trained.learner))]
+    newest = newest_in(tmp_path / "epoch")
+    assert newest is not None
+    assert newest.name == f"{'delta' if increments else 'step'}-000000008"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("tables.user.weight", 5e29), ("dense.mlp.0.weight", float("nan"))),
+        *(("tables.user.momentum1", float("inf")), ("dense.mlp.0.weight.exp_avg", float("nan"))),
+    ],
+)
+@pytest.mark.parametrize("increments", [False, True])
+def test_what_diverges_in_the_last_step_of_an_epoch_is_neither_validated_nor_dumped(
+    trained: Trained,
+    increments: bool,
+    name: str,
+    value: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def spoil(keeper: DumpKeeper) -> None:
+        local_parts(name, keeper.tensors[name])[0].view(-1)[-1] = value
+
+    monkeypatch.setattr(RatingEvaluator, "validate", Mock(side_effect=AssertionError("validated")))
+    with pytest.raises(UserError, match=f"After step 8 {name} has .*: the training diverged with --lr 0"):
+        train_epoch_of_8_steps(trained, tmp_path / "epoch", increments, spoil)
+    newest = newest_in(tmp_path / "epoch")
+    assert (newest.name if newest else None) == ("step-000000000" if increments else None)
 
 
 def test_other_ratings_are_refused_at_a_resume(trained: Trained) -> None:
