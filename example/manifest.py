@@ -30,18 +30,19 @@ CONFIG = "config.json"
 # The name of a manifest's own digest in it.
 SEAL = "xxh3_128"
 TEXTS = ("vocabulary", "optimizer", "ratings")
-DTYPES = (
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-)
+# What the header of a safetensors file calls the types of tensors, and what a manifest calls them.
+TYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+}
 # More than anything counts here; below it every number is one in other languages and in numpy too.
 LARGEST = 2**53
 MOST_DIMENSIONS = 8
@@ -210,7 +211,7 @@ def _tensor(name: str, found: Any) -> tuple[list[int], str]:
     """The shape of a tensor and its type, as `Manifest` has them."""
     shape, dtype = _of_type(list, name, found)
     sizes = [_checked(name, _of_type(int, name, size)) for size in _of_type(list, name, shape)]
-    if dtype not in DTYPES or len(sizes) > MOST_DIMENSIONS or math.prod(sizes) > LARGEST:
+    if dtype not in TYPES.values() or len(sizes) > MOST_DIMENSIONS or math.prod(sizes) > LARGEST:
         raise ValueError(f"{name} is {found}")
     return sizes, dtype
 

@@ -19,23 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from errors import UserError, printable
-from manifest import LARGEST, FileEntry, Manifest, flushed, parsed
+from manifest import LARGEST, TYPES, FileEntry, Manifest, flushed, parsed
 
 # What the reader of torch.distributed.checkpoint looks for in a part: where its tensors begin in the whole.
 OFFSETS_KEY = "DCP_SHARDING_INFO"
-# What a header calls the types that a manifest names.
-TYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
-}
 # Type and number of dimensions of raw values, see `incremental.py`.
 ID_TYPES = (("int64", 1), ("float64", 1), ("uint8", 2))
 
