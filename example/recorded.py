@@ -30,6 +30,11 @@ DATA_FLAGS = (
     "duplicates",
     "seed",
 )
+# Those of the data flags that say no more than what is still accepted: with a higher share of bad rows the
+# ratings are the same, as their digest tells, or there were none. So another may be given; where none is,
+# the one recorded counts, for by the default its own files might be refused. --bad_rows and --duplicates
+# say which ratings there are.
+TOLERANCES = ("max_bad_rows",)
 MODEL_FLAGS = ("task", "embedding_dim", "mlp_dims", "history")
 LEARNING_FLAGS = (
     "epochs",
@@ -56,7 +61,8 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     if found is None:
         return config
     folder, recorded = found
-    fixed = (*MODEL_FLAGS, *DATA_FLAGS, "synthetic_ratings") if config.resume else MODEL_FLAGS
+    data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), "synthetic_ratings")
+    fixed = (*MODEL_FLAGS, *data) if config.resume else MODEL_FLAGS
     _refuse_others(folder, fixed, recorded, config, given)
     names = (*MODEL_FLAGS, *(LEARNING_FLAGS if config.resume else ()))
     _say_differences(folder, (*names, *NAME_FLAGS, *DATA_FLAGS), recorded)

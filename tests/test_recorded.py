@@ -109,6 +109,17 @@ def test_another_model_or_other_data_than_the_checkpoints_are_refused(
     assert [word for word in (*words, "step-000000010") if word not in str(refusal.value)] == []
 
 
+def test_how_many_bad_rows_are_accepted_may_differ_and_what_becomes_of_them_may_not(trained: Config) -> None:
+    record(trained, bad_rows="skip", max_bad_rows=0.02)
+    for line in ("--load", "--resume"):
+        assert merged(trained, line).max_bad_rows == 0.02
+        other = merged(trained, f"{line} --bad_rows skip --max_bad_rows 0.5")
+        assert (other.bad_rows, other.max_bad_rows) == ("skip", 0.5)
+    for line in ("--resume --bad_rows error", "--resume --duplicates first"):
+        with pytest.raises(UserError, match="does not fit"):
+            merged(trained, line)
+
+
 def test_ratings_that_lie_elsewhere_are_split_as_in_the_training(trained: Config, tmp_path: Path) -> None:
     (tmp_path / "moved").mkdir()
     found = merged(trained, f"--resume --data_path {tmp_path / 'moved'}")
