@@ -225,8 +225,11 @@ def take_best(
             f"the test is read with the last weights, of epoch {position.epoch}: no better ones were kept"
         )
         return position
+    wanted = position.epoch - position.epochs_since_best
+    lost = f" of those that were dumped: epoch {wanted}, which was better, could not be written"
     context.say(
         f"the test is read with the weights of epoch {best.epoch}, the best on the validation ratings"
+        f"{lost if best.epoch < wanted else ''}"
     )
     return best
 

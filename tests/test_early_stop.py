@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from columns import open_columns
 from config import Config
 from early_ranks import PLANTED, STEPS_OF_AN_EPOCH
 from launch import ROOT, read_json, succeeded, torchrun
+from manifest import Position
 from synthetic import write_synthetic
 
 SCRIPT = ROOT / "tests" / "early_ranks.py"
@@ -126,6 +128,24 @@ def test_without_room_for_the_best_weights_or_without_validation_those_of_the_la
     assert refusal.startswith("the weights of the best epoch are not kept, but those of the last one: a copy")
     assert last == "the test is read with the last weights, of epoch 4: no better ones were kept"
     assert kept[ranks]["no validation"]["said"] == []
+
+
+@pytest.mark.parametrize(("dumped", "rest"), [(2, ""), (1, " of those that were dumped: epoch 2, which")])
+def test_where_the_best_dump_could_not_be_written_the_test_says_which_is_taken(
+    dumped: int, rest: str
+) -> None:
+    from train import take_best
+
+    said: list[str] = []
+    position = Position(step=40, epoch=4, best=0.8, epochs_since_best=2)
+    kept: Any = SimpleNamespace(restore_best=lambda learner: Position(10 * dumped, dumped, best=0.9))
+    context: Any = SimpleNamespace(say=said.append)
+    learner: Any = None
+    assert take_best(learner, kept, position, context).epoch == dumped
+    (line,) = said
+    begin = f"the test is read with the weights of epoch {dumped}, the best on the validation ratings"
+    assert line.startswith(begin + rest)
+    assert (line == begin) == (rest == "")
 
 
 def test_the_stars_of_test_ratings_change_no_loss(found: Any) -> None:
