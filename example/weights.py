@@ -50,8 +50,15 @@ def unsound(
             limit = float("inf") if slot in OPTIMIZER_SLOTS else LARGEST_WEIGHT
             # A comparison with NaN is false.
             if not largest < limit:
-                return f"{name} has {largest:.3g}"
+                return f"{_in_words(name, slot, value)} has {largest:.3g}"
     return ""
+
+
+def _in_words(name: str, slot: str, value: torch.Tensor | ShardedTensor) -> str:
+    """What a tensor holds, in the words of the table of features."""
+    is_table = isinstance(value, ShardedTensor)
+    whole = f"the table {name.split('.')[-2]}" if is_table else "the dense part"
+    return f"the optimizer of {whole}" if slot in OPTIMIZER_SLOTS else whole
 
 
 def local_parts(
