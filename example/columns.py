@@ -39,15 +39,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from config import Config
 from duplicates import describe_leak
-from errors import UserError
-from features import FEATURES, HISTORY, Feature, Table, place_of_identity, vocabulary_of
-from metrics import LIKED, Metrics, fit_biases, fit_link, measure, measure_ranks, popularity_ranks
+from errors import UserError, counted, printable
+from features import ENTITIES, FEATURES, HISTORY, Table, place_of_identity, vocabulary_of
+from metrics import LIKED, METRICS, Metrics, fit_biases, fit_link, measure, measure_ranks, popularity_ranks
 from progress import stage
 
 if TYPE_CHECKING:
@@ -266,16 +266,43 @@ def _load(folder: Path, source: Path, every_byte: bool = True) -> tuple[Columns 
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if not isinstance(manifest, dict) or manifest.pop(SEAL, None) != sealed(manifest)[SEAL]:
             return None, f"{MANIFEST} is not what was written."
-        entries = [FileEntry(**entry) for entry in manifest.pop("files")]
+        entries = _of_type(tuple[FileEntry, ...], manifest.pop("files"))
         _check_files(folder, entries, every_byte)
-    except (OSError, ValueError, RecursionError, UserError) as error:
+        files = {entry.name: entry.xxh3_128 for entry in entries}
+        columns = _of_type(
+            Columns, {**manifest, "folder": str(folder), "source": str(source), "files": files}
+        )
+        there = {*columns.baselines, *(table.name for table in columns.tables)}
+        if not {*METRICS, *ENTITIES} <= there:
+            raise ValueError(f"it has no more than {', '.join(there)}")
+    except (OSError, UserError) as error:
         return None, str(error)
-    manifest["tables"] = tuple(
-        Table(Feature(**table["feature"]), table["rows"], table["longest"]) for table in manifest["tables"]
-    )
-    manifest["notes"] = tuple(manifest["notes"])
-    files = {entry.name: entry.xxh3_128 for entry in entries}
-    return Columns(folder=str(folder), source=str(source), files=files, **manifest), ""
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return None, f"{MANIFEST} is none of columns ({type(error).__name__}: {printable(error)})."
+    return columns, ""
+
+
+def _of_type(kind: Any, value: Any) -> Any:
+    """A value of a type, such as a dataclass with all its fields, of what JSON held for it.
+
+    Raises:
+        TypeError, ValueError: when it is none.
+    """
+    from manifest import LARGEST
+
+    of = get_args(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        fields = get_type_hints(kind)
+        if value.keys() != fields.keys():
+            raise ValueError(f"it has {', '.join(value)} instead of {', '.join(fields)}")
+        return kind(**{name: _of_type(fields[name], held) for name, held in value.items()})
+    if get_origin(kind) is tuple and type(value) in (list, tuple):
+        return tuple(_of_type(of[0], held) for held in value)
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return {name: _of_type(of[1], held) for name, held in value.items()}
+    if type(value) is not kind or (kind is int and not 0 <= value <= LARGEST):
+        raise TypeError(f"{value!r} is no {kind}")
+    return value
 
 
 def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -> None:
@@ -307,7 +334,7 @@ def _make(folder: Path, raw: RawData, config: Config) -> None:
     making = folder.parent / f".making-{os.getpid()}"
     making.mkdir()
     try:
-        with stage("making columns", NUM_PARTS, "parts") as reached:
+        with stage("making columns", NUM_PARTS, "parts", even=False) as reached:
             manifest = _write_columns(making, raw, config, reached)
         # The rename must not get to the disk before what it names.
         files = [dataclasses.asdict(flushed(path)) for path in sorted(making.iterdir())]
@@ -476,7 +503,8 @@ def _choose_newest_of_each(user: np.ndarray, time: np.ndarray) -> tuple[np.ndarr
     is_test[newest] = True
     notes = []
     if num_single:
-        notes.append(f"{num_single:,} users have a single rating, which is for training: the test has none")
+        single = counted(num_single, "user has", "users have")
+        notes.append(f"{single} a single rating, which is for training: the test has none")
     # In the order of their users' ids, as `newest` is.
     place = np.searchsorted(user[newest], user).clip(max=max(0, len(newest) - 1))
     is_as_new = (user[newest][place] == user) & (time[newest][place] == time) if len(newest) else is_test

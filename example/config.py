@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import difflib
 import inspect
 import sys
 import textwrap
@@ -277,7 +278,12 @@ def parse_given(argv: list[str] | None = None) -> tuple[Config, frozenset[str]]:
     Raises:
         UserError: see `parse_args`.
     """
-    values = vars(_build_parser().parse_args(argv))
+    found, unknown = _build_parser().parse_known_args(argv)
+    if unknown:
+        raise UserError(
+            f"Unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}; see --help for every flag."
+        )
+    values = vars(found)
     config = Config(**values)
     validate(config)
     _require(
@@ -488,6 +494,15 @@ def _build_parser() -> argparse.ArgumentParser:
         text = text.replace("%", "%%") + suffix
         parser.add_argument(flag, type=kind, metavar=_metavar(field.name), help=text)
     return parser
+
+
+def _meant(unknown: list[str]) -> str:
+    """The flags that others look like, as a question in brackets."""
+    names = [*(field.name for field in dataclasses.fields(Config)), *LONG_NAMES.values()]
+    flags = [f"--{name}" for name in names]
+    given = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    meant = [flag for word in given for flag in difflib.get_close_matches(word, flags, n=1)]
+    return f" (did you mean {' and '.join(dict.fromkeys(meant))}?)" if meant else ""
 
 
 def _metavar(name: str) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 
 from columns import Columns
 from config import Config
-from errors import UserError
+from errors import UserError, counted
 from features import ENTITIES, UNKNOWN_ROW
 from machine import allowed_cores, spare_cores
 from mapped import MappedColumn
@@ -412,8 +412,8 @@ def choose_num_workers(
     # A consumer that only receives has steps of no time.
     needed = math.ceil(batch_seconds / max(step_seconds, 1e-9))
     facts = (
-        f"a batch takes {batch_seconds * 1e3:.2f} ms and a step {step_seconds * 1e3:.2f} ms; {num_cores} "
-        f"cores for {local_world_size} ranks leave {spare} beside each"
+        f"a batch takes {batch_seconds * 1e3:.2f} ms and a step {step_seconds * 1e3:.2f} ms; "
+        f"{counted(num_cores, 'core')} for {counted(local_world_size, 'rank')} leave {spare} beside each"
     )
     if share <= WAIT_WORTH_A_WORKER:
         return 0, f"0, as waiting {share:.1%} of the time is worth no process ({facts})"
@@ -448,7 +448,8 @@ def _warn(config: Config, launch: Launch) -> None:
         print("--mp_context fork: workers inherit the locks of all threads, and may hang; spawn does not")
     num_workers = 0 if config.num_workers == "auto" else int(config.num_workers) * launch.local_world_size
     if num_workers > allowed_cores():
-        print(f"{num_workers} data workers on this machine share {allowed_cores()} cores with the ranks")
+        workers, cores = counted(num_workers, "data worker"), counted(allowed_cores(), "core")
+        print(f"{workers} on this machine share {cores} with the ranks")
 
 
 def build_dataloader(dataset: RatingBatches, sampler: EpochSampler, config: Config) -> BatchLoader:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from config import Config
-from errors import UserError
+from errors import UserError, counted
 from machine import (
     allowed_cores,
     available_memory,
@@ -123,7 +123,7 @@ def page(findings: Sequence[Finding]) -> str:
         texts += [f"-> {finding.remedy}"] if finding.remedy else []
         lines.append(f"{finding.state:<7}  {finding.name:<{width}}  " + f"\n{indent}".join(texts))
     states = [finding.state for finding in findings]
-    counts = [_count(states.count(state), state) for state in ("fault", "warning") if state in states]
+    counts = [counted(states.count(state), state) for state in ("fault", "warning") if state in states]
     return "\n".join([*lines, " and ".join(counts) or "All is well."])
 
 
@@ -141,7 +141,7 @@ def check_device(launch: Launch) -> Finding:
     """The device that a run would choose, and that it answers."""
     import torch
 
-    device, ranks = choose_device(launch), _count(launch.local_world_size, "rank")
+    device, ranks = choose_device(launch), counted(launch.local_world_size, "rank")
     found = re.search(r"\s(\d+(\.\d+)+)\s", DRIVER.read_text()) if DRIVER.is_file() else None
     driver = found[1] if found else "unknown"
     if device.type == "cpu":
@@ -162,13 +162,13 @@ def check_cores(num_workers: int | str, num_ranks: int, num_cores: int) -> Findi
     """The cores allowed, against ranks and workers."""
     spare, auto = spare_cores(num_ranks, num_cores), num_workers == "auto"
     text = (
-        f"{_count(num_cores, 'core')} allowed; {_count(num_ranks, 'rank')} with --num_workers {num_workers}"
+        f"{counted(num_cores, 'core')} allowed; {counted(num_ranks, 'rank')} with --num_workers {num_workers}"
     )
     text += f", at most {spare} for each" if auto else ""
     return _judge(
         "cores",
         text,
-        (num_ranks > num_cores, "warning", f"start at most {_count(num_cores, 'rank')}, as NPROC says"),
+        (num_ranks > num_cores, "warning", f"start at most {counted(num_cores, 'rank')}, as NPROC says"),
         (
             not auto and num_ranks * (1 + int(num_workers)) > num_cores,
             "warning",
@@ -231,7 +231,7 @@ def check_descriptors(limit: int, num_workers: int) -> Finding:
     from pool import DESCRIPTORS_PER_WORKER
 
     need = DESCRIPTORS_OF_A_RANK + DESCRIPTORS_PER_WORKER * num_workers
-    text = f"ulimit -n is {limit}; a rank with {_count(num_workers, 'worker')} needs about {need}"
+    text = f"ulimit -n is {limit}; a rank with {counted(num_workers, 'worker')} needs about {need}"
     more = f"ulimit -n {max(4096, 2 * need)}"
     return _judge(
         "descriptors", text, (limit < need, "fault", more), (limit < FEW_DESCRIPTORS, "warning", more)
@@ -305,7 +305,7 @@ def check_data(config: Config) -> list[Finding]:
         return [Finding("data", "fault", text, "give a --data_path that can be read, or change its mode")]
     how = "drawn" if config.is_synthetic else "downloaded"
     there = (
-        f"{_count(len(files), 'file')}, {_size(size)}"
+        f"{counted(len(files), 'file')}, {_size(size)}"
         if files
         else f"not there yet, {how} at the first start"
     )
@@ -356,7 +356,7 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     slot = RatingBatches(columns, config, 0, num_ranks).batch_bytes
     num_slots = config.prefetch_factor + SLOTS_BEYOND_PREFETCH
     num_bytes = num_ranks * num_workers * num_slots * slot
-    of = f"{num_slots} slots of {_size(slot)} for each of {num_ranks} x {_count(num_workers, 'worker')}"
+    of = f"{num_slots} slots of {_size(slot)} for each of {num_ranks} x {counted(num_workers, 'worker')}"
     return Need(num_bytes, f"up to {_size(num_bytes)} ({of})" if num_workers else "nothing without workers")
 
 
@@ -366,10 +366,6 @@ def _judge(name: str, text: str, *ailments: tuple[object, State, str]) -> Findin
         if there:
             return Finding(name, state, text, remedy)
     return Finding(name, "ok", text)
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _size(num_bytes: int) -> str:

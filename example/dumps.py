@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from checkpoint import OPTIMIZER, DumpWriter, features_of, shapes_of, tensors_of
 from columns import Columns
 from config import Config
-from errors import UserError
+from errors import UserError, counted
 from incremental import TouchedRows, Vocabulary, write_delta
 from loading import find_state, load_state
 from manifest import (
@@ -406,7 +406,7 @@ def compact(learner: Learner, columns: Columns, config: Config, context: Runtime
             # What it replaces goes only if it is whole.
             load_state(state, learner, columns, context)
         removed = decided(lambda: _retire_folded(save_dir, config.keep))
-    context.say(f"{save_dir / dump_name(step_of(state.folder))} replaces {removed} increments")
+    context.say(f"{save_dir / dump_name(step_of(state.folder))} replaces {counted(removed, 'increment')}")
 
 
 def _retire_folded(save_dir: Path, keep: int) -> int:

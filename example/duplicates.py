@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from errors import counted
+
 if TYPE_CHECKING:
     from movielens import Ratings, RawData
 
@@ -33,7 +35,7 @@ def settle(raw: RawData, how: str) -> RawData:
     begins = np.flatnonzero(np.diff(pairs[places], prepend=-1))
     note = (
         f"{len(places):,} ratings are of a movie that the same user rated more than once "
-        f"({len(begins):,} such pairs): {COUNTS[how]} (--duplicates {how})"
+        f"({counted(len(begins), 'such pair')}): {COUNTS[how]} (--duplicates {how})"
     )
     raw = dataclasses.replace(raw, skipped=[*raw.skipped, note])
     if how == "keep":

@@ -1,4 +1,4 @@
-"""The one exception that means "the user can mend this", and how words of others are shown."""
+"""The one exception that means "the user can mend this", and how words of others and numbers are shown."""
 
 # Of what others wrote, in a sentence.
 MAX_CHARACTERS = 300
@@ -16,10 +16,6 @@ class LostPeerError(RuntimeError):
     """Another rank is gone, or sends nothing: this one can only end too."""
 
 
-class BrokenLaunchError(LostPeerError):
-    """The same where it is known who is gone, or came in its place: the sentence says all, as a mistake's."""
-
-
 def printable(found: object) -> str:
     """What others wrote, such as a server or a file, as one line that does nothing to a terminal."""
     words = " ".join(str(found).split())
@@ -27,3 +23,8 @@ def printable(found: object) -> str:
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in words[:MAX_CHARACTERS]
     )
     return shown + "..." * (len(words) > MAX_CHARACTERS)
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number with its noun, such as "1 row" or "2,000 rows"; many: where an s does not make the plural."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -18,14 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from config import Config, parse_given
 from config import parse_args as parse_args
-from errors import BrokenLaunchError, UserError
-from failures import (
-    name_lost_peers,
-    record_crash,
-    report_broken_launch,
-    report_lost_worker,
-    report_mistake,
-)
+from errors import UserError
+from failures import name_lost_peers, record_crash, report_lost_worker, report_mistake
 from machine import check_descriptors
 from output import end_when_unread
 from postmortem import WorkerError
@@ -79,9 +73,6 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except WorkerError as error:
         report_lost_worker(str(error))
-        return 1
-    except BrokenLaunchError as error:
-        report_broken_launch(error)
         return 1
     except SystemExit as ended:
         # Told to end by a signal, after a dump.
@@ -139,7 +130,7 @@ def run(config: Config, given: frozenset[str] = frozenset()) -> None:
         for mode in config.modes:
             modes[mode](config, context)
     except Exception as error:
-        name_lost_peers(error, config)
+        name_lost_peers(error)
         raise
     finally:
         cleanup_runtime()
@@ -153,7 +144,7 @@ def announce_data(config: Config) -> None:
 
 def train_and_report(config: Config, context: RuntimeContext) -> None:
     """Train, and show what came of it. Collective: every rank."""
-    from report import make_report_dir, write_report
+    from report import describe_nothing_left, make_report_dir, write_report
     from watch import watching
 
     if context.rank == 0 and config.report_dir:
@@ -163,10 +154,7 @@ def train_and_report(config: Config, context: RuntimeContext) -> None:
         if result.epochs and context.rank == 0 and config.report_dir:
             watch.after_run(write_report(result, watch.stopwatch.split(), config, context))
     if not result.epochs:
-        stopped = ", and --patience stopped it there" if result.stopped_early else ""
-        context.say(
-            f"nothing is left to train: {result.num_epochs} of {config.epochs} epochs are done{stopped}"
-        )
+        context.say(describe_nothing_left(result, config))
     show_test(f"epoch {result.test_epoch}", result.test, result.columns, config, context)
 
 

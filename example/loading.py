@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from checkpoint import Tensors, check_fit, read_parts, shapes_of, tensors_of
 from columns import Columns
 from config import NEWEST, Config
-from errors import UserError
+from errors import UserError, counted
 from incremental import apply_delta
 from manifest import Manifest
 from parts import check_parts, reading
@@ -121,12 +121,12 @@ def _describe_load(state: State, manifest: Manifest, names: set[str]) -> str:
     tables = {name: shape for name, (shape, _) in manifest.tensors.items() if name.startswith("tables.")}
     rows = [shape[0] for name, shape in tables.items() if name.endswith(".weight")]
     states = [shape[0] for name, shape in tables.items() if name.endswith(".momentum1")]
-    replayed = f" and {len(state.deltas)} increments after it" if state.deltas else ""
+    replayed = f" and {counted(len(state.deltas), 'increment')} after it" if state.deltas else ""
     missing, unexpected = len(names - manifest.tensors.keys()), len(manifest.tensors.keys() - names)
     return (
-        f"loaded {state.base}{replayed}: {len(rows)} tables with {sum(rows):,} rows and {sum(states):,} "
-        f"optimizer rows, {len(names)} tensors, missing {missing}, unexpected {unexpected}; step "
-        f"{manifest.position.step:,}, written by {manifest.world_size} ranks"
+        f"loaded {state.base}{replayed}: {counted(len(rows), 'table')} with {sum(rows):,} rows and "
+        f"{sum(states):,} optimizer rows, {len(names)} tensors, missing {missing}, unexpected {unexpected}; "
+        f"step {manifest.position.step:,}, written by {counted(manifest.world_size, 'rank')}"
     )
 
 

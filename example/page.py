@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from errors import UserError
+from errors import UserError, counted
 from machine import check_descriptors
 from output import end_when_unread
 
@@ -366,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError(
             f"--output {given.output} cannot be written ({error.strerror or error}); give another file."
         ) from error
-    print(f"{given.output} shows {len(runs)} run{'s' if len(runs) > 1 else ''}")
+    print(f"{given.output} shows {counted(len(runs), 'run')}")
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from errors import UserError
+from errors import UserError, counted
 from progress import stage
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Reader:
                 f"--max_bad_rows {self.max_share:g} allows {allowed:,}; mend the file, or give a larger one."
             )
         self.notes.append(
-            f"left out {len(rows):,} bad rows of {name}, the first being line {line} ({reason})"
+            f"left out {counted(len(rows), 'bad row')} of {name}, the first being line {line} ({reason})"
         )
 
     def rows(
@@ -136,7 +136,11 @@ class Reader:
                     good.append((line, fields))
                 else:
                     bad.append(
-                        (line, separator.join(fields), f"{len(fields)} fields instead of {num_fields}")
+                        (
+                            line,
+                            separator.join(fields),
+                            f"{counted(len(fields), 'field')} instead of {num_fields}",
+                        )
                     )
         except csv.Error as error:
             # A quote that is never closed makes one field of the rest of the file.
@@ -419,7 +423,7 @@ def _rating_fault(fields: list[str], layout: Layout, users: set[int] | None, mov
     if not fields:
         return "a quote in the wrong place"
     if len(fields) != 4:
-        return f"{len(fields)} fields instead of 4"
+        return f"{counted(len(fields), 'field')} instead of 4"
     found = [WHOLE.fullmatch(fields[place]) for place in (0, 1, 3)]
     decimal = DECIMAL.fullmatch(fields[2])
     wholes = [match[1] for match in found if match]

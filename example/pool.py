@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from errors import UserError
+from errors import UserError, counted
 from machine import descriptor_limit, num_descriptors, process_limit
 from postmortem import Scene, WorkerDiedError, WorkerRaisedError, WorkerSilentError, gib
 from ring import AnonymousFile, Ring
@@ -262,12 +262,13 @@ class WorkerPool:
 @contextlib.contextmanager
 def _refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
     """What the system refuses to a pool, as a sentence: descriptors, processes or memory."""
+    workers = counted(num_workers, "data worker needs", "data workers need")
     try:
         yield
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise UserError(
-                f"{num_workers} data workers need about {num_workers * DESCRIPTORS_PER_WORKER} more file "
+                f"{workers} about {num_workers * DESCRIPTORS_PER_WORKER} more file "
                 f"descriptors, but {num_descriptors()} of {descriptor_limit()} are in use; raise the limit "
                 "with ulimit -n 4096, or give a smaller --num_workers."
             ) from None
@@ -279,8 +280,9 @@ def _refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
             ) from None
         if error.errno in (errno.ENOMEM, errno.EFBIG):
             raise UserError(
-                f"The batches of {num_workers} data workers take up to {gib(num_bytes)}, more than this "
-                "machine gives; give a smaller --batch_size, --history, --prefetch_factor or --num_workers."
+                f"The batches of {counted(num_workers, 'data worker')} take up to {gib(num_bytes)}, more "
+                "than this machine gives; give a smaller --batch_size, --history, --prefetch_factor or "
+                "--num_workers."
             ) from None
         raise
 

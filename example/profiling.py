@@ -19,7 +19,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from errors import UserError
+from errors import UserError, counted
 from runtime import RuntimeContext
 
 # Of a step: the next batch and its copy to the device; ids to the ranks that own their rows; the rows;
@@ -162,8 +162,8 @@ def describe_profile(events: Sequence[Any], num_steps: int, device: torch.device
     split = {part: spent / num_steps for part, spent in split_steps(events, device).items()}
     whose = "the device" if device.type == "cuda" else "the host"
     lines = [
-        f"profile of {num_steps} steps: {sum(split.values()):.2f} ms of {whose} each; the costliest, each "
-        "without what it calls:",
+        f"profile of {counted(num_steps, 'step')}: {sum(split.values()):.2f} ms of {whose} each; the "
+        "costliest, each without what it calls:",
         f"| {'name':<60} |  calls | total ms |  share |",
         f"|{'-' * 62}|-------:|---------:|-------:|",
     ]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from config import Config
-from errors import UserError, printable
+from errors import UserError, counted, printable
 from features import HISTORY, Feature
 from manifest import describe_step
 from movielens import RawData, locate, read
@@ -218,7 +218,7 @@ def page(model: ServedModel, viewer: Viewer, top: int) -> str:
     titles = viewer.raw.movies["title"].map(printable).to_numpy()
     lines = [f"{describe_step(model.position)}, {_describe_age(model.age)} old"]
     if len(viewer.ratings):
-        lines.append(f"user {viewer.name} rated {len(viewer.ratings):,} movies, and liked most:")
+        lines.append(f"user {viewer.name} rated {counted(len(viewer.ratings), 'movie')}, and liked most:")
         liked = viewer.liked()
         stars = zip(liked.numbers, titles[liked.movies], strict=True)
         lines += [f"  {rating:.1f}  {title}" for rating, title in stars]

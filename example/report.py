@@ -13,7 +13,7 @@ import numpy as np
 
 from columns import Columns
 from config import Config
-from errors import UserError
+from errors import UserError, counted
 from metrics import METRICS, TOP, Metrics, main_metric
 from page import replace_file
 from runtime import RuntimeContext
@@ -39,8 +39,8 @@ def describe_data(columns: Columns, config: Config) -> str:
     """What is trained on, and whatever was left out of it."""
     lines = [
         f"{columns.source}: {columns.num_train:,} ratings for training, {columns.num_validation:,} for "
-        f"validation, {columns.num_test:,} for the test (--split {config.split}), {columns.num_users:,} "
-        f"users, {columns.num_movies:,} movies"
+        f"validation, {columns.num_test:,} for the test (--split {config.split}), "
+        f"{counted(columns.num_users, 'user')}, {counted(columns.num_movies, 'movie')}"
     ]
     return "\n".join([*lines, *columns.notes])
 
@@ -62,9 +62,22 @@ def describe_early_stop(position: Position, config: Config) -> str:
     assert position.best is not None
     label = LABELS[main_metric(config.task)[0]]
     return (
-        f"stopped early, after epoch {position.epoch}: {position.epochs_since_best} epochs without a better "
+        f"stopped early, after epoch {position.epoch}: "
+        f"{counted(position.epochs_since_best, 'epoch')} without a better "
         f"validation {label} than {position.best:.4f} (--patience {config.patience})"
     )
+
+
+def describe_nothing_left(result: Run, config: Config) -> str:
+    """One line on a training that was resumed, and had no epoch to make."""
+    if result.num_epochs > config.epochs:
+        done = counted(result.num_epochs, "epoch")
+        return (
+            f"nothing is left to train: the checkpoint has done {done}, and --epochs {config.epochs} asks "
+            "for fewer; give more"
+        )
+    stopped = ", and --patience stopped it there" if result.stopped_early else ""
+    return f"nothing is left to train: {result.num_epochs} of {config.epochs} epochs are done{stopped}"
 
 
 def results_table(columns: Columns, config: Config, name: str, test: Metrics) -> str:

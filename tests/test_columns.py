@@ -22,6 +22,7 @@ from columns import Columns, open_columns
 from config import Config
 from errors import UserError
 from features import UNKNOWN_ROW
+from manifest import sealed
 from mapped import MappedColumn
 from movielens import RawData, locate, read
 from synthetic import write_synthetic
@@ -195,6 +196,41 @@ def change_value(chance: random.Random, folder: Path, path: Path) -> None:
             break
     parent[key] = chance.choice([None, -1, 2**70, "x", [], {}, [[]], {"a": 1}, 0.5, True])
     path.write_text(json.dumps(found))
+
+
+def forge(chance: random.Random, folder: Path, path: Path) -> None:
+    """Change one value of the manifest, or leave it out, and have its own digest agree with that."""
+    change_value(chance, folder, path)
+    path = folder / "manifest.json"
+    found = json.loads(path.read_text())
+    if chance.random() < 0.3:
+        where = chance.choice([found, found["tables"], found["files"]])
+        for held in where if isinstance(where, list) else [where]:
+            if isinstance(held, dict) and held:
+                held.pop(chance.choice(sorted(held)))
+    path.write_text(json.dumps(sealed(found)))
+
+
+def test_a_manifest_that_was_forged_with_its_digest_never_is_a_fault_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_synthetic(tmp_path / "data", 1_000, seed=0)
+    config = Config(data_path=str(tmp_path / "data"))
+    raw = read(*locate(config), config)
+    monkeypatch.setattr("movielens.read", lambda *arguments: raw)
+    whole = open_columns(config)
+    before = contents(Path(whole.folder))
+    made_again = 0
+    for seed in range(60):
+        forge(random.Random(seed), Path(whole.folder), Path(whole.folder))
+        found = open_columns(config)
+        # Another number or text of the right type is no fault that can be seen.
+        assert {name: type(value) for name, value in vars(found).items()} == {
+            name: type(value) for name, value in vars(whole).items()
+        }
+        made_again += contents(Path(whole.folder)) == before
+        (Path(whole.folder) / "manifest.json").write_bytes(before["manifest.json"])
+    assert made_again > 30
 
 
 def become_nonsense(chance: random.Random, folder: Path, path: Path) -> None:
@@ -416,7 +452,7 @@ def test_a_user_with_one_rating_has_none_in_the_test_and_is_counted(tmp_path: Pa
     # Of two in one second the later one in the file is the newer.
     assert found.ratings("test").tolist() == [4]
     assert found.ratings("train").tolist() == [5, 3, 5]
-    assert any("1 users have a single rating" in note for note in found.notes)
+    assert any("1 user has a single rating" in note for note in found.notes)
     # A hundredth of three ratings is none.
     assert any("no rating is for validation" in note for note in found.notes)
 
@@ -467,8 +503,8 @@ def test_users_whose_newest_ratings_have_one_time_are_counted(tmp_path: Path) ->
     times = {1: [5, 9], 2: [1, 8, 8], 3: [2, 2, 2], 4: [2]}
     ratings = [(user, movie, 4.0, time) for user, of in times.items() for movie, time in enumerate(of)]
     found = open_columns(dataclasses.replace(write_csv(tmp_path, ratings), split="leave_one_out"))
-    assert [note for note in found.notes if "users have" in note] == [
-        "1 users have a single rating, which is for training: the test has none",
+    assert [note for note in found.notes if "users have" in note or "user has" in note] == [
+        "1 user has a single rating, which is for training: the test has none",
         "2 of 3 users have several ratings of the time of their newest: "
         "the last of them in the file is in the test",
     ]

@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 from config import Config
+from errors import counted
 from launch import EXAMPLE, ROOT, family, python, read_json, started, succeeded, torchrun
-from report import describe_failure
+from report import describe_failure, describe_nothing_left
 
 SHORT = ("--epochs", "1", "--batch_size", "1024")
 
@@ -199,7 +200,7 @@ def test_training_that_diverges_is_refused(synthetic_folder: Path) -> None:
 
 def test_weights_that_only_a_diverged_training_has_are_refused(synthetic_folder: Path) -> None:
     result = python(EXAMPLE, "--data_path", synthetic_folder, "--lr", "1e7", *SHORT)
-    refused(result, "After step 16 ")
+    refused(result, "After step 16 the table ")
     assert result.returncode == 2
     assert "the training diverged with --lr 10000000.0" in result.stderr
     assert "this model" not in result.stdout
@@ -226,6 +227,28 @@ def test_a_model_that_is_worse_than_the_mean_says_so_below_its_table(synthetic_f
         r"\[RANK 0\] this model is worse than the mean of all ratings \([\d.]+\): its test RMSE is [\d.]+",
         last,
     )
+
+
+def test_a_number_agrees_with_its_noun() -> None:
+    found = [counted(number, "row") for number in (0, 1, 2, 2_000)]
+    assert found == ["0 rows", "1 row", "2 rows", "2,000 rows"]
+    assert [counted(number, "worker needs", "workers need") for number in (1, 2)] == [
+        "1 worker needs",
+        "2 workers need",
+    ]
+
+
+def test_a_resume_that_asks_for_fewer_epochs_than_are_done_says_so() -> None:
+    said = []
+    for done, stopped in ((6, False), (2, False), (1, True)):
+        result: Any = SimpleNamespace(num_epochs=done, stopped_early=stopped)
+        said.append(describe_nothing_left(result, Config(epochs=2)))
+    assert said == [
+        "nothing is left to train: the checkpoint has done 6 epochs, and --epochs 2 asks for fewer; give "
+        "more",
+        "nothing is left to train: 2 of 2 epochs are done",
+        "nothing is left to train: 1 of 2 epochs are done, and --patience stopped it there",
+    ]
 
 
 def test_a_ranking_that_is_worse_than_popularity_or_chance_says_so() -> None:

@@ -141,7 +141,7 @@ def test_four_workers_train_on_one_core(place: Place) -> None:
     command = ["taskset", "-c", core, sys.executable, str(EXAMPLE)]
     flags = ["--data_path", str(place.data), "--epochs", "1", "--num_workers", "4"]
     result = run_command([*command, *flags], env=place.env)
-    assert "4 data workers on this machine share 1 cores with the ranks" in succeeded(result)
+    assert "4 data workers on this machine share 1 core with the ranks" in succeeded(result)
     place.check_nothing_is_left()
 
 

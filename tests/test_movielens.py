@@ -206,7 +206,7 @@ def test_more_bad_rows_than_a_share_are_refused_with_their_number_the_limit_and_
     good = (ml_1m / "ratings.dat").read_text().splitlines()[0]
     write(ml_1m, {"ratings.dat": "\n".join([*[good] * 98, "bad", "worse"])})
     sentence = refusal(ml_1m, bad_rows="skip")
-    assert "ratings.dat, line 99: 1 fields instead of 4: 'bad'" in sentence
+    assert "ratings.dat, line 99: 1 field instead of 4: 'bad'" in sentence
     assert "2 of 100 rows of the file cannot be read, and --max_bad_rows 0.01 allows 1" in sentence
     assert len(load(ml_1m, bad_rows="skip", max_bad_rows=0.02, duplicates="keep").ratings.rating) == 98
     write(ml_1m, {"ratings.dat": "\n".join([*[good] * 99, "bad"])})
@@ -374,7 +374,7 @@ def test_a_quote_in_the_wrong_place_is_named_with_its_line(ml_csv: Path, row: st
 def test_lines_of_blanks_and_blanks_around_numbers_are_read_beside_bad_rows(ml_csv: Path) -> None:
     with (ml_csv / "ratings.csv").open("a") as file:
         file.write(" 9 ,1, 3.5,8\n   \nbad\n")
-    assert "ratings.csv, line 7: 1 fields instead of 4: 'bad'" in refusal(ml_csv)
+    assert "ratings.csv, line 7: 1 field instead of 4: 'bad'" in refusal(ml_csv)
     raw = load(ml_csv, bad_rows="skip", max_bad_rows=0.5, duplicates="keep")
     assert raw.ratings.rating.tolist() == [4.0, 0.5, 2.5, 3.5]
 

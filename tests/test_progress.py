@@ -30,12 +30,31 @@ def test_a_line_says_how_much_how_fast_and_how_long_still(monkeypatch: pytest.Mo
     assert str(work).endswith("40,000 ratings/s, about 6 min left")
 
 
+def test_what_is_left_is_not_foretold_of_parts_that_are_unlike(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    work = Stage("making columns", 5, "parts", done=0, even=False)
+    work.reached(1)
+    assert str(work) == "making columns: 1 of 5 parts, begun just now"
+    now[0] = 109.0
+    work.reached(3)
+    assert str(work) == "making columns: 3 of 5 parts, 9 s so far"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Stage("making columns", 5, "parts", done=0, even=False).bar as bar:
+        bar.refresh()
+    assert re.search(
+        r"making columns: 0 of 5 parts, 00:00$", capsys.readouterr().err.replace("\r", "\n"), re.M
+    )
+
+
 def test_work_that_is_one_call_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
     with shown(interval=0.05), stage("sorting"):
         time.sleep(0.3)
     lines = capsys.readouterr().out.splitlines()
     assert 3 <= len(lines) <= 6
-    assert set(lines) == {"sorting: 0 s so far"}
+    assert set(lines) == {"sorting: begun just now"}
 
 
 def test_a_chain_of_short_stages_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +122,7 @@ def test_drawing_reading_and_columns_are_shown(
     output = capsys.readouterr().out
     assert re.search(r"^drawing .*: [\d,]+ of 100,000 ratings, [\d,]+ ratings/s, about", output, re.M)
     assert re.search(r"^reading ratings: [\d,]+ of [\d,]+ bytes, [\d,]+ bytes/s, about", output, re.M)
-    assert re.search(r"^making columns: \d of 5 parts, [\d.]+ parts/s, about", output, re.M)
+    assert re.search(r"^making columns: \d of 5 parts, (\d+ s so far|begun just now)$", output, re.M)
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 20, 1_000])
