@@ -7,12 +7,21 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 
-def leave_for_torchrun(message: str, text: str) -> None:
-    """Leave a message and what explains it; nothing happens without torchrun."""
+def leave_for_torchrun(message: str, text: str, is_said: bool = False) -> None:
+    """Leave a message and what explains it; nothing happens without torchrun.
+
+    is_said: whether the rank has said all of it in a sentence, and a report would only repeat that.
+    """
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file:
-        details = {"py_callstack": text, "timestamp": str(int(time.time()))}
+        details = {"py_callstack": text, "timestamp": str(int(time.time())), "is_said": is_said}
         with contextlib.suppress(OSError):
             Path(error_file).write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
+
+
+def is_said(message: Any) -> bool:
+    """Whether what torchrun found in the file of a rank has been said by that rank."""
+    return isinstance(message, dict) and bool(message.get("extraInfo", {}).get("is_said"))

@@ -16,6 +16,10 @@ class LostPeerError(RuntimeError):
     """Another rank is gone, or sends nothing: this one can only end too."""
 
 
+class BrokenLaunchError(LostPeerError):
+    """The same where it is known who is gone, or came in its place: the sentence says all, as a mistake's."""
+
+
 def printable(found: object) -> str:
     """What others wrote, such as a server or a file, as one line that does nothing to a terminal."""
     words = " ".join(str(found).split())

@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from config import Config, parse_given
 from config import parse_args as parse_args
-from errors import UserError
-from failures import name_lost_peers, record_crash, report_lost_worker, report_mistake
+from errors import BrokenLaunchError, UserError
+from failures import (
+    name_lost_peers,
+    record_crash,
+    report_broken_launch,
+    report_lost_worker,
+    report_mistake,
+)
 from machine import check_descriptors
 from output import end_when_unread
 from postmortem import WorkerError
@@ -73,6 +79,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except WorkerError as error:
         report_lost_worker(str(error))
+        return 1
+    except BrokenLaunchError as error:
+        report_broken_launch(error)
         return 1
     except SystemExit as ended:
         # Told to end by a signal, after a dump.
@@ -130,7 +139,7 @@ def run(config: Config, given: frozenset[str] = frozenset()) -> None:
         for mode in config.modes:
             modes[mode](config, context)
     except Exception as error:
-        name_lost_peers(error)
+        name_lost_peers(error, config)
         raise
     finally:
         cleanup_runtime()

@@ -10,8 +10,12 @@ import sys
 import time
 import traceback
 
+from config import Config
 from errorfile import leave_for_torchrun
-from errors import LostPeerError, UserError
+from errors import BrokenLaunchError, LostPeerError, UserError
+from heartbeat import in_silence
+from recovery import after_lost_peer
+from rollcall import ALL_ANSWER
 from runtime import lost_peers, read_launch
 
 # A rank may say the same as rank 0 some seconds later than it.
@@ -46,14 +50,39 @@ def report_lost_worker(screen: str) -> None:
     print(screen, file=sys.stderr, flush=True)
 
 
-def name_lost_peers(error: Exception) -> None:
-    """Find out, where an exception says only that another rank went away, which one, and on which machine.
+def name_lost_peers(error: Exception, config: Config) -> None:
+    """Find out, where an exception says only that another rank went away, which one, on which machine, and
+    how to go on.
 
     Raises:
-        LostPeerError: with that, from the exception.
+        BrokenLaunchError: with that, from the exception.
+        LostPeerError: when all others are there, so that one of them may wait by mistake.
     """
-    if is_lost_peer(error) and (fault := lost_peers()):
+    if not is_lost_peer(error):
+        return
+    fault = "" if isinstance(error, BrokenLaunchError) else lost_peers()
+    if fault == ALL_ANSWER:
         raise LostPeerError(fault) from error
+    if fault:
+        fault = in_silence(fault, config.timeout) if _is_silence(error) else fault
+    elif isinstance(error, LostPeerError):
+        fault = str(error)
+    else:
+        return
+    raise BrokenLaunchError(f"{fault}. {after_lost_peer(config, read_launch().spans_machines)}") from error
+
+
+def report_broken_launch(error: BrokenLaunchError) -> None:
+    """Say which ranks are lost, once for all ranks of this machine, and leave it for the launcher.
+
+    As with a mistake, a rank that is not the first of its machine speaks only if nobody has ended it.
+    """
+    if not _is_silence(error):
+        time.sleep(LOST_PEER_SECONDS)
+    leave_for_torchrun(str(error), str(error), is_said=True)
+    if read_launch().local_rank != 0:
+        time.sleep(SAME_MISTAKE_SECONDS)
+    print(f"example.py: {error}", file=sys.stderr, flush=True)
 
 
 def record_crash(error: BaseException) -> None:
@@ -72,5 +101,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 def _is_silence(error: BaseException) -> bool:
     """Whether a peer is silent, and not gone: it has left nothing to be read first, and --timeout is over."""
-    text = str(error.__cause__ or error).lower()
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = str(error).lower()
     return "timed out" in text or "timeout" in text

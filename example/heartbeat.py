@@ -15,13 +15,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from errorfile import leave_for_torchrun
-from rollcall import ANSWER_SECONDS, Peers
+from rollcall import ALL_ANSWER, ANSWER_SECONDS, Peers
 
 if TYPE_CHECKING:
     import torch
@@ -38,14 +38,16 @@ LONGEST_TEXT = 4096
 
 
 class Heartbeat:
-    """The thread of one rank. timeout: the seconds for which a process may be silent.
+    """The thread of one rank. timeout: the seconds for which a process may be silent; advice: tells what to
+    do when one is lost.
 
     A peer that is gone is no silence: the launcher ends the ranks of its machine, and connections to other
     machines break. Who does not wait for any of them may go on for as long.
     """
 
-    def __init__(self, timeout: float, local_rank: int) -> None:
+    def __init__(self, timeout: float, local_rank: int, advice: Callable[[], str] = str) -> None:
         self.timeout = timeout
+        self._advice = advice
         self.local_rank = local_rank
         # Of torchrun's kind. Another parent, such as a shell, may end or be stopped as it likes.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
@@ -106,7 +108,10 @@ class Heartbeat:
                 gone = self._gone_since
                 if gone is not None and time.monotonic() - gone > self.timeout:
                     # Nobody else may tell it to: launchers of several machines do not.
-                    self._die(f"it went on for --timeout {self.timeout:.0f} seconds alone: {self.fault()}")
+                    fault = self.fault()
+                    self._end_without(
+                        fault, f"it went on for --timeout {self.timeout:.0f} seconds alone: {fault}"
+                    )
                 if not self._over.is_set() and self._group is not None and not self._beat():
                     self._over.set()
         finally:
@@ -143,14 +148,13 @@ class Heartbeat:
         # Else the main thread has found out by itself, and says where it waited.
         is_here = not self._end.is_set()
         if self._fault and seconds > self.timeout + MARGIN_SECONDS and is_here:
-            self._die(
-                f"a rank has shown no sign of life for --timeout {self.timeout:.0f} seconds: {self._fault}"
-            )
+            self._end_without(self._fault, in_silence(self._fault, self.timeout))
 
     def _look_at_launcher(self) -> None:
         """End with a launcher that is gone, and end one that was stopped for too long: nothing else would."""
         if not self._launcher:
             return
+        # On Linux the kernel has ended this rank by now (`die_with_parent`); other systems have nothing else.
         if os.getppid() != self._launcher:
             os._exit(1)
         now = time.monotonic()
@@ -165,12 +169,28 @@ class Heartbeat:
             # The kernel ends its ranks with it.
             os.kill(self._launcher, signal.SIGKILL)
 
+    def _end_without(self, fault: str, sentence: str) -> NoReturn:
+        """End because of ranks that are lost: a sentence says it, where it is known which they are."""
+        if self.peers is None or fault == ALL_ANSWER:
+            self._die(sentence)
+        sentence = f"{sentence}. {self._advice()}"
+        leave_for_torchrun(sentence, sentence, is_said=True)
+        # The launcher ends the others meanwhile, and each would say the same.
+        time.sleep(0.0 if self.local_rank == 0 else CALL_SECONDS)
+        _say(sentence)
+        os._exit(1)
+
     def _die(self, sentence: str) -> NoReturn:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(frame))
         leave_for_torchrun(sentence, stack)
         _say(sentence, f"This rank is here, and ends:\n{stack}")
         os._exit(1)
+
+
+def in_silence(fault: str, timeout: float) -> str:
+    """What is said of ranks that do not answer when they have been waited for."""
+    return f"a rank has shown no sign of life for --timeout {timeout:.0f} seconds: {fault}"
 
 
 def state_of(pid: int) -> str:

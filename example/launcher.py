@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import sys
-from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -26,13 +25,14 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.run import parse_args, run
 
 from config import parse_args as parse_flags
+from errorfile import is_said
 from errors import UserError
 from machine import allowed_cores, allowed_memory, check_descriptors, oom_kills
 from meeting import is_on_one_machine, meet_in, private_folder
 from output import UNREAD, end_when_unread
 from postmortem import gib, memory_in_words
+from recovery import way_on
 from runtime import end_process
-from save_dir import newest_in
 from stuck import end_when_stuck
 
 # The statuses with which example.py ends after a mistake of the user, and after a SIGTERM or a Ctrl-C to a
@@ -94,7 +94,8 @@ def _run(arguments: argparse.Namespace) -> int:
             ranks = [rank for rank, failure in error.failures.items() if failure is first]
             print(f"launcher.py: {_killed_rank(ranks, first.pid, kills_before, arguments)}", file=sys.stderr)
             return 1
-        print(error, file=sys.stderr)
+        if not is_said(first.message):
+            print(error, file=sys.stderr)
         return 1
     except (RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError) as error:
         print(f"launcher.py: {_lost_rendezvous(error, arguments)}", file=sys.stderr)
@@ -145,14 +146,10 @@ def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments
 def _way_on(arguments: argparse.Namespace) -> str:
     """What a launch with the same arguments can go on from."""
     try:
-        config = parse_flags(arguments.training_script_args)
+        return way_on(parse_flags(arguments.training_script_args))
     except UserError:
         # Another script, with flags of its own.
-        return "start again"
-    if not config.dumps:
-        return "start again, with --dump to have something that --resume can go on from"
-    newest = newest_in(Path(config.save_dir))
-    return f"--resume goes on from {newest}" if newest else f"{config.save_dir} holds no checkpoint yet"
+        return way_on(None)
 
 
 def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:

@@ -33,6 +33,7 @@ AT_ONCE = 64
 # Asks Linux for the address of an interface.
 SIOCGIFADDR = 0x8915
 UNREACHABLE, ENDED, SILENT = "cannot be reached", "has ended", "does not answer"
+ALL_ANSWER = "all other ranks answer, and one is late"
 PLURAL = {UNREACHABLE: UNREACHABLE, ENDED: "have ended", SILENT: "do not answer"}
 
 
@@ -98,7 +99,7 @@ class Peers:
             asked = zip(self.others, faults, strict=True)
             found = [(peer.host, fault, peer.rank) for peer, fault in asked if fault]
         if not found:
-            return "all other ranks answer, and one is late"
+            return ALL_ANSWER
         lost = []
         for (host, fault), group in itertools.groupby(sorted(found), lambda each: each[:2]):
             ranks = [rank for *_, rank in group]

@@ -28,6 +28,7 @@ from errors import LostPeerError, UserError, counted
 from heartbeat import Heartbeat
 from machine import allowed_cores, die_with_parent, keep_freed_memory, spin_briefly, use_large_pages
 from rankprint import install_print, restore_print
+from recovery import after_lost_peer
 from rollcall import Peers
 from stack import has_cuda_kernels
 from visitors import Visitors
@@ -60,6 +61,11 @@ class Launch:
     world_size: int = 1
     local_world_size: int = 1
     launched: bool = False
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether there are ranks on other machines."""
+        return self.local_world_size < self.world_size
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     # Nothing here draws from numpy's global generator, but a user's code may.
     np.random.seed(config.seed)
     torch.manual_seed(config.seed)
-    _join(launch, device, config.timeout)
+    _join(launch, device, config)
     install_print(f"RANK {launch.rank}")
     context = RuntimeContext(
         launch.rank, launch.local_rank, launch.world_size, launch.local_world_size, device, num_threads
@@ -303,22 +309,23 @@ def choose_device(launch: Launch) -> torch.device:
     return device
 
 
-def _join(launch: Launch, device: torch.device, timeout: int) -> None:
+def _join(launch: Launch, device: torch.device, config: Config) -> None:
     """Join the other ranks, and show them from now on that this one lives."""
     import torch.distributed as dist
 
+    timeout = config.timeout
     if not launch.launched:
         # One process needs no port, so a busy one cannot matter.
         _init_process_group(launch, device, dist.HashStore(), timeout)
         return
     deadline = time.monotonic() + timeout
-    heartbeat = Heartbeat(timeout, launch.local_rank)
+    spans = launch.spans_machines
+    heartbeat = Heartbeat(timeout, launch.local_rank, lambda: after_lost_peer(config, spans))
     RUNNING.append(heartbeat)
     master = os.environ["MASTER_ADDR"]
     with heartbeat.within(f"joining the other ranks at {master}:{os.environ['MASTER_PORT']}"):
         store = _open_store(launch, timeout)
         if launch.world_size > 1:
-            spans = launch.local_world_size < launch.world_size
             heartbeat.peers = Peers(store, launch.rank, launch.world_size, master, spans, deadline)
             if spans and (interface := heartbeat.peers.interface()):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

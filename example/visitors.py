@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from errors import LostPeerError, UserError
+from errors import BrokenLaunchError, UserError
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTENS = "0A"
@@ -78,7 +78,7 @@ class Visitors:
 
         Raises:
             UserError: when there is one.
-            LostPeerError: when one has gone: what it sent may still be read.
+            BrokenLaunchError: when one has gone: what it sent may still be read.
         """
         for _ in range(LOOKS):
             strangers = self._strangers()
@@ -94,7 +94,11 @@ class Visitors:
                     )
             # The kernel's tables change while they are read.
             time.sleep(LOOK_SECONDS)
-        raise LostPeerError(f"who came to port {strangers[0][0].port} of this rank has gone")
+        port = strangers[0][0].port
+        raise BrokenLaunchError(
+            f"a connection came to port {port} of this rank, as from a program that tries ports, and went "
+            "before it was known whose it was; nothing that came from there is believed"
+        )
 
     def _strangers(self) -> list[tuple[Connection, Connection | None]]:
         """Connections that nothing good is known of, with their other ends."""

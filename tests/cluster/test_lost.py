@@ -71,14 +71,20 @@ def test_survivors_end_in_time_say_who_is_missing_and_can_go_on(
     survivors = training.ranks[: nprocs[0]]
     seconds = training.ends(survivors, servers[0])
     print(f"{fault}: the survivors ended after {seconds:.1f} s, with --timeout {TIMEOUT}")
+    kept = newest_in(tmp_path / "dumps")
+    way_on = f"What to do: start again on the machines that are left; --resume goes on from {kept}."
     for rank in survivors:
-        assert re.search(said, rank.text()), rank.text()
+        *_, sentence = rank.text().splitlines()
+        assert sentence.startswith("example.py: "), rank.text()
+        assert re.search(said, sentence), rank.text()
+        assert sentence.endswith(way_on), rank.text()
+        # It is nobody's programming error.
+        assert not re.search("Traceback|This rank is here", rank.text()), rank.text()
     if fault == "cut":
         # Who is cut off ends too, and says whom it misses.
         training.ends(training.ranks[1:], servers[1])
         assert "rank 0 on node-0 cannot be reached; seen by rank 1 on node-1" in training.ranks[1].text()
         return
-    kept = newest_in(tmp_path / "dumps")
     assert kept is not None
     more = (*training.flags, "--resume", "--epochs", 1)
     (alone,) = launch(servers[:1], [1], more)

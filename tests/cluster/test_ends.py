@@ -1,0 +1,55 @@
+"""What the launchers of several machines say, and how they end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster.machines import Cluster, launched
+from save_dir import newest_in
+
+
+def test_a_clean_end_of_two_machines_leaves_no_warnings_of_the_store(
+    cluster_of: Callable[[int], Cluster], synthetic_folder: Path
+) -> None:
+    flags = ("--epochs", 1, "--batch_size", 2048, "--timeout", 30, "--data_path", synthetic_folder)
+    machines = cluster_of(2).machines
+    commands = [machine.start(launched(*flags)) for machine in machines]
+    for command in commands:
+        text = command.succeeded(90)
+        assert "[W" not in text, text
+        assert "recvValue failed" not in text, text
+
+
+def test_a_rank_that_is_killed_on_another_machine_is_one_sentence_and_no_report(
+    cluster_of: Callable[[int], Cluster], synthetic_folder: Path, tmp_path: Path
+) -> None:
+    flags = (
+        "--epochs",
+        1000,
+        "--patience",
+        0,
+        "--batch_size",
+        64,
+        "--timeout",
+        8,
+        "--data_path",
+        synthetic_folder,
+    )
+    machines = cluster_of(2).machines
+    dumps = ("--dump", "--dump_every", 20, "--save_dir", tmp_path / "dumps")
+    commands = [machine.start(launched(*flags, *dumps)) for machine in machines]
+    commands[0].wait_for("dumped ", 100)
+    (rank,) = machines[1].ranks()
+    os.kill(rank, signal.SIGKILL)
+    assert [command.wait(60) for command in commands] == [1, 1]
+    first, second = (command.text() for command in commands)
+    (sentence,) = [line for line in first.splitlines() if line.startswith("example.py: ")]
+    assert "rank 1 on node-1 has ended; seen by rank 0 on node-0. What to do: start again on the" in sentence
+    assert f"; --resume goes on from {newest_in(tmp_path / 'dumps')}." in sentence
+    assert "rank 1 (pid " in second
+    for text in (first, second):
+        assert not re.search("Traceback|FAILED|exitcode", text), text
