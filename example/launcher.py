@@ -14,21 +14,12 @@ import logging
 import os
 import signal
 import sys
-
-from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous.api import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousTimeoutError,
-)
-from torch.distributed.run import parse_args, run
+from collections.abc import Sequence
 
 from config import parse_args as parse_flags
 from errorfile import is_said
 from errors import UserError
 from machine import allowed_cores, allowed_memory, check_descriptors, oom_kills
-from meeting import is_on_one_machine, meet_in, private_folder
 from output import UNREAD, end_when_unread
 from postmortem import gib, memory_in_words
 from recovery import way_on
@@ -45,6 +36,12 @@ START_SECONDS = 3.0
 
 def launch() -> int:
     """Launch as torchrun does, but on one machine without a port; returns the exit status."""
+    _quieten_stores(sys.argv[1:])
+    # These import torch.
+    from torch.distributed.run import parse_args
+
+    from meeting import is_on_one_machine, meet_in, private_folder
+
     # The first would tell of each process that it ends in turn, the second that the launcher with the
     # rendezvous ended before this one.
     for name in ("multiprocessing.api", "rendezvous.dynamic_rendezvous"):
@@ -74,8 +71,28 @@ def launch() -> int:
         return _run(arguments)
 
 
+def _quieten_stores(arguments: Sequence[str]) -> None:
+    """Have torch's C++ code of a launch on several machines tell of errors alone, unless the user wants more:
+    with each launcher that ends before another one, its stores warn there, with stacks; and what matters of
+    that is an exception too. Torch looks at the variable when it is imported.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--nnodes", default=os.environ.get("PET_NNODES", "1"))
+    if parser.parse_known_args(list(arguments))[0].nnodes != "1":
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def _run(arguments: argparse.Namespace) -> int:
     """Launch as torchrun's arguments say; returns the exit status."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import (
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousTimeoutError,
+    )
+    from torch.distributed.run import run
+
     kills_before = oom_kills()
     try:
         run(arguments)
@@ -154,6 +171,8 @@ def _way_on(arguments: argparse.Namespace) -> str:
 
 def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
     """What became of the meeting of the launchers, and what to do."""
+    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousTimeoutError
+
     if isinstance(error, RendezvousClosedError):
         return (
             "another machine has ended this launch, with or without success; its output says why, and "
