@@ -20,10 +20,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bars import bar_lines
 from checkpoint_ranks import DIM, Settings, make_wide_columns
 from checkpoint_tables import draw, judge, render
-from environment import describe, keep, write_into_readme
+from environment import describe, finish, make_parser
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 
@@ -39,20 +38,12 @@ def main() -> None:
     flags = _parse_flags()
     result = measure(flags)
     result["bars"] = judge(result)
-    text = render(result)
-    print(f"{text}\n\n{bar_lines(result['bars'])}")
-    keep("checkpoint", result, draw, flags.report, flags.write)
-    if flags.write:
-        write_into_readme(MARKS, text)
+    finish("checkpoint", result, render(result), flags, draw, MARKS)
 
 
 def _parse_flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--folder", type=Path, help="on the disk to measure; the default is that of /tmp")
-    parser.add_argument("--report", type=Path, help="folder that gets the JSON and the picture")
-    parser.add_argument("--write", action="store_true", help="into docs/ and README.md")
     parser.add_argument(
         "--rows", type=_numbers, default=[1_000_000, 10_000_000], help="of the large table, one or more"
     )

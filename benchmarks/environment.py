@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import re
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from bars import bar_lines
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 
@@ -43,19 +46,34 @@ def describe_machine() -> str:
     return f"{allowed_cores()} cores of {name}, {available_memory()[1] / 2**30:.0f} GiB, {platform.system()}"
 
 
-def keep(
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser that shows the docstring of a benchmark, with the flags that `finish` obeys."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", type=Path, help="folder that gets the JSON and the picture, if any")
+    parser.add_argument("--write", action="store_true", help="into docs/, and a table into README.md")
+    return parser
+
+
+def finish(
     name: str,
     result: dict[str, Any],
-    draw: Callable[[dict[str, Any], Path], None] | None,
-    report: Path | None,
-    write: bool,
+    text: str,
+    flags: argparse.Namespace,
+    draw: Callable[[dict[str, Any], Path], None] | None = None,
+    marks: tuple[str, str] | None = None,
 ) -> None:
-    """Put NAME.json, and NAME.png if it is drawn, into the folder `report`, and into docs to `write` them."""
-    for folder in (report, README.parent / "docs" if write else None):
+    """Show a result, as text and with its bars; put NAME.json, and NAME.png if it is drawn, into --report.
+
+    With --write into docs as well, and the text between the marks of README.md, if there are any.
+    """
+    print(f"{text}\n\n{bar_lines(result['bars'])}")
+    for folder in (flags.report, README.parent / "docs" if flags.write else None):
         if folder is not None:
             (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
             if draw is not None:
                 draw(result, folder / f"{name}.png")
+    if flags.write and marks:
+        write_into_readme(marks, text)
 
 
 def write_into_readme(marks: tuple[str, str], text: str) -> None:

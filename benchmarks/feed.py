@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bars import bar_lines
-from environment import describe, keep, write_into_readme
+from environment import describe, finish, make_parser
 from feed_tables import draw, judge, render
 
 # Workers import this file again: nothing heavy at its top level.
@@ -54,19 +53,12 @@ def main() -> None:
     keep_freed_memory()
     result = measure(flags)
     result["bars"] = judge(result)
-    text = render(result)
-    print(f"{text}\n\n{bar_lines(result['bars'])}")
-    keep("feed", result, draw, None, flags.write)
-    if flags.write:
-        write_into_readme(MARKS, text)
+    finish("feed", result, render(result), flags, draw, MARKS)
 
 
 def _parse_flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "data" / "benchmark", help="keeps the ratings")
-    parser.add_argument("--write", action="store_true", help="into docs/ and README.md")
     parser.add_argument("--ratings", type=int, default=20_000_000, help="for rows/s and the first batch")
     parser.add_argument("--heavy", type=int, default=50, help="--history of the heavy row")
     parser.add_argument("--seconds", type=float, default=0.7, help="of one measurement of a rate")

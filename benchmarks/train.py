@@ -18,8 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bars import bar_lines
-from environment import describe, keep, write_into_readme
+from environment import describe, finish, make_parser
 from train_here import make_columns
 from train_tables import DDP, HERE_1, HERE_2, draw, judge, render
 from train_team import DIM, Order, Team, teams
@@ -49,19 +48,11 @@ def main() -> None:
     }
     result["sizes"] = [measure_size(users, movies, flags) for users, movies in flags.sizes]
     result["bars"] = judge(result)
-    text = render(result)
-    print(f"{text}\n\n{bar_lines(result['bars'])}")
-    keep("train", result, draw, flags.report, flags.write)
-    if flags.write:
-        write_into_readme(MARKS, text)
+    finish("train", result, render(result), flags, draw, MARKS)
 
 
 def _parse_flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--report", type=Path, help="folder that gets the JSON and the picture")
-    parser.add_argument("--write", action="store_true", help="into docs/ and README.md")
+    parser = make_parser(__doc__)
     sizes = "6040+3952,1000000+100000,10000000+1000000"
     parser.add_argument(
         "--sizes", type=_sizes, default=_sizes(sizes), help=f"users+movies (default: {sizes})"

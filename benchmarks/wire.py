@@ -25,8 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bars import bar, bar_lines
-from environment import describe, keep
+from bars import bar
+from environment import describe, finish, make_parser
 from train_team import Order
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
@@ -52,16 +52,11 @@ def main() -> None:
         sys.exit(reason)
     result = {**describe(), "batch": flags.batch, "ratings": flags.ratings, **measure(flags)}
     result["bars"] = judge(result)
-    print(f"{render(result)}\n\n{bar_lines(result['bars'])}")
-    keep("wire", result, None, flags.report, flags.write)
+    finish("wire", result, render(result), flags)
 
 
 def _parse_flags() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--report", type=Path, help="folder that gets the JSON")
-    parser.add_argument("--write", action="store_true", help="into docs/")
+    parser = make_parser(__doc__)
     parser.add_argument("--ratings", type=int, default=1_000_000, help="of the synthetic data set")
     parser.add_argument("--batch", type=int, default=Config.batch_size, help="of each of the two ranks")
     parser.add_argument("--without", default="-", help="leave out layouts with this word in their names")

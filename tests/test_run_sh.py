@@ -15,16 +15,8 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 COPIED = ("run.sh", "requirements.txt", "requirements-cuda.txt", "requirements-dev.txt")
-OWN_VARIABLES = (
-    "NPROC",
-    "NNODES",
-    "RDZV_ENDPOINT",
-    "MAX_RESTARTS",
-    "VARIANT",
-    "PYTHON",
-    "OMP_NUM_THREADS",
-    "CDPATH",
-)
+SETTINGS = ("NPROC", "NNODES", "RDZV_ENDPOINT", "MAX_RESTARTS", "VARIANT", "PYTHON")
+OWN_VARIABLES = (*SETTINGS, "OMP_NUM_THREADS", "CDPATH")
 
 # Every call becomes one line, its arguments joined by "|". FAKE_PIP says what happens to an installation.
 FAKE_PYTHON = r"""#!/usr/bin/env bash
@@ -438,12 +430,7 @@ def test_help_names_every_subcommand_and_variable(copy: Copy, word: str) -> None
         "setup",
         "test",
         "lint",
-        "NPROC",
-        "NNODES",
-        "RDZV_ENDPOINT",
-        "MAX_RESTARTS",
-        "VARIANT",
-        "PYTHON",
+        *SETTINGS,
     ):
         assert name in out
 

@@ -49,16 +49,6 @@ def tensors_in(save_dir: Path) -> list[tuple[str, str]]:
     return sorted(tensors)
 
 
-def check_same_as_alone(
-    servers: list[ForkServer], nprocs: list[int], data: Path, folder: Path, flags: Sequence[object]
-) -> None:
-    """Ranks on several machines learn and keep what as many on one do, and get their rows by the network."""
-    alone = found(servers, [sum(nprocs)], folder / "alone", data, flags)
-    together = found(servers, nprocs, folder / "together", data, flags)
-    assert together["learned"] == alone["learned"]
-    assert together["received"] > 200_000 > alone["received"]
-
-
 @pytest.fixture
 def data_of(synthetic_folder: Path, tmp_path: Path) -> Callable[[list[ForkServer], str], Path]:
     """Makes data that machines share, or have a copy of each, with columns of its own."""
@@ -75,19 +65,30 @@ def data_of(synthetic_folder: Path, tmp_path: Path) -> Callable[[list[ForkServer
     return make
 
 
+@pytest.fixture
+def check_same_as_alone(
+    servers: list[ForkServer], data_of: Callable[[list[ForkServer], str], Path], tmp_path: Path
+) -> Callable[..., None]:
+    """Checks that ranks of machines learn and keep what as many of one do, and get rows by the network."""
+
+    def check(nprocs: list[int], task: str, how: str, *flags: object) -> None:
+        data, flags = data_of(servers, how), ("--task", task, *flags)
+        alone = found(servers, [sum(nprocs)], tmp_path / "alone", data, flags)
+        together = found(servers, nprocs, tmp_path / "together", data, flags)
+        assert together["learned"] == alone["learned"]
+        assert together["received"] > 200_000 > alone["received"]
+
+    return check
+
+
 @pytest.mark.parametrize(
     ("nprocs", "task", "how"),
     [([1, 1], "rating", "shared"), ([2, 2], "ranking", "separate"), ([2, 1], "rating", "separate")],
 )
 def test_two_machines_learn_and_keep_what_one_does(
-    servers: list[ForkServer],
-    data_of: Callable[[list[ForkServer], str], Path],
-    tmp_path: Path,
-    nprocs: list[int],
-    task: str,
-    how: str,
+    check_same_as_alone: Callable[..., None], tmp_path: Path, nprocs: list[int], task: str, how: str
 ) -> None:
-    check_same_as_alone(servers, nprocs, data_of(servers, how), tmp_path, ("--task", task))
+    check_same_as_alone(nprocs, task, how)
     # Of separate data each machine makes columns of its own.
     copies = [folder for folder in tmp_path.glob("*/.columns") if folder.is_dir()]
     assert len(copies) == (2 if how == "separate" else 1)
@@ -109,12 +110,10 @@ def test_machines_that_take_their_own_names_for_their_loopback_find_each_other(
 @pytest.mark.parametrize("nprocs", [[1, 1], [2, 1], [1, 2], [2, 2]])
 @pytest.mark.parametrize("flags", [(), ("--num_workers", 1), ("--pipeline", "sparse_dist"), ("--inc_dump",)])
 def test_machines_learn_and_keep_what_one_does_in_every_way(
-    servers: list[ForkServer],
-    data_of: Callable[[list[ForkServer], str], Path],
-    tmp_path: Path,
+    check_same_as_alone: Callable[..., None],
     nprocs: list[int],
     task: str,
     how: str,
     flags: tuple[object, ...],
 ) -> None:
-    check_same_as_alone(servers, nprocs, data_of(servers, how), tmp_path, ("--task", task, *flags))
+    check_same_as_alone(nprocs, task, how, *flags)

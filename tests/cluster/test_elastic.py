@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import pytest
 from cluster.machines import Cluster, Command, Machine, launched
 
 TIMED = Path(__file__).with_name("timed_example.py")
-BATCH_SIZE, DUMP_EVERY, TIMEOUT, EPOCHS, NUM_TRAIN = 256, 10, 6, 1, 15_840
+BATCH_SIZE, DUMP_EVERY, TIMEOUT, NUM_TRAIN = 256, 10, 6, 15_840
 # As run.sh with MAX_RESTARTS=3 launches, but that the launchers of machines miss each other sooner.
 OPTIONS = ("--max_restarts=3", "--rdzv_conf=last_call_timeout=1,keep_alive_interval=1")
 
@@ -37,11 +36,11 @@ class Training:
     """A training on two machines, of which one may be missing."""
 
     def __init__(
-        self, machines: list[Machine], data: Path, folder: Path, options: Sequence[str] = OPTIONS
+        self, machines: list[Machine], data: Path, folder: Path, options: Sequence[str], epochs: int
     ) -> None:
         self.machines, self.notes, self.options = machines, folder / "notes", options
         self.flags = [self.notes, "--data_path", data, "--save_dir", folder / "dumps", "--dump", "--resume"]
-        self.flags += ["--dump_every", DUMP_EVERY, "--epochs", EPOCHS, "--batch_size", BATCH_SIZE]
+        self.flags += ["--dump_every", DUMP_EVERY, "--epochs", epochs, "--batch_size", BATCH_SIZE]
         self.flags += ["--timeout", TIMEOUT, "--patience", 0]
         self.commands = [self.start(machine) for machine in machines]
 
@@ -60,21 +59,18 @@ class Training:
 
     def wait_until(self, ranks: int, steps: int) -> None:
         """Wait until so many ranks have made so many steps since there are so many."""
-        deadline = time.monotonic() + 150
-        while True:
-            noted = self.steps()
-            if [step.ranks for step in noted[-steps:]] == [ranks] * steps:
-                return
-            assert time.monotonic() < deadline, "\n\n".join(command.text() for command in self.commands)
-            assert self.commands[0].poll() is None, self.commands[0].text()
-            time.sleep(0.05)
+        self._wait(lambda: [step.ranks for step in self.steps()[-steps:]] == [ranks] * steps)
 
     def wait_for_interruptions(self, count: int) -> None:
         """Wait until ranks have started again so many times, and made a step."""
+        self._wait(lambda: len(self.interruptions()) >= count)
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 150
-        while len(self.interruptions()) < count:
+        while not is_over():
             assert time.monotonic() < deadline, "\n\n".join(command.text() for command in self.commands)
-            time.sleep(0.1)
+            assert self.commands[0].poll() is None, self.commands[0].text()
+            time.sleep(0.05)
 
     def interruptions(self) -> list[tuple[float, int]]:
         """Of each time that ranks started again, the seconds without a step and the ratings repeated."""
@@ -86,13 +82,26 @@ class Training:
         ]
 
 
+@pytest.fixture
+def begin(
+    cluster_of: Callable[[int], Cluster], synthetic_folder: Path, tmp_path: Path
+) -> Callable[..., Training]:
+    """Begins a training on two machines, and waits until it is under way."""
+
+    def begin(options: Sequence[str] = OPTIONS, epochs: int = 1) -> Training:
+        training = Training(cluster_of(2).machines, synthetic_folder, tmp_path, options, epochs)
+        training.wait_until(ranks=2, steps=DUMP_EVERY + 5)
+        return training
+
+    return begin
+
+
 @pytest.mark.timeout(600)
 def test_survivors_go_on_from_the_last_checkpoint_after_a_killed_rank_and_a_lost_machine(
-    cluster_of: Callable[[int], Cluster], synthetic_folder: Path, tmp_path: Path
+    begin: Callable[..., Training],
 ) -> None:
-    machines = cluster_of(2).machines
-    training = Training(machines, synthetic_folder, tmp_path)
-    training.wait_until(ranks=2, steps=DUMP_EVERY + 5)
+    training = begin()
+    machines = training.machines
     (rank,) = machines[1].ranks()
     os.kill(rank, signal.SIGKILL)
     training.wait_for_interruptions(1)
@@ -106,22 +115,15 @@ def test_survivors_go_on_from_the_last_checkpoint_after_a_killed_rank_and_a_lost
     print(f"machine lost: {lost:.1f} s without a step (--timeout {TIMEOUT}), {repeated} ratings repeated")
     # A checkpoint is complete before the next step begins.
     assert max(again, repeated) <= DUMP_EVERY * 2 * BATCH_SIZE
-    assert training.steps()[-1].learned == EPOCHS * NUM_TRAIN
+    assert training.steps()[-1].learned == NUM_TRAIN
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_machine_that_comes_back_is_taken_in_again(
-    cluster_of: Callable[[int], Cluster],
-    synthetic_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_machine_that_comes_back_is_taken_in_again(begin: Callable[..., Training]) -> None:
     # As torchrun waits by default.
-    machines = cluster_of(2).machines
-    monkeypatch.setattr(sys.modules[__name__], "EPOCHS", 10)
-    training = Training(machines, synthetic_folder, tmp_path, options=("--max_restarts=3",))
-    training.wait_until(ranks=2, steps=DUMP_EVERY + 5)
+    training = begin(options=("--max_restarts=3",), epochs=10)
+    machines = training.machines
     machines[1].crash()
     training.wait_for_interruptions(1)
     assert training.steps()[-1].ranks == 1
@@ -141,19 +143,18 @@ def test_a_machine_that_comes_back_is_taken_in_again(
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_without_the_machine_of_the_rendezvous_all_ends_in_time_and_goes_on_elsewhere(
-    cluster_of: Callable[[int], Cluster], synthetic_folder: Path, tmp_path: Path
+    begin: Callable[..., Training],
 ) -> None:
-    machines = cluster_of(2).machines
-    training = Training(machines, synthetic_folder, tmp_path)
-    training.wait_until(ranks=2, steps=DUMP_EVERY + 5)
+    training = begin()
+    machines = training.machines
     machines[0].crash()
-    begin = time.monotonic()
+    start = time.monotonic()
     assert training.commands[1].wait(200) != 0
     output = training.commands[1].text()
-    print(f"all ended after {time.monotonic() - begin:.1f} s (--timeout {TIMEOUT}):\n{output[-3000:]}")
+    print(f"all ended after {time.monotonic() - start:.1f} s (--timeout {TIMEOUT}):\n{output[-3000:]}")
     assert "rank 0 on node-0 cannot be reached" in output
     assert machines[1].processes() == []
-    assert time.monotonic() - begin < TIMEOUT + 35
+    assert time.monotonic() - start < TIMEOUT + 35
     elsewhere = [word.replace("node-0:", "node-1:") for word in training.command()]
     again = machines[1].start(elsewhere)
     assert "this model, epoch " in again.succeeded(90)
