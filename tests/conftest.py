@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from launch import NO_GPUS, ROOT, succeeded, torchrun
+from config import Config
+from forked import Launch, forking
+from launch import NO_GPUS, ROOT, succeeded
+from runtime import RuntimeContext, cleanup_runtime, init_runtime
 from synthetic import write_synthetic
+
+if TYPE_CHECKING:
+    from trained import Trained
 
 # Counted before this process, too, is left without them; counting starts no CUDA context.
 NUM_GPUS = torch.cuda.device_count()
@@ -35,14 +45,47 @@ def synthetic_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def context() -> Iterator[RuntimeContext]:
+    """This process as the only rank."""
+    threads = torch.get_num_threads()
+    yield init_runtime(Config())
+    cleanup_runtime()
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def original(
+    synthetic_folder: Path, context: RuntimeContext, tmp_path_factory: pytest.TempPathFactory
+) -> Trained:
+    """What no test may change."""
+    from trained import make_trained
+
+    return make_trained(synthetic_folder, context, tmp_path_factory.mktemp("dumps"))
+
+
+@pytest.fixture
+def trained(original: Trained, tmp_path: Path) -> Trained:
+    """A learner, and a folder of its dumps for the test alone."""
+    folder = tmp_path / "dumps"
+    shutil.copytree(original.folder, folder, symlinks=True)
+    config = dataclasses.replace(original.config, save_dir=str(folder))
+    return dataclasses.replace(original, folder=folder, config=config)
+
+
 @pytest.fixture(scope="session")
-def trained_folder(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def forked() -> Iterator[Launch]:
+    """Launches a script of the tests on several processes of this machine, sooner than torchrun."""
+    with forking() as launch:
+        yield launch
+
+
+@pytest.fixture(scope="session")
+def trained_folder(synthetic_folder: Path, forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks of `states.py` leave: "dumps", and "predictions.npz"."""
     folder = tmp_path_factory.mktemp("trained")
     script = ROOT / "tests" / "states.py"
-    succeeded(
-        torchrun(2, script, folder / "predictions.npz", synthetic_folder, folder / "dumps", timeout=150)
-    )
+    succeeded(forked(2, script, folder / "predictions.npz", synthetic_folder, folder / "dumps", timeout=150))
     return folder
 
 

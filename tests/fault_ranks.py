@@ -33,7 +33,7 @@ from killed_ranks import MODES, differing, leftovers, mark_step, tables_of, writ
 from manifest import Position
 from runtime import RuntimeContext, cleanup_runtime, init_runtime
 from save_dir import newest_in, state_at
-from train import build_learner
+from train import Learner, build_learner
 
 SMALL_FILE = 100
 SLOW_SECONDS = 2.0
@@ -84,16 +84,26 @@ class Faults:
         return self.fault(lambda: self._write_part(*arguments))
 
 
+@dataclasses.dataclass
+class Place:
+    """What all dumps share: data, and learners to dump and to load, all of which a step sets."""
+
+    columns: Columns
+    context: RuntimeContext
+    dumped: Learner
+    loaded: Learner
+
+
 def dump_with_faults(
-    columns: Columns, config: Config, context: RuntimeContext, faults: Faults, fault: Any, failing: range
+    place: Place, config: Config, faults: Faults, fault: Any, failing: range
 ) -> dict[str, Any]:
     """Dump after each step, with a fault on the last rank in some; what was said, and what is left."""
+    columns, context, learner = place.columns, place.context, place.dumped
     is_last = context.rank == context.world_size - 1
     said: list[str] = []
     seconds: list[float] = []
     context = dataclasses.replace(context)
     object.__setattr__(context, "say", lambda text, tagged=True: said.append(text))
-    learner = build_learner(columns, config, context)
     tensors, end = tensors_of(learner), None
     try:
         with keeping_dumps(columns, config, context) as keeper:
@@ -115,16 +125,16 @@ def dump_with_faults(
     except UserError as error:
         end = str(error)
     faults.fault = None
-    return {"said": said, "seconds": seconds, "end": end, **look(columns, config, context)}
+    return {"said": said, "seconds": seconds, "end": end, **look(place, Path(config.save_dir))}
 
 
-def look(columns: Columns, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """The newest state, loaded into a fresh model and held against its step, and what is half done."""
-    save_dir = Path(config.save_dir)
+def look(place: Place, save_dir: Path) -> dict[str, Any]:
+    """The newest state, loaded over another one and held against its step, and what is half done."""
     newest = newest_in(save_dir)
     assert newest is not None
-    learner = build_learner(columns, config, context)
-    step = load_state(state_at(newest), learner, columns, context).position.step
+    learner, context = place.loaded, place.context
+    write_step(tensors_of(learner), 99)
+    step = load_state(state_at(newest), learner, place.columns, context).position.step
     everyones: list[list[str]] = [[]] * context.world_size
     dist.all_gather_object(everyones, differing(tensors_of(learner), step))
     return {"newest": newest.name, "differing": everyones, "leftovers": leftovers(save_dir)}
@@ -136,9 +146,10 @@ def main() -> None:
     # Without this the limit would be told by a signal that ends the process.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     results, data, save_dir = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-    context = init_runtime(Config())
+    context, config = init_runtime(Config()), Config(dump_every=1, embedding_dim=8)
     columns = open_columns(Config(data_path=data))
-    faults, found = Faults(), {}
+    dumped, loaded = (build_learner(columns, config, context) for _ in range(2))
+    place, faults, found = Place(columns, context, dumped, loaded), Faults(), {}
     for mode in ("dump", "async dump", "delta"):
         for name, fault, failing in (
             ("full", on_a_full_disk, range(2, 4)),
@@ -147,8 +158,8 @@ def main() -> None:
             ("diverged", diverged, range(4, 5)),
         ):
             folder = save_dir / f"{mode} {name}"
-            config = Config(save_dir=str(folder), dump_every=1, embedding_dim=8, **MODES[mode])
-            found[folder.name] = dump_with_faults(columns, config, context, faults, fault, failing)
+            of_mode = dataclasses.replace(config, save_dir=str(folder), **MODES[mode])
+            found[folder.name] = dump_with_faults(place, of_mode, faults, fault, failing)
     cleanup_runtime()
     if context.rank == 0:
         results.write_text(json.dumps(found))

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -39,6 +40,23 @@ def started(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
+
+
+class Answering:
+    """A process that answers each request with a line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def ask(self, deadline: float, **request: Any) -> dict[str, Any]:
+        """What it answers within so many seconds."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        assert select.select([self.process.stdout], [], [], deadline)[0], f"nothing after {deadline} s"
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
 
 
 def run_command(

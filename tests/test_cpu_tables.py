@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from columns import open_columns
 from config import Config
 from cpu_tables import CpuTables
 from dataloader import EpochSampler, RatingBatches, build_dataloader
-from runtime import RuntimeContext, cleanup_runtime, init_runtime
+from runtime import RuntimeContext
 from train import Feed, Position, build_learner, train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -29,13 +28,9 @@ def config(synthetic_folder: Path) -> Config:
 
 
 @pytest.fixture(scope="module")
-def context(config: Config) -> Iterator[RuntimeContext]:
-    threads = torch.get_num_threads()
-    context = init_runtime(config)
+def context(context: RuntimeContext) -> RuntimeContext:
     # A test of the CPU's step, also where there is a GPU.
-    yield dataclasses.replace(context, device=torch.device("cpu"))
-    cleanup_runtime()
-    torch.set_num_threads(threads)
+    return dataclasses.replace(context, device=torch.device("cpu"))
 
 
 def trained(config: Config, context: RuntimeContext) -> tuple[torch.Tensor, dict[str, torch.Tensor], bool]:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,21 +26,19 @@ import parts
 import save_dir
 import train as training
 from checkpoint import Tensors, tensors_of
-from columns import Columns, open_columns
-from config import Config
 from data import open_data
-from dumps import DumpKeeper, _retire_folded, compact, find_state, keeping_dumps, load_state
+from dumps import DumpKeeper, _retire_folded, compact, keeping_dumps
 from errors import UserError
 from evaluation import RatingEvaluator
-from killed_ranks import differing, mark_step, write_step
-from launch import EXAMPLE, ROOT, read_json, run_command, started, succeeded, torchrun
+from forked import Launch
+from killed_ranks import differing, mark_step
+from launch import EXAMPLE, ROOT, read_json, run_command, started, succeeded
 from manifest import MANIFEST, VOCABULARY, FileEntry, Position, digest_of, read_manifest, write_manifest
-from runtime import RuntimeContext, cleanup_runtime, init_runtime
 from save_dir import BEST, LATEST, check_whole, chosen_state, dumps_in, newest_in, state_at, step_of
 from test_failures import wait_for
 from test_save_dir import links_in, publish_at
 from tiny_dumps import BETTER, GOOD, WORSE, link_to, names_in
-from train import Learner, build_learner
+from trained import Trained, resume
 from watch import Watch
 from weights import local_parts, unsound
 
@@ -57,11 +55,13 @@ needs_mounts = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def faults(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def faults(
+    synthetic_folder: Path, forked: Launch, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """What `fault_ranks.py` found on two ranks."""
     folder = tmp_path_factory.mktemp("faults")
     results = folder / "results.json"
-    succeeded(torchrun(2, ROOT / "tests" / "fault_ranks.py", results, synthetic_folder, folder / "dumps"))
+    succeeded(forked(2, ROOT / "tests" / "fault_ranks.py", results, synthetic_folder, folder / "dumps"))
     return read_json(results)
 
 
@@ -216,69 +216,6 @@ def test_a_second_trainer_on_the_folder_is_refused_and_the_first_goes_on(
 
 
 # --- states that cannot be loaded ---
-
-
-@pytest.fixture(scope="module")
-def context() -> Iterator[RuntimeContext]:
-    yield init_runtime(Config())
-    cleanup_runtime()
-
-
-@dataclasses.dataclass
-class Trained:
-    """A learner, and a folder with full dumps after steps 1 and 2 and increments to steps 3 and 4."""
-
-    learner: Learner
-    columns: Columns
-    config: Config
-    context: RuntimeContext
-    folder: Path
-
-    def load(self, path: Path | None = None) -> Position:
-        state = find_state(path or self.folder)
-        return load_state(state, self.learner, self.columns, self.context).position
-
-    def refused(self, *words: str, path: Path | None = None) -> None:
-        """Loading is one sentence with these words, and changes nothing in the learner."""
-        write_step(tensors_of(self.learner), 99)
-        with pytest.raises(UserError) as caught:
-            self.load(path)
-        assert [word for word in words if word not in str(caught.value)] == [], caught.value
-        assert "\n" not in str(caught.value)
-        assert differing(tensors_of(self.learner), 99) == []
-
-
-def make_trained(data: Path, context: RuntimeContext, folder: Path) -> Trained:
-    """Train in a folder, as `Trained` says."""
-    config = Config(data_path=str(data), save_dir=str(folder), embedding_dim=4, mlp_dims=(4,), dump_every=1)
-    columns = open_columns(config)
-    learner = build_learner(columns, config, context)
-    tensors = tensors_of(learner)
-    for increments, steps in ((False, (1, 2)), (True, (3, 4))):
-        config = dataclasses.replace(config, resume=True, inc_dump=increments)
-        with keeping_dumps(columns, config, context) as keeper:
-            keeper.begin(learner)
-            for step in steps:
-                write_step(tensors, step)
-                if config.inc_dump:
-                    mark_step(keeper, tensors, step)
-                keeper.after_step(Position(step, 0, step), 0.5)
-    return Trained(learner, columns, config, context, folder)
-
-
-@pytest.fixture(scope="module")
-def original(
-    synthetic_folder: Path, context: RuntimeContext, tmp_path_factory: pytest.TempPathFactory
-) -> Trained:
-    return make_trained(synthetic_folder, context, tmp_path_factory.mktemp("dumps"))
-
-
-@pytest.fixture
-def trained(original: Trained, tmp_path: Path) -> Trained:
-    folder = tmp_path / "dumps"
-    shutil.copytree(original.folder, folder, symlinks=True)
-    config = dataclasses.replace(original.config, save_dir=str(folder))
-    return dataclasses.replace(original, folder=folder, config=config)
 
 
 def test_what_is_loaded_is_the_state_of_its_step(trained: Trained) -> None:
@@ -506,11 +443,6 @@ def test_a_damaged_state_is_refused_with_the_newest_good_one_and_changes_nothing
     # Nor does a training go on from it.
     with pytest.raises(UserError, match=f"the newest good one there is .*{good}"):
         resume(trained)
-
-
-def resume(trained: Trained) -> None:
-    with keeping_dumps(trained.columns, trained.config, trained.context) as keeper:
-        keeper.begin(trained.learner)
 
 
 USER = "tables.user.weight"

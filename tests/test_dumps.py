@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from dump_ranks import CASES, OTHER_BATCH_SIZE, SEED, SIZES
-from launch import ROOT, read_json, succeeded, torchrun
+from forked import Launch
+from launch import ROOT, read_json, succeeded
 from synthetic import write_synthetic
 
 # All launches run within the first test.
@@ -34,14 +35,14 @@ def _announced() -> None:
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def launched(forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which all launches left what they found."""
     print(f"DUMP_SEED={SEED} draws {CASES}")
     folder = tmp_path_factory.mktemp("dumps")
     for num_ratings in SIZES:
         write_synthetic(folder / str(num_ratings), num_ratings, seed=SEED)
     for num_ranks, *actions in LAUNCHES:
-        succeeded(torchrun(num_ranks, SCRIPT, folder, *actions, timeout=240))
+        succeeded(forked(num_ranks, SCRIPT, folder, *actions, timeout=240))
     return folder
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from columns import Columns, open_columns
 from config import Config
@@ -20,7 +19,7 @@ from errors import UserError
 from evaluation import RankingEvaluator, make_evaluator
 from features import FEATURES, UNKNOWN_ROW, Feature
 from recommend import open_viewer, page
-from runtime import RuntimeContext, cleanup_runtime, init_runtime
+from runtime import RuntimeContext
 from serving import ServedModel
 from synthetic import write_synthetic
 from train import Feed, train
@@ -37,14 +36,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = tmp_path_factory.mktemp("data") / "synthetic"
     write_synthetic(folder, 3_000, seed=0)
     return Config(data_path=str(folder), batch_size=256, history=3, epochs=2, mlp_dims=(8,), embedding_dim=8)
-
-
-@pytest.fixture(scope="module")
-def context(config: Config) -> Iterator[RuntimeContext]:
-    threads = torch.get_num_threads()
-    yield init_runtime(config)
-    cleanup_runtime()
-    torch.set_num_threads(threads)
 
 
 def opened(config: Config, table: Sequence[Feature], patch: pytest.MonkeyPatch) -> Columns:

@@ -30,37 +30,14 @@ from killed_ranks import differing, write_step
 from loading import load_chosen
 from manifest import MANIFEST, FileEntry, digest_of, read_manifest, sealed, write_manifest
 from parts import OFFSETS_KEY
-from runtime import RuntimeContext, cleanup_runtime, init_runtime
 from save_dir import retire
 from serving import Follower, ServedModel
-from test_dump_faults import Trained, make_trained, resume
+from trained import Trained, resume
 
 FORGERIES = int(os.environ.get("FORGERIES", "150"))
 SEED = int(os.environ.get("FORGERY_SEED", "0"))
 DUMP, DELTA = "step-000000001", "delta-000000003"
 PART = "part-00001.safetensors"
-
-
-@pytest.fixture(scope="module")
-def context() -> Iterator[RuntimeContext]:
-    yield init_runtime(Config())
-    cleanup_runtime()
-
-
-@pytest.fixture(scope="module")
-def original(
-    synthetic_folder: Path, context: RuntimeContext, tmp_path_factory: pytest.TempPathFactory
-) -> Trained:
-    return make_trained(synthetic_folder, context, tmp_path_factory.mktemp("dumps"))
-
-
-@pytest.fixture
-def trained(original: Trained, tmp_path: Path) -> Trained:
-    folder = tmp_path / "dumps"
-    shutil.copytree(original.folder, folder, symlinks=True)
-    return dataclasses.replace(
-        original, folder=folder, config=dataclasses.replace(original.config, save_dir=str(folder))
-    )
 
 
 def ends_well(action: Callable[[], Any]) -> bool:

@@ -6,10 +6,8 @@ killed process, so what these tests cannot show is what a machine that loses its
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -20,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from launch import EXAMPLE, ROOT, family, run_command, started, succeeded
+from launch import EXAMPLE, ROOT, Answering, family, run_command, started, succeeded
 from manifest import read_manifest
 from save_dir import State, check_whole, state_at, step_of
 from test_failures import Place, wait_for
@@ -38,32 +36,16 @@ END_SECONDS = 30
 # --- many kills ---
 
 
-class Zygote:
-    """The process that forks ranks and kills them."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-
-    def ask(self, deadline: float, **request: Any) -> dict[str, Any]:
-        """What a series of kills found."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        assert select.select([self.process.stdout], [], [], deadline)[0], f"nothing after {deadline} s"
-        return json.loads(self.process.stdout.readline())
-
-
 @pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answering]:
     work = tmp_path_factory.mktemp("killed")
     command = [sys.executable, str(ROOT / "tests" / "killed_ranks.py"), str(work)]
     with started(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        yield Zygote(process)
+        yield Answering(process)
 
 
 @pytest.fixture(scope="module")
-def killed(zygote: Zygote) -> dict[str, dict[str, Any]]:
+def killed(zygote: Answering) -> dict[str, dict[str, Any]]:
     """What the kills of each mode found."""
     return {
         mode: zygote.ask(150, name=mode, mode=mode, kills=KILLS, seed=MODES.index(mode)) for mode in MODES
@@ -89,7 +71,7 @@ def test_the_kills_hit_writers_at_work(killed: dict[str, dict[str, Any]]) -> Non
 
 
 @pytest.mark.soak
-def test_kills_go_on_and_on(zygote: Zygote) -> None:
+def test_kills_go_on_and_on(zygote: Answering) -> None:
     deadline, number, total = time.monotonic() + SECONDS, 0, 0
     while time.monotonic() < deadline:
         mode = MODES[number % len(MODES)]
@@ -104,7 +86,7 @@ def test_kills_go_on_and_on(zygote: Zygote) -> None:
     [("publish a dump", 15), ("publish an increment", 15), ("fold", 20), ("begin", 20), ("set aside", 4)],
 )
 def test_a_kill_before_any_system_call_leaves_all_that_was_there(
-    zygote: Zygote, action: str, least: int
+    zygote: Answering, action: str, least: int
 ) -> None:
     found = zygote.ask(60, name=action, mode=action)
     assert found["faults"] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from features import UNKNOWN_ROW
 from interaction import Interaction
 from manifest import Position
 from model import RatingBatch, Recommender
-from runtime import RuntimeContext, cleanup_runtime, init_runtime
+from runtime import RuntimeContext
 from sharding import build_model, describe_plan
 from train import Feed, build_learner, train_epoch
 
@@ -34,14 +33,6 @@ def config(synthetic_folder: Path) -> Config:
 @pytest.fixture(scope="module")
 def columns(config: Config) -> Columns:
     return open_columns(config)
-
-
-@pytest.fixture(scope="module")
-def context(config: Config) -> Iterator[RuntimeContext]:
-    threads = torch.get_num_threads()
-    yield init_runtime(config)
-    cleanup_runtime()
-    torch.set_num_threads(threads)
 
 
 def tables_of(columns: Columns, config: Config, context: RuntimeContext) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import pytest
 
 from columns import Columns, open_columns
 from config import Config
+from forked import Launch
 from launch import GPUS, ROOT, read_json, succeeded, torchrun
 
 # The three launches run within the first test.
@@ -22,13 +23,13 @@ RANKS = ROOT / "tests" / "ranks.py"
 
 
 @pytest.fixture(scope="module")
-def found(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+def found(synthetic_folder: Path, forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     """What launches of 1, 2 and 3 ranks found, by number of ranks. On CPU, where three always fit."""
     folder = tmp_path_factory.mktemp("ranks")
     results = {}
     for num_ranks in (1, 2, 3):
         path = folder / f"{num_ranks}.json"
-        succeeded(torchrun(num_ranks, RANKS, path, synthetic_folder, GLOBAL_BATCH_SIZE, timeout=170))
+        succeeded(forked(num_ranks, RANKS, path, synthetic_folder, GLOBAL_BATCH_SIZE, timeout=170))
         results[num_ranks] = read_json(path)
         assert results[num_ranks]["world_size"] == num_ranks
     return results
