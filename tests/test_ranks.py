@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,22 @@ def found(synthetic_folder: Path, forked: Launch, tmp_path_factory: pytest.TempP
         results[num_ranks] = read_json(path)
         assert results[num_ranks]["world_size"] == num_ranks
     return results
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds", "status", "said"),
+    [("raise ValueError('rank 1')", 60, 1, "ValueError: rank 1\n"), ("pass", 1, -signal.SIGKILL, "")],
+)
+def test_a_rank_that_fails_or_is_late_ends_a_forked_launch(
+    forked: Launch, tmp_path: Path, fault: str, seconds: float, status: int, said: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, time\nif os.environ['RANK'] == '1': {fault}\ntime.sleep(100)\n")
+    start = time.monotonic()
+    result = forked(2, script, timeout=seconds)
+    assert (result.returncode, result.stdout.endswith(said)) == (status, True), result.stdout
+    # With what the import takes before the first launch.
+    assert time.monotonic() - start < 90
 
 
 def test_metrics_of_the_same_weights_agree_for_any_ranks_and_workers(found: dict[int, Any]) -> None:
