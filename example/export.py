@@ -21,10 +21,21 @@ import torch
 
 from config import Config
 from errors import UserError
-from manifest import VOCABULARY, FileEntry, Manifest, describe_step, flush, flushed, in_words, write_manifest
+from manifest import (
+    FEATURES_FILE,
+    VOCABULARY,
+    FileEntry,
+    Manifest,
+    describe_choice,
+    flush,
+    flushed,
+    in_words,
+    write_manifest,
+)
 from parts import write_part
+from save_dir import asked_for
 from serving import read_settled
-from snapshot import FEATURES_FILE, Snapshot
+from snapshot import Snapshot
 
 MODEL = "model.safetensors"
 # What --load says of an export, whose optimizer is none of its own.
@@ -45,8 +56,10 @@ def export(config: Config) -> None:
         raise UserError(f"--export {target} is there already; give a new folder, or remove that one.")
     snapshot = read_settled(Path(config.save_dir), config.checkpoint)
     size = _write_beside(snapshot, target)
-    step = describe_step(snapshot.manifest.position)
-    print(f"exported {snapshot.folder}, {step}, to {target}: {size:,} bytes")
+    choice = describe_choice(
+        snapshot.manifest.position, asked_for(Path(config.save_dir), config.checkpoint), snapshot.metric
+    )
+    print(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
 
 
 def _write_beside(snapshot: Snapshot, target: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,18 +12,19 @@ from columns import Columns
 from config import NEWEST, Config
 from errors import UserError, counted
 from incremental import apply_delta
-from manifest import Manifest
+from manifest import Manifest, Position, describe_choice, describe_step
+from metrics import LABELS, main_metric
 from parts import check_parts, reading
 from runtime import RuntimeContext, decided, together
 from save_dir import (
     State,
+    asked_for,
     check_whole,
     chosen_state,
-    newest_in,
-    save_dir_of,
     settled,
     state_at,
-    states_in,
+    suggesting,
+    suggestion,
 )
 from train import Learner
 
@@ -36,7 +36,7 @@ def choose_state(config: Config) -> State:
         UserError: when there is none.
     """
     folder = _named(config)
-    return _suggesting(folder, lambda: chosen_state(folder, config.checkpoint, config.until))
+    return suggesting(folder, lambda: chosen_state(folder, config.checkpoint, config.until))
 
 
 def _named(config: Config) -> Path:
@@ -49,21 +49,17 @@ def find_state(folder: Path, until: int = -1) -> State:
     Raises:
         UserError: see `state_at`.
     """
-    return _suggesting(folder, lambda: state_at(folder, until))
+    return suggesting(folder, lambda: state_at(folder, until))
 
 
-def _suggesting(folder: Path, find: Callable[[], State]) -> State:
-    try:
-        return find()
-    except UserError as error:
-        save_dir = save_dir_of(folder)
-        if newest_in(save_dir) is None:
-            raise
-        raise UserError(f"{str(error).rstrip('.')}; {_suggestion(save_dir, folder)}.") from None
-
-
-def load_state(state: State, learner: Learner, columns: Columns, context: RuntimeContext) -> Manifest:
-    """Put a learner into a state, after all of it was checked. Collective: every rank.
+def load_state(
+    state: State,
+    learner: Learner,
+    columns: Columns,
+    context: RuntimeContext,
+    describe: Callable[[Position], str] = describe_step,
+) -> Manifest:
+    """Put a learner into a state, after all of it was checked, and say which. Collective: every rank.
 
     Raises:
         UserError: on every rank, when anything is missing, damaged, or made for another model; the learner is
@@ -74,12 +70,12 @@ def load_state(state: State, learner: Learner, columns: Columns, context: Runtim
     try:
         manifests: list[Manifest] = together(lambda: check_whole(state, context.rank, context.world_size))
     except UserError as error:
-        suggestion = decided(lambda: _suggestion(state.base.parent, state.folder))
-        raise UserError(f"{str(error).rstrip('.')}; {suggestion}.") from None
+        good = decided(lambda: suggestion(state.base.parent, state.folder))
+        raise UserError(f"{str(error).rstrip('.')}; {good}.") from None
     together(lambda: check_fit(state.folder, manifests[-1], shapes, columns))
     together(lambda: _check_parts(state, manifests))
     together(lambda: _read(state, manifests, tensors))
-    context.say(_describe_load(state, manifests[-1], set(shapes)))
+    context.say(_describe_load(state, manifests[-1], set(shapes), describe))
     return manifests[-1]
 
 
@@ -91,8 +87,13 @@ def load_chosen(config: Config, learner: Learner, columns: Columns, context: Run
         UserError: see there; not all of a state may have been read by then.
     """
 
+    checkpoint = asked_for(_named(config), config.checkpoint, config.until)
+
+    def describe(position: Position) -> str:
+        return describe_choice(position, checkpoint, LABELS[main_metric(config.task)[0]])
+
     def load() -> Manifest:
-        return load_state(decided(lambda: choose_state(config)), learner, columns, context)
+        return load_state(decided(lambda: choose_state(config)), learner, columns, context, describe)
 
     return settled(_named(config), load, decided)
 
@@ -117,7 +118,9 @@ def _read(state: State, manifests: Sequence[Manifest], tensors: Tensors) -> None
         raise UserError(f"{gone} was removed while it was read.") from error
 
 
-def _describe_load(state: State, manifest: Manifest, names: set[str]) -> str:
+def _describe_load(
+    state: State, manifest: Manifest, names: set[str], describe: Callable[[Position], str]
+) -> str:
     tables = {name: shape for name, (shape, _) in manifest.tensors.items() if name.startswith("tables.")}
     rows = [shape[0] for name, shape in tables.items() if name.endswith(".weight")]
     states = [shape[0] for name, shape in tables.items() if name.endswith(".momentum1")]
@@ -126,14 +129,5 @@ def _describe_load(state: State, manifest: Manifest, names: set[str]) -> str:
     return (
         f"loaded {state.base}{replayed}: {counted(len(rows), 'table')} with {sum(rows):,} rows and "
         f"{sum(states):,} optimizer rows, {len(names)} tensors, missing {missing}, unexpected {unexpected}; "
-        f"step {manifest.position.step:,}, written by {counted(manifest.world_size, 'rank')}"
+        f"{describe(manifest.position)}, written by {counted(manifest.world_size, 'rank')}"
     )
-
-
-def _suggestion(save_dir: Path, refused: Path) -> str:
-    """The newest state of a folder that is whole, but for one that was refused."""
-    for folder in (path for path in reversed(states_in(save_dir)) if path != refused):
-        with contextlib.suppress(UserError):
-            check_whole(state_at(folder))
-            return f"the newest good one there is {folder}; to --resume from it, remove what is newer"
-    return f"there is no good one in {save_dir}"

@@ -27,6 +27,8 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.json"
 CONFIG = "config.json"
+# What an export says of its features; a dump has those of `features.py`.
+FEATURES_FILE = "features.json"
 # The name of a manifest's own digest in it.
 SEAL = "xxh3_128"
 TEXTS = ("vocabulary", "optimizer", "ratings")
@@ -79,6 +81,18 @@ class Position:
 def describe_step(position: Position) -> str:
     """How far a training is, for people."""
     return f"step {position.step:,}" if position.step else "step 0, untrained"
+
+
+def describe_choice(position: Position, checkpoint: str, metric: str) -> str:
+    """Which state was taken, and by what.
+
+    checkpoint: the kind that was asked for, nothing of one that was named itself; metric: of the validation.
+    """
+    step = describe_step(position)
+    if checkpoint != "best" or not position.is_best:
+        return f"latest: {step}" if checkpoint else step
+    value = "not validated" if position.best is None else f"validation {metric} {position.best:.4f}"
+    return f"best: epoch {position.epoch}, {value} ({step})"
 
 
 @dataclass(frozen=True)

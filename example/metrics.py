@@ -19,6 +19,15 @@ LIKED = 4.0
 # How many movies are recommended: the K of HR@K and NDCG@K.
 TOP = 10
 METRICS = {"rating": ("rmse", "mae", "auc", "log_loss"), "ranking": ("hr_at_10", "ndcg_at_10")}
+# How a metric is called where people read it.
+LABELS = {
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "hr_at_10": "HR@10",
+    "ndcg_at_10": "NDCG@10",
+}
 # Damping of the bias baseline: a user or movie with this many ratings is believed half-way. The usual
 # value; weaker and stronger ones gave a weaker baseline on ml-latest-small.
 DAMPING = 5.0

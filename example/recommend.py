@@ -22,10 +22,10 @@ import numpy as np
 from config import Config
 from errors import UserError, counted, printable
 from features import HISTORY, Feature
-from manifest import describe_step
+from manifest import describe_choice
 from movielens import RawData, locate, read
 from recorded import data_flags_of, merged, typed
-from save_dir import newest_in, step_of
+from save_dir import LATEST, asked_for, newest_in, step_of
 from serving import Follower, ServedModel
 from snapshot import HISTORY_RATINGS
 from twotower import TwoTower
@@ -55,7 +55,8 @@ def recommend(config: Config) -> None:
     follower = Follower(save_dir) if config.follow else None
     model = follower.model if follower else ServedModel.open(save_dir, config.checkpoint)
     viewer = open_viewer(model, config)
-    print(page(model, viewer, config.top), flush=True)
+    checkpoint = asked_for(save_dir, LATEST if config.follow else config.checkpoint)
+    print(page(model, viewer, config.top, checkpoint), flush=True)
     if follower:
         _follow(follower, viewer, config)
 
@@ -117,7 +118,7 @@ def _follow(follower: Follower, viewer: Viewer, config: Config) -> None:
             if follower.refresh():
                 if follower.model.run != run:
                     viewer, run = open_viewer(follower.model, config), follower.model.run
-                print(f"\n{page(follower.model, viewer, config.top)}", flush=True)
+                print(f"\n{page(follower.model, viewer, config.top, LATEST)}", flush=True)
             said = ""
         except UserError as error:
             # The state before is still good. Said once, for the fault may stay.
@@ -211,12 +212,13 @@ def _highest(movies: np.ndarray, numbers: np.ndarray, top: int) -> Listing:
     return Listing(movies[order], numbers[order])
 
 
-def page(model: ServedModel, viewer: Viewer, top: int) -> str:
-    """The model's step and age, what the user liked before, and what is recommended."""
+def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> str:
+    """Which state it is and its age, what the user liked before, and what is recommended."""
     known = viewer.is_known_to(model)
     found = best_for(viewer, model, top) if known else popular(viewer, model, top)
     titles = viewer.raw.movies["title"].map(printable).to_numpy()
-    lines = [f"{describe_step(model.position)}, {_describe_age(model.age)} old"]
+    choice = describe_choice(model.position, checkpoint, model.snapshot.metric)
+    lines = [f"{choice}, {_describe_age(model.age)} old"]
     if len(viewer.ratings):
         lines.append(f"user {viewer.name} rated {counted(len(viewer.ratings), 'movie')}, and liked most:")
         liked = viewer.liked()

@@ -15,8 +15,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from config import NEWEST, Config, validate
 from errors import UserError, printable
-from manifest import CONFIG, LARGEST, read_config
-from save_dir import newest_in, settled, state_at
+from manifest import CONFIG, FEATURES_FILE, LARGEST, read_config
+from save_dir import newest_in, settled, state_at, suggesting
 
 # What the ratings are called. Another place is no other data: their digest tells.
 NAME_FLAGS = ("dataset", "synthetic_ratings")
@@ -144,8 +144,14 @@ def _read_before(config: Config) -> tuple[Path, dict[str, Any]] | None:
     begins = newest_in(folder) is None if config.resume else "train" in config.modes
     if begins:
         return None
-    found = state_at(folder, config.until).folder
-    return found, read_recorded(found)
+    found = suggesting(folder, lambda: state_at(folder, config.until)).folder
+    if (found / FEATURES_FILE).is_file():
+        raise UserError(
+            f"{found} is an export for a server, without the optimizer and the flags of its training; --load "
+            f"the folder of dumps that it was made from, or ask it by --recommend --save_dir {found} with "
+            "--user and --data_path."
+        )
+    return found, typed(found, suggesting(found, lambda: read_config(found)))
 
 
 def _refuse_others(

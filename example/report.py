@@ -14,7 +14,7 @@ import numpy as np
 from columns import Columns
 from config import Config
 from errors import UserError, counted
-from metrics import METRICS, TOP, Metrics, main_metric
+from metrics import LABELS, METRICS, TOP, Metrics, main_metric
 from page import replace_file
 from runtime import RuntimeContext
 from stack import stack_versions
@@ -22,17 +22,6 @@ from stack import stack_versions
 if TYPE_CHECKING:
     from manifest import Position
     from train import Epoch, Run
-
-
-# How a metric is called where people read it.
-LABELS = {
-    "rmse": "RMSE",
-    "mae": "MAE",
-    "auc": "AUC",
-    "log_loss": "log loss",
-    "hr_at_10": "HR@10",
-    "ndcg_at_10": "NDCG@10",
-}
 
 
 def describe_data(columns: Columns, config: Config) -> str:

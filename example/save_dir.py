@@ -143,6 +143,13 @@ def best_in(save_dir: Path) -> Path | None:
     return next((path for path in there if read_manifest(path).position.is_best), None)
 
 
+def asked_for(folder: Path, checkpoint: str, until: int = -1) -> str:
+    """The kind of state that is to be chosen in a folder; nothing where the state itself is named."""
+    folder = folder.resolve()
+    named = until != -1 or NAME.fullmatch(folder.name) or (folder / MANIFEST).exists()
+    return "" if named else checkpoint
+
+
 def chosen_state(folder: Path, checkpoint: str = BEST, until: int = -1) -> State:
     """`state_at`, but that a save_dir stands for its best state, or for the newest one as long as there is no
     best or with LATEST; never for the one before the first step.
@@ -153,7 +160,7 @@ def chosen_state(folder: Path, checkpoint: str = BEST, until: int = -1) -> State
     if checkpoint not in (BEST, LATEST):
         raise UserError(f"The checkpoint {checkpoint!r} is not known; give {BEST} or {LATEST}.")
     folder = folder.resolve()
-    if until != -1 or NAME.fullmatch(folder.name) or (folder / MANIFEST).exists():
+    if not asked_for(folder, checkpoint, until):
         return state_at(folder, until)
     newest = newest_in(folder)
     if newest is not None and step_of(newest) == 0:
@@ -248,6 +255,35 @@ def settled(
             after, is_late = ask(lambda: (seen_in(folder), time.monotonic() > deadline))
             if before <= after or is_late:
                 raise
+
+
+def suggesting(folder: Path, find: Callable[[], Result]) -> Result:
+    """What a search in a folder finds; a refusal also names the newest good state there, but for that folder.
+
+    Raises:
+        UserError: of the search.
+    """
+    try:
+        return find()
+    except UserError as error:
+        save_dir = save_dir_of(folder)
+        newest = newest_in(save_dir)
+        # Where nothing was learned yet there is nothing to suggest.
+        if newest is None or step_of(newest) == 0:
+            raise
+        raise UserError(f"{str(error).rstrip('.')}; {suggestion(save_dir, folder)}.") from None
+
+
+def suggestion(save_dir: Path, refused: Path) -> str:
+    """The newest state of a folder that is whole, but for one that was refused."""
+    for folder in (path for path in reversed(states_in(save_dir)) if path != refused):
+        with contextlib.suppress(UserError):
+            check_whole(state_at(folder))
+            return (
+                f"the newest good one there is {folder}; name that one (--load takes a folder, and so do "
+                "--save_dir of --export and --recommend), or, to --resume from it, remove what is newer"
+            )
+    return f"there is no good one in {save_dir}"
 
 
 def seen_in(folder: Path) -> set[tuple[str, int]]:

@@ -25,7 +25,17 @@ from errors import UserError, printable
 from features import HISTORY, vocabulary_of
 from manifest import Position, digest_of_manifest
 from parsing import HIGHEST_RATING, LOWEST_RATING
-from save_dir import BEST, LATEST, check_chain, chosen_state, newest_in, seen_in, settled, state_at
+from save_dir import (
+    BEST,
+    LATEST,
+    check_chain,
+    chosen_state,
+    newest_in,
+    seen_in,
+    settled,
+    state_at,
+    suggesting,
+)
 from snapshot import HISTORY_RATINGS, Snapshot, check_list, check_value, put, read_change, read_snapshot
 
 
@@ -190,4 +200,6 @@ class Follower:
 
 def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
     """`read_snapshot` of what a folder stands for, also while a trainer goes on there."""
-    return settled(folder, lambda: read_snapshot(chosen_state(folder, checkpoint)))
+    return settled(
+        folder, lambda: suggesting(folder, lambda: read_snapshot(chosen_state(folder, checkpoint)))
+    )

@@ -23,6 +23,7 @@ from features import ENTITIES, FEATURES, HISTORY, UNKNOWN_ROW, Feature, vocabula
 from interaction import Interaction
 from manifest import (
     CONFIG,
+    FEATURES_FILE,
     VOCABULARY,
     Link,
     Manifest,
@@ -32,12 +33,11 @@ from manifest import (
     read_config,
     read_manifest,
 )
+from metrics import LABELS, main_metric
 from parts import check_parts, parts_of, read_whole, reading, shape_of
 from save_dir import State, check_chain, check_name
 from twotower import TwoTower
 
-# What an export says of its features; a dump has those of `features.py`.
-FEATURES_FILE = "features.json"
 # What a model takes beside the features: the rating of each movie of a history.
 HISTORY_RATINGS = "history_ratings"
 
@@ -88,6 +88,11 @@ class Snapshot:
     follows: Link
     trained: Path
     config: dict[str, Any]
+
+    @property
+    def metric(self) -> str:
+        """By what the best of its training is chosen."""
+        return LABELS[main_metric("ranking" if isinstance(self.interaction, TwoTower) else "rating")[0]]
 
     def look_up(self, values: Mapping[str, Sequence[Any]]) -> dict[str, Rows]:
         """The rows of raw values; those that are not given count as unknown, and a history as empty."""

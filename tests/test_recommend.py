@@ -188,7 +188,7 @@ def test_the_command_says_which_data_it_reads_and_takes_their_folder_from_no_che
     result = python(*command, "--data_path", synthetic_folder, cwd=tmp_path)
     lines = succeeded(result).splitlines()
     assert lines[0] == f"titles and ratings are those of {synthetic_folder}"
-    assert re.fullmatch(r"step 16, \d+ (s|min) old", lines[1])
+    assert re.fullmatch(r"best: epoch 2, validation RMSE \d\.\d{4} \(step 16\), \d+ (s|min) old", lines[1])
     assert len(rows_of(result.stdout)) == 3
     assert result.stderr == ""
 
@@ -234,8 +234,8 @@ def test_follow_prints_again_when_a_newer_state_is_there_and_ends_on_sigint(
         output, errors = process.communicate(timeout=20)
     assert waiting == f"waiting for the first dump in {copy}\n"
     assert first.startswith("titles and ratings")
-    assert re.search(r"^step 10, \d+ (s|min) old$", first, re.MULTILINE)
-    assert re.search(r"^step 12, \d+ (s|min) old$", second, re.MULTILINE)
+    assert re.search(r"^latest: step 10, \d+ (s|min) old$", first, re.MULTILINE)
+    assert re.search(r"^latest: step 12, \d+ (s|min) old$", second, re.MULTILINE)
     assert rows_of(first) != rows_of(second)
     assert (process.returncode, output, errors) == (0, "", "")
 

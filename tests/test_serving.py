@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import shutil
 import threading
 import time
@@ -19,24 +20,29 @@ from safetensors.torch import load_file, save_file
 
 import serving
 from columns import Columns, open_columns
-from config import Config
+from config import Config, parse_given
 from errors import UserError
 from export import MODEL, export
 from launch import EXAMPLE, ROOT, python, succeeded
 from manifest import (
+    CONFIG,
+    FEATURES_FILE,
     MANIFEST,
     VOCABULARY,
     FileEntry,
     Manifest,
+    Position,
+    describe_choice,
     digest_of,
     read_manifest,
     sealed,
     write_manifest,
 )
 from movielens import locate, read
+from recorded import with_recorded
 from save_dir import deltas_in, dumps_in, publish, retire, set_aside, step_of
 from serving import Follower, ServedModel
-from snapshot import FEATURES_FILE, Change, Snapshot, read_change
+from snapshot import Change, Snapshot, read_change
 from states import FLAGS
 
 # The launch runs within the first test.
@@ -278,11 +284,52 @@ def test_an_export_scores_as_the_state_that_it_was_made_of(trained: Trained, exp
 def test_export_says_what_it_wrote_and_takes_no_folder_twice(trained: Trained, tmp_path: Path) -> None:
     command = (EXAMPLE, "--export", tmp_path / "new" / "model", "--save_dir", trained.save_dir)
     line = succeeded(python(*command))
-    assert line.startswith(f"exported {state(trained, 16)}, step 16, to {tmp_path}/new/model: ")
+    best = rf"exported {state(trained, 16)}, best: epoch 2, validation RMSE \d\.\d{{4}} \(step 16\), to "
+    assert re.match(rf"{best}{tmp_path}/new/model: ", line)
     again = python(*command)
     assert again.returncode == 2
     taken = f"--export {tmp_path}/new/model is there already; give a new folder, or remove that one."
     assert again.stderr == f"example.py: {taken}\n"
+
+
+def test_a_load_of_an_export_says_what_it_is_and_what_reads_it(exported: Path) -> None:
+    words = f"{exported} is an export for a server.*--recommend --save_dir {exported} "
+    with pytest.raises(UserError, match=words):
+        with_recorded(*parse_given(["--load", str(exported)]))
+
+
+def test_a_refusal_of_damage_names_a_state_that_can_be_read(trained: Trained, tmp_path: Path) -> None:
+    save_dir = copied(trained, tmp_path / "dumps", 16)
+    asked = {
+        CONFIG: lambda: with_recorded(*parse_given(["--load", "--save_dir", str(save_dir)])),
+        "part-00001.safetensors": lambda: ServedModel.open(save_dir),
+    }
+    for name, ask in asked.items():
+        (save_dir / "step-000000016" / name).write_bytes(b"{")
+        with pytest.raises(
+            UserError, match=r"the newest good one there is .*000014; name that one"
+        ) as refusal:
+            ask()
+        good = Path(str(refusal.value).partition("good one there is ")[2].partition(";")[0])
+        assert ServedModel.open(good).position.step == 14
+        found = with_recorded(*parse_given(["--load", str(good), "--data_path", str(tmp_path)]))
+        assert found.history == FLAGS.history
+        shutil.copy(trained.save_dir / "step-000000016" / name, save_dir / "step-000000016" / name)
+
+
+@pytest.mark.parametrize(
+    ("position", "asked", "words"),
+    [
+        (Position(1_234, 3, 0, 0.87654), "best", "best: epoch 3, validation RMSE 0.8765 (step 1,234)"),
+        (Position(1_234, 3), "best", "best: epoch 3, not validated (step 1,234)"),
+        (Position(1_234, 3, 7, 0.87654), "best", "latest: step 1,234"),
+        (Position(1_234, 3, 0, 0.87654), "latest", "latest: step 1,234"),
+        (Position(1_234, 3, 0, 0.87654), "", "step 1,234"),
+        (Position(), "", "step 0, untrained"),
+    ],
+)
+def test_which_checkpoint_was_taken_is_said(position: Position, asked: str, words: str) -> None:
+    assert describe_choice(position, asked, "RMSE") == words
 
 
 def test_an_export_into_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
