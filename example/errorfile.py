@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+TOLD = "told to end by signal "
+
 
 def leave_for_torchrun(message: str, text: str, is_said: bool = False) -> None:
     """Leave a message and what explains it; nothing happens without torchrun.
@@ -25,3 +27,21 @@ def leave_for_torchrun(message: str, text: str, is_said: bool = False) -> None:
 def is_said(message: Any) -> bool:
     """Whether what torchrun found in the file of a rank has been said by that rank."""
     return isinstance(message, dict) and bool(message.get("extraInfo", {}).get("is_said"))
+
+
+def leave_told_to_end(status: int) -> None:
+    """Leave that this rank ends because some rank was told to by a signal; the status has its number."""
+    leave_for_torchrun(f"{TOLD}{status - 128}", "", is_said=True)
+
+
+def told_to_end(log_dir: Path, since: float) -> int:
+    """The signal that told a rank of this machine to end, by the files that torchrun has of ranks; or 0.
+
+    since: when the launch began; torchrun may have files of others in the same place.
+    """
+    for path in log_dir.glob("*/attempt_*/*/error.json"):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            message = json.loads(path.read_text())["message"]["message"]
+            if message.startswith(TOLD) and path.stat().st_mtime >= since:
+                return int(message.removeprefix(TOLD))
+    return 0

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from config import parse_args as parse_flags
 from errorfile import is_said
@@ -41,6 +42,7 @@ def launch() -> int:
     from torch.distributed.run import parse_args
 
     from meeting import is_on_one_machine, meet_in, private_folder
+    from restarts import watch_restarts
 
     # The first would tell of each process that it ends in turn, the second that the launcher with the
     # rendezvous ended before this one.
@@ -66,6 +68,7 @@ def launch() -> int:
     with private_folder() as folder:
         # What torchrun would leave in the temporary folder.
         arguments.log_dir = arguments.log_dir or str(folder)
+        watch_restarts(arguments.nnodes, arguments.event_log_handler, Path(arguments.log_dir))
         if is_on_one_machine(arguments):
             meet_in(folder, arguments)
         return _run(arguments)

@@ -13,6 +13,7 @@ import pytest
 
 import launcher
 import machine
+from errorfile import leave_for_torchrun, leave_told_to_end, told_to_end
 from errors import UserError
 from launch import EXAMPLE, run_command, started
 from launcher import RANK_BYTES
@@ -112,3 +113,32 @@ def test_a_launcher_says_that_it_waits_for_other_machines_and_ctrl_c_ends_it(tmp
     assert errors.splitlines()[-1] == "launcher.py: ended by SIGINT, while it waited for the other machines"
     assert "Traceback" not in errors
     assert process.returncode == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(128 + signal.SIGTERM, 1), (1, 2)])
+def test_ranks_that_were_told_to_end_are_not_started_again_and_others_are_with_a_sentence(
+    script: Path, tmp_path: Path, status: int, attempts: int
+) -> None:
+    (tmp_path / "go").touch()
+    script.write_text(script.read_text().replace("    cleanup_runtime()", f"    raise SystemExit({status})"))
+    result = run_command(launched("--max_restarts=1", script), env=environment(tmp_path), timeout=90)
+    assert result.returncode == status
+    assert result.stdout.count("told [0, 1]") == 2 * attempts
+    said = (
+        "launcher.py: the ranks are started again: attempt 2 on this machine, with 2 ranks on 1 machines of"
+    )
+    assert result.stderr.count(said) == attempts - 1
+
+
+def test_only_a_rank_of_this_launch_that_was_told_to_end_ends_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run_x" / "attempt_0" / "1" / "error.json"
+    path.parent.mkdir(parents=True)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    assert told_to_end(tmp_path, since=0) == 0
+    leave_for_torchrun("a mistake", "a mistake")
+    assert told_to_end(tmp_path, since=0) == 0
+    leave_told_to_end(128 + signal.SIGTERM)
+    assert told_to_end(tmp_path, since=0) == signal.SIGTERM
+    assert told_to_end(tmp_path, since=time.time() + 60) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -108,6 +109,11 @@ def test_survivors_go_on_from_the_last_checkpoint_after_a_killed_rank_and_a_lost
     assert training.steps()[-1].ranks == 2
     machines[1].crash()
     output = training.commands[0].succeeded(150)
+    for count in (2, 1):
+        said = f"with {count} ranks on {count} machines of --nnodes 1:2\n"
+        assert re.search(f"launcher.py: the ranks are started again: attempt [2-9] .*, {said}", output), (
+            output
+        )
     assert "this model, epoch " in output
     assert machines[0].processes() == []
     (killed, again), (lost, repeated) = training.interruptions()
@@ -138,6 +144,28 @@ def test_a_machine_that_comes_back_is_taken_in_again(begin: Callable[..., Traini
         training.interruptions(), ("lost", "back", "rank 0 killed"), strict=True
     ):
         print(f"{what}: {seconds:.1f} s without a step (--timeout {TIMEOUT}), {ratings} ratings repeated")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_sigterm_to_one_launcher_after_a_restart_ends_both_machines_as_one_before_it(
+    cluster_of: Callable[[int], Cluster],
+    synthetic_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: int,
+) -> None:
+    machines = cluster_of(2).machines
+    monkeypatch.setattr(sys.modules[__name__], "EPOCHS", 100)
+    training = Training(machines, synthetic_folder, tmp_path)
+    training.wait_until(ranks=2, steps=DUMP_EVERY + 5)
+    (rank,) = machines[1].ranks()
+    os.kill(rank, signal.SIGKILL)
+    training.wait_for_interruptions(1)
+    training.wait_until(ranks=2, steps=DUMP_EVERY + 5)
+    training.commands[told].signal(signal.SIGTERM)
+    assert [command.wait(60) for command in training.commands] == [128 + signal.SIGTERM] * 2
 
 
 @pytest.mark.soak
