@@ -150,15 +150,10 @@ def test_a_machine_that_comes_back_is_taken_in_again(begin: Callable[..., Traini
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("told", [0, 1])
 def test_a_sigterm_to_one_launcher_after_a_restart_ends_both_machines_as_one_before_it(
-    cluster_of: Callable[[int], Cluster],
-    synthetic_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    told: int,
+    begin: Callable[..., Training], told: int
 ) -> None:
-    machines = cluster_of(2).machines
-    monkeypatch.setattr(sys.modules[__name__], "EPOCHS", 100)
-    training = Training(machines, synthetic_folder, tmp_path)
+    training = begin(epochs=100)
+    machines = training.machines
     training.wait_until(ranks=2, steps=DUMP_EVERY + 5)
     (rank,) = machines[1].ranks()
     os.kill(rank, signal.SIGKILL)
