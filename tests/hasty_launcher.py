@@ -1,4 +1,6 @@
-"""The launcher, with less patience for ranks that do not end: python hasty_launcher.py SECONDS ARGS..."""
+"""The launcher, with less patience for ranks that do not end, and for a rendezvous that does not answer:
+python hasty_launcher.py SECONDS ARGS...
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 import launcher
+import stuck
 from runtime import end_process
 
 if __name__ == "__main__":
+    patience = int(sys.argv.pop(1))
     # After a fault torchrun leaves the others its default of 30 seconds, whatever it is told.
-    PContext.close.__defaults__ = (None, int(sys.argv.pop(1)))
+    PContext.close.__defaults__ = (None, patience)
+    stuck.PATIENCE = float(patience)
     end_process(launcher.launch())

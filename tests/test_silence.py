@@ -275,6 +275,16 @@ def test_who_is_stopped_is_waited_for_no_longer_than_was_asked(
     assert launch.commands[0].process.returncode != 0
 
 
+def test_machines_that_are_cut_off_from_each_other_end_their_launchers_too(
+    trained: Path, tmp_path: Path
+) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    phase = "training with dumps"
+    _, launch = attack("link cut", phase, SHORT, tmp_path / "launch", trained, num_machines=2)
+    assert all(command.process.returncode != 0 for command in launch.commands)
+
+
 @pytest.mark.parametrize(
     ("name", "phase"),
     [

@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from cluster.machines import Cluster, launched
 from save_dir import newest_in
 
 
-def test_a_clean_end_of_two_machines_leaves_no_warnings_of_the_store(
-    cluster_of: Callable[[int], Cluster], synthetic_folder: Path
+@pytest.mark.parametrize("late", [22, pytest.param(60, marks=pytest.mark.soak)])
+def test_a_late_launcher_is_waited_for_and_a_clean_end_leaves_no_warnings_of_the_store(
+    cluster_of: Callable[[int], Cluster], synthetic_folder: Path, late: float
 ) -> None:
-    flags = ("--epochs", 1, "--batch_size", 2048, "--timeout", 30, "--data_path", synthetic_folder)
-    machines = cluster_of(2).machines
-    commands = [machine.start(launched(*flags)) for machine in machines]
+    flags = ("--epochs", 1, "--batch_size", 2048, "--timeout", 20, "--data_path", synthetic_folder)
+    first, second = cluster_of(2).machines
+    commands = [first.start(launched(*flags))]
+    # Longer than --timeout, which is for ranks: launchers may be queued on a machine that others use.
+    time.sleep(late)
+    commands.append(second.start(launched(*flags)))
     for command in commands:
         text = command.succeeded(90)
         assert "[W" not in text, text
@@ -27,18 +34,8 @@ def test_a_clean_end_of_two_machines_leaves_no_warnings_of_the_store(
 def test_a_rank_that_is_killed_on_another_machine_is_one_sentence_and_no_report(
     cluster_of: Callable[[int], Cluster], synthetic_folder: Path, tmp_path: Path
 ) -> None:
-    flags = (
-        "--epochs",
-        1000,
-        "--patience",
-        0,
-        "--batch_size",
-        64,
-        "--timeout",
-        8,
-        "--data_path",
-        synthetic_folder,
-    )
+    flags = ["--epochs", 1000, "--patience", 0, "--batch_size", 64, "--timeout", 8]
+    flags += ["--data_path", synthetic_folder]
     machines = cluster_of(2).machines
     dumps = ("--dump", "--dump_every", 20, "--save_dir", tmp_path / "dumps")
     commands = [machine.start(launched(*flags, *dumps)) for machine in machines]
