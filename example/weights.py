@@ -55,10 +55,10 @@ def unsound(
 
 
 def _in_words(name: str, slot: str, value: torch.Tensor | ShardedTensor) -> str:
-    """What a tensor holds, in the words of the table of features."""
+    """What a tensor holds, in the words of the table of features, and its name."""
     is_table = isinstance(value, ShardedTensor)
     whole = f"the table {name.split('.')[-2]}" if is_table else "the dense part"
-    return f"the optimizer of {whole}" if slot in OPTIMIZER_SLOTS else whole
+    return f"{'the optimizer of ' if slot in OPTIMIZER_SLOTS else ''}{whole} ({name})"
 
 
 def local_parts(
@@ -122,7 +122,7 @@ def check_sound(faults: Sequence[str], step: int, config: Config) -> None:
     fault = next(filter(None, faults), None)
     if fault:
         raise UserError(
-            f"After step {step:,} {fault}, and no weight of a trained model is beyond {LARGEST_WEIGHT:,.0f}: "
-            f"the training diverged with --lr {config.lr} --dense_lr {config.dense_lr}; give smaller ones. "
-            "What was dumped before is as it was."
+            f"After step {step:,} {fault}, and a trained model has only finite numbers and no weight beyond "
+            f"{LARGEST_WEIGHT:,.0f}: the training diverged with --lr {config.lr} --dense_lr "
+            f"{config.dense_lr}; give smaller ones. What was dumped before is as it was."
         )
