@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
-
-TOLD = "told to end by signal "
 
 
 def leave_for_torchrun(message: str, text: str, is_said: bool = False) -> None:
@@ -20,28 +19,13 @@ def leave_for_torchrun(message: str, text: str, is_said: bool = False) -> None:
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file:
         details = {"py_callstack": text, "timestamp": str(int(time.time())), "is_said": is_said}
+        # Renamed into its place, for torchrun ends with a traceback where it finds half a file.
+        aside = Path(f"{error_file}.{threading.get_ident()}")
         with contextlib.suppress(OSError):
-            Path(error_file).write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
+            aside.write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
+            aside.replace(error_file)
 
 
 def is_said(message: Any) -> bool:
     """Whether what torchrun found in the file of a rank has been said by that rank."""
     return isinstance(message, dict) and bool(message.get("extraInfo", {}).get("is_said"))
-
-
-def leave_told_to_end(status: int) -> None:
-    """Leave that this rank ends because some rank was told to by a signal; the status has its number."""
-    leave_for_torchrun(f"{TOLD}{status - 128}", "", is_said=True)
-
-
-def told_to_end(log_dir: Path, since: float) -> int:
-    """The signal that told a rank of this machine to end, by the files that torchrun has of ranks; or 0.
-
-    since: when the launch began; torchrun may have files of others in the same place.
-    """
-    for path in log_dir.glob("*/attempt_*/*/error.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            message = json.loads(path.read_text())["message"]["message"]
-            if message.startswith(TOLD) and path.stat().st_mtime >= since:
-                return int(message.removeprefix(TOLD))
-    return 0

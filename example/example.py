@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from config import Config, parse_given
 from config import parse_args as parse_args
-from errorfile import leave_told_to_end
 from errors import BrokenLaunchError, UserError
 from failures import (
     name_lost_peers,
@@ -85,11 +84,8 @@ def main(argv: list[str] | None = None) -> int:
         report_broken_launch(error)
         return 1
     except SystemExit as ended:
-        status = int(str(ended.code or 0))
         # Told to end by a signal, after a dump.
-        if status > 128:
-            leave_told_to_end(status)
-        return status
+        return int(str(ended.code or 0))
     except Exception as error:
         record_crash(error)
         raise

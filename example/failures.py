@@ -79,10 +79,10 @@ def report_broken_launch(error: BrokenLaunchError) -> None:
     """
     if not _is_silence(error):
         time.sleep(LOST_PEER_SECONDS)
-    leave_for_torchrun(str(error), str(error), is_said=True)
     if read_launch().local_rank != 0:
         time.sleep(SAME_MISTAKE_SECONDS)
     print(f"example.py: {error}", file=sys.stderr, flush=True)
+    leave_for_torchrun(str(error), str(error), is_said=True)
 
 
 def record_crash(error: BaseException) -> None:

@@ -174,10 +174,10 @@ class Heartbeat:
         if self.peers is None or fault == ALL_ANSWER:
             self._die(sentence)
         sentence = f"{sentence}. {self._advice()}"
-        leave_for_torchrun(sentence, sentence, is_said=True)
         # The launcher ends the others meanwhile, and each would say the same.
         time.sleep(0.0 if self.local_rank == 0 else CALL_SECONDS)
         _say(sentence)
+        leave_for_torchrun(sentence, sentence, is_said=True)
         os._exit(1)
 
     def _die(self, sentence: str) -> NoReturn:

@@ -10,17 +10,17 @@ of several machines that cannot find each other any more say so in a sentence, w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
 from config import parse_args as parse_flags
 from errorfile import is_said
-from errors import UserError
-from machine import allowed_cores, allowed_memory, check_descriptors, oom_kills
+from errors import UserError, counted
+from machine import ONE_MACHINE, allowed_cores, allowed_memory, check_descriptors, oom_kills
 from output import UNREAD, end_when_unread
 from postmortem import gib, memory_in_words
 from recovery import way_on
@@ -37,12 +37,12 @@ START_SECONDS = 3.0
 
 def launch() -> int:
     """Launch as torchrun does, but on one machine without a port; returns the exit status."""
-    _quieten_stores(sys.argv[1:])
-    # These import torch.
-    from torch.distributed.run import parse_args
+    with _quiet_stores(sys.argv[1:]):
+        from torch.distributed.run import parse_args
 
+    # These import torch.
     from meeting import is_on_one_machine, meet_in, private_folder
-    from restarts import watch_restarts
+    from restarts import say_restarts
 
     # The first would tell of each process that it ends in turn, the second that the launcher with the
     # rendezvous ended before this one.
@@ -55,7 +55,7 @@ def launch() -> int:
     except UserError as error:
         print(f"launcher.py: {error}", file=sys.stderr)
         return 2
-    if arguments.nnodes != "1":
+    if arguments.nnodes not in ONE_MACHINE:
         # Ranks would meet in a store of a launcher that outlives a restart, and the number of restarts, which
         # keeps attempts apart there, differs between machines. So rank 0 makes a store for each attempt.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
@@ -68,21 +68,27 @@ def launch() -> int:
     with private_folder() as folder:
         # What torchrun would leave in the temporary folder.
         arguments.log_dir = arguments.log_dir or str(folder)
-        watch_restarts(arguments.nnodes, arguments.event_log_handler, Path(arguments.log_dir))
+        say_restarts(arguments.nnodes, arguments.event_log_handler)
         if is_on_one_machine(arguments):
             meet_in(folder, arguments)
         return _run(arguments)
 
 
-def _quieten_stores(arguments: Sequence[str]) -> None:
-    """Have torch's C++ code of a launch on several machines tell of errors alone, unless the user wants more:
-    with each launcher that ends before another one, its stores warn there, with stacks; and what matters of
-    that is an exception too. Torch looks at the variable when it is imported.
+@contextlib.contextmanager
+def _quiet_stores(arguments: Sequence[str]) -> Iterator[None]:
+    """Import torch so that its C++ code tells of errors alone in this launcher, if it is one of several: the
+    store of one that ends first makes others warn, with stacks. Ranks keep the level that the user has.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--nnodes", default=os.environ.get("PET_NNODES", "1"))
-    if parser.parse_known_args(list(arguments))[0].nnodes != "1":
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    name = "TORCH_CPP_LOG_LEVEL"
+    is_one = parser.parse_known_args(list(arguments))[0].nnodes in ONE_MACHINE
+    is_mine = name not in os.environ and not is_one
+    if is_mine:
+        os.environ[name] = "ERROR"
+    yield
+    if is_mine:
+        del os.environ[name]
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -152,7 +158,8 @@ def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments
     if kills is None or kills_before is None:
         why = "most often by the kernel, when the memory limit is reached, or else by somebody"
     elif kills > kills_before:
-        why = f"by the kernel, which has ended {kills - kills_before} processes for want of memory meanwhile"
+        ended = counted(kills - kills_before, "process", "processes")
+        why = f"by the kernel, which has ended {ended} for want of memory meanwhile"
     else:
         why = "by somebody, for the kernel has ended no process for want of memory meanwhile"
     return (

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from errors import UserError
 
+# What torchrun's --nnodes is for a launch on this machine alone; the second is its default.
+ONE_MACHINE = ("1", "1:1")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 MEMINFO = Path("/proc/meminfo")
 VMSTAT = Path("/proc/vmstat")

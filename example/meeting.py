@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
+from machine import ONE_MACHINE
 from runtime import STORE_FOLDER
 
 BACKEND = "folder"
@@ -60,7 +61,7 @@ def _sweep(temporary: Path) -> None:
 def is_on_one_machine(arguments: argparse.Namespace) -> bool:
     """Whether torchrun's arguments name no place to meet other machines at."""
     named = arguments.rdzv_endpoint or arguments.master_port is not None or arguments.rdzv_backend != "static"
-    return bool(arguments.standalone) or (arguments.nnodes in ("1", "1:1") and not named)
+    return bool(arguments.standalone) or (arguments.nnodes in ONE_MACHINE and not named)
 
 
 def meet_in(folder: Path, arguments: argparse.Namespace) -> None:

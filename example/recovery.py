@@ -23,7 +23,7 @@ def way_on(config: Config | None, where: str = "") -> str:
     where: on which machines to start again.
     """
     again = f"start again{where}"
-    if config is None:
+    if config is None or "train" not in config.modes:
         return again
     if not config.dumps:
         return f"{again}, with --dump to have something that --resume can go on from"
@@ -41,7 +41,8 @@ def after_lost_peer(config: Config | None, spans_machines: bool) -> str:
         int(os.environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS")
     )
     if done < most:
-        return f"Nothing is to be done: torchrun starts the ranks again (restart {done + 1} of {most})."
+        anew = "" if config is None or config.resume else "; without --resume they begin anew"
+        return f"torchrun tries to start the ranks again (restart {done + 1} of {most}){anew}."
     return f"What to do: {way_on(config, ' on the machines that are left' if spans_machines else '')}."
 
 

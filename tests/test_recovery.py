@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,7 @@ def test_a_lost_rank_is_said_once_and_the_launcher_is_told_that_it_was(
 def test_the_way_on_is_a_checkpoint_where_there_is_one_and_torchruns_restart_where_that_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert way_on(Config(load=str(tmp_path))) == "start again"
     config = Config(dump=True, save_dir=str(tmp_path))
     assert way_on(config) == f"start again; {tmp_path} holds no checkpoint yet"
     (tmp_path / "step-000000007").mkdir()
@@ -81,7 +83,10 @@ def test_the_way_on_is_a_checkpoint_where_there_is_one_and_torchruns_restart_whe
     assert after_lost_peer(config, spans_machines=True) == f"What to do: {there}."
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert "torchrun starts the ranks again (restart 2 of 3)" in after_lost_peer(config, spans_machines=True)
+    again = "torchrun tries to start the ranks again (restart 2 of 3)"
+    assert after_lost_peer(config, spans_machines=True) == f"{again}; without --resume they begin anew."
+    resumed = replace(config, resume=True)
+    assert after_lost_peer(resumed, spans_machines=True) == f"{again}."
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     assert after_lost_peer(config, spans_machines=True) == f"What to do: {there}."
 
