@@ -21,12 +21,21 @@ from save_dir import (
     asked_for,
     check_whole,
     chosen_state,
+    others_in,
     settled,
     state_at,
     suggesting,
     suggestion,
 )
 from train import Learner
+
+
+class _DamagedError(UserError):
+    """Of a state that is not whole; another one of its folder may be."""
+
+    def __init__(self, sentence: str, state: State) -> None:
+        super().__init__(sentence)
+        self.state = state
 
 
 def choose_state(config: Config) -> State:
@@ -63,15 +72,45 @@ def load_state(
 
     Raises:
         UserError: on every rank, when anything is missing, damaged, or made for another model; the learner is
-            as it was. Where something is damaged it names the newest good state of the same folder.
+            as it was. Where something is damaged it names the newest whole state of the same folder.
     """
+    return _suggesting(context, lambda: _load(state, learner, columns, context, describe))
+
+
+def _suggesting(context: RuntimeContext, load: Callable[[], Manifest]) -> Manifest:
+    """As `save_dir.suggesting`, of a load. Collective.
+
+    The ranks share the reading of other states as they do that of the one that is loaded: one rank that read
+    all of it could keep the others waiting for longer than --timeout.
+    """
+    try:
+        return load()
+    except _DamagedError as error:
+        state = error.state
+        others = decided(lambda: others_in(state.base.parent, state.folder))
+        good = suggestion(others, lambda other: together(lambda: _check_shared(state_at(other), context)))
+        raise UserError(f"{str(error).rstrip('.')}; {good}.") from None
+
+
+def _check_shared(state: State, context: RuntimeContext) -> list[Manifest]:
+    """`check_whole` of this rank's share of a state. Not collective."""
+    return check_whole(state, context.rank, context.world_size)
+
+
+def _load(
+    state: State,
+    learner: Learner,
+    columns: Columns,
+    context: RuntimeContext,
+    describe: Callable[[Position], str],
+) -> Manifest:
+    """`load_state` without the suggestion."""
     tensors = tensors_of(learner)
     shapes = shapes_of(tensors)
     try:
-        manifests: list[Manifest] = together(lambda: check_whole(state, context.rank, context.world_size))
+        manifests: list[Manifest] = together(lambda: _check_shared(state, context))
     except UserError as error:
-        good = decided(lambda: suggestion(state.base.parent, state.folder))
-        raise UserError(f"{str(error).rstrip('.')}; {good}.") from None
+        raise _DamagedError(str(error), state) from None
     together(lambda: check_fit(state.folder, manifests[-1], shapes, columns))
     together(lambda: _check_parts(state, manifests))
     together(lambda: _read(state, manifests, tensors))
@@ -93,9 +132,9 @@ def load_chosen(config: Config, learner: Learner, columns: Columns, context: Run
         return describe_choice(position, checkpoint, LABELS[main_metric(config.task)[0]])
 
     def load() -> Manifest:
-        return load_state(decided(lambda: choose_state(config)), learner, columns, context, describe)
+        return _load(decided(lambda: choose_state(config)), learner, columns, context, describe)
 
-    return settled(_named(config), load, decided)
+    return _suggesting(context, lambda: settled(_named(config), load, decided))
 
 
 def _check_parts(state: State, manifests: Sequence[Manifest]) -> None:

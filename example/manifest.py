@@ -372,18 +372,34 @@ def _check_files(folder: Path, manifest: Manifest, part: int, parts: int) -> Non
         check_file(folder, entry)
 
 
-def check_file(folder: Path, entry: FileEntry) -> None:
-    """Read every byte of a file and refuse it when it is not what was written.
+def check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Refuse a folder of which a file is missing, or not as long as it was. Reads none of them.
 
     Raises:
-        UserError: when it is missing, too short, or damaged.
+        UserError: names the first.
     """
+    with in_words(folder):
+        for entry in manifest.files:
+            _check_size(folder, entry)
+
+
+def _check_size(folder: Path, entry: FileEntry) -> None:
     path = folder / entry.name
     if Path(entry.name).name != entry.name or not path.is_file():
         raise UserError(f"{path} is missing.")
     size = path.stat().st_size
     if size != entry.bytes:
         raise UserError(f"{path} has {size:,} bytes and had {entry.bytes:,} when it was written.")
+
+
+def check_file(folder: Path, entry: FileEntry) -> None:
+    """Read every byte of a file and refuse it when it is not what was written.
+
+    Raises:
+        UserError: when it is missing, too short, or damaged.
+    """
+    _check_size(folder, entry)
+    path = folder / entry.name
     digest = digest_of(path)
     if digest != entry.xxh3_128:
         raise UserError(f"{path} is damaged: its digest is {digest}, and was {entry.xxh3_128}.")

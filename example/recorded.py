@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from config import NEWEST, Config, validate
 from errors import UserError, printable
 from manifest import CONFIG, FEATURES_FILE, LARGEST, read_config
-from save_dir import newest_in, settled, state_at, suggesting
+from save_dir import ChoiceError, check_complete, newest_in, settled, state_at, suggesting
 
 # What the ratings are called. Another place is no other data: their digest tells.
 NAME_FLAGS = ("dataset", "synthetic_ratings")
@@ -57,10 +57,11 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
         UserError: when the state is not there or cannot be read, or when flags were given that are not those
             of its model or, for a resume, of its data.
     """
-    found = settled(_named(config), lambda: _read_before(config))
+    folder = _named(config)
+    found = suggesting(folder, lambda: settled(folder, lambda: _read_before(config)), _check_readable)
     if found is None:
         return config
-    folder, recorded = found
+    folder, recorded = found[0], typed(*found)
     data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), "synthetic_ratings")
     fixed = (*MODEL_FLAGS, *data) if config.resume else MODEL_FLAGS
     _refuse_others(folder, fixed, recorded, config, given)
@@ -144,14 +145,20 @@ def _read_before(config: Config) -> tuple[Path, dict[str, Any]] | None:
     begins = newest_in(folder) is None if config.resume else "train" in config.modes
     if begins:
         return None
-    found = suggesting(folder, lambda: state_at(folder, config.until)).folder
+    found = state_at(folder, config.until).folder
     if (found / FEATURES_FILE).is_file():
-        raise UserError(
+        raise ChoiceError(
             f"{found} is an export for a server, without the optimizer and the flags of its training; --load "
             f"the folder of dumps that it was made from, or ask it by --recommend --save_dir {found} with "
             "--user and --data_path."
         )
-    return found, typed(found, suggesting(found, lambda: read_config(found)))
+    return found, read_config(found)
+
+
+def _check_readable(folder: Path) -> None:
+    """Refuse a state that is not complete, or whose flags cannot be read."""
+    check_complete(folder)
+    read_config(state_at(folder).folder)
 
 
 def _refuse_others(

@@ -24,7 +24,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,16 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from errors import UserError
-from manifest import MANIFEST, Manifest, check_files, digest_of_manifest, flush, in_words, read_manifest
+from manifest import (
+    MANIFEST,
+    Manifest,
+    check_files,
+    check_sizes,
+    digest_of_manifest,
+    flush,
+    in_words,
+    read_manifest,
+)
 
 NAME = re.compile(r"(step|delta)-(\d{9,})")
 LOCK = ".lock"
@@ -48,6 +57,10 @@ LEFTOVER = re.compile(
 CONTENT = re.compile(r"part-\d{5,}\.safetensors|\.tmp[0-9A-Za-z]{6}|(manifest|config|vocabulary)\.json")
 
 Result = TypeVar("Result")
+
+
+class ChoiceError(UserError):
+    """A mistake in what was asked for, of which no other state of the folder is the cure."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +171,7 @@ def chosen_state(folder: Path, checkpoint: str = BEST, until: int = -1) -> State
         UserError: see `state_at`, and when nothing was learned yet.
     """
     if checkpoint not in (BEST, LATEST):
-        raise UserError(f"The checkpoint {checkpoint!r} is not known; give {BEST} or {LATEST}.")
+        raise ChoiceError(f"The checkpoint {checkpoint!r} is not known; give {BEST} or {LATEST}.")
     folder = folder.resolve()
     if not asked_for(folder, checkpoint, until):
         return state_at(folder, until)
@@ -190,7 +203,7 @@ def state_at(folder: Path, until: int = -1) -> State:
         if newest is None:
             early = "" if until == -1 else f" by step {until}"
             what = f"holds no dump{early}" if folder.is_dir() else "is not there"
-            raise UserError(f"{folder} {what}; train with --dump, or give the folder of a dump.")
+            raise ChoiceError(f"{folder} {what}; train with --dump, or give the folder of a dump.")
         folder = newest
     manifest = read_manifest(folder)
     link = manifest.link
@@ -205,7 +218,7 @@ def state_at(folder: Path, until: int = -1) -> State:
     first = manifest.position.step if link is None else step_of(base)
     last = until if link is None else step_of(folder) if until == -1 else min(until, step_of(folder))
     if last < first:
-        raise UserError(
+        raise ChoiceError(
             f"--until {until} is before {base}, on which {folder.name} builds; give a later step."
         )
     deltas = [path for path in deltas_in(folder.parent) if first < step_of(path) <= last]
@@ -234,6 +247,17 @@ def check_whole(state: State, rank: int = 0, world_size: int = 1) -> list[Manife
     return manifests
 
 
+def check_complete(folder: Path) -> None:
+    """Refuse a state of which anything is missing, by the manifests and the sizes of files; reads no more.
+
+    Raises:
+        UserError: names the first that is not there, or not as long as it was.
+    """
+    state = state_at(folder)
+    for each, manifest in zip(state.folders, check_chain(state), strict=True):
+        check_sizes(each, manifest)
+
+
 def settled(
     folder: Path,
     action: Callable[[], Result],
@@ -257,33 +281,48 @@ def settled(
                 raise
 
 
-def suggesting(folder: Path, find: Callable[[], Result]) -> Result:
-    """What a search in a folder finds; a refusal also names the newest good state there, but for that folder.
+def suggesting(
+    folder: Path, find: Callable[[], Result], check: Callable[[Path], Any] = check_complete
+) -> Result:
+    """What a search in a folder finds; a refusal of what is missing or damaged also names the newest complete
+    state there, but for that folder. Put it around `settled`, for what is tried again needs no suggestion.
+
+    check: refuses the folder of a state that is not to be named. Others may wait for the rank that searches,
+    so by itself it reads few bytes.
 
     Raises:
         UserError: of the search.
     """
     try:
         return find()
+    except ChoiceError:
+        raise
     except UserError as error:
         save_dir = save_dir_of(folder)
         newest = newest_in(save_dir)
         # Where nothing was learned yet there is nothing to suggest.
         if newest is None or step_of(newest) == 0:
             raise
-        raise UserError(f"{str(error).rstrip('.')}; {suggestion(save_dir, folder)}.") from None
+        raise UserError(
+            f"{str(error).rstrip('.')}; {suggestion(others_in(save_dir, folder), check)}."
+        ) from None
 
 
-def suggestion(save_dir: Path, refused: Path) -> str:
-    """The newest state of a folder that is whole, but for one that was refused."""
-    for folder in (path for path in reversed(states_in(save_dir)) if path != refused):
+def others_in(save_dir: Path, refused: Path) -> list[Path]:
+    """The states beside one that was refused, newest first."""
+    return [path for path in reversed(states_in(save_dir)) if path != refused]
+
+
+def suggestion(others: Sequence[Path], check: Callable[[Path], Any]) -> str:
+    """What to do when a state was refused: to take the first of others that a check does not refuse."""
+    for folder in others:
         with contextlib.suppress(UserError):
-            check_whole(state_at(folder))
+            check(folder)
             return (
-                f"the newest good one there is {folder}; name that one (--load takes a folder, and so do "
+                f"the newest complete one there is {folder}; name that one (--load takes a folder, and so do "
                 "--save_dir of --export and --recommend), or, to --resume from it, remove what is newer"
             )
-    return f"there is no good one in {save_dir}"
+    return "no other one there is complete"
 
 
 def seen_in(folder: Path) -> set[tuple[str, int]]:

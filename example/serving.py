@@ -29,6 +29,7 @@ from save_dir import (
     BEST,
     LATEST,
     check_chain,
+    check_whole,
     chosen_state,
     newest_in,
     seen_in,
@@ -200,6 +201,8 @@ class Follower:
 
 def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
     """`read_snapshot` of what a folder stands for, also while a trainer goes on there."""
-    return settled(
-        folder, lambda: suggesting(folder, lambda: read_snapshot(chosen_state(folder, checkpoint)))
-    )
+
+    def read() -> Snapshot:
+        return read_snapshot(chosen_state(folder, checkpoint))
+
+    return suggesting(folder, lambda: settled(folder, read), lambda other: check_whole(state_at(other)))

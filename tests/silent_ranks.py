@@ -112,7 +112,8 @@ def stay_in_load() -> None:
     import dumps
     import loading
 
-    loading.load_state = dumps.load_state = again_and_again(loading.load_state)
+    loading.load_chosen = again_and_again(loading.load_chosen)
+    dumps.load_state = again_and_again(dumps.load_state)
 
 
 def stay_at_end() -> None:

@@ -450,10 +450,19 @@ def test_a_damaged_state_is_refused_with_the_newest_good_one_and_changes_nothing
 ) -> None:
     act, words, good = DAMAGES[damage]
     act(trained.folder)
-    trained.refused(*words, f"; the newest good one there is {trained.folder / good};")
+    trained.refused(*words, f"; the newest complete one there is {trained.folder / good};")
     # Nor does a training go on from it.
-    with pytest.raises(UserError, match=f"the newest good one there is .*{good}"):
+    with pytest.raises(UserError, match=f"the newest complete one there is .*{good}"):
         resume(trained)
+
+
+def test_no_rank_reads_other_states_alone_to_name_a_good_one(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(trained.folder / BASE / PART)
+    # What `loading` reads is shared by all ranks.
+    monkeypatch.setattr(save_dir, "check_whole", Mock(side_effect=AssertionError("read by one rank")))
+    trained.refused(f"{BASE}/{PART} is damaged", f"one there is {trained.folder / 'step-000000001'};")
 
 
 USER = "tables.user.weight"
@@ -505,7 +514,7 @@ def test_a_dump_of_another_format_is_refused_with_both_sides(trained: Trained) -
 def test_without_any_good_dump_the_refusal_says_so(trained: Trained) -> None:
     for path in trained.folder.glob("*/part-*"):
         os.truncate(path, 1)
-    trained.refused("has 1 bytes", f"there is no good one in {trained.folder}.")
+    trained.refused("has 1 bytes", "; no other one there is complete.")
 
 
 def test_compaction_removes_no_increments_for_the_sake_of_a_damaged_dump(trained: Trained) -> None:

@@ -12,10 +12,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import save_dir as folders
+import serving
 from errors import UserError
 from launch import ROOT
 from manifest import FORMAT, MANIFEST, Link, Position, check_files, read_manifest, sealed, write_manifest
@@ -37,6 +39,7 @@ from save_dir import (
     set_aside,
     state_at,
     step_of,
+    suggesting,
     writing,
 )
 from tiny_dumps import (
@@ -130,6 +133,54 @@ def test_until_before_everything_is_refused(tmp_path: Path) -> None:
     base, one = add_chain(tmp_path, 10, 20)
     refused(lambda: state_at(tmp_path, 9), str(tmp_path), "holds no dump by step 9")
     refused(lambda: state_at(one, 9), "--until 9 is before", str(base), one.name)
+
+
+def test_a_mistake_in_what_is_asked_suggests_no_other_state(tmp_path: Path) -> None:
+    add_dump(tmp_path, 5)
+    _, one = add_chain(tmp_path, 10, 20)
+    for ask in (
+        lambda: chosen_state(tmp_path, "newest"),
+        lambda: chosen_state(tmp_path, until=4),
+        lambda: state_at(one, 9),
+    ):
+        with pytest.raises(UserError) as caught:
+            suggesting(tmp_path, ask)
+        assert "there is" not in str(caught.value)
+        refused(ask, str(caught.value))
+
+
+def test_a_state_that_is_not_complete_is_refused_with_one_that_is_and_no_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = add_dump(tmp_path, 5)
+    base, one, last = add_chain(tmp_path, 10, 20, 30)
+    (one / PART).unlink()
+    os.truncate(base / PART, 1)
+    (last / MANIFEST).unlink()
+    monkeypatch.setattr(folders, "check_whole", Mock(side_effect=AssertionError("read")))
+    words = f"holds no {MANIFEST}; the newest complete one there is {complete}; name that one"
+    refused(lambda: suggesting(tmp_path, lambda: state_at(tmp_path)), words)
+
+
+def test_what_is_moved_away_while_it_is_read_is_tried_again_before_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_dump(tmp_path, 5)
+    moved, read = add_dump(tmp_path, 10), []
+
+    def read_snapshot(state: State) -> Any:
+        read.append(state.folder.name)
+        if state.folder == moved:
+            retire(moved)
+            raise UserError(f"{moved} is missing.")
+        return state
+
+    monkeypatch.setattr(serving, "read_snapshot", read_snapshot)
+    for module in (folders, serving):
+        monkeypatch.setattr(module, "check_whole", Mock(side_effect=AssertionError("read")), raising=False)
+    monkeypatch.setattr(folders, "suggestion", Mock(side_effect=AssertionError("suggested")))
+    serving.read_settled(tmp_path, LATEST)
+    assert read == ["step-000000010", "step-000000005"]
 
 
 def test_increments_of_another_base_are_not_replayed(tmp_path: Path) -> None:
