@@ -258,31 +258,53 @@ def _digests(files: Sequence[Path]) -> dict[str, str]:
 
 def _load(folder: Path, source: Path, every_byte: bool = True) -> tuple[Columns | None, str]:
     """What the manifest says; or None and why it is not believed, nothing where there are no columns."""
-    from manifest import SEAL, FileEntry, sealed
+    from manifest import SEAL, sealed
 
     if not folder.exists():
         return None, ""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        if not isinstance(manifest, dict) or manifest.pop(SEAL, None) != sealed(manifest)[SEAL]:
-            return None, f"{MANIFEST} is not what was written."
-        entries = _of_type(tuple[FileEntry, ...], manifest.pop("files"))
+        content = (folder / MANIFEST).read_bytes()
+    except OSError as error:
+        return None, str(error)
+    try:
+        manifest = json.loads(content)
+        entries, columns = _described(manifest, folder, source)
+    except (ValueError, TypeError, RecursionError) as error:
+        return None, f"{MANIFEST} does not describe columns ({type(error).__name__}: {printable(error)})."
+    if manifest.get(SEAL) != sealed(manifest)[SEAL]:
+        return None, f"{MANIFEST} is not what was written."
+    try:
         _check_files(folder, entries, every_byte)
-        files = {entry.name: entry.xxh3_128 for entry in entries}
-        columns = _of_type(
-            Columns, {**manifest, "folder": str(folder), "source": str(source), "files": files}
-        )
-        there = {*columns.baselines, *(table.name for table in columns.tables)}
-        if not {*METRICS, *ENTITIES} <= there:
-            raise ValueError(f"it has no more than {', '.join(there)}")
     except (OSError, UserError) as error:
         return None, str(error)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        return None, f"{MANIFEST} is none of columns ({type(error).__name__}: {printable(error)})."
     return columns, ""
 
 
-def _of_type(kind: Any, value: Any) -> Any:
+def _described(manifest: Any, folder: Path, source: Path) -> tuple[tuple[FileEntry, ...], Columns]:
+    """The files and the columns of which a manifest tells, of what JSON held for it.
+
+    Raises:
+        TypeError, ValueError: when it tells of none.
+    """
+    from manifest import SEAL, FileEntry
+
+    if not isinstance(manifest, dict):
+        raise TypeError("it holds no names with their values")
+    entries = _made_of(tuple[FileEntry, ...], manifest.get("files"))
+    rest = {name: value for name, value in manifest.items() if name != SEAL}
+    files = {entry.name: entry.xxh3_128 for entry in entries}
+    columns = _made_of(Columns, {**rest, "folder": str(folder), "source": str(source), "files": files})
+    for what, needed, there in (
+        ("baselines of the task", METRICS, columns.baselines),
+        ("table of the feature", ENTITIES, [table.name for table in columns.tables]),
+    ):
+        missing = [name for name in needed if name not in there]
+        if missing:
+            raise ValueError(f"it has no {what} {missing[0]}")
+    return entries, columns
+
+
+def _made_of(kind: Any, value: Any) -> Any:
     """A value of a type, such as a dataclass with all its fields, of what JSON held for it.
 
     Raises:
@@ -295,11 +317,11 @@ def _of_type(kind: Any, value: Any) -> Any:
         fields = get_type_hints(kind)
         if value.keys() != fields.keys():
             raise ValueError(f"it has {', '.join(value)} instead of {', '.join(fields)}")
-        return kind(**{name: _of_type(fields[name], held) for name, held in value.items()})
+        return kind(**{name: _made_of(fields[name], held) for name, held in value.items()})
     if get_origin(kind) is tuple and type(value) in (list, tuple):
-        return tuple(_of_type(of[0], held) for held in value)
+        return tuple(_made_of(of[0], held) for held in value)
     if get_origin(kind) is dict and isinstance(value, dict):
-        return {name: _of_type(of[1], held) for name, held in value.items()}
+        return {name: _made_of(of[1], held) for name, held in value.items()}
     if type(value) is not kind or (kind is int and not 0 <= value <= LARGEST):
         raise TypeError(f"{value!r} is no {kind}")
     return value

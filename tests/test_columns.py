@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -148,6 +149,38 @@ def test_damaged_columns_are_made_again(
         rating.write_bytes(rating.read_bytes()[:-4])
     assert open_columns(config) == whole
     assert "are damaged and are made again" in capsys.readouterr().out
+
+
+def test_a_fault_of_the_program_in_a_look_at_columns_is_none_of_the_columns(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_columns(Config(data_path=str(folder)))
+    for fault in (TypeError, ValueError, KeyError):
+        monkeypatch.setattr("manifest.check_file", Mock(side_effect=fault("of the program")))
+        with pytest.raises(fault, match="of the program"):
+            open_columns(Config(data_path=str(folder)))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tables", "it has no table of the feature user"),
+        ("baselines", "it has no baselines of the task rating"),
+    ],
+)
+def test_columns_without_a_task_or_an_identity_say_which(
+    folder: Path, name: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = open_columns(Config(data_path=str(folder)))
+    manifest = Path(whole.folder) / "manifest.json"
+    found = json.loads(manifest.read_text())
+    if name == "tables":
+        found["tables"] = [table for table in found["tables"] if table["feature"]["name"] != "user"]
+    else:
+        found["baselines"]["user"] = found["baselines"].pop("rating")
+    manifest.write_text(json.dumps(sealed(found)))
+    assert open_columns(Config(data_path=str(folder))) == whole
+    assert words in capsys.readouterr().out
 
 
 def contents(folder: Path) -> dict[str, bytes]:
