@@ -226,7 +226,7 @@ def take_best(
         )
         return position
     wanted = position.epoch - position.epochs_since_best
-    lost = f" of those that were dumped: epoch {wanted}, which was better, could not be written"
+    lost = f" of those that are there: epoch {wanted}, which was better, is not"
     context.say(
         f"the test is read with the weights of epoch {best.epoch}, the best on the validation ratings"
         f"{lost if best.epoch < wanted else ''}"

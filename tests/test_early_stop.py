@@ -131,10 +131,10 @@ def test_without_room_for_the_best_weights_or_without_validation_those_of_the_la
     assert kept[ranks]["no validation"]["said"] == []
 
 
-@pytest.mark.parametrize(("dumped", "rest"), [(2, ""), (1, " of those that were dumped: epoch 2, which")])
-def test_where_the_best_dump_could_not_be_written_the_test_says_which_is_taken(
-    dumped: int, rest: str
-) -> None:
+@pytest.mark.parametrize(
+    ("dumped", "rest"), [(2, ""), (1, " of those that are there: epoch 2, which was better, is not")]
+)
+def test_where_the_best_dump_is_not_there_the_test_says_which_is_taken(dumped: int, rest: str) -> None:
     from train import take_best
 
     said: list[str] = []
