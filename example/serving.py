@@ -37,7 +37,16 @@ from save_dir import (
     state_at,
     suggesting,
 )
-from snapshot import HISTORY_RATINGS, Snapshot, check_list, check_value, put, read_change, read_snapshot
+from snapshot import (
+    HISTORY_RATINGS,
+    Snapshot,
+    check_list,
+    check_values,
+    not_of,
+    put,
+    read_change,
+    read_snapshot,
+)
 
 
 class ServedModel:
@@ -83,12 +92,13 @@ class ServedModel:
         Raises:
             UserError: when the model has no such feature, or it has values of another type.
         """
-        rows = self._snapshot.vocabulary.get(vocabulary_of(feature))
+        is_name = isinstance(feature, str)
+        rows = self._snapshot.vocabulary.get(vocabulary_of(feature)) if is_name else None
         if rows is None:
             raise UserError(
-                f"There is no feature {feature}; the model has {', '.join(self._snapshot.tables)}."
+                f"There is no feature {printable(feature)}; the model has {', '.join(self._snapshot.tables)}."
             )
-        check_value(feature, value, rows)
+        check_values(feature, [value], rows)
         return value in rows
 
     @torch.inference_mode()
@@ -141,14 +151,15 @@ def _flat_ratings(values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
                 "as many."
             )
     flat = [rating for given in ratings for rating in given]
-    for rating in flat:
-        is_number = isinstance(rating, numbers.Real)
-        # NaN is in no range.
-        if not (is_number and LOWEST_RATING <= rating <= HIGHEST_RATING):
-            raise UserError(
-                f"{HISTORY_RATINGS} has {printable(repr(rating))}; give numbers from {LOWEST_RATING:g} to "
-                f"{HIGHEST_RATING:g}, as the training saw them."
-            )
+    # NaN is in no range.
+    strange = not_of(numbers.Real, flat) or [
+        rating for rating in flat if not LOWEST_RATING <= rating <= HIGHEST_RATING
+    ]
+    if strange:
+        raise UserError(
+            f"{HISTORY_RATINGS} has {printable(repr(strange[0]))}; give numbers from {LOWEST_RATING:g} to "
+            f"{HIGHEST_RATING:g}, as the training saw them."
+        )
     return torch.tensor(list(map(float, flat)), dtype=torch.float32)
 
 

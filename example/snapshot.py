@@ -144,20 +144,29 @@ def check_list(name: str, value: Any) -> None:
 
 
 def _check_types(feature: Feature, given: Sequence[Any], rows: Mapping[Any, int]) -> None:
+    if not feature.multi:
+        check_values(feature.name, given, rows)
+        return
     for value in given:
-        if feature.multi:
-            check_list(feature.name, value)
-        for one in value if feature.multi else [value]:
-            check_value(feature.name, one, rows)
+        check_list(feature.name, value)
+        check_values(feature.name, value, rows)
 
 
-def check_value(name: str, value: Any, rows: Mapping[Any, int]) -> None:
-    """Refuse a value of another type than the training's, which would never be known; None is unknown."""
+def check_values(name: str, values: Sequence[Any], rows: Mapping[Any, int]) -> None:
+    """Refuse values of another type than the training's, which would never be known; None is unknown."""
     known = type(next(iter(rows), 0))
-    if value is not None and not isinstance(value, str if known is str else numbers.Real):
+    strange = not_of(str if known is str else numbers.Real, [*values], type(None))
+    if strange:
         raise UserError(
-            f"The feature {name} takes values of type {known.__name__}, not {printable(repr(value))}."
+            f"The feature {name} takes values of type {known.__name__}, not {printable(repr(strange[0]))}."
         )
+
+
+def not_of(kind: type[Any], values: Sequence[Any], or_else: type[Any] | None = None) -> list[Any]:
+    """Those of the values that are of neither type."""
+    # A history has a thousand values of one type, and to ask for a `numbers.Real` takes long.
+    strange = {each for each in {*map(type, values)} if each is not or_else and not issubclass(each, kind)}
+    return [value for value in values if type(value) in strange] if strange else []
 
 
 def read_snapshot(state: State) -> Snapshot:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import serving
+import snapshot
 from columns import Columns, open_columns
 from config import Config, parse_given
 from errors import UserError
@@ -253,7 +255,37 @@ def test_what_a_model_cannot_know_is_refused_and_not_called_unknown(trained: Tra
     for feature, value in (("usr", 1), ("user", "1"), ("user", [1]), ("gender", 1)):
         with pytest.raises(UserError, match=f"feature {feature}"):
             model.knows(feature, value)
+    names: list[Any] = [["user"], 3, None, "a\x1bb"]
+    for name in names:
+        with pytest.raises(UserError, match=r"There is no feature .*; the model has") as refusal:
+            model.knows(name, 1)
+        assert str(refusal.value).isprintable()
     assert model.knows("history", 3)
+
+
+def test_long_histories_are_held_against_the_types_of_the_training_in_little_time(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counted(type):
+        asked = 0
+
+        def __subclasscheck__(cls, kind: type[Any]) -> bool:
+            Counted.asked += 1
+            return kind in (int, float)
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            return cls.__subclasscheck__(type(value))
+
+    class Real(metaclass=Counted):
+        pass
+
+    for module in (serving, snapshot):
+        monkeypatch.setattr(module, "numbers", SimpleNamespace(Real=Real))
+    model = ServedModel.open(trained.save_dir)
+    Counted.asked = 0
+    assert len(model.score({"history": [[3] * 1_000] * 8, "history_ratings": [[4.0] * 1_000] * 8})) == 8
+    # Not once for each of 16,000 numbers.
+    assert 0 < Counted.asked < 30
 
 
 def test_folders_may_be_texts_and_an_unknown_checkpoint_is_refused(trained: Trained) -> None:
