@@ -180,7 +180,7 @@ class DumpKeeper:
 
     def restore_best(self, learner: Learner) -> Position | None:
         """Put the learner into the best state that was dumped; where its training was then. None if there is
-        no such state, because it could not be written.
+        no such state: it could not be written, or is not there any more.
         """
         self._finish()
         best = decided(lambda: best_in(self.save_dir))
