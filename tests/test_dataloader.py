@@ -295,7 +295,7 @@ def test_the_number_of_workers_follows_from_the_costs_and_the_cores(
     found, why = choose_num_workers(batch, step, cores, ranks)
     assert found == number
     assert words in why
-    assert f"{batch * 1e3:.2f} ms and a step {step * 1e3:.2f} ms; {cores} cores for {ranks} ranks" in why
+    assert f"{batch * 1e3:.2f} ms and a step {step * 1e3:.2f} ms; {cores} cores for {ranks} rank" in why
 
 
 class SlowBatches(RatingBatches):

@@ -48,7 +48,7 @@ def draw_few_ratings(clone: Path) -> None:
 
 
 def shell(lines: tuple[str, ...], folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return run_command(["bash", "-ec", "\n".join(lines)], cwd=folder, env=env, timeout=170)
+    return run_command(["bash", "-ec", "\n".join(lines)], cwd=folder, env=env, timeout=280)
 
 
 def results(output: str) -> dict[str, float]:
