@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 # Not those of pathlib, which raise where a folder forbids to look, or a name is too long.
-from os.path import exists, isdir
+from os.path import commonpath, exists, isdir, realpath
 from typing import Any, NoReturn
 
 from errors import UserError
@@ -327,6 +327,14 @@ def _check_modes(config: Config) -> None:
     _require(
         config.until == -1 or bool(config.load),
         f"--until {config.until} says where a load stops, and none is asked for; give --load too",
+    )
+    save_dir = realpath(config.save_dir)
+    _require(
+        config.load in ("", NEWEST)
+        or "train" not in config.modes
+        or commonpath((save_dir, realpath(config.load))) == save_dir,
+        f"--load {config.load} is not in --save_dir {config.save_dir}, to which the training asked for too "
+        "writes; give --load alone, or without a folder",
     )
     _require(config.until >= -1, f"--until {config.until} is no step; give the number of one, 0 or more")
     _require(

@@ -18,7 +18,7 @@ from recovery import after_lost_peer
 from rollcall import ALL_ANSWER
 from runtime import lost_peers, read_launch
 
-# A rank may say the same as rank 0 some seconds later than it.
+# A rank may say the same as the first one of its machine some seconds later than it.
 SAME_MISTAKE_SECONDS = 5.0
 # Between the exit of a rank and torchrun's signal to the others lie some tenths of a second, on a busy one
 # a second or two. No longer: on other machines this is added to what --timeout and torchrun take.
@@ -29,17 +29,18 @@ LOST_PEER_WORDS = ("gloo/transport", "Application timeout caused pair closure")
 
 
 def report_mistake(sentence: str) -> None:
-    """Say a user's mistake, once for all ranks that find it, and leave it for torchrun's own report.
+    """Say a user's mistake, once for all ranks of a machine that find it, and leave it for torchrun's own
+    report.
 
-    Rank 0 speaks at once. Another rank speaks only if it is still alive some seconds later: then the mistake
-    was its machine's alone.
+    The first rank of a machine speaks at once. Another rank speaks only if it is still alive some seconds
+    later: then the mistake was its own.
     """
     leave_for_torchrun(sentence, sentence)
     try:
-        rank = read_launch().rank
+        local_rank = read_launch().local_rank
     except UserError:
-        rank = 0
-    if rank != 0:
+        local_rank = 0
+    if local_rank != 0:
         time.sleep(SAME_MISTAKE_SECONDS)
     print(f"example.py: {sentence}", file=sys.stderr, flush=True)
 

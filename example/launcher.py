@@ -155,18 +155,19 @@ def _check_processes(arguments: argparse.Namespace) -> None:
 def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments: argparse.Namespace) -> str:
     """Why a rank was probably killed, what memory there is, and how to go on."""
     kills = oom_kills()
+    memory = "where memory was short give fewer processes, a smaller --batch_size or a higher limit; "
     if kills is None or kills_before is None:
         why = "most often by the kernel, when the memory limit is reached, or else by somebody"
     elif kills > kills_before:
         ended = counted(kills - kills_before, "process", "processes")
         why = f"by the kernel, which has ended {ended} for want of memory meanwhile"
     else:
-        why = "by somebody, for the kernel has ended no process for want of memory meanwhile"
+        memory = ""
+        why = "but not for want of memory: the kernel has ended no process for that meanwhile"
     return (
         f"rank {', '.join(map(str, ranks))} (pid {pid}) was killed by signal 9 (SIGKILL), {why}.\n"
         f"{memory_in_words()}\n"
-        "What to do: where memory was short give fewer processes, a smaller --batch_size or a higher limit; "
-        f"{_way_on(arguments)}."
+        f"What to do: {memory}{_way_on(arguments)}."
     )
 
 

@@ -129,7 +129,9 @@ def load_chosen(config: Config, learner: Learner, columns: Columns, context: Run
     checkpoint = asked_for(_named(config), config.checkpoint, config.until)
 
     def describe(position: Position) -> str:
-        return describe_choice(position, checkpoint, LABELS[main_metric(config.task)[0]])
+        chosen = describe_choice(position, checkpoint, LABELS[main_metric(config.task)[0]])
+        is_other = config.until not in (-1, position.step)
+        return f"{chosen}, the newest up to --until {config.until}" if is_other else chosen
 
     def load() -> Manifest:
         return _load(decided(lambda: choose_state(config)), learner, columns, context, describe)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # A shared folder may have been on the machine that is gone, and then nothing answers.
 FOLDER_SECONDS = 3.0
+MACHINES = " on the machines that are left, with their number as NNODES and one of them in RDZV_ENDPOINT"
 
 
 def way_on(config: Config | None, where: str = "") -> str:
@@ -43,7 +44,7 @@ def after_lost_peer(config: Config | None, spans_machines: bool) -> str:
     if done < most:
         anew = "" if config is None or config.resume else "; without --resume they begin anew"
         return f"torchrun tries to start the ranks again (restart {done + 1} of {most}){anew}."
-    return f"What to do: {way_on(config, ' on the machines that are left' if spans_machines else '')}."
+    return f"What to do: {way_on(config, MACHINES if spans_machines else '')}."
 
 
 def _look_in(save_dir: Path, found: list[str]) -> None:

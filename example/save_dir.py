@@ -319,8 +319,8 @@ def suggestion(others: Sequence[Path], check: Callable[[Path], Any]) -> str:
         with contextlib.suppress(UserError):
             check(folder)
             return (
-                f"the newest complete one there is {folder}; name that one (--load takes a folder, and so do "
-                "--save_dir of --export and --recommend), or, to --resume from it, remove what is newer"
+                f"the newest complete one there is {folder}; give that folder to --load, or as --save_dir to "
+                "--export and --recommend; to --resume from it, first remove the newer dumps beside it"
             )
     return "no other one there is complete"
 

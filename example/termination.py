@@ -19,7 +19,7 @@ from failures import is_lost_peer
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # What comes so soon after a Ctrl-C is the same one: a shell and a launcher may both pass it on.
 SAME_SECONDS = 0.5
-ANSWER = "told to end: dumps the model first; a second Ctrl-C ends without\n"
+ANSWER = "told to end: the model is dumped first; a second Ctrl-C ends the training at once, without a dump\n"
 
 
 class Termination:

@@ -101,6 +101,11 @@ def test_values_become_their_fields_types() -> None:
             "--recommend --user 5 --follow --checkpoint best",
             "--follow takes the latest state, not the best; leave out --checkpoint",
         ),
+        (
+            "--load elsewhere --resume",
+            "--load elsewhere is not in --save_dir dumps, to which the training asked for too writes; "
+            "give --load alone, or without a folder",
+        ),
         ("--load --checkpoint newest", "--checkpoint newest is not known; choose one of best, latest"),
         ("--until -2 --load", "--until -2 is no step; give the number of one, 0 or more"),
         ("--user 5", "--user says what is recommended, and nothing is; give --recommend too"),

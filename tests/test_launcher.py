@@ -46,7 +46,7 @@ def test_more_processes_than_cores_are_told_what_that_costs(
     ("before", "after", "why"),
     [
         (3, 4, "by the kernel, which has ended 1 process for want of memory meanwhile"),
-        (3, 3, "by somebody, for the kernel has ended no process for want of memory meanwhile"),
+        (3, 3, "but not for want of memory: the kernel has ended no process for that meanwhile"),
         (None, 4, "most often by the kernel, when the memory limit is reached, or else by somebody"),
     ],
 )
@@ -58,6 +58,7 @@ def test_a_killed_rank_is_named_with_the_likely_reason_and_the_way_on(
     said = launcher._killed_rank([1], 77, before, argparse.Namespace(training_script_args=flags))
     assert said.startswith(f"rank 1 (pid 77) was killed by signal 9 (SIGKILL), {why}.\nMemory now: ")
     assert said.endswith(f"; {tmp_path} holds no checkpoint yet.")
+    assert ("a smaller --batch_size" in said) == (before != after)
     (tmp_path / "step-000000007").mkdir()
     (tmp_path / "latest").symlink_to("step-000000007")
     assert "--resume goes on from" in launcher._way_on(argparse.Namespace(training_script_args=flags))

@@ -79,7 +79,7 @@ def test_the_way_on_is_a_checkpoint_where_there_is_one_and_torchruns_restart_whe
     config = Config(dump=True, save_dir=str(tmp_path))
     assert way_on(config) == f"start again; {tmp_path} holds no checkpoint yet"
     (tmp_path / "step-000000007").mkdir()
-    there = f"start again on the machines that are left; --resume goes on from {tmp_path}/step-000000007"
+    there = f"start again{recovery.MACHINES}; --resume goes on from {tmp_path}/step-000000007"
     assert after_lost_peer(config, spans_machines=True) == f"What to do: {there}."
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")

@@ -158,7 +158,7 @@ def test_a_state_that_is_not_complete_is_refused_with_one_that_is_and_no_file_is
     os.truncate(base / PART, 1)
     (last / MANIFEST).unlink()
     monkeypatch.setattr(folders, "check_whole", Mock(side_effect=AssertionError("read")))
-    words = f"holds no {MANIFEST}; the newest complete one there is {complete}; name that one"
+    words = f"holds no {MANIFEST}; the newest complete one there is {complete}; give that folder"
     refused(lambda: suggesting(tmp_path, lambda: state_at(tmp_path)), words)
 
 

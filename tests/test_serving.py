@@ -339,7 +339,7 @@ def test_a_refusal_of_damage_names_a_state_that_can_be_read(trained: Trained, tm
     for name, ask in asked.items():
         (save_dir / "step-000000016" / name).write_bytes(b"{")
         with pytest.raises(
-            UserError, match=r"the newest complete one there is .*000014; name that one"
+            UserError, match=r"the newest complete one there is .*000014; give that folder"
         ) as refusal:
             ask()
         good = Path(str(refusal.value).partition("complete one there is ")[2].partition(";")[0])

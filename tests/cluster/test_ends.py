@@ -30,6 +30,19 @@ def test_a_late_launcher_is_waited_for_and_a_clean_end_leaves_no_warnings_of_the
         assert not re.search("TCPStore|recvValue failed", text), text
 
 
+def test_a_mistake_that_all_machines_find_is_said_on_each_with_status_2(
+    cluster_of: Callable[[int], Cluster], synthetic_folder: Path
+) -> None:
+    flags = ("--data_path", synthetic_folder, "--timeout", 30, "--lr")
+    machines = cluster_of(2).machines
+    commands = [
+        machine.start(launched(*flags, lr)) for machine, lr in zip(machines, (0.01, 0.02), strict=True)
+    ]
+    assert [command.wait(60) for command in commands] == [2, 2]
+    for command in commands:
+        assert command.text().count("example.py: --lr is 0.0") == 1, command.text()
+
+
 def test_a_rank_that_is_killed_on_another_machine_is_one_sentence_and_no_report(
     cluster_of: Callable[[int], Cluster], synthetic_folder: Path, tmp_path: Path
 ) -> None:
