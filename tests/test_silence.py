@@ -142,6 +142,8 @@ class Launch:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for command in self.commands:
+            # What enters a machine stopped with the launcher that it started there, and stays so after it.
+            command.process.send_signal(signal.SIGCONT)
             command.process.wait()
 
 
