@@ -20,8 +20,6 @@ EXAMPLE = ROOT / "example" / "example.py"
 # Tests run on the CPU; those marked `gpu` and `multi_gpu` give a command what the machine has.
 GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")}
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
-# Two tests run at a time: threads of one, spinning for each other, would keep the cores from the other.
-THREADS = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "1000"}
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -32,7 +30,7 @@ def started(
     """A running command; at the end it and all below it are killed, if they still run."""
     clean = {name: value for name, value in os.environ.items() if name not in (*LAUNCH_VARIABLES, *NO_GPUS)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    env = {**clean, **NO_GPUS, **THREADS, **(env or {})}
+    env = {**clean, **NO_GPUS, "OMP_NUM_THREADS": "1", **(env or {})}
     process: subprocess.Popen[str] = subprocess.Popen(command, cwd=cwd, env=env, **pipes)
     try:
         yield process
