@@ -36,7 +36,8 @@ class RestartNotice(logging.Handler):
 
 
 def say_restarts(nnodes: str, event_log_handler: str) -> None:
-    """Have a line written for each restart, whatever its reason and the level of torchrun's own logging."""
-    logger = logging.getLogger(f"torchelastic-events-{event_log_handler}")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(RestartNotice(nnodes))
+    """Have a line written for each restart, whatever its reason.
+
+    With LOGLEVEL above INFO torchrun records no events, and none is written.
+    """
+    logging.getLogger(f"torchelastic-events-{event_log_handler}").addHandler(RestartNotice(nnodes))

@@ -244,13 +244,21 @@ def forge(chance: random.Random, folder: Path, path: Path) -> None:
     path.write_text(json.dumps(sealed(found)))
 
 
-def test_a_manifest_that_was_forged_with_its_digest_never_is_a_fault_of_the_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Of small data, from which columns are made as often as need be."""
     write_synthetic(tmp_path / "data", 1_000, seed=0)
     config = Config(data_path=str(tmp_path / "data"))
     raw = read(*locate(config), config)
+    # What is made again is always the same; to parse it anew would take most of the time.
     monkeypatch.setattr("movielens.read", lambda *arguments: raw)
+    return config
+
+
+def test_a_manifest_that_was_forged_with_its_digest_never_is_a_fault_of_the_program(
+    parsed_once: Config,
+) -> None:
+    config = parsed_once
     whole = open_columns(config)
     before = contents(Path(whole.folder))
     made_again = 0
@@ -287,15 +295,10 @@ def become_nonsense(chance: random.Random, folder: Path, path: Path) -> None:
 )
 def test_damage_of_any_kind_is_made_good_or_changes_nothing(
     damage: Callable[[random.Random, Path, Path], None],
-    tmp_path: Path,
+    parsed_once: Config,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write_synthetic(tmp_path / "data", 1_000, seed=0)
-    config = Config(data_path=str(tmp_path / "data"))
-    raw = read(*locate(config), config)
-    # What is made again is always the same; to parse it anew would take most of the time.
-    monkeypatch.setattr("movielens.read", lambda *arguments: raw)
+    config = parsed_once
     whole = open_columns(config)
     before = contents(Path(whole.folder))
     for seed in range(15):

@@ -17,7 +17,7 @@ import dataloader
 from columns import Columns, open_columns
 from config import Config
 from dataloader import EpochSampler, RatingBatches, Request, build_dataloader, choose_num_workers
-from errors import UserError
+from errors import UserError, counted
 from features import FEATURES, UNKNOWN_ROW
 from launch import GPUS, ROOT, python, succeeded
 from movielens import locate, read
@@ -295,7 +295,10 @@ def test_the_number_of_workers_follows_from_the_costs_and_the_cores(
     found, why = choose_num_workers(batch, step, cores, ranks)
     assert found == number
     assert words in why
-    assert f"{batch * 1e3:.2f} ms and a step {step * 1e3:.2f} ms; {cores} cores for {ranks} rank" in why
+    assert (
+        f"{batch * 1e3:.2f} ms and a step {step * 1e3:.2f} ms; {cores} cores for {counted(ranks, 'rank')} "
+        in why
+    )
 
 
 class SlowBatches(RatingBatches):

@@ -174,7 +174,8 @@ def test_a_profile_ends_with_its_epoch_and_says_how_many_steps_it_has(
 ) -> None:
     lines: list[str] = []
     run_steps(Profile(6, tmp_path, Said(lines)), epochs)
-    assert [int(found) for found in re.findall(r"profile of (\d+) step", "".join(lines))] == [recorded]
+    said = f"{recorded} step{'s' * (recorded != 1)}"
+    assert re.findall(r"profile of (\d+ \w+)", "".join(lines)) == [said]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert [event.get("name") for event in events].count("step") == recorded
 

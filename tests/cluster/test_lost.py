@@ -72,7 +72,10 @@ def test_survivors_end_in_time_say_who_is_missing_and_can_go_on(
     seconds = training.ends(survivors, servers[0])
     print(f"{fault}: the survivors ended after {seconds:.1f} s, with --timeout {TIMEOUT}")
     kept = newest_in(tmp_path / "dumps")
-    way_on = f"What to do: start again on the machines that are left; --resume goes on from {kept}."
+    way_on = (
+        "What to do: start again on the machines that are left, with their number as NNODES and one of them "
+        f"in RDZV_ENDPOINT; --resume goes on from {kept}."
+    )
     for rank in survivors:
         *_, sentence = rank.text().splitlines()
         assert sentence.startswith("example.py: "), rank.text()
