@@ -5,6 +5,9 @@ set -euo pipefail
 here="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 venv="$here/.venv"
 
+# For what is called before anything is installed, and so that a clone calls its own code.
+export PYTHONPATH="$here/example${PYTHONPATH:+:$PYTHONPATH}"
+
 # Long enough for a slow line; a call that waits longer waits for something that hangs.
 lock_deadline=3600
 
@@ -139,6 +142,8 @@ install_base() {
   fi
   install "$base" "$size" ${flags[@]+"${flags[@]}"}
   if [[ "$variant" == cpu ]]; then complete_torch; fi
+  # setuptools is one of the pinned packages.
+  logged "installing recsuite" pip install --no-deps --no-build-isolation -e "$here"
   write_stamp "$base"
 }
 
@@ -218,7 +223,7 @@ train() {
     where+=(--max_restarts="$max_restarts")
     [[ " $* " == *" --resume "* ]] || say "without --resume each of MAX_RESTARTS=$max_restarts begins anew"
   fi
-  exec "$venv/bin/python" "$here/example/launcher.py" "${where[@]}" --nproc_per_node="$nproc" \
+  exec "$venv/bin/python" -m recsuite.launcher "${where[@]}" --nproc_per_node="$nproc" \
     "$here/example/example.py" "$@"
 }
 
@@ -231,7 +236,7 @@ alone() {
 # report RUN... [--output FILE]: needs no flags of the example, and no launch.
 report() {
   set_up
-  exec "$venv/bin/python" "$here/example/page.py" "$@"
+  exec "$venv/bin/python" -m recsuite.monitoring.page "$@"
 }
 
 # It sees what local rank 0 of train's launch would see.
@@ -253,7 +258,7 @@ with_path() {
 prepare() {
   read_launch
   # The flags are checked once, by one process, before anything is installed or launched.
-  "$python" "$here/example/config.py" "$@"
+  "$python" -m recsuite.config "$@"
   local flag
   for flag in "$@"; do
     case "$flag" in -h | --help) exit 0 ;; esac

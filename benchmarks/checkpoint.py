@@ -24,10 +24,8 @@ from checkpoint_ranks import DIM, Settings, make_wide_columns
 from checkpoint_tables import draw, judge, render
 from environment import describe, finish, make_parser
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
-
-from columns import open_columns
-from config import Config
+from recsuite.config.config import Config
+from recsuite.datasets.columns import open_columns
 
 MARKS = ("<!-- checkpoint: made by benchmarks/checkpoint.py -->", "<!-- end of checkpoint -->")
 NUM_RANKS = 2
@@ -64,7 +62,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=flags.folder) as name:
         folder = Path(name)
         ratings = str(folder / "ratings")
-        open_columns(Config(dataset="synthetic", synthetic_ratings=flags.ratings, data_path=ratings))
+        open_columns(Config.of(dataset="synthetic", synthetic_ratings=flags.ratings, data_path=ratings))
         settings = Settings(ratings, str(folder), 0, flags.rounds, flags.blocks)
         return {
             **describe(),
@@ -80,7 +78,7 @@ def measure_size(rows: int, loads: list[int], settings: Settings) -> dict[str, A
     """What a table of so many rows costs; removes what it wrote."""
     with tempfile.TemporaryDirectory(dir=settings.folder) as folder:
         settings = dataclasses.replace(settings, folder=folder, rows=rows)
-        make_wide_columns(settings, Config(data_path=settings.ratings_folder), Path(folder) / "columns")
+        make_wide_columns(settings, Config.of(data_path=settings.ratings_folder), Path(folder) / "columns")
         found = _launch(NUM_RANKS, "dumps", settings)
         return {
             "rows": rows,

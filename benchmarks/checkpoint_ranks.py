@@ -22,11 +22,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
-
-from columns import Columns, open_columns
-from config import Config
-from runtime import RuntimeContext, cleanup_runtime, init_runtime
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns, open_columns
+from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 
 DIM = 64
 SHARES = (0.001, 0.01, 0.1)
@@ -55,7 +53,7 @@ def main() -> None:
     """Measure what the command line names; rank 0 writes it."""
     part, settings_file, results = sys.argv[1:]
     settings = Settings(**json.loads(Path(settings_file).read_text()))
-    config = Config(
+    config = Config.of(
         data_path=settings.ratings_folder,
         save_dir=str(Path(settings.folder) / "dumps"),
         batch_size=4096,
@@ -125,20 +123,20 @@ class Clock:
 
 def measure_dumps(settings: Settings, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Dumps and deltas beside plain writes, and what a dump costs in memory and steps. Leaves a dump."""
-    from checkpoint import tensors_of
-    from dumps import DumpKeeper
-    from train import build_learner
+    from recsuite.checkpoint.checkpointer import Checkpointer
+    from recsuite.checkpoint.full import tensors_of
+    from recsuite.training.trainer import build_learner
 
     columns = wide_columns(settings, config)
     learner = build_learner(columns, config, context)
     shard = _gathered(sum(len(array) for array in _shard_bytes(tensors_of(learner))))
-    keeper = DumpKeeper(None, "benchmark", columns, config, context)
+    keeper = Checkpointer(None, "benchmark", columns, config, context)
     keeper.begin(learner)
     memory = {"while steps wait": peak_memory(lambda: keeper.dump(keeper.start), max(shard))}
     rounds = Rounds(keeper, settings, context)
     found = {"shard bytes": shard, **rounds.measure()}
-    config = dataclasses.replace(config, inc_dump=False, async_dump=True)
-    beside = DumpKeeper(None, "benchmark", columns, config, context)
+    config = config.replaced(inc_dump=False, async_dump=True)
+    beside = Checkpointer(None, "benchmark", columns, config, context)
     beside.begin(learner)
     found["beside"] = steps_beside(beside, learner, columns, config, context, rounds.position())
 
@@ -152,7 +150,7 @@ def measure_dumps(settings: Settings, config: Config, context: RuntimeContext) -
 
 def _shard_bytes(tensors: Any) -> list[np.ndarray]:
     """The tables and their optimizer's state on this rank, as the bytes that they are."""
-    from incremental import shards_of
+    from recsuite.checkpoint.delta import shards_of
 
     return [
         shard.tensor.detach().numpy().reshape(-1).view(np.uint8)
@@ -182,19 +180,19 @@ class Rounds:
         self.context = context
         self.clock = Clock()
         self.draw = np.random.default_rng(context.rank)
-        self.save_dir = Path(keeper.config.save_dir)
+        self.save_dir = Path(keeper.config.checkpoint.save_dir)
         self.step = 0
 
     def position(self) -> Any:
         """The next one, in the middle of an epoch."""
-        from manifest import Position
+        from recsuite.checkpoint.storage.manifest import Progress
 
         self.step += 1
-        return Position(self.step, 0, samples=1)
+        return Progress(self.step, 0, samples=1)
 
     def measure(self) -> dict[str, Any]:
         """All rounds, after one that warms up."""
-        from save_dir import deltas_in, dumps_in, retire
+        from recsuite.checkpoint.storage.directory import deltas_in, dumps_in, retire
 
         found: dict[str, Any] = {"plain": [], "dump": [], "removing": []}
         found["deltas"] = {str(share): [] for share in SHARES}
@@ -225,7 +223,7 @@ class Rounds:
 
     def dump(self) -> dict[str, float]:
         """Seconds of a full dump, and of removing the one before it."""
-        from save_dir import dumps_in, retire
+        from recsuite.checkpoint.storage.directory import dumps_in, retire
 
         self.prepare()
         position = self.position()
@@ -292,7 +290,7 @@ def steps_beside(
     import torch
     import torch.distributed as dist
 
-    final = Path(config.save_dir) / f"step-{position.step:09d}"
+    final = Path(config.checkpoint.save_dir) / f"step-{position.step:09d}"
     with training_steps(learner, columns, config, context) as step:
         before = [step() for _ in range(2 * BLOCK_STEPS)][BLOCK_STEPS:]
         dist.barrier()
@@ -322,12 +320,12 @@ def training_steps(
     learner: Any, columns: Columns, config: Config, context: RuntimeContext
 ) -> Iterator[Callable[[], float]]:
     """A function that makes the next training step and returns its seconds, without those of its batch."""
-    from dataloader import EpochSampler, RatingBatches, build_dataloader
-    from train import Feed, make_pipeline
+    from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+    from recsuite.training.trainer import InputPipeline, make_pipeline
 
     dataset = RatingBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
-        feed = Feed(loader)
+        feed = InputPipeline(loader)
         batches = (batch for epoch in range(2**31) for batch in feed.batches("train", epoch))
         learner.model.train()
         pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
@@ -343,13 +341,13 @@ def training_steps(
 
 def measure_loads(settings: Settings, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Seconds to load the newest dump beside reading as many bytes, from the page cache and from the disk."""
-    from loading import load_state
-    from save_dir import state_at
-    from train import build_learner
+    from recsuite.checkpoint.restore import load_state
+    from recsuite.checkpoint.storage.directory import state_at
+    from recsuite.training.trainer import build_learner
 
     columns = wide_columns(settings, config)
     learner = build_learner(columns, config, context)
-    state = state_at(Path(config.save_dir))
+    state = state_at(Path(config.checkpoint.save_dir))
     parts = sorted(state.base.glob("*.safetensors"))
     clock, plain = Clock(), PlainRead(parts, context)
     found: dict[str, Any] = {"ranks": context.world_size, "bytes": sum(path.stat().st_size for path in parts)}
@@ -401,9 +399,9 @@ def forget(folder: Path, context: RuntimeContext) -> None:
 
 def measure_tracking(settings: Settings, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Seconds of a training step with a tracker and without, in blocks that take turns in one process."""
-    from checkpoint import tensors_of
-    from incremental import TouchedRows
-    from train import build_learner
+    from recsuite.checkpoint.delta import TouchedRows
+    from recsuite.checkpoint.full import tensors_of
+    from recsuite.training.trainer import build_learner
 
     columns = open_columns(config)
     learner = build_learner(columns, config, context)
@@ -417,7 +415,7 @@ def measure_tracking(settings: Settings, config: Config, context: RuntimeContext
                 seconds = statistics.median(step() for _ in range(BLOCK_STEPS))
                 if number >= 0:
                     found[name].append(seconds)
-    return {**found, "batch size": config.batch_size}
+    return {**found, "batch size": config.loader.batch_size}
 
 
 PARTS = {"dumps": measure_dumps, "loads": measure_loads, "tracking": measure_tracking}

@@ -6,7 +6,6 @@ import argparse
 import json
 import platform
 import re
-import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,10 +13,8 @@ from typing import Any
 
 from bars import bar_lines
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
-
-from machine import allowed_cores, available_memory
-from stack import stack_versions
+from recsuite.runtime.host import allowed_cores, available_memory
+from recsuite.runtime.versions import stack_versions
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 CPUINFO = Path("/proc/cpuinfo")

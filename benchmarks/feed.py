@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import statistics
@@ -28,14 +27,13 @@ import numpy as np
 from environment import describe, finish, make_parser
 from feed_tables import draw, judge, render
 
-# Workers import this file again: nothing heavy at its top level.
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
+from recsuite.config.config import Config
 
-from columns import Columns, open_columns
-from config import Config
-from dataloader import BatchLoader, EpochSampler, RatingBatches, Request, build_dataloader
-from machine import available_memory, keep_freed_memory
-from shuffle import shuffled
+# Workers import this file again: nothing heavy at its top level.
+from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.dataloader import BatchLoader, EpochSampler, RatingBatches, Request, build_dataloader
+from recsuite.datasets.shuffle import shuffled
+from recsuite.runtime.host import available_memory, keep_freed_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 MARKS = ("<!-- feed: made by benchmarks/feed.py -->", "<!-- end of feed -->")
@@ -82,7 +80,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     base = _config(flags, flags.ratings)
-    heavy = dataclasses.replace(base, history=flags.heavy)
+    heavy = base.replaced(history=flags.heavy)
     columns, heavy_columns = open_columns(base), open_columns(heavy)
     return {
         **describe(),
@@ -104,7 +102,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 
 def _config(flags: argparse.Namespace, ratings: int) -> Config:
     folder = str(flags.folder / str(ratings))
-    return Config(dataset="synthetic", synthetic_ratings=ratings, data_path=folder, history=0)
+    return Config.of(dataset="synthetic", synthetic_ratings=ratings, data_path=folder, history=0)
 
 
 class NextSteps(EpochSampler):
@@ -184,12 +182,12 @@ def rates(columns: Columns, base: Config, batch_size: int, flags: argparse.Names
     with contextlib.ExitStack() as stack:
 
         def add(name: str, **choices: Any) -> None:
-            config = dataclasses.replace(base, batch_size=batch_size, **choices)
+            config = base.replaced(batch_size=batch_size, **choices)
             dataset = RatingBatches(columns, config, rank=0, world_size=1)
             loader = stack.enter_context(build_dataloader(dataset, NextSteps(dataset), config))
             figures[name] = LoaderRate(loader, flags.seconds)
 
-        dataset = RatingBatches(columns, dataclasses.replace(base, batch_size=batch_size), 0, 1)
+        dataset = RatingBatches(columns, base.replaced(batch_size=batch_size), 0, 1)
         batch = dataset[Request("train", 0, 0)]
         row_bytes = sum(part.numel() * part.element_size() for part in batch) / batch_size
         limit = figures["limit"] = Limit(dataset, row_bytes, flags.seconds)
@@ -230,7 +228,7 @@ def first_batches(columns: Columns, base: Config) -> dict[str, dict[str, float]]
     """Seconds from `build_dataloader` to the first batch, beside those of imports in new processes."""
 
     def first(number: int, method: str) -> float:
-        config = dataclasses.replace(base, num_workers=number, mp_context=method)
+        config = base.replaced(num_workers=number, mp_context=method)
         dataset = RatingBatches(columns, config, rank=0, world_size=1)
         start = time.perf_counter()
         with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
@@ -273,7 +271,9 @@ def data_waits(num_workers: int, flags: argparse.Namespace) -> list[float]:
 def _memory(what: str, folder: Path, ratings: int, number: int) -> dict[str, Any]:
     """What benchmarks/memory.py finds, in a process of its own."""
     # So that the ratings are there, and lie in no cache because of that process.
-    open_columns(Config(dataset="synthetic", synthetic_ratings=ratings, data_path=str(folder / str(ratings))))
+    open_columns(
+        Config.of(dataset="synthetic", synthetic_ratings=ratings, data_path=str(folder / str(ratings)))
+    )
     script = Path(__file__).with_name("memory.py")
     command = [sys.executable, str(script), what, str(folder / str(ratings)), str(number)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -20,11 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
-
-from columns import open_columns
-from config import Config
-from dataloader import EpochSampler, RatingBatches, Request, build_dataloader
+from recsuite.config.config import Config
+from recsuite.datasets.columns import open_columns
+from recsuite.datasets.dataloader import EpochSampler, RatingBatches, Request, build_dataloader
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "example" / "example.py"
 NUM_WORKERS = 2
@@ -56,7 +54,7 @@ class FewSteps(EpochSampler):
 
 def measure_workers(data_path: str, ratings: int) -> dict[str, float]:
     """PSS of the worker that has most, in MB: the ring, the mapped columns, and what is its own."""
-    config = Config(
+    config = Config.of(
         dataset="synthetic",
         synthetic_ratings=ratings,
         data_path=data_path,
@@ -116,7 +114,7 @@ def _process_that_imports(module: str) -> float:
 
 def train_within(data_path: str, limit: int) -> dict[str, Any]:
     """One epoch of example.py in `limit` bytes of memory, page cache included; how, how fast, what peak."""
-    columns = Path(open_columns(Config(data_path=data_path)).folder)
+    columns = Path(open_columns(Config.of(data_path=data_path)).folder)
     for path in columns.iterdir():
         _forget(path)
     with tempfile.TemporaryDirectory() as reports:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,11 @@ from unittest import mock
 import numpy as np
 from environment import describe
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
-
-import dataloader
-from columns import open_columns
-from config import Config
-from runtime import RuntimeContext, cleanup_runtime, init_runtime
-from shuffle import shuffled
+from recsuite.config.config import Config
+from recsuite.datasets import dataloader
+from recsuite.datasets.columns import open_columns
+from recsuite.datasets.shuffle import shuffled
+from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 
 ROOT = Path(__file__).resolve().parent.parent
 Order = Callable[[np.ndarray, int, int, int], np.ndarray]
@@ -44,13 +41,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4, help="passes in each training")
     flags = parser.parse_args()
     data_path = str(flags.folder / str(flags.ratings))
-    open_columns(Config(dataset="synthetic", synthetic_ratings=flags.ratings, data_path=data_path))
+    open_columns(Config.of(dataset="synthetic", synthetic_ratings=flags.ratings, data_path=data_path))
     context = init_runtime(Config())
     lines = ["| seed | ours | true permutation | difference |", "| ---: | ---: | ---: | ---: |"]
     pairs = []
     for seed in range(flags.seeds):
         # Without the name of a data set the seed is that of order and weights, not of the ratings.
-        config = Config(data_path=data_path, seed=seed, epochs=flags.epochs)
+        config = Config.of(data_path=data_path, seed=seed, epochs=flags.epochs)
         ours, true = (train(config, context, order) for order in (shuffled, true_permutation))
         pairs.append({"seed": seed, "ours": ours, "true": true})
         lines.append(f"| {seed} | {ours:.5f} | {true:.5f} | {ours - true:+.5f} |")
@@ -74,10 +71,10 @@ def train(config: Config, context: RuntimeContext, order: Order) -> float:
     """RMSE on the test ratings of a model that was trained in the given order."""
     import torch
 
-    from data import open_data
-    from train import train as train_model
+    from recsuite.datasets.opening import open_data
+    from recsuite.training.trainer import train as train_model
 
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.runtime.seed)
     with mock.patch.object(dataloader, "shuffled", order), open_data(config, context) as data:
         return train_model(data, config, context).test["rmse"]
 

@@ -24,8 +24,8 @@ from typing import Any
 from bars import bar, bar_lines
 from environment import describe, in_words, write_between
 
-from config import Config
-from synthetic import World, write_synthetic
+from recsuite.config.config import Config
+from recsuite.datasets.movielens.synthetic import World, write_synthetic
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, FIGURES = ROOT / "docs" / "quality.md", ROOT / "docs" / "quality.json"
@@ -33,7 +33,7 @@ MARKS = ("<!-- quality: made by benchmarks/quality.py -->", "<!-- end of quality
 NUM_RANKS = 2
 NUM_SEEDS = 5
 # That of two processes: the number of steps is the same on any number.
-GLOBAL_BATCH = NUM_RANKS * Config.batch_size
+GLOBAL_BATCH = NUM_RANKS * Config().loader.batch_size
 RANDOM = ("--split", "random", "--test_fraction", "0.1")
 RANKING = ("--task", "ranking", "--split", "leave_one_out")
 OFFICIAL = ("u1", "u2", "u3", "u4", "u5")

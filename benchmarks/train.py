@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,7 @@ from train_here import make_columns
 from train_tables import DDP, HERE_1, HERE_2, draw, judge, render
 from train_team import DIM, Order, Team, teams
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
-
-from machine import allowed_cores
+from recsuite.runtime.host import allowed_cores
 
 MARKS = ("<!-- train: made by benchmarks/train.py -->", "<!-- end of train -->")
 RATINGS = 2_000_000

@@ -8,7 +8,6 @@ The loader, the model, its sharding and the loop are those of the example, with 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +18,11 @@ from unittest import mock
 import numpy as np
 from train_team import DIM, MEAN_RATING, MLP_DIMS, serve, take_answers
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
-
-from columns import Columns
-from config import Config
-from features import FEATURES, Table
-from runtime import RuntimeContext, end_process, init_runtime
-from stopwatch import Stopwatch
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.features import FEATURES, Table
+from recsuite.runtime.process import RuntimeContext, end_process, init_runtime
+from recsuite.training.stopwatch import Stopwatch
 
 
 def make_columns(folder: Path, num_users: int, num_movies: int, num_ratings: int) -> None:
@@ -74,7 +71,7 @@ class Here:
     """The example's training, without its evaluation, its dumps and the progress bar."""
 
     def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
-        from train import build_learner, make_pipeline
+        from recsuite.training.trainer import build_learner, make_pipeline
 
         self.columns = columns
         self.context = context
@@ -87,14 +84,14 @@ class Here:
 
     def _batches(self, batch_size: int) -> Iterator[Any]:
         """Batches without an end."""
-        from dataloader import EpochSampler, RatingBatches, build_dataloader
-        from train import Feed
+        from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+        from recsuite.training.trainer import InputPipeline
 
-        config = dataclasses.replace(self.config, batch_size=batch_size)
+        config = self.config.replaced(batch_size=batch_size)
         sampler = EpochSampler(
             RatingBatches(self.columns, config, self.context.rank, self.context.world_size)
         )
-        feed = Feed(build_dataloader(sampler.dataset, sampler, config))
+        feed = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
         epoch = 0
         while True:
             yield from feed.batches("train", epoch)
@@ -114,10 +111,10 @@ class Here:
         """Median seconds of the parts of a step, on a CPU."""
         if self.context.device.type != "cpu":
             return {}
-        import cpu_tables
-        import model
-        import train
-        from profiling import OTHER, PARTS
+        from recsuite.models import task as model
+        from recsuite.monitoring.profiler import OTHER, PARTS
+        from recsuite.sharding import cpu_tables
+        from recsuite.training import trainer as train
 
         found: dict[str, list[float]] = {part: [] for part in PARTS}
         for _ in range(number):
@@ -145,7 +142,7 @@ def main() -> None:
             torch.cuda.synchronize()
         dist.barrier()
 
-    config = Config(embedding_dim=DIM, mlp_dims=MLP_DIMS, history=0)
+    config = Config.of(embedding_dim=DIM, mlp_dims=MLP_DIMS, history=0)
     serve(answers, lambda name: Here(columns, context, config), barrier, torch.set_num_threads)
 
 

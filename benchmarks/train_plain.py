@@ -17,10 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from train_team import DIM, MEAN_RATING, MLP_DIMS, serve, take_answers
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
-
-from features import FEATURES
-from interaction import Interaction
+from recsuite.datasets.features import FEATURES
+from recsuite.models.interaction import Interaction
 
 USER, MOVIE = (feature for feature in FEATURES if feature.name in ("user", "movie"))
 LR, DENSE_LR = 0.04, 0.001

@@ -29,13 +29,10 @@ from bars import bar
 from environment import describe, finish, make_parser
 from train_team import Order
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-
-from cluster.machines import Cluster, Machine, why_not
-from columns import open_columns
-from config import Config
-from synthetic import write_synthetic
+from recsuite.config.config import Config
+from recsuite.datasets.columns import open_columns
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.cluster.machines import Cluster, Machine, why_not
 
 ONE, TWO, CROWDED = "one machine", "two machines", "two crowded machines"
 RANKS = 2
@@ -58,7 +55,9 @@ def main() -> None:
 def _parse_flags() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--ratings", type=int, default=1_000_000, help="of the synthetic data set")
-    parser.add_argument("--batch", type=int, default=Config.batch_size, help="of each of the two ranks")
+    parser.add_argument(
+        "--batch", type=int, default=Config().loader.batch_size, help="of each of the two ranks"
+    )
     parser.add_argument("--without", default="-", help="leave out layouts with this word in their names")
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each layout, in turns")
     parser.add_argument("--steps", type=int, default=30, help="of one measurement")
@@ -111,7 +110,7 @@ def layouts(flags: argparse.Namespace) -> Iterator[dict[str, Ranks]]:
     with tempfile.TemporaryDirectory(prefix="wire-") as name, Cluster(Path(name) / "machines", 2) as cluster:
         data = Path(name) / "data"
         write_synthetic(data, flags.ratings, seed=0)
-        open_columns(Config(data_path=str(data)))
+        open_columns(Config.of(data_path=str(data)))
         first, second = cluster.machines
         placed = {
             ONE: ([first, first], [cores, cores]),

@@ -8,18 +8,15 @@ Also counts, of what a rank sends in a step, the bytes that no other layout of t
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from train_here import Here
 from train_team import serve, take_answers
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
-
-from columns import open_columns
-from config import Config
-from runtime import end_process, init_runtime
+from recsuite.config.config import Config
+from recsuite.datasets.columns import open_columns
+from recsuite.runtime.process import end_process, init_runtime
 
 # A key of 4 bytes is the shortest that a table of any size can have.
 BYTES_OF_A_KEY = 4
@@ -32,7 +29,7 @@ class Wired(Here):
         """What this rank has to send in a step: keys, rows, gradients of rows and of the dense part."""
         from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-        from cpu_tables import CpuTables, Rows
+        from recsuite.sharding.cpu_tables import CpuTables, Rows
 
         (tables,) = (module for module in self.learner.model.modules() if isinstance(module, CpuTables))
         rank, ranks = self.context.rank, self.context.world_size
@@ -65,7 +62,7 @@ def main() -> None:
     """Serve orders."""
     answers = take_answers()
     # Made before: the ranks only map the columns.
-    config = Config(data_path=sys.argv[1])
+    config = Config.of(data_path=sys.argv[1])
     columns = open_columns(config)
     context = init_runtime(config)
     import torch.distributed as dist

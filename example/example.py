@@ -16,28 +16,36 @@ import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from config import Config, parse_given
-from config import parse_args as parse_args
-from errors import BrokenLaunchError, UserError
-from failures import (
+from recsuite.config.config import Config
+from recsuite.config.parser import parse_args as parse_args
+from recsuite.config.parser import parse_given
+from recsuite.errors import BrokenLaunchError, UserError
+from recsuite.runtime.failures import (
     name_lost_peers,
     record_crash,
     report_broken_launch,
     report_lost_worker,
     report_mistake,
 )
-from machine import check_descriptors
-from output import end_when_unread
-from postmortem import WorkerError
-from progress import shown, stage
-from runtime import RuntimeContext, cleanup_runtime, decided, end_with, init_runtime, read_launch
-from stack import check_stack
+from recsuite.runtime.host import check_descriptors
+from recsuite.runtime.output import end_when_unread
+from recsuite.runtime.process import (
+    RuntimeContext,
+    broadcast_from_rank0,
+    cleanup_runtime,
+    end_with,
+    init_runtime,
+    read_launch,
+)
+from recsuite.runtime.progress_bar import shown, stage
+from recsuite.runtime.versions import check_stack
+from recsuite.workers.crash_log import WorkerError
 
 if TYPE_CHECKING:
-    from columns import Columns
-    from metrics import Metrics
-    from train import Run
-    from watch import Watch
+    from recsuite.datasets.columns import Columns
+    from recsuite.training.metrics import Metrics
+    from recsuite.training.trainer import Run
+    from recsuite.training.watch import Watch
 
 SYNTHETIC_NOTICE = (
     "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
@@ -47,11 +55,11 @@ SYNTHETIC_NOTICE = (
 def __getattr__(name: str) -> Any:
     # These need torch or TorchRec, so they are imported when somebody asks for them.
     if name == "build_dataloader":
-        from dataloader import build_dataloader
+        from recsuite.datasets.dataloader import build_dataloader
 
         return build_dataloader
     if name == "train":
-        from train import train
+        from recsuite.training.trainer import train
 
         return train
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -65,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with _one_voice():
             config, given = parse_given(argv)
-        if config.doctor:
+        if config.monitoring.doctor:
             return examine_machine(config)
         check_descriptors()
         check_stack()
@@ -96,7 +104,7 @@ def examine_machine(config: Config) -> int:
     """Print the doctor's page from rank 0, whatever is broken; returns the exit status. Not collective."""
     if read_launch().rank != 0:
         return 0
-    from doctor import examine, has_fault, page
+    from recsuite.tools.doctor import examine, has_fault, page
 
     findings = examine(config)
     print(page(findings))
@@ -107,12 +115,12 @@ def run_alone(config: Config) -> None:
     """Export or recommend, on rank 0 of a launch. Not collective."""
     if read_launch().rank != 0:
         return
-    if config.export:
-        from export import export
+    if config.serving.export:
+        from recsuite.serving.export import export
 
         export(config)
     else:
-        from recommend import recommend
+        from recsuite.serving.recommend import recommend
 
         recommend(config)
 
@@ -123,18 +131,18 @@ def run(config: Config, given: frozenset[str] = frozenset()) -> None:
     given: the flags of the command line; others are those of the checkpoint that is loaded or gone on from.
     """
     modes = {"train": train_and_report, "compact": compact_dumps, "load": load_and_report}
-    goes_on = bool(config.load or config.compact or config.resume)
+    goes_on = bool(config.checkpoint.load or config.checkpoint.compact or config.checkpoint.resume)
     if not goes_on:
         announce_data(config)
     try:
         context = init_runtime(config)
-        from data import check_same_flags, of_this_machine
+        from recsuite.datasets.opening import check_same_flags, of_this_machine
 
         check_same_flags(config)
         if goes_on:
-            from recorded import with_recorded
+            from recsuite.checkpoint.recorded import with_recorded
 
-            config = of_this_machine(config, decided(lambda: with_recorded(config, given)))
+            config = of_this_machine(config, broadcast_from_rank0(lambda: with_recorded(config, given)))
             announce_data(config)
         for mode in config.modes:
             modes[mode](config, context)
@@ -147,20 +155,20 @@ def run(config: Config, given: frozenset[str] = frozenset()) -> None:
 
 def announce_data(config: Config) -> None:
     """Say from rank 0 if the ratings are not real ones. Not collective."""
-    if config.is_synthetic and read_launch().rank == 0:
+    if config.data.is_synthetic and read_launch().rank == 0:
         print(SYNTHETIC_NOTICE)
 
 
 def train_and_report(config: Config, context: RuntimeContext) -> None:
     """Train, and show what came of it. Collective: every rank."""
-    from report import describe_nothing_left, make_report_dir, write_report
-    from watch import watching
+    from recsuite.monitoring.report import describe_nothing_left, make_report_dir, write_report
+    from recsuite.training.watch import watching
 
-    if context.rank == 0 and config.report_dir:
+    if context.rank == 0 and config.monitoring.report_dir:
         make_report_dir(config)
     with watching(config, context) as watch:
         result = train_watched(config, context, watch)
-        if result.epochs and context.rank == 0 and config.report_dir:
+        if result.epochs and context.rank == 0 and config.monitoring.report_dir:
             watch.after_run(write_report(result, watch.stopwatch.split(), config, context))
     if not result.epochs:
         context.say(describe_nothing_left(result, config))
@@ -169,7 +177,7 @@ def train_and_report(config: Config, context: RuntimeContext) -> None:
 
 def show_test(when: str, test: Metrics, columns: Columns, config: Config, context: RuntimeContext) -> None:
     """The table of a model after an epoch or step, and whether it is worse than none."""
-    from report import describe_failure, results_table
+    from recsuite.monitoring.report import describe_failure, results_table
 
     context.say(results_table(columns, config, f"this model, {when}", test), tagged=False)
     if failure := describe_failure(columns, config, test):
@@ -178,17 +186,17 @@ def show_test(when: str, test: Metrics, columns: Columns, config: Config, contex
 
 def train_watched(config: Config, context: RuntimeContext, watch: Watch) -> Run:
     """Train on the data of the configuration, with dumps if it asks for them. Collective: every rank."""
-    from data import open_data
+    from recsuite.datasets.opening import open_data
 
     with contextlib.ExitStack() as stack:
         with watch.stopwatch.part("data"):
             data = stack.enter_context(open_data(config, context))
         # The workers start while this imports TorchRec.
         with watch.stopwatch.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
-            from train import train
+            from recsuite.training.trainer import train
         keeper = None
-        if config.dumps:
-            from dumps import keeping_dumps
+        if config.checkpoint.dumps:
+            from recsuite.checkpoint.checkpointer import keeping_dumps
 
             keeper = stack.enter_context(keeping_dumps(data.columns, config, context))
         return train(data, config, context, keeper, watch)
@@ -196,28 +204,28 @@ def train_watched(config: Config, context: RuntimeContext, watch: Watch) -> Run:
 
 def load_and_report(config: Config, context: RuntimeContext) -> None:
     """Evaluate a dump. Collective: every rank."""
-    from data import open_data
+    from recsuite.datasets.opening import open_data
 
     with open_data(config, context) as data:
-        from evaluation import make_evaluator
-        from loading import load_chosen
-        from manifest import describe_step
-        from train import Feed, build_learner
+        from recsuite.checkpoint.restore import load_chosen
+        from recsuite.checkpoint.storage.manifest import describe_step
+        from recsuite.training.evaluation import make_evaluator
+        from recsuite.training.trainer import InputPipeline, build_learner
 
         learner = build_learner(data.columns, config, context)
         position = load_chosen(config, learner, data.columns, context).position
-        evaluator = make_evaluator(Feed(data.loader), data.columns, config, context)
+        evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config, context)
         test = evaluator.test(learner.model, position.epoch)
     show_test(describe_step(position), test, data.columns, config, context)
 
 
 def compact_dumps(config: Config, context: RuntimeContext) -> None:
     """Fold increments into one dump. Collective: every rank."""
-    from data import open_data
+    from recsuite.datasets.opening import open_data
 
     with open_data(config, context) as data:
-        from dumps import compact
-        from train import build_learner
+        from recsuite.checkpoint.checkpointer import compact
+        from recsuite.training.trainer import build_learner
 
         compact(build_learner(data.columns, config, context), data.columns, config, context)
 

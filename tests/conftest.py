@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from config import Config
-from forked import Launch, forking
-from launch import NO_GPUS, ROOT, succeeded
-from runtime import RuntimeContext, cleanup_runtime, init_runtime
-from synthetic import write_synthetic
+from recsuite.config.config import Config
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
+from tests.support.forked import Launch, forking
+from tests.support.launch import NO_GPUS, ROOT, SUPPORT, succeeded
 
 if TYPE_CHECKING:
-    from trained import Trained
+    from tests.support.trained import Trained
 
 # Counted before this process, too, is left without them; counting starts no CUDA context.
 NUM_GPUS = torch.cuda.device_count()
@@ -59,7 +59,7 @@ def original(
     synthetic_folder: Path, context: RuntimeContext, tmp_path_factory: pytest.TempPathFactory
 ) -> Trained:
     """What no test may change."""
-    from trained import make_trained
+    from tests.support.trained import make_trained
 
     return make_trained(synthetic_folder, context, tmp_path_factory.mktemp("dumps"))
 
@@ -69,7 +69,7 @@ def trained(original: Trained, tmp_path: Path) -> Trained:
     """A learner, and a folder of its dumps for the test alone."""
     folder = tmp_path / "dumps"
     shutil.copytree(original.folder, folder, symlinks=True)
-    config = dataclasses.replace(original.config, save_dir=str(folder))
+    config = original.config.replaced(save_dir=str(folder))
     return dataclasses.replace(original, folder=folder, config=config)
 
 
@@ -84,7 +84,7 @@ def forked() -> Iterator[Launch]:
 def trained_folder(synthetic_folder: Path, forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks of `states.py` leave: "dumps", and "predictions.npz"."""
     folder = tmp_path_factory.mktemp("trained")
-    script = ROOT / "tests" / "states.py"
+    script = SUPPORT / "states.py"
     succeeded(forked(2, script, folder / "predictions.npz", synthetic_folder, folder / "dumps", timeout=150))
     return folder
 

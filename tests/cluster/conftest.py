@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.forked_ranks import ForkServer
-from cluster.machines import Cluster, why_not
+from tests.cluster.forked_ranks import ForkServer
+from tests.cluster.machines import Cluster, why_not
 
 
 @pytest.fixture

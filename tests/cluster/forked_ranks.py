@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cluster.machines import Machine, Running
-from launch import ROOT
+from tests.cluster.machines import Machine, Running
+from tests.support.launch import ROOT
 
 # Below those that the kernel gives to connections.
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
@@ -42,8 +42,7 @@ class ForkServer:
         self.machine = machine
         self.env: dict[str, str] = {}
         self.ranks: list[ForkedRank] = []
-        paths = os.pathsep.join(str(ROOT / name) for name in ("example", "tests"))
-        env = {"PYTHONPATH": paths, **({"LD_PRELOAD": str(clock)} if clock else {})}
+        env = {"PYTHONPATH": str(ROOT), **({"LD_PRELOAD": str(clock)} if clock else {})}
         self._process = machine.start([sys.executable, "-u", __file__], env)
 
     @property
@@ -126,7 +125,14 @@ def serve() -> None:
 
 
 def _import_all() -> None:
-    for name in ("example", "dumps", "evaluation", "loading", "report", "train"):
+    for name in (
+        "example",
+        "recsuite.checkpoint.checkpointer",
+        "recsuite.checkpoint.restore",
+        "recsuite.monitoring.report",
+        "recsuite.training.evaluation",
+        "recsuite.training.trainer",
+    ):
         importlib.import_module(name)
 
 
@@ -146,7 +152,7 @@ def _be_rank(request: dict[str, Any]) -> NoReturn:
     import traceback
 
     import example
-    from runtime import end_process
+    from recsuite.runtime.process import end_process
 
     output = os.open(request["path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor in (1, 2):

@@ -49,9 +49,8 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from launch import LAUNCH_VARIABLES, NO_GPUS, ROOT
+from tests.support.launch import LAUNCH_VARIABLES, LAUNCHER, NO_GPUS, ROOT
 
-LAUNCHER = ROOT / "example" / "launcher.py"
 EXAMPLE = ROOT / "example" / "example.py"
 NETWORK = "10.77.0"
 RENDEZVOUS_PORT = 29400
@@ -383,7 +382,7 @@ def launched(
 ) -> list[str]:
     """The command that starts ranks of a script on each of some machines; node-0 has the rendezvous."""
     where = [f"--nnodes={nnodes}", "--rdzv_backend=c10d", f"--rdzv_endpoint=node-0:{RENDEZVOUS_PORT}"]
-    launcher = [sys.executable, "-u", str(LAUNCHER), *where, *options, f"--nproc_per_node={nproc}"]
+    launcher = [sys.executable, "-u", *LAUNCHER, *where, *options, f"--nproc_per_node={nproc}"]
     return [*launcher, str(script), *map(str, arguments)]
 
 

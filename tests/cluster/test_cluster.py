@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from cluster.forked_ranks import ForkServer, launch
-from launch import read_json
-from save_dir import newest_in
+from recsuite.checkpoint.storage.directory import newest_in
+from tests.cluster.forked_ranks import ForkServer, launch
+from tests.support.launch import read_json
 
 FLAGS = ("--epochs", 1, "--batch_size", 512, "--timeout", 60, "--worker_timeout", 50)
 

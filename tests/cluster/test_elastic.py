@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.machines import Cluster, Command, Machine, launched
+from tests.cluster.machines import Cluster, Command, Machine, launched
 
 TIMED = Path(__file__).with_name("timed_example.py")
 BATCH_SIZE, DUMP_EVERY, TIMEOUT, NUM_TRAIN = 256, 10, 6, 15_840

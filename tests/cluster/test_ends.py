@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.machines import Cluster, launched
-from save_dir import newest_in
+from recsuite.checkpoint.storage.directory import newest_in
+from tests.cluster.machines import Cluster, launched
 
 
 @pytest.mark.parametrize("late", [22, pytest.param(60, marks=pytest.mark.soak)])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.forked_ranks import ForkedRank, ForkServer, launch
-from save_dir import newest_in, step_of
+from recsuite.checkpoint.storage.directory import newest_in, step_of
+from tests.cluster.forked_ranks import ForkedRank, ForkServer, launch
 
 TIMEOUT = 5
 # From when all is silent to the end of the last process.

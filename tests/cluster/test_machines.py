@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.machines import Cluster, Command, Machine, why_not
-from launch import ROOT, started
+from tests.cluster.machines import Cluster, Command, Machine, why_not
+from tests.support.launch import started
 
 PORT = 5000
 LISTEN = f"""
@@ -52,8 +52,7 @@ time.sleep(99)
 FORGETFUL = """
 import sys, time
 from pathlib import Path
-sys.path[:0] = {paths}
-from cluster.machines import Cluster
+from tests.cluster.machines import Cluster
 with Cluster(Path(sys.argv[1]) / "cluster", 1) as cluster:
     (machine,) = cluster.machines
     machine.start([sys.executable, "-c", "import time; time.sleep(99)"])
@@ -166,7 +165,7 @@ def test_a_cluster_ends_with_the_process_that_made_it(tmp_path: Path) -> None:
     if reason := why_not():
         pytest.skip(reason)
     script = tmp_path / "script.py"
-    script.write_text(FORGETFUL.format(paths=[str(ROOT / name) for name in ("tests", "example")]))
+    script.write_text(FORGETFUL)
     with started([sys.executable, str(script), str(tmp_path)]) as process:
         assert process.stdout is not None
         pids = [int(pid) for pid in process.stdout.readline().split()]

@@ -12,19 +12,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "example"))
-
 import example
-from runtime import end_process
+from recsuite.runtime.process import end_process
 
 SECONDS_OF_A_STEP = 0.03
 
 
 def note_steps(path: Path) -> None:
     """Have every step noted."""
-    import dumps
+    from recsuite.checkpoint import checkpointer as dumps
 
-    after_step = dumps.DumpKeeper.after_step
+    after_step = dumps.Checkpointer.after_step
 
     def noted(self: Any, position: Any, loss: Any) -> None:
         time.sleep(SECONDS_OF_A_STEP)
@@ -34,7 +32,7 @@ def note_steps(path: Path) -> None:
                 file.write(f"{time.monotonic()} {os.getpid()} {self.context.world_size} {learned}\n")
         after_step(self, position, loss)
 
-    dumps.DumpKeeper.after_step = noted  # type: ignore[method-assign]
+    dumps.Checkpointer.after_step = noted  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

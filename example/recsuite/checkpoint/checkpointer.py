@@ -1,0 +1,444 @@
+"""When a training dumps what, where it begins, and what is kept of it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from recsuite.checkpoint.delta import TouchedRows, Vocabulary, write_delta
+from recsuite.checkpoint.full import OPTIMIZER, DumpWriter, features_of, shapes_of, tensors_of
+from recsuite.checkpoint.recorded import LEARNING_FLAGS, read_recorded
+from recsuite.checkpoint.restore import find_state, load_state
+from recsuite.checkpoint.storage.directory import (
+    BEST,
+    LATEST,
+    LOCK,
+    CheckpointChain,
+    best_in,
+    delta_name,
+    deltas_in,
+    dump_name,
+    dumps_in,
+    making_name,
+    new_attempt,
+    newest_in,
+    point_at,
+    prune,
+    publish,
+    retire,
+    set_aside,
+    state_at,
+    step_of,
+    tidying,
+    writing,
+)
+from recsuite.checkpoint.storage.manifest import (
+    CONFIG,
+    VOCABULARY,
+    Manifest,
+    ParentLink,
+    Progress,
+    digest_of,
+    link_after,
+    read_manifest,
+)
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.errors import UserError, counted
+from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
+from recsuite.runtime.termination import Termination, status_of
+from recsuite.runtime.versions import stack_versions
+from recsuite.sharding.plan import describe_plan
+from recsuite.training.trainer import TrainState, check_finite
+from recsuite.training.weights import check_sound, unsound
+
+# Bytes a second of the slowest disk that ranks wait for.
+SLOWEST_DISK = 5 * 10**6
+
+
+class Checkpointer:
+    """Dumps a training as it goes: at the end of every epoch, every --dump_every steps, and on SIGTERM.
+
+    With --inc_dump the first is full, and the others hold what changed since the one before. A dump that
+    fails for want of space or permission is said in one sentence, and the training goes on; the next one
+    tries again. Collective: every rank.
+    """
+
+    def __init__(
+        self,
+        resumed: CheckpointChain | None,
+        run: str,
+        columns: Columns,
+        config: Config,
+        context: RuntimeContext,
+    ) -> None:
+        self.resumed = resumed
+        self.start = Progress() if resumed is None else read_manifest(resumed.folder).position
+        self.run = run
+        self.columns = columns
+        self.config = config
+        self.context = context
+        self.save_dir = Path(config.checkpoint.save_dir)
+        self.vocabulary = Path(columns.folder) / VOCABULARY
+        self.failure = ""
+        # Asked for once: that takes as long as to write a small increment.
+        self.versions = stack_versions()
+        self.vocabulary_digest = digest_of(self.vocabulary)
+        # What a rank of an earlier attempt still writes must not come into a folder of this one.
+        self.attempt: str = broadcast_from_rank0(new_attempt)
+        deadline = timedelta(seconds=config.runtime.timeout)
+        self.termination = Termination(deadline)
+        # Ranks agree on the CPU, whatever they compute on.
+        self.group = dist.new_group(backend="gloo", timeout=deadline)
+        # What the next increment builds on.
+        self.link: ParentLink | None = None
+        self._under_way: tuple[Path, Any] | None = None
+
+    def begin(self, learner: TrainState) -> None:
+        """Load what is resumed, and dump what increments will build on."""
+        if self.resumed is not None:
+            load_state(self.resumed, learner, self.columns, self.context)
+        self.tensors = tensors_of(learner)
+        self.shapes = shapes_of(self.tensors)
+        # For the dumps alone, which may go on beside the training, and wait for what others write.
+        self.writers = dist.new_group(backend="gloo", timeout=self._writing_deadline())
+        self.plan = describe_plan(learner.model, self.columns, self.config)
+        if self.config.checkpoint.inc_dump:
+            self.touched = TouchedRows(learner.model, self.tensors)
+            self.raw_values = Vocabulary(self.vocabulary)
+            if self.resumed is None:
+                self.dump(self.start)
+            else:
+                self.link = link_after(self.resumed.folder)
+
+    def after_step(self, position: Progress, loss: torch.Tensor | float) -> None:
+        """Dump if it is time to, or if any rank was told to end; then this raises SystemExit.
+
+        Raises:
+            UserError: on every rank, instead of dumping a model whose loss is no number or whose weights are
+                those of no trained one: it would push out the good ones.
+        """
+        every, stop = self.config.checkpoint.dump_every, self.termination.agreed()
+        at_end = position.samples == 0
+        if stop or at_end or (every and position.step % every == 0):
+            self._finish()
+            is_delta = (
+                self.config.checkpoint.inc_dump
+                and self.link is not None
+                and not (at_end and self.config.checkpoint.dump)
+            )
+            # At the end of an epoch `run_epoch` did that, before the validation.
+            if not at_end:
+                self._check(position, loss, is_delta)
+            if is_delta:
+                self.dump_increment(position)
+            else:
+                self.dump(position)
+        if stop:
+            self._finish()
+            self._check_last()
+            self.context.say(f"told to end, stopped at step {position.step:,}; --resume goes on from there")
+            raise SystemExit(status_of(stop))
+
+    def _check(self, position: Progress, loss: torch.Tensor | float, is_delta: bool) -> None:
+        rows = self.touched.get_unique_ids() if is_delta else None
+        everyones = all_gather_object(lambda: (float(loss), unsound(self.tensors, rows)), self.group)
+        losses, faults = zip(*everyones, strict=True)
+        check_finite(np.array(losses).max(keepdims=True), position.step - 1, self.config)
+        check_sound(faults, position.step, self.config)
+
+    def dump(self, position: Progress) -> None:
+        """Dump everything."""
+        final = self.save_dir / dump_name(position.step)
+        making = self._making(final)
+        describe = self._describe(position, link=None)
+        writer = DumpWriter(
+            making,
+            describe,
+            self.vocabulary,
+            self.config,
+            lambda: publish(making, final, self.config.checkpoint.keep),
+        )
+        save = dcp.async_save if self.config.checkpoint.async_dump else dcp.save
+        # Should this one fail, the next one must be full again.
+        self.link = None
+        self._under_way = (final, None)
+        try:
+            response = save(self.tensors, storage_writer=writer, process_group=self.writers)
+            self._under_way = (final, response)
+        except CheckpointException as error:
+            self._note_failure(final, _reason(error))
+        if self.config.checkpoint.inc_dump:
+            # What changes from here on, while the copy is written, is not in it.
+            self.touched.clear()
+        if not self.config.checkpoint.async_dump:
+            self._finish()
+
+    def restore_best(self, learner: TrainState) -> Progress | None:
+        """Put the learner into the best state that was dumped; where its training was then. None if there is
+        no such state: it could not be written, or is not there any more.
+        """
+        self._finish()
+        best = broadcast_from_rank0(lambda: best_in(self.save_dir))
+        if best is None:
+            return None
+        state = broadcast_from_rank0(lambda: state_at(best))
+        return load_state(state, learner, self.columns, self.context).position
+
+    def close(self) -> None:
+        """Wait for the last dump.
+
+        Raises:
+            UserError: when it failed.
+            SystemExit: when the process was told to end.
+        """
+        self._finish()
+        self._check_last()
+        if self.termination.asked:
+            raise SystemExit(status_of(self.termination.asked))
+
+    def _check_last(self) -> None:
+        if self.failure:
+            raise UserError(self.failure)
+
+    def dump_increment(self, position: Progress) -> None:
+        """Dump what changed since the last dump, and the dense part."""
+        assert self.link is not None
+        final = self.save_dir / delta_name(position.step)
+        making = self._making(final)
+        try:
+            write_delta(
+                making,
+                self.touched.get_unique_ids(),
+                self.tensors,
+                self._describe(position, self.link),
+                self.raw_values,
+                self.config,
+                lambda: publish(making, final, self.config.checkpoint.keep),
+                self.writers,
+            )
+        except UserError as error:
+            self._note_failure(final, str(error))
+            return
+        # Only now: what an increment failed to hold belongs to the next one.
+        self.touched.clear()
+        self.link = self.link.after(position.step)
+        self._note_success(final)
+
+    def _making(self, final: Path) -> Path:
+        return final.with_name(making_name(final, self.attempt))
+
+    def _writing_deadline(self) -> timedelta:
+        """How long a rank waits for the parts of the others: all may be one rank's."""
+        num_bytes = 4 * sum(math.prod(shape) for shape, _ in self.shapes.values())
+        return timedelta(seconds=self.config.runtime.timeout + num_bytes / SLOWEST_DISK)
+
+    def _describe(self, position: Progress, link: ParentLink | None) -> Manifest:
+        about = {
+            "plan": self.plan.splitlines(),
+            "versions": self.versions,
+        }
+        return Manifest(
+            run=self.run,
+            position=position,
+            tensors=self.shapes,
+            files=(),
+            vocabulary=self.vocabulary_digest,
+            optimizer=OPTIMIZER,
+            about=about,
+            link=link,
+            features=features_of(self.columns),
+            ratings=self.columns.digest,
+            world_size=self.context.world_size,
+        )
+
+    def _finish(self) -> None:
+        """Wait for the dump that is under way, and say what became of it."""
+        if self._under_way is None:
+            return
+        final, response = self._under_way
+        self._under_way = None
+        try:
+            if isinstance(response, Future):
+                response.result()
+        except CheckpointException as error:
+            self._note_failure(final, _reason(error))
+            return
+        if self.config.checkpoint.inc_dump:
+            self.link = link_after(final)
+        self._note_success(final)
+
+    def _note_success(self, final: Path) -> None:
+        self.failure = ""
+        self.context.say(f"dumped {final}")
+
+    def _note_failure(self, final: Path, reason: str) -> None:
+        self._under_way = None
+        if self.context.rank == 0:
+            shutil.rmtree(self._making(final), ignore_errors=True)
+        self.failure = (
+            f"{final} could not be written ({reason}); the dumps before it are whole; make room, or give a "
+            "--save_dir that can be written, and --resume."
+        )
+        self.context.say(self.failure)
+
+
+def _reason(error: CheckpointException) -> str:
+    """Why a dump failed, if the reason lies outside of the program."""
+    reasons = [wrapped[0] for wrapped in error.failures.values()]
+    if not all(isinstance(reason, OSError) for reason in reasons):
+        raise error
+    return str(getattr(reasons[0], "strerror", None) or reasons[0])
+
+
+@contextlib.contextmanager
+def keeping_dumps(columns: Columns, config: Config, context: RuntimeContext) -> Iterator[Checkpointer]:
+    """The only writer of --save_dir, and where it begins. Collective: every rank.
+
+    Raises:
+        UserError: when another training writes there, when the ranks do not share the folder, and when the
+            last dump failed.
+    """
+    save_dir = Path(config.checkpoint.save_dir)
+    with writing_together(config, context):
+        if not config.checkpoint.resume:
+            raise_on_all(lambda: _begin_afresh(save_dir, context) if context.rank == 0 else None)
+        resumed, run = broadcast_from_rank0(lambda: _find_start(save_dir))
+        if resumed is not None:
+            raise_on_all(lambda: _check_continues(resumed, columns, config, context))
+        keeper = Checkpointer(resumed, run, columns, config, context)
+        with keeper.termination.obeyed():
+            yield keeper
+            keeper.close()
+
+
+@contextlib.contextmanager
+def writing_together(config: Config, context: RuntimeContext) -> Iterator[None]:
+    """`writing`, by rank 0 for all ranks. Collective: every rank.
+
+    Raises:
+        UserError: as `writing`, and when the ranks do not share the folder.
+    """
+    save_dir = Path(config.checkpoint.save_dir)
+    with contextlib.ExitStack() as stack:
+        raise_on_all(lambda: stack.enter_context(writing(save_dir)) if context.rank == 0 else None)
+        raise_on_all(lambda: _check_shared(save_dir, context))
+        yield
+
+
+def _check_shared(save_dir: Path, context: RuntimeContext) -> None:
+    if not (save_dir / LOCK).exists():
+        raise UserError(
+            f"Rank {context.rank} does not see what rank 0 wrote to --save_dir {save_dir}; give a folder "
+            "that all machines share."
+        )
+
+
+def _begin_afresh(save_dir: Path, context: RuntimeContext) -> None:
+    newest = newest_in(save_dir)
+    if newest is not None:
+        context.say(
+            f"{save_dir} held {newest.name} of an earlier training, and all of that is now in "
+            f"{set_aside(save_dir)}; --resume would have gone on from it"
+        )
+
+
+def _find_start(save_dir: Path) -> tuple[CheckpointChain | None, str]:
+    """What to go on from, and the name of the run."""
+    newest = newest_in(save_dir)
+    if newest is None:
+        return None, uuid.uuid4().hex
+    return find_state(newest), read_manifest(newest).run
+
+
+def _check_continues(
+    state: CheckpointChain, columns: Columns, config: Config, context: RuntimeContext
+) -> None:
+    """Refuse other ratings than those of the position, and say which flags have changed."""
+    manifest = read_manifest(state.folder)
+    theirs = manifest.ratings
+    if theirs != columns.digest:
+        raise UserError(
+            f"{state.folder} is of a training on other ratings than these of {columns.source} (digest "
+            f"{theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
+            f"--validation_fraction, --duplicates and --seed that its {CONFIG} names, or no --resume."
+        )
+    used = manifest.position.samples
+    if used >= columns.num_train:
+        raise UserError(
+            f"{state.folder} says that {used:,} ratings of its epoch are used, and an epoch has "
+            f"{columns.num_train:,}; resume from another checkpoint."
+        )
+    before = read_recorded(state.folder)
+    changed = [
+        f"--{name} {config.flags[name]} (was {before.get(name)})"
+        for name in (*LEARNING_FLAGS, "seed")
+        if config.flags[name] != before.get(name)
+    ]
+    batch = config.loader.batch_size * context.world_size
+    batch_before = before.get("batch_size", 0) * manifest.world_size
+    if batch != batch_before:
+        changed.append(f"a global batch of {batch:,} (was {batch_before:,})")
+    if changed:
+        context.say(f"goes on with other flags than before: {', '.join(changed)}")
+
+
+def compact(learner: TrainState, columns: Columns, config: Config, context: RuntimeContext) -> None:
+    """Fold the newest increments into a full dump, and remove what it replaces. Collective: every rank.
+
+    Raises:
+        UserError: when there is no state, when it is not whole, or when the new dump cannot be written.
+    """
+    save_dir = Path(config.checkpoint.save_dir)
+    # Before the folder is made that holds the lock.
+    broadcast_from_rank0(lambda: find_state(save_dir))
+    with writing_together(config, context):
+        # Found again, now that nobody else writes.
+        state = broadcast_from_rank0(lambda: find_state(save_dir))
+        if state.deltas:
+            keeper = Checkpointer(state, read_manifest(state.base).run, columns, config, context)
+            keeper.begin(learner)
+            keeper.dump(keeper.start)
+            keeper.close()
+        else:
+            # What it replaces goes only if it is whole.
+            load_state(state, learner, columns, context)
+        removed = broadcast_from_rank0(lambda: _retire_folded(save_dir, config.checkpoint.keep))
+    context.say(f"{save_dir / dump_name(step_of(state.folder))} replaces {counted(removed, 'increment')}")
+
+
+def _retire_folded(save_dir: Path, keep: int) -> int:
+    """Remove the increments up to the newest dump, and the dumps that only they kept; how many they were.
+
+    What the best state is read from stays.
+    """
+    newest = dumps_in(save_dir)[-1]
+    run = read_manifest(newest).run
+    older = [path for path in deltas_in(save_dir) if step_of(path) <= step_of(newest)]
+    best = best_in(save_dir)
+    needed = state_at(best).folders if best else ()
+    folded = [path for path in older if read_manifest(path).run == run and path not in needed]
+    with tidying(save_dir):
+        # Where a fold was cut short, they still name an increment.
+        if step_of(newest) > 0:
+            point_at(newest, LATEST)
+        if best:
+            point_at(best, BEST)
+        # The newest first: what is left of a chain, if this is cut short, has no gap.
+        for delta in reversed(folded):
+            retire(delta)
+        prune(save_dir, keep)
+    return len(folded)

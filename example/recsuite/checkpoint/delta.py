@@ -1,0 +1,203 @@
+"""Increments: the rows that changed since the last one, and the dense part, which always changes.
+
+    delta-000000900/
+        part-00001.safetensors   the first rank's rows of every table, perhaps none: "tables.user.rows" int64
+        part-00002.safetensors   [n], ascending, "tables.user.ids" [n], their raw values, "tables.user.weight"
+                                 [n, D], "tables.user.momentum1" [n]; the first part also holds the dense
+                                 part, as a full dump has it
+        config.json              the configuration of the training
+        manifest.json            as of a full dump, and what the increment builds on
+
+As in a full dump, a row is its "weight" times the number "dense.row_scale", which the increment has anew:
+with it all rows decay, also those that are not in it.
+
+Raw values that are numbers are int64 or float64, and what stands for row 0, which has none, is the smallest
+number or nan; texts are uint8 [n, longest], in UTF-8 and filled up with zeros.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recsuite.checkpoint.full import Tensors, write_config
+from recsuite.checkpoint.storage.manifest import FileEntry, Manifest, write_manifest
+from recsuite.checkpoint.storage.shards import part_name, parts_of, write_part
+from recsuite.config.config import Config
+from recsuite.datasets.features import vocabulary_of
+from recsuite.errors import UserError
+from recsuite.runtime.process import all_gather_object, raise_on_all
+
+UNKNOWN_NUMBER = np.iinfo(np.int64).min
+
+
+class TouchedRows(ModelDeltaTrackerTrec):
+    """TorchRec's tracker of the rows that a step looked up, which are those that it changed.
+
+    It differs in its store: a mark per row of this rank's shards instead of all ids of all steps, which grew
+    without a bound and had to be sorted in the end. Evaluation changes nothing and is not tracked.
+    """
+
+    def __init__(self, model: DistributedModelParallel, tensors: Tensors) -> None:
+        super().__init__(model)
+        self.marks = {
+            table: torch.zeros(shard.tensor.size(0), dtype=torch.bool, device=shard.tensor.device)
+            for table, shards in shards_of(tensors).items()
+            for shard in shards["weight"]
+        }
+
+    def record_lookup(
+        self,
+        kjt: KeyedJaggedTensor,
+        states: torch.Tensor,
+        emb_module: nn.Module | None = None,
+        raw_ids: torch.Tensor | None = None,
+    ) -> None:
+        """Called by TorchRec after a lookup, with ids that are rows of this rank's shards."""
+        assert emb_module is not None
+        if emb_module.training:
+            # A table has one feature, of the same name.
+            for table, jagged in kjt.to_dict().items():
+                self.marks[table].index_fill_(0, jagged.values(), True)
+
+    def get_unique_ids(self, consumer: str | None = None) -> dict[str, torch.Tensor]:
+        """Table to local rows, int64, ascending, of all steps since `clear`."""
+        return {table: marks.nonzero().flatten() for table, marks in self.marks.items()}
+
+    def clear(self, consumer: str | None = None) -> None:
+        """Begin anew."""
+        for marks in self.marks.values():
+            marks.zero_()
+
+
+def shards_of(tensors: Tensors) -> dict[str, dict[str, list[Shard]]]:
+    """Table to slot ("weight", "momentum1") to the shards that this rank holds, one or none."""
+    found: dict[str, dict[str, list[Shard]]] = {}
+    for name, value in tensors.items():
+        if isinstance(value, ShardedTensor):
+            _, table, slot = name.split(".")
+            found.setdefault(table, {})[slot] = value.local_shards()
+    return found
+
+
+class Vocabulary:
+    """The raw values of table rows, in the form in which a part has them."""
+
+    def __init__(self, path: Path) -> None:
+        self._ids = {
+            name: _with_unknown(np.array(ids)) for name, ids in json.loads(path.read_bytes()).items()
+        }
+
+    def raw_ids(self, table: str, rows: np.ndarray) -> np.ndarray:
+        """The raw values of some rows of a table."""
+        return self._ids[vocabulary_of(table)][rows]
+
+
+def _with_unknown(values: np.ndarray) -> np.ndarray:
+    """The values of all rows, those of row 0 first."""
+    if values.dtype.kind in "iu":
+        return np.concatenate([[UNKNOWN_NUMBER], values])
+    if values.dtype.kind == "f":
+        return np.concatenate([[np.nan], values])
+    texts = np.char.encode(np.concatenate([[""], values]), "utf-8")
+    return texts.view(np.uint8).reshape(len(texts), -1)
+
+
+def write_delta(
+    folder: Path,
+    touched: dict[str, torch.Tensor],
+    tensors: Tensors,
+    manifest: Manifest,
+    vocabulary: Vocabulary,
+    config: Config,
+    publish: Callable[[], None],
+    group: Any,
+) -> None:
+    """Write an increment into a folder that nobody reads yet; rank 0 calls `publish` when all is on the disk.
+
+    Collective: every rank of the group, and the folder must be the same one for all.
+
+    Raises:
+        UserError: on every rank, with the reason alone, when a file cannot be written.
+    """
+    rank = dist.get_rank(group)
+    arrays = _changed(touched, tensors, vocabulary)
+    counts = {table: len(arrays[f"tables.{table}.rows"]) for table in shards_of(tensors)}
+    if rank == 0:
+        dense = {name: value for name, value in tensors.items() if not isinstance(value, ShardedTensor)}
+        arrays |= {name: value.detach().cpu().numpy() for name, value in dense.items()}
+
+    def write() -> tuple[FileEntry, dict[str, int]]:
+        folder.mkdir(exist_ok=True)
+        return write_part(folder / part_name(rank), arrays), counts
+
+    parts = all_gather_object(lambda: _in_words(write), group)
+
+    def finish() -> None:
+        rows = {table: sum(counts[table] for _, counts in parts) for table in counts}
+        files = (write_config(folder, config), *(entry for entry, _ in parts))
+        about = {**manifest.about, "rows": rows}
+        write_manifest(folder, dataclasses.replace(manifest, files=files, about=about))
+        publish()
+
+    raise_on_all(lambda: _in_words(finish) if rank == 0 else None, group)
+
+
+def _in_words(action: Callable[[], Any]) -> Any:
+    try:
+        return action()
+    except OSError as error:
+        raise UserError(error.strerror or str(error)) from error
+
+
+def _changed(
+    touched: dict[str, torch.Tensor], tensors: Tensors, vocabulary: Vocabulary
+) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
+    for table, slots in shards_of(tensors).items():
+        local = touched.get(table, torch.zeros(0, dtype=torch.int64))
+        first = slots["weight"][0].metadata.shard_offsets[0] if slots["weight"] else 0
+        rows = local.cpu().numpy() + first
+        arrays[f"tables.{table}.rows"] = rows
+        arrays[f"tables.{table}.ids"] = vocabulary.raw_ids(table, rows)
+        # A rank that holds nothing of the table writes an empty part.
+        width = tensors[f"tables.{table}.weight"].size(1)
+        empty = {"weight": np.zeros((0, width), np.float32), "momentum1": np.zeros(0, np.float32)}
+        for slot, values in empty.items():
+            for shard in slots.get(slot, ()):
+                values = shard.tensor.detach()[local].cpu().numpy()
+            arrays[f"tables.{table}.{slot}"] = values
+    return arrays
+
+
+def apply_delta(folder: Path, manifest: Manifest, tensors: Tensors) -> None:
+    """Put an increment that was checked into this rank's shards and dense part. Not collective."""
+    shards = shards_of(tensors)
+    for part in parts_of(folder, manifest):
+        for table, slots in shards.items():
+            rows = part.get_tensor(f"tables.{table}.rows")
+            for slot, held in slots.items():
+                for shard in held:
+                    _put(shard, rows, part.get_tensor(f"tables.{table}.{slot}"))
+        for name in part.keys():  # noqa: SIM118
+            if not name.startswith("tables."):
+                tensors[name].detach().copy_(part.get_tensor(name))
+
+
+def _put(shard: Shard, rows: torch.Tensor, values: torch.Tensor) -> None:
+    first = shard.metadata.shard_offsets[0]
+    target = shard.tensor.detach()
+    here = (rows >= first) & (rows < first + target.size(0))
+    target[(rows[here] - first).to(target.device)] = values[here].to(target.device)

@@ -1,0 +1,215 @@
+"""Full dumps: all that was learned, complete or absent, for any number of ranks, without pickle.
+
+    step-000000784/
+        part-00001.safetensors   what the first rank holds: rows of the tables ("tables.user.weight"), their
+        part-00002.safetensors   optimizer's state ("tables.user.momentum1"); each tensor of the dense part
+                                 ("dense.mlp.0.weight") and its optimizer ("dense.mlp.0.weight.exp_avg") once
+        config.json              the configuration of the training
+        vocabulary.json          for every feature the raw value of table row 1, 2, ...
+        manifest.json            position, run, tensors, files with sizes and digests, plan, versions
+
+A row is what its table holds times "dense.row_scale", the number with which all rows decay.
+
+The parts are those of `torch.distributed.checkpoint`: each rank writes its own shards at the same time, and
+any number of ranks reads the slices that it needs. Nothing random is in use between steps, so none is dumped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from recsuite.checkpoint.storage.manifest import (
+    CONFIG,
+    VOCABULARY,
+    FileEntry,
+    Manifest,
+    digest_of,
+    flushed,
+    write_manifest,
+)
+from recsuite.checkpoint.storage.shards import OFFSETS_KEY, part_name, write_part
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.errors import UserError
+from recsuite.runtime.process import all_gather_object
+from recsuite.training.trainer import TrainState
+
+OPTIMIZER = "row-wise Adagrad for the tables, AdamW for the dense part, decoupled decay of all rows"
+
+# All that is dumped, by its name in the parts.
+Tensors = dict[str, "torch.Tensor | ShardedTensor"]
+
+
+def tensors_of(learner: TrainState) -> Tensors:
+    """Everything that is dumped: the tensors themselves, not copies. Not collective."""
+    found = {_name(key): value for key, value in learner.model.state_dict().items()}
+    for key, slots in learner.optimizer.state_dict()["state"].items():
+        for slot, value in slots.items():
+            # Of a table's state TorchRec names the table again.
+            found[f"{_name(key)}.{slot.rpartition('.')[2]}"] = value
+    # A row's weights and its optimizer's state share the prefix "tables.NAME.".
+    found = {name.replace(".weight.momentum1", ".momentum1"): value for name, value in found.items()}
+    # The reader cannot slice what has no dimension.
+    return {
+        name: value if isinstance(value, ShardedTensor) or value.dim() else value.view(1)
+        for name, value in found.items()
+    }
+
+
+def _name(key: str) -> str:
+    name = key.removeprefix("recommender.").removeprefix("head.")
+    tables = "embeddings.embeddings."
+    return f"tables.{name.removeprefix(tables)}" if name.startswith(tables) else f"dense.{name}"
+
+
+def shapes_of(tensors: Tensors) -> dict[str, tuple[list[int], str]]:
+    """Name to the shape of the whole tensor and its dtype, as a manifest has it. Collective: every rank.
+
+    A rank that holds no row of a table has no optimizer state of it either, so all are asked.
+    """
+    mine = {
+        name: (list(value.size()), str(value.dtype).removeprefix("torch.")) for name, value in tensors.items()
+    }
+    return dict(sorted(item for shapes in all_gather_object(lambda: mine) for item in shapes.items()))
+
+
+def write_config(folder: Path, config: Config) -> FileEntry:
+    """Write the configuration beside what was trained with it, and wait until it is on the disk."""
+    path = folder / CONFIG
+    path.write_text(json.dumps(dataclasses.asdict(config), indent=1))
+    return flushed(path)
+
+
+class DumpWriter(HuggingFaceStorageWriter):
+    """Writes each rank's part straight from where its tensors lie; torch's own writer copies them twice."""
+
+    def __init__(
+        self, folder: Path, manifest: Manifest, vocabulary: Path, config: Config, publish: Callable[[], None]
+    ) -> None:
+        super().__init__(path=str(folder), save_distributed=True)
+        self.folder = folder
+        self.manifest = manifest
+        self.vocabulary = vocabulary
+        self.config = config
+        self.publish = publish
+        self.beside: tuple[FileEntry, ...] = ()
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write the part of this rank, and wait until it is on the disk."""
+        done: Future[list[WriteResult]] = Future()
+        # The raw values of large tables take as long as a good part of the tables: not after them but beside.
+        with ThreadPoolExecutor(1) as pool:
+            first = plan.storage_data["shard_index"] == 1
+            beside = pool.submit(self._write_beside) if first else None
+            done.set_result(self._write_tensors(plan, planner))
+            if beside:
+                self.beside = beside.result()
+        return done
+
+    def _write_beside(self) -> tuple[FileEntry, ...]:
+        vocabulary = self.folder / VOCABULARY
+        shutil.copyfile(self.vocabulary, vocabulary)
+        return flushed(vocabulary), write_config(self.folder, self.config)
+
+    def _write_tensors(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        arrays, offsets = {}, {}
+        for item in plan.items:
+            name = item.index.fqn
+            assert item.tensor_data is not None
+            assert name not in arrays, f"two shards of {name} on one rank"
+            arrays[name] = _array(planner.resolve_data(item))
+            offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+        if arrays:
+            path = self.folder / part_name(plan.storage_data["shard_index"] - 1)
+            entry = write_part(path, arrays, {OFFSETS_KEY: json.dumps(offsets)})
+        return [WriteResult(item.index, 0, entry) for item in plan.items]
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """On rank 0, when all parts are on the disk: say what there is, and publish it."""
+        entries = {result.storage_data.name: result.storage_data for part in results for result in part}
+        files = sorted([*entries.values(), *self.beside], key=lambda entry: entry.name)
+        write_manifest(self.folder, dataclasses.replace(self.manifest, files=tuple(files)))
+        self.publish()
+
+
+def _array(value: Any) -> np.ndarray:
+    return value.detach().cpu().contiguous().numpy()
+
+
+def read_parts(folder: Path, tensors: Tensors) -> None:
+    """Fill tensors from a dump that was checked: this rank's shards and the dense part. Not collective."""
+    with warnings.catch_warnings():
+        # A rank knows what it holds and finds where that lies: exchanging all plans takes longer
+        # than reading a small dump. That it reads alone is no mistake, as torch would say it may be.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
+        try:
+            dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        except CheckpointException as error:
+            # What the files made the reader say; any other is a fault of the program.
+            (reason, _), *_ = error.failures.values()
+            raise reason if isinstance(reason, (OSError, SafetensorError)) else error from error
+
+
+def features_of(columns: Columns) -> dict[str, Any]:
+    """Table to what its rows stand for, as a manifest has it."""
+    return {table.name: dataclasses.asdict(table.feature) for table in columns.tables}
+
+
+def check_fit(
+    folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[list[int], str]], columns: Columns
+) -> None:
+    """Refuse a dump of another model, optimizer or data than these. shapes: see `shapes_of`.
+
+    Raises:
+        UserError: names both sides.
+    """
+    if manifest.optimizer != OPTIMIZER:
+        raise UserError(f"{folder} was trained with {manifest.optimizer}, and this program has {OPTIMIZER}.")
+    _check_shapes(folder, manifest.tensors, shapes)
+    for name, ours in features_of(columns).items():
+        if manifest.features.get(name) != ours:
+            raise UserError(
+                f"{folder} has the feature {name} as {manifest.features.get(name)}, and this program has "
+                f"it as {ours}; load it with the program that wrote it."
+            )
+    digest = digest_of(Path(columns.folder) / VOCABULARY)
+    if manifest.vocabulary != digest:
+        raise UserError(
+            f"{folder} was trained on other data: the digest of its raw values is {manifest.vocabulary}, and "
+            f"here it is {digest}; give the --data_path of its training, and the --split and --seed that "
+            f"its {CONFIG} names."
+        )
+
+
+def _check_shapes(
+    folder: Path, theirs: Mapping[str, tuple[list[int], str]], ours: Mapping[str, tuple[list[int], str]]
+) -> None:
+    for name in sorted({*theirs, *ours}):
+        if theirs.get(name) != ours.get(name):
+            raise UserError(
+                f"{folder} has {_shown(theirs.get(name))} for {name}, and this model has "
+                f"{_shown(ours.get(name))}; give the flags and the data that its {CONFIG} names."
+            )
+
+
+def _shown(tensor: tuple[list[int], str] | None) -> str:
+    return "nothing" if tensor is None else f"{tensor[1]} {tensor[0]}"

@@ -1,0 +1,218 @@
+"""The flags with which a checkpoint was trained, for whoever loads it or goes on with it.
+
+One rule: what decides results, which is data, model and learning, is as in the checkpoint; a flag that is
+given on the command line goes first. Another model is refused, and so are other data at a resume; other
+learning flags are allowed there. Folders, workers and all else that changes no result come from the command
+line alone: a checkpoint may come from anywhere, and where to read and write is not for it to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from recsuite.checkpoint.storage.directory import (
+    ChoiceError,
+    check_complete,
+    newest_in,
+    settled,
+    state_at,
+    suggesting,
+)
+from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, LARGEST, read_config
+from recsuite.config.config import Config, flag_names, sections
+from recsuite.config.keeping import NEWEST
+from recsuite.errors import UserError, printable
+
+# What the ratings are called. Another place is no other data: their digest tells.
+NAME_FLAGS = ("dataset", "synthetic_ratings")
+# Which ratings are for what, and in what order they stand.
+DATA_FLAGS = (
+    "split",
+    "test_fraction",
+    "validation_fraction",
+    "bad_rows",
+    "max_bad_rows",
+    "duplicates",
+    "seed",
+)
+# Those of the data flags that say no more than what is still accepted: with a higher share of bad rows the
+# ratings are the same, as their digest tells, or there were none. So another may be given; where none is,
+# the one recorded counts, for by the default its own files might be refused. --bad_rows and --duplicates
+# say which ratings there are.
+TOLERANCES = ("max_bad_rows",)
+MODEL_FLAGS = ("task", "embedding_dim", "mlp_dims", "history")
+LEARNING_FLAGS = (
+    "epochs",
+    "patience",
+    "batch_size",
+    "lr",
+    "dense_lr",
+    "weight_decay",
+    "dense_weight_decay",
+)
+
+
+def with_recorded(config: Config, given: Collection[str]) -> Config:
+    """The flags for loading, folding or resuming a state: those given, and of its training where none were.
+
+    Says which those are that are not the defaults. Not collective, so let one rank decide: a training may go
+    on there.
+
+    Raises:
+        UserError: when the state is not there or cannot be read, or when flags were given that are not those
+            of its model or, for a resume, of its data.
+    """
+    folder = _named(config)
+    found = suggesting(folder, lambda: settled(folder, lambda: _read_before(config)), _check_readable)
+    if found is None:
+        return config
+    folder, recorded = found[0], typed(*found)
+    data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), "synthetic_ratings")
+    fixed = (*MODEL_FLAGS, *data) if config.checkpoint.resume else MODEL_FLAGS
+    _refuse_others(folder, fixed, recorded, config, given)
+    names = (*MODEL_FLAGS, *(LEARNING_FLAGS if config.checkpoint.resume else ()))
+    _say_differences(folder, (*names, *NAME_FLAGS, *DATA_FLAGS), recorded)
+    chosen = _open(names, recorded, given) | data_flags_of(folder, recorded, given)
+    others = {name: value for name, value in chosen.items() if value != config.flags[name]}
+    if others:
+        shown = " ".join(f"--{name} {_shown(value)}" for name, value in others.items())
+        print(f"as in the training: {shown}")
+    return merged(folder, config, others)
+
+
+def merged(folder: Path, config: Config, recorded: dict[str, Any]) -> Config:
+    """Flags that were checked, and what a checkpoint adds to them.
+
+    Raises:
+        UserError: when they cannot be together.
+    """
+    found = config.replaced(**recorded)
+    try:
+        found.validate()
+    except UserError as error:
+        raise UserError(f"The flags in {folder / CONFIG} cannot be used: {error}") from None
+    return found
+
+
+def read_recorded(folder: Path) -> dict[str, Any]:
+    """The flags of the training that wrote a folder, and whatever else is written with them.
+
+    Raises:
+        UserError: when they are not what was written, or one is of another type than the flag.
+    """
+    return typed(folder, read_config(folder))
+
+
+def typed(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+    """As `read_recorded`, of what was read."""
+    found = _flat(found)
+    kinds = {name: kind for section in sections().values() for name, kind in get_type_hints(section).items()}
+    for name, value in found.items():
+        if name in kinds and not _is_of(kinds[name], value):
+            raise UserError(
+                f"{folder / CONFIG} has {printable(repr(value))} for --{name}, which takes "
+                f"{getattr(kinds[name], '__name__', kinds[name])}; load it with the program that wrote it."
+            )
+    return {name: _plain(value) for name, value in found.items()}
+
+
+def _flat(found: dict[str, Any]) -> dict[str, Any]:
+    """The flags of all sections; before there were sections, the file held the flags themselves."""
+    flags: dict[str, Any] = {}
+    for name, value in found.items():
+        flags.update(value if name in sections() and isinstance(value, dict) else {name: value})
+    return flags
+
+
+def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, Any]) -> None:
+    """Say what a program of another age wrote, or did not write."""
+    strange = recorded.keys() - flag_names().keys()
+    if strange:
+        shown = ", ".join(sorted(printable(name) for name in strange))
+        print(f"left out of {folder / CONFIG} what this program has no flag for: {shown}")
+    missing = [name for name in names if name not in recorded]
+    if missing:
+        shown = ", ".join(f"--{name}" for name in missing)
+        print(f"{folder / CONFIG} does not have {shown}; the defaults count, or what is given")
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """Whether a value that JSON held is of the type of a field of `Config`."""
+    if get_origin(kind) is tuple:
+        return type(value) is list and all(_is_of(get_args(kind)[0], one) for one in value)
+    kinds = get_args(kind) or (kind,)
+    if isinstance(value, str) and not value.isprintable():
+        return False
+    # A truth value is an int to Python, and a whole number a float to whoever writes one.
+    return type(value) in kinds or (type(value) is int and float in kinds and abs(value) <= LARGEST)
+
+
+def _named(config: Config) -> Path:
+    """The folder whose state is loaded or gone on from."""
+    is_load = config.checkpoint.load not in ("", NEWEST) and not config.checkpoint.resume
+    return Path(config.checkpoint.load if is_load else config.checkpoint.save_dir)
+
+
+def _read_before(config: Config) -> tuple[Path, dict[str, Any]] | None:
+    """The state whose flags count, and those; None where a training begins."""
+    folder = _named(config)
+    begins = newest_in(folder) is None if config.checkpoint.resume else "train" in config.modes
+    if begins:
+        return None
+    found = state_at(folder, config.checkpoint.until).folder
+    if (found / FEATURES_FILE).is_file():
+        raise ChoiceError(
+            f"{found} is an export for a server, without the optimizer and the flags of its training; --load "
+            f"the folder of dumps that it was made from, or ask it by --recommend --save_dir {found} with "
+            "--user and --data_path."
+        )
+    return found, read_config(found)
+
+
+def _check_readable(folder: Path) -> None:
+    """Refuse a state that is not complete, or whose flags cannot be read."""
+    check_complete(folder)
+    read_config(state_at(folder).folder)
+
+
+def _refuse_others(
+    folder: Path, names: Collection[str], recorded: dict[str, Any], config: Config, given: Collection[str]
+) -> None:
+    for name in names:
+        if name in given and name in recorded and _plain(recorded[name]) != config.flags[name]:
+            raise UserError(
+                f"--{name} {_shown(config.flags[name])} does not fit {folder}, which was trained with "
+                f"--{name} {_shown(_plain(recorded[name]))}; leave it out, or train anew without --resume."
+            )
+
+
+def data_flags_of(folder: Path, recorded: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """The data flags of a training, as far as they were not given; where other files are named, not those
+    that say what its files are called.
+
+    Raises:
+        UserError: when nothing names the files, and the training read some that have no name.
+    """
+    elsewhere = "dataset" in given or "data_path" in given
+    if recorded.get("data_path") and not elsewhere:
+        raise UserError(
+            f"{folder} was trained on the files in {recorded['data_path']}, and no path is taken from a "
+            "checkpoint; give --data_path, the folder of the same files."
+        )
+    return _open(DATA_FLAGS if elsewhere else (*NAME_FLAGS, *DATA_FLAGS), recorded, given)
+
+
+def _open(names: Collection[str], recorded: dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """The flags that were not given, and are recorded."""
+    return {name: _plain(recorded[name]) for name in names if name not in given and name in recorded}
+
+
+def _plain(value: Any) -> Any:
+    # JSON has no tuples.
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

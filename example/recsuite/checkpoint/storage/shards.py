@@ -1,0 +1,282 @@
+"""The files that hold tensors, in safetensors: how they are named, written, and read without other ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import operator
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from recsuite.checkpoint.storage.manifest import LARGEST, TYPES, FileEntry, Manifest, flushed, parsed
+from recsuite.errors import UserError, printable
+
+# What the reader of torch.distributed.checkpoint looks for in a part: where its tensors begin in the whole.
+OFFSETS_KEY = "DCP_SHARDING_INFO"
+# Type and number of dimensions of raw values, see `incremental.py`.
+ID_TYPES = (("int64", 1), ("float64", 1), ("uint8", 2))
+
+
+def part_name(rank: int) -> str:
+    """The file that a rank writes."""
+    return f"part-{rank + 1:05d}.safetensors"
+
+
+def write_part(
+    path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str] | None = None
+) -> FileEntry:
+    """Write arrays into one file, from where they lie, and wait until it is on the disk."""
+    # The writer makes a file that its owner alone can read; this one is for whoever may read a new file.
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(arrays, path, metadata=metadata)
+    except SafetensorError as error:
+        raise _as_os_error(error) from error
+    path.chmod(mode)
+    return flushed(path)
+
+
+def _as_os_error(error: SafetensorError) -> Exception:
+    """What the system refused, where that is what happened: safetensors says so in words alone."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else error
+
+
+def parts_of(folder: Path, manifest: Manifest) -> Iterator[safe_open]:
+    """The files of tensors of a folder, opened one after the other."""
+    for entry in _entries(manifest):
+        with safe_open(folder / entry.name, framework="pt") as part:
+            yield part
+
+
+def _entries(manifest: Manifest) -> list[FileEntry]:
+    return [entry for entry in manifest.files if entry.name.endswith(".safetensors")]
+
+
+def read_whole(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Tensors of a full dump that `check_parts` let pass, float32, each put together from all ranks' shards.
+
+    Raises:
+        UserError: when one is not there.
+    """
+    wholes = {name: torch.empty(shape_of(folder, manifest, name)) for name in names}
+    for part in parts_of(folder, manifest):
+        begins = _begins(folder, part)
+        for name in wholes.keys() & begins.keys():
+            shard = part.get_tensor(name)
+            place = tuple(
+                slice(first, first + size) for first, size in zip(begins[name], shard.shape, strict=True)
+            )
+            wholes[name][place] = shard
+    return wholes
+
+
+def shape_of(folder: Path, manifest: Manifest, name: str) -> list[int]:
+    """The shape of a float32 tensor.
+
+    Raises:
+        UserError: when there is none of that name.
+    """
+    shape, dtype = manifest.tensors.get(name, ([], "nothing"))
+    if dtype != "float32":
+        raise UserError(f"A float32 tensor {name} is needed, and {folder} has {dtype}.")
+    return shape
+
+
+# --- what the headers of parts say, held against the manifest ---
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Say in a sentence what the system or safetensors say of a file that they cannot read."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder} cannot be read ({printable(error)}).") from error
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What the header of a part says of a tensor in it; begin: where that lies in the whole one."""
+
+    path: Path
+    name: str
+    shape: list[int]
+    dtype: str
+    begin: list[int]
+
+    @property
+    def end(self) -> list[int]:
+        """Where it ends in the whole one."""
+        return [first + size for first, size in zip(self.begin, self.shape, strict=True)]
+
+    def meets(self, other: Piece) -> bool:
+        """Whether a number of the whole is in both."""
+        sides = zip(self.begin, self.end, other.begin, other.end, strict=True)
+        return all(max(first, begin) < min(last, end) for first, last, begin, end in sides)
+
+
+def check_parts(folder: Path, manifest: Manifest) -> None:
+    """Hold the headers of parts, whose bytes were checked, against the manifest: names, types, shapes and
+    places; of an increment also the rows that it changes.
+
+    Raises:
+        UserError: names the part, and what in it does not fit.
+    """
+    with reading(folder):
+        pieces = list(_pieces(folder, manifest))
+        if manifest.link is None:
+            _check_shards(folder, manifest, pieces)
+        else:
+            _check_changes(folder, manifest, pieces)
+
+
+def _pieces(folder: Path, manifest: Manifest) -> Iterator[Piece]:
+    for entry, part in zip(_entries(manifest), parts_of(folder, manifest), strict=True):
+        for name, begin in _begins(folder / entry.name, part).items():
+            header = part.get_slice(name)
+            yield Piece(
+                folder / entry.name, name, header.get_shape(), TYPES.get(header.get_dtype(), "no type"), begin
+            )
+
+
+def _begins(path: Path, part: safe_open) -> dict[str, list[int]]:
+    """Where each tensor of a part begins in the whole one."""
+    dims = {name: len(part.get_slice(name).get_shape()) for name in part.keys()}  # noqa: SIM118
+    text = (part.metadata() or {}).get(OFFSETS_KEY)
+    if not text:
+        return {name: [0] * number for name, number in dims.items()}
+    try:
+        said = parsed(text.encode())
+        begins = {name: said[name]["saved_offsets"] for name in dims}
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{path} does not say where its tensors begin ({printable(error)}).") from None
+    for name, begin in begins.items():
+        if type(begin) is not list or len(begin) != dims[name] or not all(map(_is_place, begin)):
+            raise UserError(
+                f"{path} has {printable(name)} begin at {printable(begin)}, which is no place in it."
+            )
+    return begins
+
+
+def _is_place(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= LARGEST
+
+
+def _check_shards(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> None:
+    """Of every tensor that the manifest names each number must be there once, and nothing else."""
+    found: dict[str, list[Piece]] = {name: [] for name in manifest.tensors}
+    for piece in pieces:
+        shape, dtype = _wanted(manifest, piece)
+        if len(piece.shape) != len(shape) or any(map(operator.gt, piece.end, shape)) or piece.dtype != dtype:
+            raise _misfit(piece, f"of a {dtype} {shape}")
+        found[piece.name].append(piece)
+    for name, shards in found.items():
+        missing = math.prod(manifest.tensors[name][0]) - sum(math.prod(shard.shape) for shard in shards)
+        if missing > 0:
+            raise UserError(f"{folder} is no whole model: of {name} {missing:,} numbers are missing.")
+        _check_apart(sorted(shards, key=lambda shard: shard.begin))
+
+
+def _check_apart(shards: Sequence[Piece]) -> None:
+    """Refuse a number of the whole that two shards have; what begins behind the end of another has none."""
+    for number, shard in enumerate(shards):
+        for later in shards[number + 1 :]:
+            if later.begin[:1] >= shard.end[:1]:
+                break
+            if shard.meets(later):
+                raise _misfit(later, f"which {shard.path.name} has too")
+
+
+def _wanted(manifest: Manifest, piece: Piece) -> tuple[list[int], str]:
+    """The whole tensor of a piece."""
+    if piece.name not in manifest.tensors:
+        raise _misfit(piece, "that its manifest does not name")
+    return manifest.tensors[piece.name]
+
+
+def _misfit(piece: Piece, wanted: str) -> UserError:
+    held = f"{piece.dtype} {piece.shape} from {piece.begin} on for {printable(piece.name)}"
+    return UserError(f"{piece.path} does not fit its manifest: it has {held}, {wanted}.")
+
+
+def _check_changes(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> None:
+    """Each part must have as many rows of every table as their numbers, and one of them the dense part."""
+    parts: dict[Path, dict[str, Piece]] = {folder / entry.name: {} for entry in _entries(manifest)}
+    for piece in pieces:
+        parts[piece.path][piece.name] = piece
+    tables = tables_of(manifest)
+    for path, own in parts.items():
+        for table, slots in tables.items():
+            _check_rows(path, table, slots, own)
+    dense = [piece for own in parts.values() for piece in own.values()]
+    for piece in dense:
+        if piece.name.startswith("tables.") or (piece.shape, piece.dtype) != _wanted(manifest, piece):
+            raise _misfit(piece, "which is no part of it")
+    names = sorted(piece.name for piece in dense)
+    if names != sorted(name for name in manifest.tensors if not name.startswith("tables.")):
+        raise UserError(f"{folder} has not every tensor of the dense part once, but {len(names)} of them.")
+    _check_row_numbers(folder, manifest, tables)
+
+
+def tables_of(manifest: Manifest) -> dict[str, dict[str, tuple[list[int], str]]]:
+    """Table to slot ("weight", "momentum1") to shape and type of the whole."""
+    found: dict[str, dict[str, tuple[list[int], str]]] = {}
+    for name, tensor in manifest.tensors.items():
+        if name.startswith("tables."):
+            _, _, rest = name.partition(".")
+            table, _, slot = rest.partition(".")
+            found.setdefault(table, {})[slot] = tensor
+    return found
+
+
+def _check_rows(
+    path: Path, table: str, slots: dict[str, tuple[list[int], str]], own: dict[str, Piece]
+) -> None:
+    """Take what a part has of a table out of `own`, after it was held against the manifest."""
+    found = {slot: own.pop(f"tables.{table}.{slot}", None) for slot in ("rows", "ids", *slots)}
+    for slot, piece in found.items():
+        if piece is None:
+            raise UserError(f"{path} does not fit its manifest: it has no tables.{table}.{slot}.")
+    rows, ids, *held = (piece for piece in found.values() if piece)
+    if rows.dtype != "int64" or len(rows.shape) != 1:
+        raise _misfit(rows, "and numbers of rows are int64 in one dimension")
+    if (ids.dtype, len(ids.shape)) not in ID_TYPES or ids.shape[:1] != rows.shape:
+        raise _misfit(ids, f"which are no raw values of {rows.shape[0]:,} rows")
+    for piece, (shape, dtype) in zip(held, slots.values(), strict=True):
+        if piece.shape != [*rows.shape, *shape[1:]] or not shape or piece.dtype != dtype:
+            raise _misfit(piece, f"which are not {rows.shape[0]:,} rows of a {dtype} {shape}")
+
+
+def _check_row_numbers(
+    folder: Path, manifest: Manifest, tables: dict[str, dict[str, tuple[list[int], str]]]
+) -> None:
+    """Rows must ascend in each part, be there once, and lie within their table."""
+    spans: dict[str, list[tuple[int, int]]] = {table: [] for table in tables}
+    for entry, part in zip(_entries(manifest), parts_of(folder, manifest), strict=True):
+        for table, slots in tables.items():
+            rows = part.get_tensor(f"tables.{table}.rows")
+            if not len(rows):
+                continue
+            first, last = int(rows[0]), int(rows[-1])
+            most = min(shape[0] for shape, _ in slots.values())
+            if first < 0 or last >= most or not bool((rows[1:] > rows[:-1]).all()):
+                raise UserError(
+                    f"{folder / entry.name} has rows of {table} that do not ascend from 0 to {most - 1:,}."
+                )
+            spans[table].append((first, last))
+    for table, found in spans.items():
+        for (_, last), (first, _) in itertools.pairwise(sorted(found)):
+            if first <= last:
+                raise UserError(f"{folder} has row {first:,} of {table} in two parts.")

@@ -1,0 +1,156 @@
+"""The whole configuration: its sections, and what must hold between them.
+
+Knows no torch, no environment and no file but the ones that a flag names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from os.path import commonpath, exists, isdir, realpath
+from typing import Any
+
+from recsuite.config.data import DataConfig, LoaderConfig
+from recsuite.config.keeping import NEWEST, CheckpointConfig, ServingConfig
+from recsuite.config.learning import ModelConfig, OptimizerConfig, TrainingConfig
+from recsuite.config.running import MonitoringConfig, RuntimeConfig
+from recsuite.config.section import Section, require
+
+# Of --weight_decay in all passes: rows are held divided by what they decayed to, which has to be a float32.
+MOST_DECAY = 60
+# Modes that train, and modes that one process runs alone, without a process group.
+TRAINING = ("train", "dump", "inc_dump", "resume")
+ALONE = ("doctor", "export", "recommend")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run depends on, besides the machine it runs on. A function takes the section it reads."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    serving: ServingConfig = field(default_factory=ServingConfig)
+    monitoring: MonitoringConfig = field(default_factory=MonitoringConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+    @classmethod
+    def of(cls, **flags: Any) -> Config:
+        """The defaults with some flags, as in `Config.of(epochs=2, batch_size=512)`; not checked."""
+        return cls().replaced(**flags)
+
+    def replaced(self, **flags: Any) -> Config:
+        """This configuration with other values of some flags; not checked."""
+        changed: dict[str, dict[str, Any]] = {}
+        for name, value in flags.items():
+            changed.setdefault(section_of(name), {})[name] = value
+        sections = {
+            section: dataclasses.replace(getattr(self, section), **values)
+            for section, values in changed.items()
+        }
+        return dataclasses.replace(self, **sections)
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The value of every flag, by its name."""
+        return {name: value for section in vars(self).values() for name, value in vars(section).items()}
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The modes to run, in the order of a model's life."""
+        flags = self.flags
+        chosen = [mode for mode in ("compact", "load") if flags[mode]]
+        trains = not chosen or any(flags[mode] for mode in TRAINING)
+        return (*(["train"] if trains else []), *chosen)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process does all of it, without a process group."""
+        return any(self.flags[mode] for mode in ALONE)
+
+    def validate(self) -> None:
+        """Refuse impossible values, each with its own sentence.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        self._check_modes()
+        for section in vars(self).values():
+            section.validate()
+        self._check_folders()
+        self._check_between_sections()
+
+    def _check_modes(self) -> None:
+        flags = self.flags
+        chosen = [mode for mode in (*ALONE, "compact", *TRAINING, "load") if flags[mode]]
+        excluded = [mode for mode in chosen[1:] if self.is_alone or (flags["compact"] and mode in TRAINING)]
+        for other in excluded:
+            require(False, f"--{chosen[0]} and --{other} exclude each other; give one of them")
+        reads = bool(flags["load"] or flags["export"] or flags["recommend"])
+        require(
+            reads or self.checkpoint.is_default("checkpoint"),
+            f"--checkpoint {self.checkpoint.checkpoint} says what is read, and nothing is; give --load too",
+        )
+        trains = "train" in self.modes and not (flags["export"] or flags["recommend"])
+        for name in ("profile", "tensorboard"):
+            require(
+                trains or self.monitoring.is_default(name),
+                f"--{name} looks at a training, and none is asked for; give --train too",
+            )
+
+    def _check_folders(self) -> None:
+        section, flags = self.checkpoint, self.flags
+        uses = section.dumps or section.load or section.compact or flags["export"] or flags["recommend"]
+        require(
+            bool(uses) or section.is_default("save_dir"),
+            f"--save_dir {section.save_dir} is for dumps, and none are made or read; give --dump or --load "
+            "too",
+        )
+        save_dir = realpath(section.save_dir)
+        require(
+            section.load in ("", NEWEST)
+            or "train" not in self.modes
+            or commonpath((save_dir, realpath(section.load))) == save_dir,
+            f"--load {section.load} is not in --save_dir {section.save_dir}, to which the training asked for "
+            "too writes; give --load alone, or without a folder",
+        )
+        for name in ("data_path", "cache_dir", "report_dir", "save_dir"):
+            path = flags[name]
+            require(not exists(path) or isdir(path), f"--{name} {path} is a file; give a folder")
+
+    def _check_between_sections(self) -> None:
+        loader, timeout = self.loader, self.runtime.timeout
+        require(
+            loader.num_workers == 0 or loader.worker_timeout < timeout,
+            f"--worker_timeout {loader.worker_timeout} is not below --timeout {timeout}, so other ranks "
+            "would give up before a silent worker is named; give a smaller one",
+        )
+        decay, epochs = self.optimizer.weight_decay, self.training.epochs
+        require(
+            # Half, for the rate falls to zero.
+            0 <= decay * epochs / 2 <= MOST_DECAY,
+            f"--weight_decay {decay} over --epochs {epochs} leaves nothing of a row; give 0 "
+            f"to {2 * MOST_DECAY} / --epochs",
+        )
+
+
+@functools.cache
+def sections() -> Mapping[str, type[Section]]:
+    """The sections by their names, in the order of --help."""
+    return {name: type(section) for name, section in vars(Config()).items()}
+
+
+@functools.cache
+def flag_names() -> Mapping[str, str]:
+    """The section of every flag, by the name of the flag."""
+    return {field.name: name for name, section in sections().items() for field in dataclasses.fields(section)}
+
+
+def section_of(flag: str) -> str:
+    """The name of the section that a flag is in."""
+    return flag_names()[flag]

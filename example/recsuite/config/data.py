@@ -1,0 +1,161 @@
+"""The flags that say what is learned from, and those of the loader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Not that of pathlib, which raises where a folder forbids to look, or a name is too long.
+from os.path import exists
+from typing import ClassVar
+
+from recsuite.config.section import Section, require
+
+OFFICIAL_SPLITS = ("u1", "u2", "u3", "u4", "u5", "ua", "ub")
+DATASETS = (
+    "synthetic",
+    "ml-100k",
+    "ml-1m",
+    "ml-10m",
+    "ml-20m",
+    "ml-25m",
+    "ml-32m",
+    "ml-latest-small",
+    "ml-latest",
+)
+
+
+@dataclass(frozen=True)
+class DataConfig(Section):
+    """Which ratings, and which of them are for what."""
+
+    CHOICES: ClassVar = {
+        "dataset": DATASETS,
+        "split": ("time", "random", "leave_one_out", *OFFICIAL_SPLITS),
+        "bad_rows": ("error", "skip"),
+        "duplicates": ("last", "first", "mean", "keep"),
+    }
+    MOST: ClassVar = {"history": 10_000}
+
+    dataset: str = ""
+    """Which ratings: a MovieLens set, downloaded when absent, or synthetic; empty means what --data_path
+    holds, and synthetic without one."""
+
+    data_path: str = ""
+    """Folder that holds the files, or is to hold them; empty means data/NAME in the repository."""
+
+    cache_dir: str = ""
+    """Folder for the columns made from the files; empty means .columns beside the files."""
+
+    synthetic_ratings: int = 1_000_000
+    """Number of ratings in the synthetic data set."""
+
+    split: str = "time"
+    """Which ratings are the test: the newest (time), some drawn by the seed (random), the newest of each user
+    (leave_one_out), or an official split of ml-100k."""
+
+    test_fraction: float = 0.2
+    """Share of the ratings that is the test, for --split time and random."""
+
+    validation_fraction: float = 0.01
+    """Share of the ratings beside the test that is not trained on but evaluated after every epoch; 0 means
+    none, and no early stopping."""
+
+    bad_rows: str = "error"
+    """What a row that cannot be read does: error stops, skip counts and reports it."""
+
+    max_bad_rows: float = 0.01
+    """Share of the rows of a file that --bad_rows skip may leave out; more stop."""
+
+    duplicates: str = "last"
+    """Which of several ratings of one movie by one user counts: the last in time, the first, or their mean,
+    which has the time of the last; or keep, all of them, also where the split comes between them."""
+
+    history: int = 30
+    """How many of the last movies that the user rated strictly before a rating the model receives, each
+    with its rating."""
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether the ratings are drawn instead of read from files that were there."""
+        return self.dataset == "synthetic" or not (self.dataset or self.data_path)
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        super().validate()
+        self._check_shares()
+        require(
+            1_000 <= self.synthetic_ratings <= 1_000_000_000,
+            f"--synthetic_ratings {self.synthetic_ratings} is out of range; give 1,000 to 1,000,000,000",
+        )
+        self.require_at_least_0("history")
+        require(
+            self.split not in OFFICIAL_SPLITS or self.dataset in ("", "ml-100k"),
+            f"--split {self.split} belongs to ml-100k, not to {self.dataset}; give --split time or random",
+        )
+        require(
+            not self.data_path or bool(self.dataset) or exists(self.data_path),
+            f"--data_path {self.data_path} is not there; give the folder of the unpacked files, or --dataset "
+            "NAME to download a set there",
+        )
+
+    def _check_shares(self) -> None:
+        require(
+            0 < self.test_fraction < 1,
+            f"--test_fraction {self.test_fraction} leaves no training or no test; give 0.1, say",
+        )
+        require(
+            0 <= self.max_bad_rows <= 1,
+            f"--max_bad_rows {self.max_bad_rows} is not a share; give 0 to 1",
+        )
+        require(
+            self.bad_rows == "skip" or self.is_default("max_bad_rows"),
+            f"--max_bad_rows {self.max_bad_rows} says how many rows are left out, and none are; give "
+            "--bad_rows skip too",
+        )
+        require(
+            0 <= self.validation_fraction < 1,
+            f"--validation_fraction {self.validation_fraction} leaves no training or is negative; give 0.01, "
+            "say, or 0 for none",
+        )
+
+
+@dataclass(frozen=True)
+class LoaderConfig(Section):
+    """How ratings become batches."""
+
+    CHOICES: ClassVar = {"mp_context": ("spawn", "forkserver", "fork")}
+    POSITIVE: ClassVar = ("batch_size", "prefetch_factor", "worker_timeout")
+    MOST: ClassVar = {"batch_size": 2**24, "num_workers": 1024, "prefetch_factor": 64}
+
+    batch_size: int = 2048
+    """Ratings per rank and step; the global batch is this times the number of ranks."""
+
+    num_workers: int | str = 0
+    """Worker processes per rank that make batches; 0 makes them in the main process, auto decides after
+    some steps."""
+
+    mp_context: str = "spawn"
+    """How workers start: spawn, forkserver (a second pool starts faster), or fork (refused once CUDA is
+    initialised)."""
+
+    prefetch_factor: int = 2
+    """Batches that each worker makes ahead."""
+
+    worker_timeout: int = 120
+    """Seconds that a rank waits for a worker's batch."""
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        super().validate()
+        require(
+            self.num_workers == "auto" or (isinstance(self.num_workers, int) and self.num_workers >= 0),
+            f"--num_workers {self.num_workers} is negative; give 0 to make batches in the main process",
+        )

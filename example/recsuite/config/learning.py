@@ -1,0 +1,115 @@
+"""The flags that say what learns, and how: the model, its optimizer, the training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from recsuite.config.section import Section, require
+
+# Of --mlp_dims.
+WIDEST, DEEPEST = 2**14, 100
+
+
+@dataclass(frozen=True)
+class ModelConfig(Section):
+    """What is learned, and by a model of which size."""
+
+    CHOICES: ClassVar = {"task": ("rating", "ranking")}
+    MOST: ClassVar = {"embedding_dim": 2**14}
+
+    task: str = "rating"
+    """What is learned: how many stars a user gives (rating), or which movie a user rates at all (ranking)."""
+
+    embedding_dim: int = 32
+    """Numbers per table row, a multiple of 4: the first is the row's bias, the others its factors."""
+
+    mlp_dims: tuple[int, ...] = (64, 32)
+    """Widths of the hidden layers of the MLP, comma-separated."""
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        super().validate()
+        widths = ",".join(map(str, self.mlp_dims))
+        require(
+            self.embedding_dim >= 4 and self.embedding_dim % 4 == 0,
+            f"--embedding_dim {self.embedding_dim} does not fit FBGEMM's kernels; give a multiple of 4",
+        )
+        require(
+            len(self.mlp_dims) > 0 and min(self.mlp_dims) >= 1,
+            f"--mlp_dims {widths} has a layer without a unit; give widths of at least 1",
+        )
+        require(
+            max(self.mlp_dims) <= WIDEST and len(self.mlp_dims) <= DEEPEST,
+            f"--mlp_dims {widths} is too large; give at most {DEEPEST} layers of {WIDEST:,}",
+        )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(Section):
+    """Learning rates, and the decay of tables and of the dense part."""
+
+    lr: float = 0.04
+    """Learning rate of the embedding tables (row-wise Adagrad) for a global batch of 4,096 ratings; for
+    others times the root of the ratio; falls linearly to zero over the run."""
+
+    dense_lr: float = 0.001
+    """Learning rate of the dense part (AdamW), falling like --lr."""
+
+    weight_decay: float = 0.1
+    """Decoupled decay of all table rows, looked up or not: in a pass they shrink by the factor
+    exp(-weight_decay), less as --lr falls."""
+
+    dense_weight_decay: float = 20.0
+    """Decoupled decay of the dense part: times --dense_lr, the share by which it shrinks in a step."""
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        for name in ("lr", "dense_lr"):
+            value = getattr(self, name)
+            require(0 < value < float("inf"), f"--{name} {value} cannot learn; give a number above 0")
+        require(
+            0 <= self.dense_weight_decay * self.dense_lr < 1,
+            f"--dense_weight_decay {self.dense_weight_decay} times --dense_lr {self.dense_lr} would shrink "
+            "the dense part by more than all of it; give 0 to 1 / --dense_lr",
+        )
+
+
+@dataclass(frozen=True)
+class TrainingConfig(Section):
+    """How long a model learns."""
+
+    CHOICES: ClassVar = {"pipeline": ("auto", "plain", "sparse_dist")}
+    POSITIVE: ClassVar = ("epochs",)
+    MOST: ClassVar = {"epochs": 1_000_000}
+
+    train: bool = False
+    """Train a model, validate it after every epoch and test it in the end; what happens when no mode is
+    named."""
+
+    epochs: int = 8
+    """Passes over the training ratings, unless --patience ends the training before."""
+
+    patience: int = 2
+    """Epochs in a row without a better validation result after which the training ends; 0 means never."""
+
+    pipeline: str = "auto"
+    """Training loop: plain, sparse_dist (TorchRec's TrainPipelineSparseDist), or auto: sparse_dist on
+    CUDA, else plain."""
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        super().validate()
+        require(self.patience >= 0, f"--patience {self.patience} is negative; give 0 to never stop early")

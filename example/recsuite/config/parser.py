@@ -1,0 +1,147 @@
+"""The command line, made from the sections of the configuration."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import difflib
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from recsuite.config.config import Config, flag_names, sections
+from recsuite.config.keeping import NEWEST
+from recsuite.config.section import Section, require
+from recsuite.errors import UserError
+
+# Flags that have a second, longer name.
+LONG_NAMES = {"inc_dump": "incremental_dump"}
+
+
+def parse_args(argv: list[str] | None = None) -> Config:
+    """Read a command line (`sys.argv` when None) into a checked `Config`.
+
+    Raises:
+        UserError: on an unknown flag, a value that does not parse, or one that `Config.validate` refuses.
+    """
+    return parse_given(argv)[0]
+
+
+def parse_given(argv: list[str] | None = None) -> tuple[Config, frozenset[str]]:
+    """`parse_args`, and the names of the flags that were given, also of those with their default value.
+
+    Raises:
+        UserError: see `parse_args`.
+    """
+    found, unknown = _build_parser().parse_known_args(argv)
+    if unknown:
+        raise UserError(
+            f"Unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}; see --help for every flag."
+        )
+    values = vars(found)
+    config = Config.of(**values)
+    config.validate()
+    checkpoint = config.checkpoint.checkpoint
+    require(
+        not config.serving.follow or "checkpoint" not in values or checkpoint == "latest",
+        f"--follow takes the latest state, not the {checkpoint}; leave out --checkpoint",
+    )
+    return config, frozenset(values)
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that raises instead of printing, so that one rank can speak for all."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message[0].upper()}{message[1:]}; see --help for every flag.")
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="example.py",
+        description="Train a sharded recommender on MovieLens.",
+        # A prefix that fits today may fit two flags tomorrow.
+        allow_abbrev=False,
+        # What is found was given; the rest has the defaults of `Config`.
+        argument_default=argparse.SUPPRESS,
+    )
+    for name, section in sections().items():
+        group = parser.add_argument_group(name, (inspect.getdoc(section) or "").splitlines()[0])
+        sentences = sentences_of(section)
+        for field in dataclasses.fields(section):
+            _add(group, section, field, sentences[field.name])
+    return parser
+
+
+def _add(group: Any, section: type[Section], field: dataclasses.Field[Any], sentence: str) -> None:
+    name, default = field.name, field.default
+    flag, text = f"--{name}", sentence.replace("%", "%%")
+    if isinstance(default, bool):
+        long = [f"--{LONG_NAMES[name]}"] if name in LONG_NAMES else []
+        group.add_argument(flag, *long, action="store_true", default=argparse.SUPPRESS, help=text)
+        return
+    kind = KINDS.get(name, type(default))
+    if name == "load":
+        group.add_argument(flag, type=kind, nargs="?", const=NEWEST, metavar="FOLDER", help=text)
+        return
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    choices = section.CHOICES.get(name)
+    metavar = "{" + ",".join(choices) + "}" if choices else name.split("_")[-1].upper()
+    suffix = "" if shown == "" else f" (default: {shown})"
+    group.add_argument(flag, type=kind, metavar=metavar, help=text + suffix)
+
+
+def _meant(unknown: list[str]) -> str:
+    """The flags that others look like, as a question in brackets."""
+    flags = [f"--{name}" for name in (*flag_names(), *LONG_NAMES.values())]
+    given = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    meant = [flag for word in given for flag in difflib.get_close_matches(word, flags, n=1)]
+    return f" (did you mean {' and '.join(dict.fromkeys(meant))}?)" if meant else ""
+
+
+def _workers(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor auto") from None
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(width) for width in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers like 128,64") from None
+
+
+def _folder(text: str) -> str:
+    """Refuses what a variable of a shell that was never set becomes."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder; name one, or leave the flag out")
+    return text
+
+
+# Flags that name a folder.
+FOLDERS = ("data_path", "cache_dir", "save_dir", "report_dir", "load", "export")
+# How the text after a flag becomes a value, where the type of its default does not say it.
+KINDS: dict[str, Callable[[str], Any]] = {
+    "num_workers": _workers,
+    "mlp_dims": _widths,
+    **dict.fromkeys(FOLDERS, _folder),
+}
+
+
+def sentences_of(section: type[Section]) -> dict[str, str]:
+    """The sentence under each field of a section, which Python itself does not keep."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    sentences = {}
+    for statement, below in zip(body.body, body.body[1:], strict=False):
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            sentences[statement.target.id] = inspect.cleandoc(str(below.value.value))
+    return sentences

@@ -1,0 +1,67 @@
+"""The flags of the process among others, and of what looks at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from recsuite.config.section import Section, require
+
+
+@dataclass(frozen=True)
+class RuntimeConfig(Section):
+    """What every rank depends on, whatever it does."""
+
+    POSITIVE: ClassVar = ("timeout",)
+
+    seed: int = 0
+    """Seed of everything that is drawn: data, split, order, initial weights."""
+
+    timeout: int = 300
+    """Seconds that a rank waits for the others in training; preparing data may take longer."""
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        super().validate()
+        require(self.timeout <= 604_800, f"--timeout {self.timeout} is more than a week; give less")
+        require(
+            0 <= self.seed < 2**31, f"--seed {self.seed} is out of range; give a number from 0 to 2147483647"
+        )
+
+
+@dataclass(frozen=True)
+class MonitoringConfig(Section):
+    """What is seen of a training."""
+
+    MOST: ClassVar = {"profile": 10_000}
+
+    doctor: bool = False
+    """Examine this machine and print one page: versions, devices, cores, memory, workers, data; trains
+    nothing."""
+
+    report_dir: str = ""
+    """Folder that gets metrics.json and curves.png; empty means no report."""
+
+    profile: int = 0
+    """Training steps that rank 0 records with PyTorch's profiler after a warm-up, for a table of the
+    costliest parts and a trace.json in --report_dir or the current folder; 0 means none."""
+
+    tensorboard: bool = False
+    """Write losses, learning rates, speed and metrics for TensorBoard into --report_dir/tensorboard."""
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        super().validate()
+        require(
+            bool(self.report_dir) or not self.tensorboard,
+            "--tensorboard writes into --report_dir, and there is none; give one",
+        )
+        self.require_at_least_0("profile")

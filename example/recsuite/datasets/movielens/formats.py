@@ -1,0 +1,240 @@
+"""Where ratings come from: the MovieLens file formats, read into columns.
+
+Finds or obtains the files and reads them whole; every row that cannot be read is named. Knows nothing of
+batches or models. A data worker never imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from os.path import isfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from recsuite.config.config import Config
+from recsuite.config.data import OFFICIAL_SPLITS
+from recsuite.datasets.duplicates import settle
+from recsuite.datasets.movielens.parsing import LAYOUTS, Layout, Reader, read_movies, read_ratings, read_users
+from recsuite.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas
+
+DATA_ROOT = Path(__file__).resolve().parents[4] / "data"
+# Long enough for the largest archive on a slow line; a wait beyond it is a fault.
+DATA_DEADLINE = 3600.0
+# Waiting for another launch, a download, waiting for its columns, and parsing, one after the other.
+PREPARATION_DEADLINE = 4 * DATA_DEADLINE
+
+# As GroupLens states them; ml-latest grows and is not checked.
+NUM_RATINGS = {
+    "ml-100k": 100_000,
+    "ml-1m": 1_000_209,
+    "ml-10m": 10_000_054,
+    "ml-20m": 20_000_263,
+    "ml-25m": 25_000_095,
+    "ml-32m": 32_000_204,
+}
+
+# How a file of float32 begins that numpy wrote.
+COLUMN = re.compile(
+    rb"\x93NUMPY....?.?\{'descr': '<f4', 'fortran_order': False, 'shape': \(\d{1,18},\), \}", re.DOTALL
+)
+
+
+@dataclass
+class Ratings:
+    """One rating a position: user_id and movie_id int64, rating float32, time int64 (seconds since 1970)."""
+
+    user_id: np.ndarray
+    movie_id: np.ndarray
+    rating: np.ndarray
+    time: np.ndarray
+
+
+@dataclass
+class RawData:
+    """A data set as its files show it: raw ids, no table rows yet.
+
+    `movies` and `users` hold one row per movie_id and user_id, with the columns that `features.py` names
+    and the files have. `official_test` marks the test ratings of an official split, bool, one a rating.
+    `skipped` says what was left out, `num_skipped` how many ratings.
+    """
+
+    ratings: Ratings
+    movies: pandas.DataFrame
+    users: pandas.DataFrame
+    official_test: np.ndarray | None = None
+    oracle: np.ndarray | None = None
+    skipped: list[str] = field(default_factory=list)
+    num_skipped: int = 0
+
+
+def locate(config: Config) -> tuple[Path, Layout]:
+    """The folder that holds the files, obtained first where a name was given and nothing lies there.
+
+    Writes that folder, and a lock and unfinished work beside it under hidden names; safe when two launches
+    start at once.
+
+    Raises:
+        UserError: when there is nothing to read, or it cannot be had.
+    """
+    dataset, folder, layout = _look(config)
+    if layout is None:
+        _obtain(dataset, folder, config)
+        layout = _find_layout(folder)
+    if layout is None or (dataset and dataset not in layout.datasets):
+        raise UserError(
+            f"{folder} does not hold {dataset} but {layout.ratings if layout else 'other files'}; "
+            "give another --data_path, or leave --dataset out to read what lies there."
+        )
+    if dataset == "synthetic":
+        _check_synthetic(folder, config)
+    return folder, layout
+
+
+def find_files(config: Config) -> tuple[Path, list[Path]]:
+    """The folder of the files, and those that lie there now; obtains nothing.
+
+    Raises:
+        UserError: when there is nothing to read, and no set to obtain was named.
+    """
+    _, folder, layout = _look(config)
+    return folder, [] if layout is None else source_files(folder, layout, config)
+
+
+def _look(config: Config) -> tuple[str, Path, Layout | None]:
+    dataset = "synthetic" if config.data.is_synthetic else config.data.dataset
+    folder = (
+        Path(config.data.data_path) if config.data.data_path else DATA_ROOT / _folder_name(dataset, config)
+    )
+    # A folder such as "." has no name until then.
+    folder = folder.absolute()
+    layout = _find_layout(folder)
+    if layout is None and not dataset:
+        names = ", ".join(layout.ratings for layout in LAYOUTS)
+        raise UserError(
+            f"--data_path {folder} holds no MovieLens ratings ({names}); give the folder of the unpacked "
+            "files, or --dataset NAME to download a set there."
+        )
+    return dataset, folder, layout
+
+
+def read(folder: Path, layout: Layout, config: Config) -> RawData:
+    """Read all files of a set.
+
+    Raises:
+        UserError: for a missing, empty or malformed file, with --bad_rows error for the first bad row, and
+            with skip for more than the share --max_bad_rows of them.
+    """
+    reader = Reader(folder, config.data.bad_rows == "skip", config.data.max_bad_rows)
+    movies = read_movies(reader, layout)
+    users = read_users(reader, layout)
+    known_users = users["user_id"].to_numpy() if users is not None else None
+    known_movies = movies["movie_id"].to_numpy()
+
+    parts = _rating_files(layout, config)
+    tables = [read_ratings(reader, part, layout, known_users, known_movies) for part in parts]
+    ratings = Ratings(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
+    official_test = None
+    if len(parts) == 2:
+        official_test = np.arange(len(ratings.rating)) >= len(tables[0][0])
+    if users is None:
+        import pandas
+
+        users = pandas.DataFrame({"user_id": np.unique(ratings.user_id)})
+    oracle = _read_oracle(reader, len(ratings.rating))
+    raw = RawData(ratings, movies, users, official_test, oracle, reader.notes, reader.num_skipped_ratings)
+    return settle(raw, config.data.duplicates)
+
+
+def source_files(folder: Path, layout: Layout, config: Config) -> list[Path]:
+    """The files that `read` reads, those of them that are there."""
+    names = [*_rating_files(layout, config), layout.movies, layout.users, "u.genre", "oracle.npy"]
+    return [folder / name for name in names if name and (folder / name).is_file()]
+
+
+def _rating_files(layout: Layout, config: Config) -> list[str]:
+    if config.data.split in OFFICIAL_SPLITS:
+        return [f"{config.data.split}.base", f"{config.data.split}.test"]
+    return [layout.ratings]
+
+
+def _folder_name(dataset: str, config: Config) -> str:
+    if dataset == "synthetic":
+        return f"synthetic-{config.data.synthetic_ratings}-seed{config.runtime.seed}"
+    return dataset
+
+
+def _find_layout(folder: Path) -> Layout | None:
+    # That of pathlib raises where a folder forbids to look, or a name is too long.
+    return next((layout for layout in LAYOUTS if isfile(folder / layout.ratings)), None)
+
+
+def _obtain(dataset: str, folder: Path, config: Config) -> None:
+    from recsuite.datasets.movielens.download import download
+    from recsuite.datasets.movielens.synthetic import write_synthetic
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the folder, because the folder itself appears in one rename.
+        with FileLock(folder.parent / f".{folder.name}.lock", timeout=DATA_DEADLINE):
+            if _find_layout(folder) is not None:
+                return
+            if dataset == "synthetic":
+                write_synthetic(folder, config.data.synthetic_ratings, config.runtime.seed)
+            else:
+                download(dataset, folder)
+    except Timeout:
+        raise UserError(
+            f"Another process has been preparing {folder} for {DATA_DEADLINE:.0f} s; end it and start again."
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be made ({error.strerror or error}); give a --data_path that can be written."
+        ) from error
+
+
+def _check_synthetic(folder: Path, config: Config) -> None:
+    oracle = folder / "oracle.json"
+    try:
+        found = json.loads(oracle.read_bytes()) if oracle.is_file() else {}
+    # One that is damaged tells of no ratings.
+    except ValueError:
+        found = {}
+    wanted = {"num_ratings": config.data.synthetic_ratings, "seed": config.runtime.seed}
+    if not isinstance(found, dict) or any(found.get(name) != value for name, value in wanted.items()):
+        raise UserError(
+            f"{folder} holds other ratings than --synthetic_ratings {config.data.synthetic_ratings} --seed "
+            f"{config.runtime.seed}; give another --data_path, or leave --dataset out to read what lies "
+            "there."
+        )
+
+
+def _read_oracle(reader: Reader, num_ratings: int) -> np.ndarray | None:
+    """The oracle's predictions beside synthetic ratings, float32, one a rating."""
+    path = reader.folder / "oracle.npy"
+    if not path.is_file():
+        return None
+    try:
+        # Mapped, for the size that a damaged head tells of is then that of the file.
+        oracle = np.load(path, mmap_mode="r") if _is_column(path) else None
+    except ValueError:
+        oracle = None
+    if oracle is None:
+        raise UserError(f"{path} is damaged: it is no column of float32; remove it, or the folder.")
+    if len(oracle) != num_ratings:
+        reader.notes.append(f"left out the oracle: it knows {len(oracle):,} ratings, not {num_ratings:,}")
+        return None
+    return np.array(oracle)
+
+
+def _is_column(path: Path) -> bool:
+    """Whether a file begins as one that numpy wrote; what else it may hold, numpy reads with any error."""
+    with path.open("rb") as file:
+        return COLUMN.match(file.read(256)) is not None

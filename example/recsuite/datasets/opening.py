@@ -1,0 +1,99 @@
+"""The data of a run: made once per machine, checked against the other ranks', and served by a loader.
+
+Imports no TorchRec, so that the workers start while it is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from socket import gethostname
+
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.dataloader import BatchLoader, EpochSampler, RatingBatches, build_dataloader
+from recsuite.datasets.movielens.formats import PREPARATION_DEADLINE
+from recsuite.errors import UserError
+from recsuite.monitoring.report import describe_data
+from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node
+
+# Flags that may differ between machines: where data lie, what makes batches, what looks at a training.
+OF_A_MACHINE = (
+    "data_path",
+    "cache_dir",
+    "num_workers",
+    "mp_context",
+    "prefetch_factor",
+    "worker_timeout",
+    "report_dir",
+    "profile",
+    "tensorboard",
+)
+
+
+@dataclass(frozen=True)
+class Data:
+    """What every mode needs of the data set."""
+
+    columns: Columns
+    loader: BatchLoader
+
+
+@contextlib.contextmanager
+def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
+    """The data set and its loader; the workers end with the context. Collective: every rank.
+
+    Raises:
+        UserError: when the data cannot be had, differ between machines, or the workers cannot start.
+    """
+    # Ranks of one machine share what its first one has read and held against its digests.
+    everyones = once_per_node(context, lambda: (gethostname(), open_columns(config)), PREPARATION_DEADLINE)
+    _check_same_data(everyones)
+    columns = everyones[context.rank][1]
+    context.say(describe_data(columns, config))
+    dataset = RatingBatches(columns, config, context.rank, context.world_size)
+    with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
+        yield Data(columns, loader)
+
+
+def check_same_flags(config: Config) -> None:
+    """Refuse machines whose flags differ: rank 0's alone would decide in silence. Collective: every rank.
+
+    Raises:
+        UserError: on every rank, names a flag and both values.
+    """
+    mine = {name: value for name, value in config.flags.items() if name not in OF_A_MACHINE}
+    everyones = all_gather_object(lambda: mine)
+    for rank, other in enumerate(everyones):
+        for name, value in other.items():
+            if value != everyones[0][name]:
+                raise UserError(
+                    f"--{name} is {value!r} on rank {rank} and {everyones[0][name]!r} on rank 0; give the "
+                    "same flags on every machine."
+                )
+
+
+def of_this_machine(mine: Config, decided: Config) -> Config:
+    """What rank 0 decided for all, with what this machine was given for itself."""
+    return decided.replaced(**{name: mine.flags[name] for name in OF_A_MACHINE})
+
+
+def _check_same_data(everyones: Sequence[tuple[str, Columns]]) -> None:
+    """Refuse machines whose data differ in any byte: what one rank calls row 7 would be another's row 8.
+
+    everyones: of each rank, the name of its machine and the columns there.
+    """
+    machine, ours = everyones[0]
+    others = [rank for rank, (_, columns) in enumerate(everyones) if columns.files != ours.files]
+    if not others:
+        return
+    elsewhere, theirs = everyones[others[0]]
+    names = sorted({name for name, _ in ours.files.items() ^ theirs.files.items()})
+    alike = [rank for rank in others if everyones[rank][1].files == theirs.files]
+    raise UserError(
+        f"Ranks {', '.join(map(str, alike))} on {elsewhere} have other data than rank 0 on {machine}: "
+        f"{theirs.num_train:,} training and {theirs.num_test:,} test ratings of {theirs.source}, rank 0 has "
+        f"{ours.num_train:,} and {ours.num_test:,} of {ours.source}, and {', '.join(names)} differ; give all "
+        "machines the same files."
+    )

@@ -1,0 +1,207 @@
+"""torchrun, with an end that fits how the ranks ended: by a signal, by a mistake of the user, or by a fault.
+
+    python -m recsuite.launcher --standalone --nproc_per_node=2 example.py --dump
+
+A signal makes the exit status 128 and its number, a mistake 2; what torchrun would report of those is left
+out, as a rank has said all in one sentence. After a fault torchrun's report follows, with status 1. Launchers
+of several machines that cannot find each other any more say so in a sentence, with status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+
+from recsuite.config.parser import parse_args as parse_flags
+from recsuite.errors import UserError, counted
+from recsuite.launcher.stuck import end_when_stuck
+from recsuite.runtime.host import ONE_MACHINE, allowed_cores, allowed_memory, check_descriptors, oom_kills
+from recsuite.runtime.output import UNREAD, end_when_unread
+from recsuite.runtime.peers.error_file import is_said
+from recsuite.runtime.process import end_process
+from recsuite.runtime.recovery import way_on
+from recsuite.workers.crash_log import gib, memory_in_words
+
+# The statuses with which example.py ends after a mistake of the user, and after a SIGTERM or a Ctrl-C to a
+# rank of any machine; the ranks have said all there is to say.
+EXPLAINED = (2, UNREAD, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+# Of a process that has imported all and has no data: its own memory, and the seconds of a core for its start.
+RANK_BYTES = 300 * 2**20
+START_SECONDS = 3.0
+
+
+def launch() -> int:
+    """Launch as torchrun does, but on one machine without a port; returns the exit status."""
+    with _quiet_stores(sys.argv[1:]):
+        from torch.distributed.run import parse_args
+
+    # These import torch.
+    from recsuite.launcher.meeting import is_on_one_machine, meet_in, private_folder
+    from recsuite.launcher.restarts import say_restarts
+
+    # The first would tell of each process that it ends in turn, the second that the launcher with the
+    # rendezvous ended before this one.
+    for name in ("multiprocessing.api", "rendezvous.dynamic_rendezvous"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
+    arguments = parse_args(sys.argv[1:])
+    try:
+        check_descriptors()
+        _check_processes(arguments)
+    except UserError as error:
+        print(f"launcher.py: {error}", file=sys.stderr)
+        return 2
+    if arguments.nnodes not in ONE_MACHINE:
+        # Ranks would meet in a store of a launcher that outlives a restart, and the number of restarts, which
+        # keeps attempts apart there, differs between machines. So rank 0 makes a store for each attempt.
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        print(
+            f"launcher.py: meets the other machines at {arguments.rdzv_endpoint} and waits for them, 600 s "
+            "at most unless --rdzv_conf says otherwise; Ctrl-C ends it",
+            file=sys.stderr,
+        )
+    end_when_stuck(arguments.training_script_args)
+    with private_folder() as folder:
+        # What torchrun would leave in the temporary folder.
+        arguments.log_dir = arguments.log_dir or str(folder)
+        say_restarts(arguments.nnodes, arguments.event_log_handler)
+        if is_on_one_machine(arguments):
+            meet_in(folder, arguments)
+        return _run(arguments)
+
+
+@contextlib.contextmanager
+def _quiet_stores(arguments: Sequence[str]) -> Iterator[None]:
+    """Import torch so that its C++ code tells of errors alone in this launcher, if it is one of several: the
+    store of one that ends first makes others warn, with stacks. Ranks keep the level that the user has.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--nnodes", default=os.environ.get("PET_NNODES", "1"))
+    name = "TORCH_CPP_LOG_LEVEL"
+    is_one = parser.parse_known_args(list(arguments))[0].nnodes in ONE_MACHINE
+    is_mine = name not in os.environ and not is_one
+    if is_mine:
+        os.environ[name] = "ERROR"
+    yield
+    if is_mine:
+        del os.environ[name]
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Launch as torchrun's arguments say; returns the exit status."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import (
+        RendezvousClosedError,
+        RendezvousConnectionError,
+        RendezvousTimeoutError,
+    )
+    from torch.distributed.run import run
+
+    kills_before = oom_kills()
+    try:
+        run(arguments)
+    except SignalException as error:
+        print(f"launcher.py: ended by {error.sigval.name}, after the ranks had ended", file=sys.stderr)
+        return 128 + error.sigval
+    except KeyboardInterrupt:
+        # torchrun takes signals from when there are ranks.
+        print("launcher.py: ended by SIGINT, while it waited for the other machines", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except ChildFailedError as error:
+        _, first = error.get_first_failure()
+        if first.exitcode in EXPLAINED:
+            return int(first.exitcode)
+        if first.exitcode == -signal.SIGKILL:
+            ranks = [rank for rank, failure in error.failures.items() if failure is first]
+            print(f"launcher.py: {_killed_rank(ranks, first.pid, kills_before, arguments)}", file=sys.stderr)
+            return 1
+        if not is_said(first.message):
+            print(error, file=sys.stderr)
+        return 1
+    except (RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError) as error:
+        print(f"launcher.py: {_lost_rendezvous(error, arguments)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _check_processes(arguments: argparse.Namespace) -> None:
+    """Say what so many processes cost on this machine.
+
+    Raises:
+        UserError: when its memory cannot hold them.
+    """
+    if not arguments.nproc_per_node.isdecimal():
+        return
+    number, cores, memory = int(arguments.nproc_per_node), allowed_cores(), allowed_memory()
+    if number * RANK_BYTES > memory:
+        raise UserError(
+            f"{number} processes need {gib(number * RANK_BYTES)} of memory before they have any data, and "
+            f"this machine gives {gib(memory)}; give at most {memory // RANK_BYTES} (NPROC of ./run.sh)."
+        )
+    if number > cores:
+        print(
+            f"launcher.py: {number} processes share {cores} cores: their start takes about "
+            f"{number * START_SECONDS / cores:.0f} s, and their steps wait for each other; more than {cores} "
+            "are no faster without GPUs (NPROC of ./run.sh)",
+            file=sys.stderr,
+        )
+
+
+def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments: argparse.Namespace) -> str:
+    """Why a rank was probably killed, what memory there is, and how to go on."""
+    kills = oom_kills()
+    memory = "where memory was short give fewer processes, a smaller --batch_size or a higher limit; "
+    if kills is None or kills_before is None:
+        why = "most often by the kernel, when the memory limit is reached, or else by somebody"
+    elif kills > kills_before:
+        ended = counted(kills - kills_before, "process", "processes")
+        why = f"by the kernel, which has ended {ended} for want of memory meanwhile"
+    else:
+        memory = ""
+        why = "but not for want of memory: the kernel has ended no process for that meanwhile"
+    return (
+        f"rank {', '.join(map(str, ranks))} (pid {pid}) was killed by signal 9 (SIGKILL), {why}.\n"
+        f"{memory_in_words()}\n"
+        f"What to do: {memory}{_way_on(arguments)}."
+    )
+
+
+def _way_on(arguments: argparse.Namespace) -> str:
+    """What a launch with the same arguments can go on from."""
+    try:
+        return way_on(parse_flags(arguments.training_script_args))
+    except UserError:
+        # Another script, with flags of its own.
+        return way_on(None)
+
+
+def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
+    """What became of the meeting of the launchers, and what to do."""
+    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousTimeoutError
+
+    if isinstance(error, RendezvousClosedError):
+        return (
+            "another machine has ended this launch, with or without success; its output says why, and "
+            "--resume goes on from the last checkpoint"
+        )
+    if isinstance(error, RendezvousTimeoutError):
+        return (
+            f"fewer machines than --nnodes {arguments.nnodes} asks for came to {arguments.rdzv_endpoint} in "
+            "time; start one launcher on each, with the same endpoint"
+        )
+    return (
+        f"the launcher at the rendezvous, {arguments.rdzv_endpoint}, has ended or cannot be reached; if it "
+        "gives no reason, start again with the address of a machine that is there, and --resume to go on "
+        "from the last checkpoint"
+    )
+
+
+if __name__ == "__main__":
+    end_when_unread()
+    # Python's own end takes a second or two on a busy machine.
+    end_process(launch())

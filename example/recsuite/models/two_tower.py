@@ -1,0 +1,55 @@
+"""From looked-up table rows to a score for ranking: a vector of the user, one of the movie, their product.
+
+Because the two meet in nothing but a product, the scores of all users and movies are a product of matrices.
+Like `interaction.py` it knows tensors, and nothing of where the rows come from. Shapes: B ratings, D numbers
+in a table row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from recsuite.datasets.features import HISTORY, Feature
+from recsuite.models.interaction import LookedUp, Vectors, make_mlp, repeated
+
+# Logarithms of probabilities spread wider than stars. Rows count so many times, which is the same as so many
+# times the learning rate and the initial spread, so one --lr is right for both tasks.
+SCALE = 5.0
+
+
+class TwoTower(Vectors):
+    """Scores movies for a user: movie bias + <user factors, movie factors>.
+
+    An MLP adds to the user's factors what it makes of them. A history counts whatever its ratings, with its
+    sum divided by the root of its length.
+    """
+
+    def __init__(self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int]) -> None:
+        super().__init__(features)
+        self.tower = make_mlp([embedding_dim - 1, *mlp_dims, embedding_dim - 1])
+
+    def forward(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
+        """The vectors of users and movies, float32 [B, 2, D], whose product is the score.
+
+        The ratings of the histories count for nothing.
+        """
+        user, movie = self.join(looked_up, self._history_weights(looked_up))
+        factors = SCALE * user[:, 1:]
+        factors = factors + self.tower(factors)
+        # The bias of a movie counts once.
+        user = torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
+        return torch.stack([user, SCALE * movie], dim=1)
+
+    def _history_weights(self, looked_up: Mapping[str, LookedUp]) -> torch.Tensor:
+        if HISTORY not in self.features:
+            return self.row_scale.new_zeros(0)
+        history = looked_up[HISTORY.name]
+        lengths = history.lengths().to(torch.int64)
+        return repeated(lengths.to(torch.float32).sqrt(), lengths, len(history.values()))
+
+    def predict(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
+        """Scores, float32 [B]."""
+        vectors = self(looked_up, history_ratings)
+        return vectors.prod(dim=1).sum(dim=1)

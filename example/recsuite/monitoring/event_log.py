@@ -1,0 +1,94 @@
+"""TensorBoard's files of a training, for --tensorboard.
+
+Named so because a module tensorboard.py would hide the package of that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recsuite.config.config import Config
+from recsuite.errors import UserError
+from recsuite.monitoring.page import numbers
+from recsuite.monitoring.report import epoch_report
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+    from recsuite.training.trainer import Epoch
+
+# The parts of the optimizer, in their order.
+OPTIMIZERS = ("tables", "dense")
+
+
+class EventLog:
+    """Writes what a training does as scalars over its steps, on the rank that makes it.
+
+    Every step's loss and learning rates; after an epoch what metrics.json holds of it, and in the end the
+    test. Losses are written at the end of their epoch, when the device has been waited for anyway.
+
+    Raises:
+        UserError: when tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        try:
+            import torch.utils.tensorboard  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"--tensorboard needs the package {error.name}, which is not installed; run ./run.sh setup."
+            ) from error
+        self.folder = folder
+        self.config = config
+        self._rates: dict[int, dict[str, float]] = {}
+        self._writer: SummaryWriter | None = None
+        self._last_step = 0
+
+    def after_step(self, step: int, optimizer: Any) -> None:
+        """Keep the learning rates with which a step was made; a step of the training, from 1."""
+        self._rates[step] = {
+            name: part.param_groups[0]["scheduled_lr"]
+            for name, (_, part) in zip(OPTIMIZERS, optimizer.optimizers, strict=True)
+        }
+
+    def after_epoch(self, epoch: Epoch) -> None:
+        """Write what an epoch was."""
+        writer = self._opened(first_step=min(self._rates))
+        for (step, rates), loss in zip(self._rates.items(), epoch.losses, strict=True):
+            writer.add_scalar("loss", float(loss), step)
+            for name, rate in rates.items():
+                writer.add_scalar(f"learning_rate/{name}", rate, step)
+        self._last_step = max(self._rates)
+        self._rates = {}
+        self._write_numbers(epoch_report(epoch))
+
+    def after_run(self, report: Mapping[str, Any]) -> None:
+        """Write the final test of a report, if it has one."""
+        if self._writer:
+            self._write_numbers({"test": report.get("test", {})})
+
+    def close(self) -> None:
+        """Have everything on disk."""
+        if self._writer:
+            self._writer.close()
+
+    def _write_numbers(self, report: Mapping[str, Any]) -> None:
+        assert self._writer
+        for name, value in numbers(report):
+            self._writer.add_scalar(name, value, self._last_step)
+        self._writer.flush()
+
+    def _opened(self, first_step: int) -> SummaryWriter:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # What an earlier training wrote there from this step on is hidden: a resumed one goes on with its
+            # curves, another one has its own.
+            self._writer = SummaryWriter(str(self.folder), purge_step=first_step)
+            rows = [f"| --{name} | `{value}` |" for name, value in self.config.flags.items()]
+            self._writer.add_text(
+                "config", "\n".join(["| flag | value |", "| --- | --- |", *rows]), first_step
+            )
+        return self._writer

@@ -1,0 +1,255 @@
+"""What a user sees: lines, a table, and the report on disk. Draws; computes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.errors import UserError, counted
+from recsuite.monitoring.page import replace_file
+from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.versions import stack_versions
+from recsuite.training.metrics import LABELS, METRICS, TOP, Metrics, main_metric
+
+if TYPE_CHECKING:
+    from recsuite.checkpoint.storage.manifest import Progress
+    from recsuite.training.trainer import Epoch, Run
+
+
+def describe_data(columns: Columns, config: Config) -> str:
+    """What is trained on, and whatever was left out of it."""
+    lines = [
+        f"{columns.source}: {columns.num_train:,} ratings for training, {columns.num_validation:,} for "
+        f"validation, {columns.num_test:,} for the test (--split {config.data.split}), "
+        f"{counted(columns.num_users, 'user')}, {counted(columns.num_movies, 'movie')}"
+    ]
+    return "\n".join([*lines, *columns.notes])
+
+
+def describe_epoch(epoch: Epoch, config: Config) -> str:
+    """One line on one epoch."""
+    loss = (
+        f"RMSE {epoch.train_loss**0.5:.4f}"
+        if config.model.task == "rating"
+        else f"loss {epoch.train_loss:.4f}"
+    )
+    # Of ratings the RMSE says enough.
+    shown = {"rating": ("rmse",), "ranking": METRICS["ranking"]}[config.model.task]
+    validation = ", ".join(f"{LABELS[name]} {_number(epoch.validation[name])}" for name in shown)
+    return (
+        f"epoch {epoch.number}/{config.training.epochs}: train {loss}, validation {validation}, "
+        f"{epoch.seconds:.1f} s, {epoch.ratings_per_second:,.0f} ratings/s, data wait {epoch.data_wait:.1%}"
+    )
+
+
+def describe_early_stop(position: Progress, config: Config) -> str:
+    """One line on a training that ended before its last epoch."""
+    assert position.best is not None
+    label = LABELS[main_metric(config.model.task)[0]]
+    return (
+        f"stopped early, after epoch {position.epoch}: "
+        f"{counted(position.epochs_since_best, 'epoch')} without a better "
+        f"validation {label} than {position.best:.4f} (--patience {config.training.patience})"
+    )
+
+
+def describe_nothing_left(result: Run, config: Config) -> str:
+    """One line on a training that was resumed, and had no epoch to make."""
+    epochs = config.training.epochs
+    if result.num_epochs > epochs:
+        done = counted(result.num_epochs, "epoch")
+        return (
+            f"nothing is left to train: the checkpoint has done {done}, and --epochs {epochs} asks "
+            "for fewer; give more"
+        )
+    stopped = ", and --patience stopped it there" if result.stopped_early else ""
+    return f"nothing is left to train: {result.num_epochs} of {epochs} epochs are done{stopped}"
+
+
+def results_table(columns: Columns, config: Config, name: str, test: Metrics) -> str:
+    """A model beside the baselines of its task, on the test ratings; "-" is a metric that is not defined."""
+    rows = {**columns.baselines[config.model.task], name: test}
+    # The oracle is a bound, not a rival: it comes last.
+    if "oracle" in rows:
+        rows["oracle (knows the planted world)"] = rows.pop("oracle")
+    labels = [LABELS[name] for name in METRICS[config.model.task]]
+    # Wide enough for a number with four places.
+    widths = [max(6, len(label)) for label in labels]
+    cells = [
+        labels,
+        *([_number(metrics[key]) for key in METRICS[config.model.task]] for metrics in rows.values()),
+    ]
+    width = max(map(len, rows))
+    lines = [
+        f"| {name:<{width}} | {' | '.join(map(str.rjust, row, widths))} |"
+        for name, row in zip(["test ratings", *rows], cells, strict=True)
+    ]
+    rule = f"|{'-' * (width + 2)}|{'|'.join('-' * (width + 1) + ':' for width in widths)}|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def describe_failure(columns: Columns, config: Config, test: Metrics) -> str:
+    """One line on a model that is worse than what knows no user; empty where it is better."""
+    name, lower_is_better = main_metric(config.model.task)
+    baselines = columns.baselines[config.model.task]
+    if config.model.task == "rating":
+        plain = {"the mean of all ratings": baselines["global mean"][name]}
+    else:
+        chance = sum(1 / math.log2(1 + rank) for rank in range(1, TOP + 1)) / columns.num_movies
+        plain = {"popularity": baselines["popularity"][name], "a random order": chance}
+    sign = 1 if lower_is_better else -1
+    # A result that is no number is worse than all.
+    better = [
+        f"{known} ({_number(value)})"
+        for known, value in plain.items()
+        if not sign * (test[name] - value) <= 0
+    ]
+    if not better:
+        return ""
+    return (
+        f"this model is worse than {' and '.join(better)}: its test {LABELS[name]} is {_number(test[name])}"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else "-"
+
+
+def make_report_dir(config: Config) -> None:
+    """Make --report_dir before the work begins, so that a wrong one costs no training. Call on rank 0.
+
+    Raises:
+        UserError: when the folder cannot be made or written.
+    """
+    folder = Path(config.monitoring.report_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / ".writable", b"")
+        (folder / ".writable").unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--report_dir {folder} cannot be written ({error.strerror or error}); give another folder."
+        ) from error
+
+
+def write_report(
+    run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext
+) -> dict[str, Any]:
+    """Write metrics.json and curves.png into --report_dir, each in one rename. Call on rank 0.
+
+    Takes the seconds of the run's parts, as this rank's stopwatch counted them; returns what metrics.json
+    holds.
+
+    Raises:
+        UserError: when the folder cannot be written.
+    """
+    folder = Path(config.monitoring.report_dir)
+    try:
+        report = {**_report(run, config, context), "time": seconds}
+        replace_file(folder / "metrics.json", json.dumps(report, indent=1).encode())
+        replace_file(folder / "curves.png", _draw(run, config))
+    except OSError as error:
+        raise UserError(
+            f"The report cannot be written to {folder} ({error.strerror or error}); the training itself "
+            "ended well; give another --report_dir."
+        ) from error
+    return report
+
+
+def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    columns = run.columns
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "config": config.flags,
+        "versions": stack_versions(),
+        "world_size": context.world_size,
+        "device": context.device.type,
+        "threads_per_rank": context.num_threads,
+        "data": {
+            "source": columns.source,
+            "num_train": columns.num_train,
+            "num_validation": columns.num_validation,
+            "num_test": columns.num_test,
+            "num_users": columns.num_users,
+            "num_movies": columns.num_movies,
+            "tables": {table.name: table.rows for table in columns.tables},
+            "notes": columns.notes,
+        },
+        "plan": run.plan.splitlines(),
+        "baselines": {
+            name: _finite(metrics) for name, metrics in columns.baselines[config.model.task].items()
+        },
+        "test": _finite(run.test),
+        "test_epoch": run.test_epoch,
+        "stopped_early": run.stopped_early,
+        "epochs": [epoch_report(epoch) for epoch in run.epochs],
+    }
+
+
+def epoch_report(epoch: Epoch) -> dict[str, Any]:
+    """What metrics.json holds of one epoch."""
+    return {
+        "epoch": epoch.number,
+        "train_loss": epoch.train_loss,
+        "validation": _finite(epoch.validation),
+        "seconds": epoch.seconds,
+        "ratings_per_second": epoch.ratings_per_second,
+        "data_wait": epoch.data_wait,
+        "steps": len(epoch.losses),
+    }
+
+
+def _finite(metrics: Metrics) -> dict[str, float | None]:
+    # JSON has no NaN.
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _draw(run: Run, config: Config) -> bytes:
+    """The curves as PNG: what validation says after each epoch, the test at the end, baselines as lines; and
+    of ratings, where it has the same unit, the training step by step.
+    """
+    import io
+
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    if config.model.task == "rating":
+        smooth = _smooth(run)
+        places = np.linspace(run.epochs[0].number - 1, run.epochs[-1].number, len(smooth))
+        axes.plot(places, smooth, color="0.65", label="training, while learning")
+    name, lower_is_better = main_metric(config.model.task)
+    numbers = [epoch.number for epoch in run.epochs]
+    values = [epoch.validation[name] for epoch in run.epochs]
+    axes.plot(numbers, values, "o-", color="C0", label="validation, after the epoch")
+    label = f"test, after epoch {run.test_epoch}: {run.test[name]:.4f}"
+    axes.plot([run.test_epoch], [run.test[name]], "*", color="C1", markersize=12, label=label)
+    baselines = run.columns.baselines[config.model.task]
+    for (baseline, metrics), style in zip(baselines.items(), (":", "--", "-."), strict=False):
+        color = "C2" if baseline == "oracle" else "C3"
+        label = f"{baseline}, test: {metrics[name]:.4f}"
+        axes.axhline(metrics[name], color=color, linestyle=style, label=label)
+    unit = " in stars" if config.model.task == "rating" else ""
+    axes.set(xlabel="epoch", ylabel=f"{LABELS[name]}{unit}", title=Path(run.columns.source).name)
+    if lower_is_better:
+        axes.set_ylim(top=max(metrics[name] for metrics in baselines.values()) * 1.02)
+    axes.legend()
+    content = io.BytesIO()
+    figure.savefig(content)
+    return content.getvalue()
+
+
+def _smooth(run: Run) -> np.ndarray:
+    """RMSE of training in means over a fiftieth of an epoch, so that noise does not hide the curve."""
+    losses = np.concatenate([epoch.losses for epoch in run.epochs])
+    window = max(1, len(run.epochs[0].losses) // 50)
+    return np.sqrt([part.mean() for part in np.array_split(losses, len(losses) // window)])

@@ -1,0 +1,236 @@
+"""What this machine lets the process have, and that the process does not outlive its parent.
+
+Reads /proc and /sys; imports nothing heavy, so a data worker may import it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+from recsuite.errors import UserError
+
+# What torchrun's --nnodes is for a launch on this machine alone; the second is its default.
+ONE_MACHINE = ("1", "1:1")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+VMSTAT = Path("/proc/vmstat")
+# Of cgroups of version 2 and 1.
+OOM_COUNTERS = ("memory.events", "memory.oom_control")
+# A rank alone opens some 40: libraries, sockets, columns.
+LEAST_DESCRIPTORS = 64
+SHARED_MEMORY = Path("/dev/shm")
+PR_SET_PDEATHSIG = 1
+# Options of glibc's mallopt; the first is at most 32 MiB.
+M_MMAP_THRESHOLD = -3
+M_TRIM_THRESHOLD = -1
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, even while it is blocked. On Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep what is freed for the next batch, instead of giving pages back to the kernel.
+
+    Without it every large temporary costs a page fault for each of its pages: a worker that imports numpy
+    alone makes batches at a third of the speed. Where the C library is not glibc nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 32 * 2**20)
+        mallopt(M_TRIM_THRESHOLD, 256 * 2**20)
+
+
+def use_large_pages() -> None:
+    """Have torch ask for pages of 2 MiB for large tensors, which a kernel gives that is set to "madvise".
+
+    The rows of a step lie all over their tables: on small pages each costs a walk through the page table.
+    torch reads the variable when it makes its first large tensor.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+def spin_briefly() -> None:
+    """Have torch's threads wait for each other asleep, after microseconds instead of milliseconds awake.
+
+    What is awake keeps a core from the thread that brings what another rank has sent. GNU's OpenMP, which
+    torch brings along on Linux, reads the variable when it is loaded, so this comes before torch is imported.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def allowed_memory() -> int:
+    """Bytes that this process may use: the machine's memory, and the limits of its cgroup and those above."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [limit for limit in map(_memory_limit, _cgroup_folders("memory")) if limit is not None]
+    return min([machine, *limits])
+
+
+def available_memory() -> tuple[int, int]:
+    """Bytes that the machine could still give, and all that it has."""
+    lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+    available, total = (int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
+    return available, total
+
+
+def free_memory() -> int:
+    """Bytes that this process could still get: what the machine has left, and its cgroup."""
+    free = available_memory()[0] if MEMINFO.exists() else allowed_memory()
+    usage, limit = cgroup_memory() or (0, free)
+    return min(free, limit - usage)
+
+
+def cgroup_memory() -> tuple[int, int] | None:
+    """Bytes in use, without idle file cache, and the limit of the cgroup with the lowest limit; None where
+    none sets one.
+    """
+    found = [
+        (limit, _memory_usage(folder))
+        for folder in _cgroup_folders("memory")
+        if (limit := _memory_limit(folder)) is not None and limit < available_memory()[1]
+    ]
+    if not found:
+        return None
+    limit, usage = min(found)
+    return usage, limit
+
+
+def shared_memory() -> tuple[int, int]:
+    """Bytes in use and the size of /dev/shm; both 0 where there is none."""
+    try:
+        status = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return 0, 0
+    return (status.f_blocks - status.f_bfree) * status.f_frsize, status.f_blocks * status.f_frsize
+
+
+def descriptor_limit() -> int:
+    """File descriptors that this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def check_descriptors() -> None:
+    """Refuse a limit under which no program of this suite gets far.
+
+    Raises:
+        UserError: when there are too few.
+    """
+    limit = descriptor_limit()
+    if limit < LEAST_DESCRIPTORS:
+        raise UserError(
+            f"This process may open {limit} files (ulimit -n), and needs {LEAST_DESCRIPTORS} at least; call "
+            "`ulimit -n 1024` first, or raise the hard limit if that is refused."
+        )
+
+
+def oom_kills() -> int | None:
+    """Processes of this cgroup, or where that is not known of this machine, that the kernel has ended for
+    want of memory; None where it does not tell.
+    """
+    files = [folder / name for folder in _cgroup_folders("memory") for name in OOM_COUNTERS]
+    for group in (files, [VMSTAT]):
+        counts = [count for count in map(_oom_count, group) if count is not None]
+        if counts:
+            return max(counts)
+    return None
+
+
+def _oom_count(path: Path) -> int | None:
+    try:
+        counts = dict(line.split() for line in path.read_text().splitlines())
+        return int(counts["oom_kill"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def process_limit() -> str:
+    """Processes that the user of this one may have."""
+    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    return "as many as memory allows" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+
+
+def num_descriptors() -> int:
+    """File descriptors that this process has open."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        # Not even one for the listing is left, or there is no /proc.
+        return descriptor_limit()
+
+
+def allowed_cores() -> int:
+    """Cores that this process may use: its affinity, and the CPU quota of its cgroup and those above."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [quota for quota in map(_cpu_quota, _cgroup_folders("cpu")) if quota is not None]
+    return max(1, int(min([affinity, *quotas])))
+
+
+def spare_cores(num_ranks: int, num_cores: int) -> int:
+    """The cores that each of the ranks of a machine has beside its own."""
+    return max(0, num_cores // num_ranks - 1)
+
+
+def _cgroup_folders(controller: str) -> list[Path]:
+    """Folders of this process's cgroup and those above it, for versions 1 and 2; not all need exist."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    roots = [CGROUP_ROOT, CGROUP_ROOT / controller]
+    folders = list(roots)
+    for line in lines:
+        # "0::/a/b" in version 2, "4:cpu,cpuacct:/a/b" in version 1.
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            below = Path(path.strip("/"))
+            folders += [root / part for root in roots for part in (below, *below.parents)]
+    return folders
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    """Cores' worth of time that one cgroup may use; None where it sets no limit."""
+    try:
+        if (folder / "cpu.max").is_file():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError):
+        # No such file, or the word "max".
+        return None
+
+
+def _memory_limit(folder: Path) -> int | None:
+    """Bytes that one cgroup may use; None where it sets no limit."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        try:
+            return int((folder / name).read_text())
+        except (OSError, ValueError):
+            # No such file, or the word "max".
+            continue
+    return None
+
+
+def _memory_usage(folder: Path) -> int:
+    """Bytes that one cgroup uses, less the file cache that goes when somebody needs the room."""
+    usage = 0
+    for name in ("memory.current", "memory.usage_in_bytes"):
+        if (folder / name).is_file():
+            usage = int((folder / name).read_text())
+    try:
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except OSError:
+        return usage
+    # Version 1 counts the groups below only under "total_".
+    names = [prefix + "inactive_file" for prefix in ("total_", "")]
+    cache = next((int(statistics[name]) for name in names if name in statistics), 0)
+    return max(0, usage - cache)

@@ -1,0 +1,120 @@
+"""A state as one folder for a server, whole and without its optimizer; `serving.py` reads it.
+
+PATH/
+    model.safetensors   all rows of the tables ("tables.user.weight"), the dense part
+                        ("dense.mlp.0.weight")
+    vocabulary.json     for every feature the raw value of table row 1, 2, ...
+    features.json       the tables in the order in which a model adds them up: feature, entity, column,
+                        whether it has lists, rows
+    manifest.json       run, position, tensors, files with digests, and which increment may follow
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import uuid
+from pathlib import Path
+
+import torch
+
+from recsuite.checkpoint.storage.directory import asked_for
+from recsuite.checkpoint.storage.manifest import (
+    FEATURES_FILE,
+    VOCABULARY,
+    FileEntry,
+    Manifest,
+    describe_choice,
+    flush,
+    flushed,
+    in_words,
+    write_manifest,
+)
+from recsuite.checkpoint.storage.shards import write_part
+from recsuite.config.config import Config
+from recsuite.errors import UserError
+from recsuite.serving.served import read_settled
+from recsuite.serving.snapshot import Snapshot
+
+MODEL = "model.safetensors"
+# What --load says of an export, whose optimizer is none of its own.
+NO_OPTIMIZER = "an optimizer that an export leaves out"
+
+
+def export(config: Config) -> None:
+    """Write the --checkpoint of --save_dir into the new folder --export, and say so.
+
+    Raises:
+        UserError: when there is no state, when it is not whole, or when the folder is taken or cannot be
+            written.
+    """
+    target = Path(config.serving.export).absolute()
+    with in_words(target):
+        is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    if is_taken:
+        raise UserError(f"--export {target} is there already; give a new folder, or remove that one.")
+    snapshot = read_settled(Path(config.checkpoint.save_dir), config.checkpoint.checkpoint)
+    size = _write_beside(snapshot, target)
+    choice = describe_choice(
+        snapshot.manifest.position,
+        asked_for(Path(config.checkpoint.save_dir), config.checkpoint.checkpoint),
+        snapshot.metric,
+    )
+    print(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
+
+
+def _write_beside(snapshot: Snapshot, target: Path) -> int:
+    """Make the folder under another name and rename it when all is on the disk; returns its bytes."""
+    making = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
+    try:
+        making.mkdir(parents=True)
+        try:
+            files = _write_files(making, snapshot)
+            write_manifest(making, _describe(snapshot, files))
+            making.rename(target)
+            flush(target.parent)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"--export {target} cannot be written ({error.strerror or error}); give another folder."
+        ) from error
+    return sum(entry.bytes for entry in files)
+
+
+def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
+    vocabulary = {name: list(rows) for name, rows in snapshot.vocabulary.items()}
+    tables = [
+        {**dataclasses.asdict(feature), "rows": len(snapshot.tables[feature.name])}
+        for feature in snapshot.features
+    ]
+    texts = {VOCABULARY: json.dumps(vocabulary), FEATURES_FILE: json.dumps({"tables": tables}, indent=1)}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    arrays = {name: tensor.numpy() for name, tensor in _tensors_of(snapshot).items()}
+    return (write_part(folder / MODEL, arrays), *(flushed(folder / name) for name in texts))
+
+
+def _tensors_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
+    """The weights under the names that they have in a dump."""
+    dense = snapshot.interaction.state_dict()
+    return {
+        **{f"tables.{name}.weight": rows for name, rows in snapshot.tables.items()},
+        # Nor has a dump a tensor without a dimension.
+        **{f"dense.{name}": value if value.dim() else value.view(1) for name, value in dense.items()},
+    }
+
+
+def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
+    manifest = snapshot.manifest
+    # Nothing of an increment and of its trainer's ranks but with what it was made.
+    about = {"versions": manifest.about.get("versions")}
+    return dataclasses.replace(
+        manifest,
+        tensors={name: (list(value.shape), "float32") for name, value in _tensors_of(snapshot).items()},
+        files=files,
+        optimizer=NO_OPTIMIZER,
+        about={**about, "follows": dataclasses.asdict(snapshot.follows)},
+        link=None,
+    )

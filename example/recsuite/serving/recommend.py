@@ -1,0 +1,254 @@
+"""What a model recommends to one user, with titles, and again whenever a trainer has dumped a newer one.
+
+A movie is recommended if the training saw it and the user has not rated it. Somebody of whom the model knows
+nothing is shown the popular movies: the highest means of their ratings, each damped by DAMPING ratings at the
+mean of all, so that one enthusiast makes no favourite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recsuite.checkpoint.recorded import data_flags_of, merged, typed
+from recsuite.checkpoint.storage.directory import LATEST, asked_for, newest_in, step_of
+from recsuite.checkpoint.storage.manifest import describe_choice
+from recsuite.config.config import Config
+from recsuite.datasets.features import HISTORY, Feature
+from recsuite.datasets.movielens.formats import RawData, locate, read
+from recsuite.errors import UserError, counted, printable
+from recsuite.models.two_tower import TwoTower
+from recsuite.serving.served import Follower, ServedModel
+from recsuite.serving.snapshot import HISTORY_RATINGS
+
+DAMPING = 20
+MOST_LIKED = 5
+POLL_SECONDS = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """Movies in their order: positions in `RawData.movies`, int64 [n], and a number for each, [n]."""
+
+    movies: np.ndarray
+    numbers: np.ndarray
+
+
+def recommend(config: Config) -> None:
+    """Print the recommendations to --user, and with --follow again after every newer state, until SIGINT.
+
+    Raises:
+        UserError: when there is no model or no data, or they do not belong together.
+    """
+    if config.serving.follow:
+        _wait_for_first(Path(config.checkpoint.save_dir))
+    save_dir = Path(config.checkpoint.save_dir)
+    follower = Follower(save_dir) if config.serving.follow else None
+    model = follower.model if follower else ServedModel.open(save_dir, config.checkpoint.checkpoint)
+    viewer = open_viewer(model, config)
+    checkpoint = asked_for(save_dir, LATEST if config.serving.follow else config.checkpoint.checkpoint)
+    print(page(model, viewer, config.serving.top, checkpoint), flush=True)
+    if follower:
+        _follow(follower, viewer, config)
+
+
+def open_viewer(model: ServedModel, config: Config) -> Viewer:
+    """The user in the data that a model was trained on; says which these are.
+
+    Raises:
+        UserError: when the data cannot be had, or are not those of the model.
+    """
+    written = model.snapshot.trained
+    recorded = typed(written, model.snapshot.config)
+    config = _with_data_of(written, recorded, config)
+    folder, layout = locate(config)
+    raw = read(folder, layout, config)
+    for name, ids in (("user", raw.users["user_id"]), ("movie", raw.movies["movie_id"])):
+        strange = model.snapshot.vocabulary.get(name, {}).keys() - set(ids.tolist())
+        if strange:
+            raise UserError(
+                f"{folder} has no {name} {min(strange)}, and the model was trained on one; give the "
+                "--data_path of its training."
+            )
+    print(f"titles and ratings are those of {folder}")
+    return Viewer(raw, config.serving.user, int(recorded.get("history", config.data.history)))
+
+
+def _with_data_of(written: Path, recorded: dict[str, Any], config: Config) -> Config:
+    if not (recorded or config.data.dataset or config.data.data_path):
+        raise UserError(
+            f"--save_dir {config.checkpoint.save_dir} does not say which data its model was trained on; give "
+            "--data_path."
+        )
+    # Of what only says where ratings lie, a flag with its default value says nothing.
+    given = {name for name, value in config.flags.items() if value != Config().flags[name]}
+    return merged(written, config, data_flags_of(written, recorded, given))
+
+
+def _wait_for_first(save_dir: Path) -> None:
+    """Wait for the first dump of a training that has begun, or will; SIGINT ends it."""
+    if not _has_learned(save_dir):
+        print(f"waiting for the first dump in {save_dir}", flush=True)
+    while not _has_learned(save_dir):
+        time.sleep(POLL_SECONDS)
+
+
+def _has_learned(save_dir: Path) -> bool:
+    """Whether there is a state after a step."""
+    newest = newest_in(save_dir)
+    return newest is not None and step_of(newest) > 0
+
+
+def _follow(follower: Follower, viewer: Viewer, config: Config) -> None:
+    """Look for a newer state every second; SIGINT ends it."""
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, lambda number, frame: stop.set())
+    run, said = follower.model.run, ""
+    while not stop.wait(POLL_SECONDS):
+        try:
+            if follower.refresh():
+                if follower.model.run != run:
+                    viewer, run = open_viewer(follower.model, config), follower.model.run
+                print(f"\n{page(follower.model, viewer, config.serving.top, LATEST)}", flush=True)
+            said = ""
+        except UserError as error:
+            # The state before is still good. Said once, for the fault may stay.
+            if str(error) != said:
+                print(f"example.py: {error}", file=sys.stderr, flush=True)
+            said = str(error)
+
+
+class Viewer:
+    """One user, in the data or not: what was rated, and what a model is told."""
+
+    def __init__(self, raw: RawData, user: str, longest_history: int) -> None:
+        self.raw = raw
+        self.name = user
+        self.longest_history = longest_history
+        self.id = _id_of(user)
+        ratings = raw.ratings
+        mine = np.flatnonzero(ratings.user_id == self.id) if self.id is not None else np.zeros(0, np.int64)
+        mine = mine[np.argsort(ratings.time[mine], kind="stable")]
+        # The oldest first.
+        self.movie_ids, self.ratings = ratings.movie_id[mine], ratings.rating[mine]
+
+    def liked(self) -> Listing:
+        """The highest rated movies, of equal ones the newest first."""
+        best = np.lexsort([-np.arange(len(self.ratings)), -self.ratings])[:MOST_LIKED]
+        return Listing(self._places(self.movie_ids[best]), self.ratings[best])
+
+    def _places(self, movie_ids: np.ndarray) -> np.ndarray:
+        import pandas
+
+        return pandas.Index(self.raw.movies["movie_id"]).get_indexer(movie_ids)
+
+    def is_known_to(self, model: ServedModel) -> bool:
+        """Whether a model learned of this user, or can be told what the user rated."""
+        return model.knows("user", self.id) or (HISTORY in model.snapshot.features and len(self.ratings) > 0)
+
+    def unseen(self, model: ServedModel) -> np.ndarray:
+        """The movies that the user has not rated and the training has seen, int64 [n]."""
+        ids = self.raw.movies["movie_id"].to_numpy()
+        trained = np.array([model.knows("movie", movie) for movie in ids.tolist()], bool)
+        return np.flatnonzero(trained & ~np.isin(ids, self.movie_ids))
+
+    def values(self, features: Sequence[Feature], movies: np.ndarray) -> dict[str, Sequence[Any]]:
+        """What the model is told about this user and some movies."""
+        of_user = self.raw.users[self.raw.users["user_id"] == self.id]
+        of_movies = self.raw.movies.iloc[movies]
+        values: dict[str, Sequence[Any]] = {}
+        for feature in features:
+            frame = of_user if feature.entity == "user" else of_movies
+            if feature.entity in ("user", "movie") and feature.column in frame:
+                column = frame[feature.column].tolist()
+                values[feature.name] = column * len(movies) if feature.entity == "user" else column
+        if HISTORY in features:
+            last = slice(max(0, len(self.ratings) - self.longest_history), None)
+            values[HISTORY.name] = [self.movie_ids[last].tolist()] * len(movies)
+            values[HISTORY_RATINGS] = [self.ratings[last].tolist()] * len(movies)
+        return values
+
+
+def _id_of(user: str) -> int | None:
+    """The id that a user's name is: a whole number of 64 bits in every set. Any other name is nobody's."""
+    # Python refuses to read a number of some thousand digits.
+    found = re.fullmatch(r"([+-]?)0*(\d{1,19})", user.strip(), re.ASCII)
+    number = int(found[1] + found[2]) if found else 2**63
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def best_for(viewer: Viewer, model: ServedModel, top: int) -> Listing:
+    """The movies with the highest predictions for a user."""
+    movies = viewer.unseen(model)
+    scores = model.score(viewer.values(model.snapshot.features, movies)).numpy()
+    return _highest(movies, scores, top)
+
+
+def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
+    """The movies with the highest damped means, of those that a user has not rated."""
+    import pandas
+
+    ratings, movies = viewer.raw.ratings, viewer.raw.movies
+    place = pandas.Index(movies["movie_id"]).get_indexer(ratings.movie_id)
+    counts = np.bincount(place, minlength=len(movies))
+    sums = np.bincount(place, weights=ratings.rating, minlength=len(movies))
+    mean = ratings.rating.mean(dtype=np.float64)
+    unseen = viewer.unseen(model)
+    return _highest(unseen, ((sums + DAMPING * mean) / (counts + DAMPING))[unseen], top)
+
+
+def _highest(movies: np.ndarray, numbers: np.ndarray, top: int) -> Listing:
+    # Stable, so that equal movies keep the order of the file on every machine.
+    order = np.argsort(-numbers, kind="stable")[:top]
+    return Listing(movies[order], numbers[order])
+
+
+def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> str:
+    """Which state it is and its age, what the user liked before, and what is recommended."""
+    known = viewer.is_known_to(model)
+    found = best_for(viewer, model, top) if known else popular(viewer, model, top)
+    titles = viewer.raw.movies["title"].map(printable).to_numpy()
+    choice = describe_choice(model.position, checkpoint, model.snapshot.metric)
+    lines = [f"{choice}, {_describe_age(model.age)} old"]
+    if len(viewer.ratings):
+        lines.append(f"user {viewer.name} rated {counted(len(viewer.ratings), 'movie')}, and liked most:")
+        liked = viewer.liked()
+        stars = zip(liked.numbers, titles[liked.movies], strict=True)
+        lines += [f"  {rating:.1f}  {title}" for rating, title in stars]
+    if not known:
+        lines.append(
+            f"the model knows no user {viewer.name}; these are the popular movies, by the mean of their "
+            f"ratings damped by {DAMPING} at the mean of all"
+        )
+    # What a model for ranking gives is no number of stars.
+    ranks = isinstance(model.snapshot.interaction, TwoTower)
+    heading = ("score" if ranks else "predicted") if known else "mean"
+    return "\n".join([*lines, _table(found, titles[found.movies].tolist(), heading)])
+
+
+def _table(found: Listing, titles: Sequence[str], heading: str) -> str:
+    """Rank, title and number, one movie a line."""
+    width = max(map(len, ["title", *titles]))
+    lines = [f"| rank | {'title':<{width}} | {heading:>9} |", f"|-----:|{'-' * (width + 2)}|----------:|"]
+    for rank, (title, number) in enumerate(zip(titles, found.numbers, strict=True), start=1):
+        lines.append(f"| {rank:>4} | {title:<{width}} | {number:9.3f} |")
+    return "\n".join(lines)
+
+
+def _describe_age(seconds: float) -> str:
+    """A duration in its largest unit, such as "12 s" or "3 h"."""
+    # A clock may be behind that of the trainer.
+    seconds = max(0.0, seconds)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

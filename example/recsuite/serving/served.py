@@ -1,0 +1,219 @@
+"""A trained model in one process: it scores raw values, and takes what a trainer goes on dumping.
+
+    model = ServedModel.open(Path("dumps"))     # the best in a folder, a dump, an increment, or an export
+    model.score({"user": [42, 42], "movie": [318, 2], "genres": [["Drama"], ["Comedy", "War"]]})
+    follower = Follower(Path("dumps"))          # or Follower(Path("dumps"), start=Path("exported"))
+    follower.refresh()                          # True if follower.model has become newer
+
+Only reads, needs no process group and no TorchRec, and believes no file before it was held against its
+digest. Files are read while others score; what was read gets into the model under a lock, at once, so nobody
+sees half an increment. Shapes: B ratings, D numbers in a table row.
+"""
+
+from __future__ import annotations
+
+import numbers
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recsuite.checkpoint.storage.directory import (
+    BEST,
+    LATEST,
+    check_chain,
+    check_whole,
+    chosen_state,
+    newest_in,
+    seen_in,
+    settled,
+    state_at,
+    suggesting,
+)
+from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
+from recsuite.datasets.features import HISTORY, vocabulary_of
+from recsuite.datasets.movielens.parsing import HIGHEST_RATING, LOWEST_RATING
+from recsuite.errors import UserError, printable
+from recsuite.serving.snapshot import (
+    HISTORY_RATINGS,
+    Snapshot,
+    check_list,
+    check_values,
+    not_of,
+    put,
+    read_change,
+    read_snapshot,
+)
+
+
+class ServedModel:
+    """A model that threads may score with while another one puts increments into it."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, folder: Path | str, checkpoint: str = BEST) -> ServedModel:
+        """The model of an export, a dump, an increment with all before it, or a folder's best or latest one.
+
+        Raises:
+            UserError: when anything that it needs is missing, damaged, or of another run.
+        """
+        return cls(read_settled(Path(folder), checkpoint))
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What is served now. Its tables change with the next increment."""
+        return self._snapshot
+
+    @property
+    def run(self) -> str:
+        """The training that the model is of."""
+        return self._snapshot.manifest.run
+
+    @property
+    def position(self) -> Progress:
+        """How far that training was."""
+        return self._snapshot.manifest.position
+
+    @property
+    def age(self) -> float:
+        """Seconds since the state was dumped."""
+        dumped = datetime.fromisoformat(self._snapshot.manifest.time)
+        return (datetime.now(timezone.utc) - dumped).total_seconds()
+
+    def knows(self, feature: str, value: Any) -> bool:
+        """Whether a raw value was there in the training.
+
+        Raises:
+            UserError: when the model has no such feature, or it has values of another type.
+        """
+        is_name = isinstance(feature, str)
+        rows = self._snapshot.vocabulary.get(vocabulary_of(feature)) if is_name else None
+        if rows is None:
+            raise UserError(
+                f"There is no feature {printable(feature)}; the model has {', '.join(self._snapshot.tables)}."
+            )
+        check_values(feature, [value], rows)
+        return value in rows
+
+    @torch.inference_mode()
+    def score(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
+        """Predicted ratings, or scores of a model for ranking, float32 [B], of one state as a whole.
+
+        values: a feature's name to B raw values, lists of them for one with lists; "history_ratings" to the
+        ratings of "history", list by list. What is not given, or was not there in the training, counts as
+        unknown.
+
+        Raises:
+            UserError: when a name is unknown, lengths differ, or a value is of another type than in training.
+        """
+        with self._lock:
+            looked_up = self._snapshot.look_up(values)
+            interaction = self._snapshot.interaction
+        return interaction.predict(looked_up, _flat_ratings(values))
+
+    def apply(self, delta: Path | str) -> bool:
+        """Put the next increment into the model in place; False if it holds that increment already.
+
+        Raises:
+            UserError: when it is not the next one of its chain, or damaged; the model is as it was.
+        """
+        delta = Path(delta)
+        while (change := read_change(delta, before := self._snapshot)) is not None:
+            with self._lock:
+                # Another thread may have been faster; then look again.
+                if self._snapshot is before:
+                    self._snapshot = put(before, delta, change)
+                    return True
+        return False
+
+    def replace(self, snapshot: Snapshot) -> None:
+        """Serve another state from now on."""
+        with self._lock:
+            self._snapshot = snapshot
+
+
+def _flat_ratings(values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
+    """The ratings of all histories, float32, after each was held against its history."""
+    movies, ratings = values.get(HISTORY.name, ()), values.get(HISTORY_RATINGS, ())
+    if len(movies) != len(ratings):
+        raise UserError(f"A {HISTORY.name} and {HISTORY_RATINGS} belong together; give both or neither.")
+    for rated, given in zip(movies, ratings, strict=True):
+        check_list(HISTORY_RATINGS, given)
+        if len(rated) != len(given):
+            raise UserError(
+                f"A {HISTORY.name} has {len(rated)} and its {HISTORY_RATINGS} {len(given)} values; give each "
+                "as many."
+            )
+    flat = [rating for given in ratings for rating in given]
+    # NaN is in no range.
+    strange = not_of(numbers.Real, flat) or [
+        rating for rating in flat if not LOWEST_RATING <= rating <= HIGHEST_RATING
+    ]
+    if strange:
+        raise UserError(
+            f"{HISTORY_RATINGS} has {printable(repr(strange[0]))}; give numbers from {LOWEST_RATING:g} to "
+            f"{HIGHEST_RATING:g}, as the training saw them."
+        )
+    return torch.tensor(list(map(float, flat)), dtype=torch.float32)
+
+
+class Follower:
+    """Keeps a model as new as a folder of dumps in which a trainer goes on, see `refresh`.
+
+    It follows the latest state, not the best one: increments have an order, and what was learned last counts.
+    """
+
+    def __init__(self, save_dir: Path | str, start: Path | str | None = None) -> None:
+        """Begin with the newest state of the folder, or with `start`, such as an export of it.
+
+        Raises:
+            UserError: see `ServedModel.open`.
+        """
+        self.save_dir = Path(save_dir)
+        self.model = ServedModel.open(start or self.save_dir, LATEST)
+        self._seen: set[tuple[str, int]] = set()
+
+    def refresh(self) -> bool:
+        """Take what is newer: increments in place, another dump as a whole, and so another run once its first
+        epoch was validated; whether there was any. Call it from one thread.
+
+        Raises:
+            UserError: when what is newer cannot be read; the model stays at the last state that could.
+        """
+        seen = seen_in(self.save_dir)
+        if seen == self._seen:
+            return False
+        before = self.model.snapshot
+        settled(self.save_dir, self._take_newer)
+        self._seen = seen
+        return self.model.snapshot is not before
+
+    def _take_newer(self) -> None:
+        if newest_in(self.save_dir) is None:
+            # Between two runs.
+            return
+        state = state_at(self.save_dir)
+        newest, follows = check_chain(state)[-1], self.model.snapshot.follows
+        if digest_of_manifest(state.base) == follows.base_digest:
+            for delta in state.deltas[follows.sequence - 1 :]:
+                self.model.apply(delta)
+        elif newest.run != self.model.run:
+            if newest.position.epoch > 0:
+                self.model.replace(read_snapshot(state))
+        elif newest.position.step >= self.model.position.step:
+            self.model.replace(read_snapshot(state))
+
+
+def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
+    """`read_snapshot` of what a folder stands for, also while a trainer goes on there."""
+
+    def read() -> Snapshot:
+        return read_snapshot(chosen_state(folder, checkpoint))
+
+    return suggesting(folder, lambda: settled(folder, read), lambda other: check_whole(state_at(other)))

@@ -1,0 +1,189 @@
+"""Which table lies where: the plan, and the distributed model made from it.
+
+Initial weights depend on the seed, the table and the row alone, so every number of ranks and every plan
+starts from the same model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    KernelConfig,
+    ParameterConstraints,
+    PlannerError,
+    TopologyFactory,
+    TrainerConfig,
+)
+from torchrec.distributed.types import ShardingPlan, ShardingType
+
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.features import UNKNOWN_ROW
+from recsuite.errors import UserError
+from recsuite.models.task import RankingTask, RatingTask, make_task
+from recsuite.runtime.host import allowed_memory
+from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding.cpu_tables import CpuTablesSharder
+from recsuite.sharding.data_parallel import FixedBuckets
+
+# Rows are drawn in blocks, so that a shard can be filled without drawing the table.
+INIT_BLOCK_ROWS = 4096
+INIT_STD = 0.025
+# The global batch that --lr is for.
+REFERENCE_BATCH = 4096
+ROWS_PER_RANK_WORTH_SPLITTING = 256
+# Share of a rank's memory that the planner leaves to the dense part, the batches and everything else.
+RESERVED_FOR_DENSE = 0.15
+
+
+def build_model(columns: Columns, config: Config, context: RuntimeContext) -> DistributedModelParallel:
+    """The model of a data set, sharded over all ranks, with the optimizer of its tables in the backward.
+
+    Collective: every rank.
+    """
+    torch.manual_seed(config.runtime.seed)
+    task, sharder = make_task(columns, config), make_sharder(config, context)
+    plan = make_plan(task, sharder, columns, config, context)
+    model = DistributedModelParallel(
+        task, device=context.device, plan=plan, sharders=[sharder], data_parallel_wrapper=FixedBuckets()
+    )
+    fill_tables(model, config.runtime.seed)
+    return model
+
+
+def make_sharder(config: Config, context: RuntimeContext) -> EmbeddingCollectionSharder:
+    """What shards the tables, with their optimizer in the backward."""
+    fused_params = {
+        "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        "learning_rate": table_rate(config, context.world_size),
+        "eps": 1e-8,
+        # A row out of range is a bug of ours: it must end the run, not turn into row 0.
+        "bounds_check_mode": BoundsCheckMode.FATAL,
+    }
+    if context.device.type == "cpu":
+        return CpuTablesSharder(fused_params, config.runtime.timeout)
+    return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=True)
+
+
+def table_rate(config: Config, world_size: int) -> float:
+    """The learning rate of the tables for a global batch.
+
+    Adagrad's steps have the size of the rate whatever the gradient, so a row moves with the root of the
+    number of steps; with the root of the batch in the rate, it learns as much on any number of ranks.
+    """
+    return config.optimizer.lr * math.sqrt(config.loader.batch_size * world_size / REFERENCE_BATCH)
+
+
+def make_plan(
+    task: RatingTask | RankingTask,
+    sharder: EmbeddingCollectionSharder,
+    columns: Columns,
+    config: Config,
+    context: RuntimeContext,
+) -> ShardingPlan:
+    """TorchRec's plan: rank 0 makes it, all use it. Collective: every rank.
+
+    The constraints: tables with many rows per rank are split by rows, so that their memory and work are
+    shared by all; small ones lie whole on the rank that the planner chooses, because splitting them buys
+    nothing and costs an exchange with everybody.
+
+    Raises:
+        UserError: when the tables do not fit the memory of the ranks.
+    """
+    constraints = {
+        table.name: ParameterConstraints(
+            sharding_types=[_sharding_type(table.rows, context.world_size).value],
+            compute_kernels=[EmbeddingComputeKernel.FUSED.value],
+        )
+        for table in columns.tables
+    }
+    memory = _memory_per_rank(context)
+    planner = EmbeddingShardingPlanner(
+        topology=TopologyFactory.create_topology(
+            TrainerConfig(
+                world_size=context.world_size,
+                local_world_size=context.local_world_size,
+                hbm_cap_bytes=memory,
+                ddr_cap_bytes=memory,
+            ),
+            kernel_config=KernelConfig(compute_device=context.device.type),
+        ),
+        batch_size=config.loader.batch_size,
+        storage_reservation=FixedPercentageStorageReservation(RESERVED_FOR_DENSE),
+        constraints=constraints,
+        debug=False,
+    )
+    try:
+        return planner.collective_plan(task, [sharder], dist.GroupMember.WORLD)
+    except PlannerError as error:
+        needed = sum(table.rows for table in columns.tables) * config.model.embedding_dim * 4 / 2**30
+        raise UserError(
+            f"The tables need {needed:.1f} GiB and room for their optimizer, and {context.world_size} ranks "
+            f"have {memory / 2**30:.1f} GiB each ({str(error).strip().splitlines()[0]}); start more "
+            "processes or give a smaller --embedding_dim."
+        ) from error
+
+
+def _sharding_type(rows: int, world_size: int) -> ShardingType:
+    large = rows >= ROWS_PER_RANK_WORTH_SPLITTING * world_size
+    return ShardingType.ROW_WISE if large else ShardingType.TABLE_WISE
+
+
+def _memory_per_rank(context: RuntimeContext) -> int:
+    if context.device.type == "cuda":
+        return torch.cuda.get_device_properties(context.device).total_memory
+    return allowed_memory() // context.local_world_size
+
+
+@torch.no_grad()
+def fill_tables(model: DistributedModelParallel, seed: int) -> None:
+    """Draw the initial rows of this rank's shards: normal, but zero for the unknown row. Not collective."""
+    for name, value in model.state_dict().items():
+        if isinstance(value, ShardedTensor):
+            table = name.split(".")[-2]
+            for shard in value.local_shards():
+                _fill_shard(shard, table, value.size(1), seed)
+
+
+def _fill_shard(shard: Shard, table: str, embedding_dim: int, seed: int) -> None:
+    first_row, first_column = shard.metadata.shard_offsets
+    num_rows, num_columns = shard.metadata.shard_sizes
+    target = shard.tensor.detach()
+    for block in range(first_row // INIT_BLOCK_ROWS, -(-(first_row + num_rows) // INIT_BLOCK_ROWS)):
+        digest = hashlib.sha256(f"{seed}/{table}/{block}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        rows = torch.randn(INIT_BLOCK_ROWS, embedding_dim, generator=generator) * INIT_STD
+        if block == 0:
+            rows[UNKNOWN_ROW] = 0
+        block_first = block * INIT_BLOCK_ROWS
+        start, end = max(first_row, block_first), min(first_row + num_rows, block_first + INIT_BLOCK_ROWS)
+        part = rows[start - block_first : end - block_first, first_column : first_column + num_columns]
+        target[start - first_row : end - first_row] = part.to(target.device)
+
+
+def describe_plan(model: DistributedModelParallel, columns: Columns, config: Config) -> str:
+    """A line a table: rows, dimension, how it is split, on which ranks, MiB of weights."""
+    lines = [f"{'table':<12}{'rows':>12}{'dim':>5}  {'sharding':<12}{'ranks':<10}{'MiB':>8}"]
+    (module_plan,) = model.plan.plan.values()
+    for table in columns.tables:
+        parameter = module_plan[table.name]
+        ranks = sorted(parameter.ranks or [])
+        shown = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else ",".join(map(str, ranks))
+        mib = table.rows * config.model.embedding_dim * 4 / 2**20
+        lines.append(
+            f"{table.name:<12}{table.rows:>12,}{config.model.embedding_dim:>5}  "
+            f"{parameter.sharding_type:<12}{shown:<10}{mib:>8.2f}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,105 @@
+"""A worker started for nothing but its report on itself: what it sees, and how long its start took.
+
+A worker imports this file, so it imports what workers may: no torch, no TorchRec, no pandas.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recsuite.config.config import Config
+
+# What a start may take, in seconds; a machine on which it takes longer has a fault.
+WORKER_DEADLINE = 8.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker says of itself. Times are those of `time.time`."""
+
+    start_method: str
+    has_torch: bool
+    cuda_touched: bool
+    sharing_strategy: str
+    threads: dict[str, str | None]
+    # When its imports were done; 0 in one that imported nothing, as it was forked.
+    imported: float
+    made: float
+
+
+class Probe:
+    """A data set whose only batch is a worker's report on itself."""
+
+    batch_bytes = 64 * 1024
+
+    def __init__(self, batches: type) -> None:
+        # Pickled by name: the worker imports what it would import for the real data set.
+        self.batches = batches
+        self.imported = 0.0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.imported = time.time()
+
+    def make(self, request: Any, empty: Callable[..., Any] | None = None) -> Sequence[Any]:
+        """The report, as JSON."""
+        import numpy as np
+
+        from recsuite.workers.worker import THREAD_VARIABLES
+
+        torch = sys.modules.get("torch")
+        report = Report(
+            # `get_start_method` would tell what this process starts others with.
+            getattr(multiprocessing.current_process(), "_start_method", "unknown"),
+            has_torch=torch is not None,
+            cuda_touched=torch is not None and torch.cuda.is_initialized(),
+            sharing_strategy=torch.multiprocessing.get_sharing_strategy() if torch else "",
+            threads={name: os.environ.get(name) for name in THREAD_VARIABLES},
+            imported=self.imported,
+            made=time.time(),
+        )
+        return [np.frombuffer(json.dumps(report.__dict__).encode(), np.uint8)]
+
+
+def time_interpreter() -> float:
+    """Seconds until a Python that imports nothing runs a line: the best of three, as one may be cold."""
+    command = [sys.executable, "-c", "import time; print(time.time())"]
+    tries = []
+    for _ in range(3):
+        begin = time.time()
+        printed = subprocess.run(command, capture_output=True, check=True, timeout=WORKER_DEADLINE).stdout
+        tries.append(float(printed) - begin)
+    return min(tries)
+
+
+def probe_worker(probe: type[Probe], config: Config, deadline: float = WORKER_DEADLINE) -> Report:
+    """What a worker reports that is started as a run would start it.
+
+    Raises:
+        UserError: when it may not be started.
+        WorkerError: when it dies, or does not answer within the deadline, in seconds.
+    """
+    from recsuite.datasets.dataloader import RatingBatches, check_start_method
+    from recsuite.workers.pool import WorkerPool
+
+    check_start_method(config.loader.mp_context)
+    pool = WorkerPool(
+        probe(RatingBatches),
+        num_workers=1,
+        prefetch_factor=1,
+        timeout=deadline,
+        mp_context=config.loader.mp_context,
+    )
+    try:
+        (report,) = next(pool.batches(["its report"]))
+        return Report(**json.loads(bytes(report)))
+    finally:
+        pool.close()

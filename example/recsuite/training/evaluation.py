@@ -1,0 +1,228 @@
+"""How good a model is on the validation ratings and on the test, over all ranks, for either task. Collective.
+
+Everything is exact: each rating counts once, and nothing is sampled. What is compared in the end is an array
+with one entry for each rating of the split, in their order, the same on every rank; metrics are numpy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.dataloader import RatingBatches, places_of
+from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.progress_bar import stage
+from recsuite.training.metrics import (
+    LIKED,
+    Calibration,
+    Metrics,
+    fit_link,
+    measure,
+    measure_ranks,
+    no_metrics,
+)
+
+if TYPE_CHECKING:
+    from recsuite.models.task import RatingBatch
+    from recsuite.training.trainer import InputPipeline
+
+# Users times movies that are scored at once: 32 MiB as float64.
+SCORES_AT_ONCE = 2**22
+
+
+class Evaluator(Protocol):
+    """Measures a model. Maps its columns when it is made, so that they may be removed. Collective.
+
+    The batches do not depend on the epoch: it is what a failure is reported with.
+    """
+
+    def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+        """The metrics on the validation ratings, all NaN where there are none."""
+
+    def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+        """The metrics on the test ratings."""
+
+
+def make_evaluator(
+    feed: InputPipeline, columns: Columns, config: Config, context: RuntimeContext
+) -> Evaluator:
+    """The evaluator of the configured task. Not collective."""
+    if config.model.task == "rating":
+        return RatingEvaluator(feed, columns, context)
+    return RankingEvaluator(feed, columns, config, context)
+
+
+class RatingEvaluator:
+    """Holds predicted ratings against the ratings."""
+
+    def __init__(self, feed: InputPipeline, columns: Columns, context: RuntimeContext) -> None:
+        self.feed = feed
+        self.context = context
+        self.ratings = {split: columns.ratings(split) for split in ("validation", "test")}
+
+    def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+        """See `Evaluator`."""
+        predictions, ratings = self.predict(model, "validation", epoch), self.ratings["validation"]
+        if len(ratings) == 0:
+            return no_metrics("rating")
+        return measure(predictions, ratings, _link(predictions, ratings))
+
+    def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+        """See `Evaluator`; probabilities come from the link of the validation ratings."""
+        link = _link(self.predict(model, "validation", epoch), self.ratings["validation"])
+        return measure(self.predict(model, "test", epoch), self.ratings["test"], link)
+
+    @torch.no_grad()
+    def predict(self, model: DistributedModelParallel, split: str, epoch: int) -> np.ndarray:
+        """Predictions for all ratings of a split, float32, in their order, the same on every rank."""
+        model.eval()
+        # Allocated once: tensors of each step, kept between its temporaries, would leave holes in the heap.
+        dataset = self.feed.loader.dataset
+        mine = torch.empty(dataset.num_steps(split), dataset.batch_size, device=self.context.device)
+        for step, batch in enumerate(shown_batches(self.feed, split, epoch, self.context)):
+            mine[step] = model(batch.to(self.context.device, non_blocking=True))[1][1]
+        return in_order(mine, len(self.ratings[split]), self.context)
+
+
+def shown_batches(
+    feed: InputPipeline, split: str, epoch: int, context: RuntimeContext
+) -> Iterator[RatingBatch]:
+    """The batches of a pass, and how far it has come. Not collective."""
+    sizes, done = feed.loader.dataset.step_sizes(split), 0
+    unit, quiet = ("movies" if split == "catalogue" else "ratings"), context.rank != 0
+    with stage(f"evaluation, {split}", sum(sizes), unit, quiet=quiet) as reached:
+        for size, batch in zip(sizes, feed.batches(split, epoch), strict=True):
+            yield batch
+            done += size
+            reached(done)
+
+
+def _link(predictions: np.ndarray, ratings: np.ndarray) -> Calibration:
+    return fit_link(predictions, ratings >= LIKED)
+
+
+def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.ndarray:
+    """What all ranks found for the ratings of their batches, [steps, B] each, in the order of the `number`
+    ratings. Collective: every rank.
+    """
+    everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
+    if number:
+        dist.all_gather(everyones, mine)
+    # What follows the last rating is padding.
+    return torch.stack(everyones, dim=1).flatten()[:number].cpu().numpy()
+
+
+class Cases:
+    """What a rank ranks: the ratings of its batches of a split, each with a user who has seen other movies.
+
+    movies: positions of the movies that were rated, int64 [n], in the order of the batches. Seen by a user
+    are, for the validation ratings, the movies of the training ratings, and for the test those of both.
+    """
+
+    def __init__(self, columns: Columns, dataset: RatingBatches, split: str) -> None:
+        positions, shape = columns.range_of(split), (dataset.num_steps(split), dataset.batch_size)
+        steps, places = np.indices(shape, sparse=True)
+        numbers = ((steps * dataset.world_size + dataset.rank) * dataset.batch_size + places).reshape(-1)
+        rows = columns.column("rows")[positions.start + numbers[numbers < len(positions)]]
+        self.shape = shape
+        self.number = len(positions)
+        self.movies = rows[:, 1].astype(np.int64)
+        self._users = rows[:, 0].astype(np.int64)
+        prefix = "test_" if split == "test" else ""
+        self._seen, self._offsets = (
+            columns.column(f"{prefix}{name}") for name in ("seen", "history_offsets")
+        )
+
+    def not_competing(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
+        """The movies that some cases are not ranked against, those seen and their own: numbers of cases,
+        counted from the first of the part, and positions of movies, int64 [k] both.
+        """
+        users, own = self._users[part], self.movies[part]
+        starts = self._offsets[users]
+        counts = self._offsets[users + 1] - starts
+        case = np.arange(len(users))
+        seen = self._seen[places_of(starts, counts)].astype(np.int64)
+        return np.concatenate([case.repeat(counts), case]), np.concatenate([seen, own])
+
+
+class RankingEvaluator:
+    """Ranks each rated movie among all movies that its user has not seen.
+
+    Each rank keeps the vectors of its own users, and all movies come by in blocks, so users times movies are
+    nowhere. Scores are float64 products, rounded to float32 before they are compared: how a product is summed
+    depends on the number of ranks, and what is left of it does not.
+    """
+
+    def __init__(
+        self, feed: InputPipeline, columns: Columns, config: Config, context: RuntimeContext
+    ) -> None:
+        self.feed = feed
+        self.context = context
+        self.embedding_dim = config.model.embedding_dim
+        self.cases = {split: Cases(columns, feed.loader.dataset, split) for split in ("validation", "test")}
+
+    def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+        """See `Evaluator`."""
+        return measure_ranks(self.ranks(model, "validation", epoch))
+
+    def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+        """See `Evaluator`."""
+        return measure_ranks(self.ranks(model, "test", epoch))
+
+    @torch.no_grad()
+    def ranks(self, model: DistributedModelParallel, split: str, epoch: int) -> np.ndarray:
+        """For all ratings of a split, in their order, the rank of the movie for the user, int64, from 1 on:
+        every other movie that the user has not seen and that scores as high counts. The same on every rank.
+        """
+        cases = self.cases[split]
+        if cases.number == 0:
+            return np.zeros(0, np.int64)
+        model.eval()
+        users, own = self._embed(model, split, epoch)
+        found = torch.ones(cases.shape, dtype=torch.int64, device=self.context.device)
+        mine = found.view(-1)[: len(cases.movies)]
+        for first, movies in self._catalogue(model, epoch):
+            step = max(1, SCORES_AT_ONCE // len(movies))
+            for part in (slice(start, start + step) for start in range(0, len(mine), step)):
+                # A score that is no number counts against the movie too.
+                is_above = ~((users[part].double() @ movies.T).float() < own[part].unsqueeze(1))
+                case, movie = cases.not_competing(part)
+                here = (movie >= first) & (movie < first + len(movies))
+                is_above[torch.from_numpy(case[here]), torch.from_numpy(movie[here] - first)] = False
+                mine[part] += is_above.sum(dim=1)
+        return in_order(found, cases.number, self.context)
+
+    def _embed(
+        self, model: DistributedModelParallel, split: str, epoch: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The users' vectors, float32 [n, D], and the scores of their own movies, float32 [n]."""
+        cases, device = self.cases[split], self.context.device
+        # As in `RatingEvaluator.predict`.
+        users = torch.empty(*cases.shape, self.embedding_dim, device=device)
+        scores = torch.empty(cases.shape, device=device)
+        for step, batch in enumerate(shown_batches(self.feed, split, epoch, self.context)):
+            user, movie = model(batch.to(device, non_blocking=True))[1][1].unbind(dim=1)
+            users[step] = user
+            scores[step] = (user.double() * movie.double()).sum(dim=1)
+        number = len(cases.movies)
+        return users.flatten(0, 1)[:number], scores.flatten()[:number]
+
+    def _catalogue(self, model: DistributedModelParallel, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """All movies in blocks: the position of the first, and their vectors, float64 [m, D]."""
+        dataset = self.feed.loader.dataset
+        first = 0
+        sizes = dataset.step_sizes("catalogue")
+        batches = shown_batches(self.feed, "catalogue", epoch, self.context)
+        for size, batch in zip(sizes, batches, strict=True):
+            mine = model(batch.to(self.context.device, non_blocking=True))[1][1][:, 1].contiguous()
+            everyones = [torch.empty_like(mine) for _ in range(self.context.world_size)]
+            dist.all_gather(everyones, mine)
+            yield first, torch.cat(everyones)[:size].double()
+            first += size

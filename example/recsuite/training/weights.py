@@ -1,0 +1,128 @@
+"""What a model has learned, as numbers: whether they can be those of a trained one, and a copy of the best.
+
+Tensors are given by name, as `checkpoint.tensors_of` or a model's `state_dict` has them. A row of a table is
+what the table holds times the model's `row_scale`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.config.config import Config
+from recsuite.errors import UserError
+from recsuite.runtime.host import free_memory
+from recsuite.runtime.process import RuntimeContext, all_gather_object
+
+if TYPE_CHECKING:
+    from recsuite.training.trainer import TrainState
+
+# Of the numbers of a row or of the dense part. Trained ones stay below 100; a diverged training passes this
+# within steps, and long before anything is infinite.
+LARGEST_WEIGHT = 1e6
+# The most that a copy of all weights may take of what is free.
+SHARE_OF_FREE = 0.5
+# What optimizers keep is to be finite, and may be large.
+OPTIMIZER_SLOTS = ("momentum1", "exp_avg", "exp_avg_sq", "step")
+
+
+def unsound(
+    tensors: Mapping[str, torch.Tensor | ShardedTensor], rows: Mapping[str, torch.Tensor] | None = None
+) -> str:
+    """What this rank holds that no trained model does, in words; nothing where all is well. Not collective.
+
+    rows: table to the rows of this rank's shards that are looked at; all of all tables where it is None.
+    """
+    scale = next(float(value) for name, value in tensors.items() if name.endswith("row_scale"))
+    for name, value in tensors.items():
+        slot = name.rpartition(".")[2]
+        for part in local_parts(name, value, rows):
+            if part.numel() == 0 or not part.is_floating_point():
+                continue
+            largest = max(map(abs, torch.stack(part.aminmax()).tolist()))
+            if slot == "weight" and isinstance(value, ShardedTensor):
+                largest *= scale
+            limit = float("inf") if slot in OPTIMIZER_SLOTS else LARGEST_WEIGHT
+            # A comparison with NaN is false.
+            if not largest < limit:
+                return f"{_in_words(name, slot, value)} has {largest:.3g}"
+    return ""
+
+
+def _in_words(name: str, slot: str, value: torch.Tensor | ShardedTensor) -> str:
+    """What a tensor holds, in the words of the table of features, and its name."""
+    is_table = isinstance(value, ShardedTensor)
+    whole = f"the table {name.split('.')[-2]}" if is_table else "the dense part"
+    return f"{'the optimizer of ' if slot in OPTIMIZER_SLOTS else ''}{whole} ({name})"
+
+
+def local_parts(
+    name: str, value: torch.Tensor | ShardedTensor, rows: Mapping[str, torch.Tensor] | None = None
+) -> list[torch.Tensor]:
+    """What this rank holds of a tensor, of some rows of its table where they are given."""
+    if not isinstance(value, ShardedTensor):
+        return [value.detach()]
+    shards = [shard.tensor.detach() for shard in value.local_shards()]
+    return shards if rows is None else [shard[rows[name.split(".")[-2]]] for shard in shards]
+
+
+class BestInMemory:
+    """The weights of the best epoch of a training that is not dumped, where memory has room. Collective."""
+
+    def __init__(self, model: nn.Module, context: RuntimeContext) -> None:
+        # The tensors themselves.
+        self._held = [part for name, value in model.state_dict().items() for part in local_parts(name, value)]
+        self._context = context
+        self._copies: list[torch.Tensor] | None = None
+        self._position: Progress | None = None
+
+    def keep(self, position: Progress) -> None:
+        """Copy the weights, which are those of a position that is the best so far."""
+        if self._copies is None:
+            # In the memory of the machine: that of another device has less to spare.
+            self._copies = (
+                [torch.empty_like(part, device="cpu") for part in self._held] if self._fit() else []
+            )
+        if self._copies:
+            for copy, part in zip(self._copies, self._held, strict=True):
+                copy.copy_(part)
+            self._position = position
+
+    def _fit(self) -> bool:
+        mine = sum(part.numel() * part.element_size() for part in self._held), free_memory()
+        sizes, rooms = zip(*all_gather_object(lambda: mine), strict=True)
+        needed, free = max(sizes) * self._context.local_world_size, min(rooms)
+        if needed > free * SHARE_OF_FREE:
+            self._context.say(
+                f"the weights of the best epoch are not kept, but those of the last one: a copy takes "
+                f"{needed / 2**20:,.0f} MiB on a machine, and {free / 2**20:,.0f} MiB are free; --dump keeps "
+                "the best on disk"
+            )
+        return needed <= free * SHARE_OF_FREE
+
+    def restore_best(self, learner: TrainState) -> Progress | None:
+        """Put the model into its best state; where its training was then, None if that was not kept."""
+        if self._copies and self._position:
+            for copy, part in zip(self._copies, self._held, strict=True):
+                part.copy_(copy)
+        return self._position
+
+
+def check_sound(faults: Sequence[str], step: int, config: Config) -> None:
+    """Refuse a model of which any rank found a fault, see `unsound`; `faults` are those of all ranks.
+
+    Raises:
+        UserError: names the first fault.
+    """
+    fault = next(filter(None, faults), None)
+    if fault:
+        raise UserError(
+            f"After step {step:,} {fault}, and a trained model has only finite numbers and no weight beyond "
+            f"{LARGEST_WEIGHT:,.0f}: the training diverged with --lr {config.optimizer.lr} --dense_lr "
+            f"{config.optimizer.dense_lr}; give smaller ones. What was dumped before is as it was."
+        )

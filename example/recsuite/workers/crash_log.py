@@ -1,0 +1,152 @@
+"""What a user is told when a data worker fails: one screen that says who, doing what, why, and what to do."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from recsuite.runtime.host import available_memory, cgroup_memory, shared_memory
+
+# What multiprocessing says of a forked worker that its server no longer can speak for.
+SERVER_GONE = 255
+NEARLY_FULL = 0.9
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Which worker, which batch, and the memory that batches lie in."""
+
+    rank: int
+    worker_id: int
+    pid: int
+    # The oldest one that it had not answered.
+    request: Any
+    ring_bytes: int
+    num_slots: int
+    local_world_size: int
+    mp_context: str
+
+    def __str__(self) -> str:
+        doing = f"with {self.request}" if self.request is not None else "with no batch to make"
+        return f"data worker {self.worker_id} of rank {self.rank} (pid {self.pid}), {doing}"
+
+
+class WorkerError(Exception):
+    """A worker failed, and its pool is of no use any more. The text is the screen."""
+
+
+class WorkerRaisedError(WorkerError):
+    """A worker raised an exception."""
+
+    def __init__(self, scene: Scene, traceback: str) -> None:
+        super().__init__(
+            f"An exception in {scene}.\n"
+            f"{traceback.rstrip()}\n"
+            "What to do: the last line says what went wrong; --num_workers 0 raises it in the main process, "
+            "where a debugger can stop at it."
+        )
+
+
+class WorkerDiedError(WorkerError):
+    """A worker is gone without a word."""
+
+    def __init__(self, scene: Scene, exitcode: int | None, stack: str) -> None:
+        what, remedy = _explain(scene, exitcode)
+        lines = [f"Lost {scene}.", what, *([f"Where it was:\n{stack.rstrip()}"] if stack else [])]
+        super().__init__("\n".join([*lines, f"What to do: {remedy}"]))
+        self.exitcode = exitcode
+
+
+class WorkerSilentError(WorkerError):
+    """A worker lives, but has not answered in time."""
+
+    def __init__(self, scene: Scene, timeout: float, stack: str) -> None:
+        where = (
+            f"Where it is:\n{stack.rstrip()}"
+            if stack
+            else "It did not say where it is: it has not begun yet, or it is stopped."
+        )
+        super().__init__(
+            f"Nothing for {timeout:g} s from {scene}.\n{where}\n"
+            "What to do: if a batch may take that long, give a larger --worker_timeout; if not, the stack "
+            "shows what it waits for."
+        )
+
+
+def _explain(scene: Scene, exitcode: int | None) -> tuple[str, str]:
+    """What an exit code means, with the facts that matter to it, and the remedy."""
+    if exitcode is None:
+        return "Its connection broke while it lives.", "start again; if it comes back, give --num_workers 0."
+    if exitcode == SERVER_GONE and scene.mp_context == "forkserver":
+        return (
+            "The server that forks workers is gone, and took the worker with it.",
+            "find out who ended it (a signal to the whole process group, most often), and start again.",
+        )
+    if exitcode >= 0:
+        return (
+            f"It exited with code {exitcode} by itself.",
+            "if it never made a batch, its start failed: the traceback above says why, and a script that "
+            'starts workers needs `if __name__ == "__main__":` around what it runs. Else something in the '
+            "data set called exit.",
+        )
+    number = -exitcode
+    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+    fact = f"It was killed by signal {number} ({name})"
+    if number == signal.SIGKILL:
+        return (
+            f"{fact}: most often the kernel, when the memory limit is reached.\n{memory_in_words()}",
+            "give a smaller --batch_size, --prefetch_factor or --num_workers, or raise the memory limit; "
+            "`dmesg` names what the kernel killed. "
+            "Where memory is left, somebody else sent the signal: start again.",
+        )
+    if number == signal.SIGBUS:
+        used, size = shared_memory()
+        full = used > NEARLY_FULL * size
+        return (
+            f"{fact}: a page of mapped memory could not be had. Either a file was cut while it was read, or "
+            f"the memory is full.\n{shared_memory_in_words(scene)}\n{memory_in_words()}",
+            "leave the files of the data set alone while it is used (those cut are made again at the next "
+            "start); where memory is full, give a smaller --batch_size, --prefetch_factor or --num_workers"
+            + ("; /dev/shm is full: make room, or docker run --shm-size=1g." if full else "."),
+        )
+    if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
+        return (
+            f"{fact}: a crash in native code.",
+            "the stack shows the call; packages that do not belong together are the usual reason: "
+            "example.py --doctor checks them.",
+        )
+    return f"{fact}, which somebody sent.", "find out who sent it, and start again."
+
+
+def memory_in_words() -> str:
+    """The memory of the machine and of the cgroup at this moment."""
+    available, total = available_memory()
+    text = f"Memory now: {gib(available)} of the machine's {gib(total)} are available"
+    cgroup = cgroup_memory()
+    if cgroup is None:
+        return f"{text}; no cgroup limits it."
+    usage, limit = cgroup
+    return f"{text}; the cgroup uses {gib(usage)} of its limit of {gib(limit)}."
+
+
+def shared_memory_in_words(scene: Scene) -> str:
+    """The state of /dev/shm, beside what the batches need."""
+    used, size = shared_memory()
+    slot = scene.ring_bytes // scene.num_slots
+    need = scene.ring_bytes * scene.local_world_size
+    return (
+        f"/dev/shm: {mib(used)} of {mib(size)} in use, by others: the batches lie in anonymous memory, "
+        f"{scene.num_slots} slots of at most {mib(slot)} for each of {scene.local_world_size} ranks, "
+        f"{mib(need)} in all."
+    )
+
+
+def gib(num_bytes: int) -> str:
+    """Bytes as GiB."""
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def mib(num_bytes: int) -> str:
+    """Bytes as MiB."""
+    return f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,31 @@
+"""The benchmark of training, in its short form: all is measured; how long it took is not looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.launch import ROOT, python, read_json, succeeded
+
+SIZE = ["--sizes", "2000+1000", "--batch", 256, "--large_batch", 512]
+BARS = ("2 processes / plain", "2 processes / 1 process, 256", "2 processes / 1 process, 512", "peak memory")
+
+
+def test_the_benchmark_of_training_shows_every_bar_and_leaves_a_picture(tmp_path: Path) -> None:
+    short = [*SIZE, "--without", "DDP", "--rounds", 1, "--seconds", 0.02, "--report", tmp_path]
+    printed = succeeded(python(ROOT / "benchmarks" / "train.py", *short, timeout=170))
+    found = read_json(tmp_path / "train.json")
+    assert {"date", "machine", "versions", "device"} <= set(found)
+    for name in BARS:
+        assert any(name in bar["name"] for bar in found["bars"]), name
+    (size,) = found["sizes"]
+    assert size["table bytes"] == (2001 + 1001) * (64 + 1) * 4
+    assert all(rate > 0 for rates in size["rates"].values() for rate in rates)
+    # Two ranks exchange, and one has nobody to exchange with.
+    alone, together = (size["parts"][f"here, {name}"] for name in ("1 process", "2 processes"))
+    assert alone.keys() == together.keys()
+    assert alone["output exchange"] < together["output exchange"]
+    tables = [line for line in printed.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in tables} == {3, 4}
+    for part in together:
+        assert any(line.startswith(f"| {part} |") for line in tables), part
+    assert (tmp_path / "train.png").stat().st_size > 10_000

@@ -1,0 +1,27 @@
+"""The benchmark of the network, in its short form: all is measured; how long it took is not looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.machines import why_not
+from tests.support.launch import ROOT, python, read_json, succeeded
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+def test_two_machines_send_little_more_than_must_travel_and_learn_what_one_does(tmp_path: Path) -> None:
+    short = ["--rounds", 1, "--steps", 4, "--ratings", 20_000, "--without", "crowded", "--report", tmp_path]
+    printed = succeeded(python(ROOT / "benchmarks" / "wire.py", *short, timeout=170))
+    found = read_json(tmp_path / "wire.json")
+    assert found["rates"].keys() == {"one machine", "two machines"}
+    assert found["equal losses"]
+    needed = found["bytes a rating that must travel"]
+    assert needed.keys() == {"keys", "rows", "gradients of rows", "dense gradients"}
+    # Rows of 128 bytes go to whoever asks with 4, and their gradients come back.
+    assert needed["rows"] == needed["gradients of rows"] == 32 * needed["keys"]
+    least = sum(needed.values())
+    assert least < found["bytes a rating"]["two machines"] < 1.15 * least
+    assert found["bytes a rating"]["one machine"] < 1
+    assert "two machines / one machine" in printed

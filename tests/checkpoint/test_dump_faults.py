@@ -1,0 +1,619 @@
+"""Faults around a dump: one sentence, the training goes on or is refused, and the state stays what it was."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
+
+from recsuite.checkpoint import checkpointer as dumps
+from recsuite.checkpoint.checkpointer import Checkpointer, _retire_folded, compact, keeping_dumps
+from recsuite.checkpoint.full import Tensors, tensors_of
+from recsuite.checkpoint.storage import directory as save_dir
+from recsuite.checkpoint.storage import shards as parts
+from recsuite.checkpoint.storage.directory import (
+    BEST,
+    LATEST,
+    check_whole,
+    chosen_state,
+    dumps_in,
+    newest_in,
+    state_at,
+    step_of,
+)
+from recsuite.checkpoint.storage.manifest import (
+    MANIFEST,
+    VOCABULARY,
+    FileEntry,
+    Progress,
+    digest_of,
+    read_manifest,
+    write_manifest,
+)
+from recsuite.datasets.opening import open_data
+from recsuite.errors import UserError
+from recsuite.training import trainer as training
+from recsuite.training.evaluation import RatingEvaluator
+from recsuite.training.watch import Watch
+from recsuite.training.weights import local_parts, unsound
+from tests.checkpoint.test_save_dir import links_in, publish_at
+from tests.support.forked import Launch
+from tests.support.killed_ranks import differing, mark_step
+from tests.support.launch import EXAMPLE, SUPPORT, read_json, run_command, started, succeeded
+from tests.support.tiny_dumps import BETTER, GOOD, WORSE, link_to, names_in
+from tests.support.trained import Trained, resume
+from tests.workers.test_failures import wait_for
+
+UNSHARE = ["unshare", "--mount", "--map-root-user", "--user"]
+needs_mounts = pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True).returncode
+    != 0,
+    reason="needs unprivileged mount namespaces (unshare --mount --user)",
+)
+
+
+# --- faults of one of two ranks ---
+
+
+@pytest.fixture(scope="module")
+def faults(
+    synthetic_folder: Path, forked: Launch, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What `fault_ranks.py` found on two ranks."""
+    folder = tmp_path_factory.mktemp("faults")
+    results = folder / "results.json"
+    succeeded(forked(2, SUPPORT / "fault_ranks.py", results, synthetic_folder, folder / "dumps"))
+    return read_json(results)
+
+
+# The prefix of the last step's name, where a fault is over by then.
+LAST = {"dump": "step-000000005", "async dump": "step-000000005", "delta": "delta-000000005"}
+WITHOUT_ROOM = "could not be written (File too large); the dumps before it are whole; make room, or give a"
+
+
+@pytest.mark.parametrize("mode", LAST)
+def test_a_dump_without_room_on_one_rank_is_one_sentence_and_a_later_one_succeeds(
+    faults: dict[str, Any], mode: str
+) -> None:
+    found = faults[f"{mode} full"]
+    failed = [line for line in found["said"] if "could not be written" in line]
+    assert len(failed) == 2
+    assert all(WITHOUT_ROOM in line for line in failed)
+    assert found["end"] is None
+    assert (found["newest"], found["differing"]) == (LAST[mode], [[], []])
+    assert found["leftovers"] == []
+
+
+@pytest.mark.parametrize("mode", LAST)
+def test_a_last_dump_without_room_is_the_mistake_that_ends_the_training(
+    faults: dict[str, Any], mode: str
+) -> None:
+    found = faults[f"{mode} full at the end"]
+    assert WITHOUT_ROOM in found["end"]
+    assert (found["newest"], found["differing"]) == (LAST[mode].replace("5", "4"), [[], []])
+    assert found["leftovers"] == []
+
+
+@pytest.mark.parametrize("mode", LAST)
+def test_weights_of_no_trained_model_on_one_rank_end_the_training_before_they_are_dumped(
+    faults: dict[str, Any], mode: str
+) -> None:
+    found = faults[f"{mode} diverged"]
+    assert re.match(r"After step 4 the table \w+ \(tables\.\w+\.weight\) has ", found["end"])
+    assert "the training diverged with --lr 0.04 --dense_lr 0.001; give smaller ones" in found["end"]
+    assert (found["newest"], found["differing"]) == (LAST[mode].replace("5", "3"), [[], []])
+    assert found["leftovers"] == []
+
+
+@pytest.mark.parametrize("mode", LAST)
+def test_the_others_wait_for_a_rank_that_writes_slowly(faults: dict[str, Any], mode: str) -> None:
+    found = faults[f"{mode} slow"]
+    assert [line for line in found["said"] if "could not" in line] == []
+    assert (found["newest"], found["differing"]) == (LAST[mode], [[], []])
+    # One that is written beside the training holds nobody up.
+    assert (found["seconds"][2] > 2) == (mode != "async dump")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(28, "No space left on device"), (122, "Disk quota exceeded"), (5, "Input/output error")],
+)
+def test_what_the_system_refuses_the_writer_of_parts_is_told_as_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise SafetensorError(f"Error while serializing: I/O error: something (os error {number})")
+
+    monkeypatch.setattr(parts, "save_file", refuse)
+    with pytest.raises(OSError, match=words):
+        parts.write_part(tmp_path / "part", {})
+
+
+# --- folders that cannot be written, and trainers that meet ---
+
+READ_ONLY = """
+import sys
+from pathlib import Path
+from recsuite.errors import UserError
+from recsuite.checkpoint.storage.directory import writing
+try:
+    with writing(Path(sys.argv[1])): print("in")
+except UserError as error: print(error)
+"""
+
+
+@needs_mounts
+@pytest.mark.parametrize("with_lock", [False, True])
+def test_a_folder_on_a_read_only_disk_is_refused_in_a_sentence(tmp_path: Path, with_lock: bool) -> None:
+    (tmp_path / "dumps").mkdir()
+    if with_lock:
+        (tmp_path / "dumps" / ".lock").touch()
+    mount = "mount --bind dumps dumps && mount -o remount,bind,ro dumps"
+    command = [*UNSHARE, "bash", "-c", f'{mount} && exec "$@"', "-", sys.executable, "-c", READ_ONLY, "dumps"]
+    output = succeeded(run_command(command, cwd=tmp_path))
+    assert output == "--save_dir dumps cannot be written (Read-only file system); give another folder.\n"
+
+
+@needs_mounts
+def test_a_folder_that_its_mode_forbids_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "dumps").mkdir(mode=0o555)
+    # In a user namespace without a mapped root not even root may write against a mode.
+    command = ["unshare", "--user", sys.executable, "-c", READ_ONLY, "dumps"]
+    output = succeeded(run_command(command, cwd=tmp_path))
+    assert output == "--save_dir dumps cannot be written (Permission denied); give another folder.\n"
+
+
+@needs_mounts
+def test_a_full_disk_leaves_the_dumps_before_and_ends_with_status_2(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    # Room for two dumps, of three.
+    script = f'mount -t tmpfs -o size=700k tmpfs dumps && "$@"; s=$?; cp -r dumps {copy}; exit $s'
+    command = [sys.executable, EXAMPLE, "--dump", "--epochs", 3, "--data_path", synthetic_folder]
+    (tmp_path / "dumps").mkdir()
+    arguments = [*UNSHARE, "bash", "-c", script, "-", *map(str, command), "--save_dir", "dumps"]
+    result = run_command(arguments, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    sentence = "could not be written (No space left on device); the dumps before it are whole; make room, or"
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
+    # All epochs were trained, and evaluated.
+    assert "epoch 3/3" in result.stdout
+    assert len(dumps_in(copy)) in (1, 2)
+    check_whole(state_at(copy))
+
+
+def test_a_second_trainer_on_the_folder_is_refused_and_the_first_goes_on(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    flags = [
+        "--dump",
+        "--epochs",
+        1000,
+        "--patience",
+        0,
+        "--data_path",
+        synthetic_folder,
+        "--save_dir",
+        tmp_path,
+        "--keep",
+        2,
+    ]
+    command = [sys.executable, "-u", EXAMPLE, *flags, "--embedding_dim", 8]
+    with started([str(word) for word in command]) as first:
+        wait_for(first, "dumped ")
+        second = run_command([str(word) for word in command])
+        assert second.returncode == 2
+        assert f"Another training writes its dumps to {tmp_path}; wait for it, or give" in second.stderr
+        assert "Traceback" not in second.stderr
+        newest = newest_in(tmp_path)
+        deadline = time.monotonic() + 30
+        while newest_in(tmp_path) == newest:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert first.poll() is None
+
+
+# --- states that cannot be loaded ---
+
+
+def test_what_is_loaded_is_the_state_of_its_step(trained: Trained) -> None:
+    assert trained.load().step == 4
+    assert differing(tensors_of(trained.learner), 4) == []
+    assert trained.load(trained.folder / "step-000000001").step == 1
+    assert differing(tensors_of(trained.learner), 1) == []
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_model_whose_loss_is_no_number_is_not_dumped(trained: Trained, loss: float) -> None:
+    before = sorted(trained.folder.iterdir())
+    config = trained.config.replaced(dump=True, resume=True, keep=1)
+    with keeping_dumps(trained.columns, config, trained.context) as keeper:
+        keeper.begin(trained.learner)
+        with pytest.raises(UserError, match=rf"The loss is {loss} at step 5: the training diverged"):
+            keeper.after_step(Progress(5, 0, 5), loss)
+    assert sorted(trained.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", ["step", "delta"])
+def test_what_an_old_writer_writes_late_is_in_no_folder_of_the_next_attempt(
+    trained: Trained, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank on another machine outlives its attempt, and writes when the next one dumps the same step."""
+    config = trained.config.replaced(resume=True, inc_dump=kind == "delta")
+    making: list[Path] = []
+
+    def publish(folder: Path, final: Path, keep: int) -> None:
+        making.append(folder)
+        if len(making) == 1:
+            raise OSError(5, "killed")
+        # What a rank does: it makes the folder of its attempt where that is gone, and writes its part.
+        making[0].mkdir(exist_ok=True)
+        (making[0] / "part-00002.safetensors").write_bytes(b"late")
+        save_dir.publish(folder, final, keep)
+
+    monkeypatch.setattr(dumps, "publish", publish)
+    for _ in range(2):
+        with (
+            contextlib.suppress(UserError),
+            keeping_dumps(trained.columns, config, trained.context) as keeper,
+        ):
+            keeper.begin(trained.learner)
+            keeper.after_step(Progress(5, 0, 5), 0.5)
+    final = trained.folder / f"{kind}-000000005"
+    assert newest_in(trained.folder) == final
+    check_whole(state_at(final))
+    assert not (final / "part-00002.safetensors").exists()
+    # What is left of it the next trainer removes.
+    assert making[0] != making[1]
+    assert making[0].is_dir()
+    resume(trained)
+    assert not making[0].exists()
+
+
+def diverged(step: int, name: str) -> str:
+    """The pattern of the sentence that ends a training in which this tensor diverged."""
+    whole = "the table user" if name.startswith("tables.user.") else "the dense part"
+    optimizer = "" if name.endswith(".weight") else "the optimizer of "
+    limits = "and a trained model has only finite numbers and no weight beyond 1,000,000"
+    return (
+        rf"^After step {step} {optimizer}{whole} \({re.escape(name)}\) has [^,]*, {limits}: "
+        "the training diverged with --lr 0"
+    )
+
+
+@pytest.mark.parametrize("value", [5e29, -5e29, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["tables.user.weight", "dense.mlp.0.weight"])
+@pytest.mark.parametrize("increments", [False, True])
+def test_a_model_with_weights_of_no_trained_one_is_not_dumped(
+    trained: Trained, increments: bool, name: str, value: float
+) -> None:
+    before = sorted(trained.folder.iterdir())
+    config = trained.config.replaced(dump=True, inc_dump=increments, resume=True, keep=1)
+    with keeping_dumps(trained.columns, config, trained.context) as keeper:
+        keeper.begin(trained.learner)
+        (tensor,) = local_parts(name, keeper.tensors[name])
+        kept = tensor[1].clone()
+        tensor[1, 2] = value
+        if increments:
+            mark_step(keeper, keeper.tensors, 5)
+        with pytest.raises(UserError, match=diverged(5, name)):
+            keeper.after_step(Progress(5, 0, 5), 0.5)
+        tensor[1] = kept
+    assert sorted(trained.folder.iterdir()) == before
+
+
+def train_epoch_of_8_steps(
+    trained: Trained,
+    folder: Path,
+    increments: bool,
+    at_end: Callable[[Checkpointer], None] = lambda keeper: None,
+) -> None:
+    """Train, and do something to what is learned when the last step is done."""
+    what: dict[str, Any] = {"dump": not increments, "inc_dump": increments, "dump_every": 0, "resume": False}
+    config = trained.config.replaced(save_dir=str(folder), epochs=1, batch_size=2048, **what)
+    with (
+        open_data(config, trained.context) as data,
+        keeping_dumps(data.columns, config, trained.context) as keeper,
+    ):
+        watch = Watch()
+        object.__setattr__(watch, "after_step", lambda step, _: at_end(keeper) if step == 8 else None)
+        training.train(data, config, trained.context, keeper, watch)
+
+
+@pytest.mark.parametrize("increments", [False, True])
+def test_weights_are_looked_at_once_at_the_end_of_an_epoch(
+    trained: Trained, increments: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[set[str]] = []
+
+    def noting(tensors: Tensors, rows: Any = None) -> str:
+        looked_at.append(set(tensors))
+        return unsound(tensors, rows)
+
+    for module in (dumps, training):
+        monkeypatch.setattr(module, "unsound", noting)
+    train_epoch_of_8_steps(trained, tmp_path / "epoch", increments)
+    assert looked_at == [set(tensors_of(trained.learner))]
+    newest = newest_in(tmp_path / "epoch")
+    assert newest is not None
+    assert newest.name == f"{'delta' if increments else 'step'}-000000008"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("tables.user.weight", 5e29), ("dense.mlp.0.weight", float("nan"))),
+        *(("tables.user.momentum1", float("inf")), ("dense.mlp.0.weight.exp_avg", float("nan"))),
+    ],
+)
+@pytest.mark.parametrize("increments", [False, True])
+def test_what_diverges_in_the_last_step_of_an_epoch_is_neither_validated_nor_dumped(
+    trained: Trained,
+    increments: bool,
+    name: str,
+    value: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def spoil(keeper: Checkpointer) -> None:
+        local_parts(name, keeper.tensors[name])[0].view(-1)[-1] = value
+
+    monkeypatch.setattr(RatingEvaluator, "validate", Mock(side_effect=AssertionError("validated")))
+    with pytest.raises(UserError, match=diverged(8, name)):
+        train_epoch_of_8_steps(trained, tmp_path / "epoch", increments, spoil)
+    newest = newest_in(tmp_path / "epoch")
+    assert (newest.name if newest else None) == ("step-000000000" if increments else None)
+
+
+def test_other_ratings_are_refused_at_a_resume(trained: Trained) -> None:
+    columns = dataclasses.replace(trained.columns, digest="other")
+    config = trained.config.replaced(resume=True)
+    with (
+        pytest.raises(UserError, match=r"is of a training on other ratings than these .* here other\)"),
+        keeping_dumps(columns, config, trained.context),
+    ):
+        pass
+
+
+def test_a_clock_that_jumped_back_changes_nothing(trained: Trained) -> None:
+    shutil.rmtree(trained.folder / "delta-000000003")
+    shutil.rmtree(trained.folder / "delta-000000004")
+    for number, dump in enumerate(dumps_in(trained.folder)):
+        manifest = read_manifest(dump)
+        time = f"20{30 - number}-01-01T00:00:00+00:00"
+        write_manifest(dump, dataclasses.replace(manifest, time=time))
+        os.utime(dump, (2e9 - number * 1e8,) * 2)
+    assert trained.load().step == 2
+    assert differing(tensors_of(trained.learner), 2) == []
+
+
+def test_the_best_increment_is_kept_with_all_that_it_builds_on_when_increments_are_folded(
+    tmp_path: Path,
+) -> None:
+    base = publish_at(tmp_path, 0, Progress())
+    publish_at(tmp_path, 10, Progress(samples=5), link=link_to(base, 1, 0))
+    best = publish_at(tmp_path, 20, GOOD, link=link_to(base, 2, 10))
+    publish_at(tmp_path, 30, WORSE, link=link_to(base, 3, 20))
+    publish_at(tmp_path, 30, WORSE, keep=1)
+    assert _retire_folded(tmp_path, keep=1) == 1
+    assert links_in(tmp_path) == {BEST: best.name, LATEST: "step-000000030"}
+    assert chosen_state(tmp_path) == state_at(tmp_path / BEST)
+    assert [step_of(path) for path in chosen_state(tmp_path).folders] == [0, 10, 20]
+    assert state_at(tmp_path).folders == (tmp_path / "step-000000030",)
+    check_whole(chosen_state(tmp_path))
+    # A better one sets them free.
+    publish_at(tmp_path, 40, BETTER)
+    assert _retire_folded(tmp_path, keep=1) == 2
+    assert names_in(tmp_path) == [BEST, LATEST, "step-000000040"]
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    write_manifest(folder, dataclasses.replace(read_manifest(folder), **changes))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+BASE, FIRST, SECOND = "step-000000002", "delta-000000003", "delta-000000004"
+PART = "part-00001.safetensors"
+DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
+    "a missing part": (lambda at: (at / SECOND / PART).unlink(), [f"{SECOND}/{PART} is missing"], FIRST),
+    "a part cut short": (lambda at: os.truncate(at / FIRST / PART, 9), [f"{FIRST}/{PART} has 9 bytes"], BASE),
+    "a flipped byte": (lambda at: flip(at / BASE / PART), [f"{BASE}/{PART} is damaged"], "step-000000001"),
+    "a flipped byte of the values": (
+        lambda at: flip(at / BASE / VOCABULARY),
+        [f"{BASE}/{VOCABULARY} is damaged"],
+        "step-000000001",
+    ),
+    "a missing increment": (lambda at: shutil.rmtree(at / FIRST), ["Increment 1 after", "is missing"], BASE),
+    "a missing base": (lambda at: shutil.rmtree(at / BASE), [BASE, "is missing"], "step-000000001"),
+    "an empty manifest": (lambda at: (at / SECOND / MANIFEST).write_bytes(b""), [SECOND, "be read"], FIRST),
+    "no manifest": (lambda at: (at / FIRST / MANIFEST).unlink(), [FIRST, "holds no manifest"], BASE),
+    "another run": (lambda at: edit(at / SECOND, run="other"), ["is of run other"], FIRST),
+    "another step": (
+        lambda at: edit(at / SECOND, position=Progress(9)),
+        ["that it is delta-000000009"],
+        FIRST,
+    ),
+    "another base": (lambda at: edit(at / BASE, about={}), [f"{FIRST} builds on a {BASE} with digest"], BASE),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_refused_with_the_newest_good_one_and_changes_nothing(
+    trained: Trained, damage: str
+) -> None:
+    act, words, good = DAMAGES[damage]
+    act(trained.folder)
+    trained.refused(*words, f"; the newest complete one there is {trained.folder / good};")
+    # Nor does a training go on from it.
+    with pytest.raises(UserError, match=f"the newest complete one there is .*{good}"):
+        resume(trained)
+
+
+def test_no_rank_reads_other_states_alone_to_name_a_good_one(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip(trained.folder / BASE / PART)
+    # What `loading` reads is shared by all ranks.
+    monkeypatch.setattr(save_dir, "check_whole", Mock(side_effect=AssertionError("read by one rank")))
+    trained.refused(f"{BASE}/{PART} is damaged", f"one there is {trained.folder / 'step-000000001'};")
+
+
+USER = "tables.user.weight"
+MISFITS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "another optimizer": (
+        {"optimizer": "SGD"},
+        ["was trained with SGD, and this program has row-wise Adagrad"],
+    ),
+    "other data": ({"vocabulary": "0" * 32}, ["was trained on other data", "0" * 32, "and here it is "]),
+    "another shape": (
+        {"tensors": {USER: ([7, 4], "float32")}},
+        [f"has float32 [7, 4] for {USER}", ", 4]; give"],
+    ),
+    "another type": (
+        {"tensors": {USER: ([0, 4], "float16")}},
+        [f"has float16 [0, 4] for {USER}", "float32 ["],
+    ),
+    "another table": (
+        {"tensors": {"tables.a.weight": ([1], "float32")}},
+        ["for tables.a.weight", "has nothing"],
+    ),
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_a_dump_of_another_model_is_refused_with_both_sides_and_changes_nothing(
+    trained: Trained, misfit: str
+) -> None:
+    changes, words = MISFITS[misfit]
+    dump = trained.folder / "step-000000001"
+    tensors = {**read_manifest(dump).tensors, **changes.get("tensors", {})}
+    edit(dump, **{**changes, "tensors": tensors})
+    trained.refused(str(dump), *words, path=dump)
+
+
+def test_a_dump_without_a_table_is_refused(trained: Trained) -> None:
+    dump = trained.folder / "step-000000001"
+    tensors = {name: value for name, value in read_manifest(dump).tensors.items() if name != USER}
+    edit(dump, tensors=tensors)
+    trained.refused(f"{dump} has nothing for {USER}, and this model has float32 [", path=dump)
+
+
+def test_a_dump_of_another_format_is_refused_with_both_sides(trained: Trained) -> None:
+    path = trained.folder / SECOND / MANIFEST
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    trained.refused(f"{path} has format 2, and this program reads format 1", f"is {trained.folder / FIRST};")
+
+
+def test_without_any_good_dump_the_refusal_says_so(trained: Trained) -> None:
+    for path in trained.folder.glob("*/part-*"):
+        os.truncate(path, 1)
+    trained.refused("has 1 bytes", "; no other one there is complete.")
+
+
+def test_compaction_removes_no_increments_for_the_sake_of_a_damaged_dump(trained: Trained) -> None:
+    shutil.copytree(trained.folder / BASE, trained.folder / "step-000000004")
+    edit(trained.folder / "step-000000004", position=Progress(4, 0, 4))
+    flip(trained.folder / "step-000000004" / PART)
+    alone = trained.config.replaced(resume=False, inc_dump=False, compact=True)
+    before = sorted(path.name for path in trained.folder.iterdir())
+    with pytest.raises(UserError, match="is damaged"):
+        compact(trained.learner, trained.columns, alone, trained.context)
+    assert sorted(path.name for path in trained.folder.iterdir()) == before
+
+
+# --- hostile files ---
+
+
+class Hostile:
+    """Unpickled, it leaves a trace."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.trace,)
+
+
+def hostile_files(trace: Path) -> dict[str, bytes]:
+    """A pickle as it is, and in the archive that torch makes."""
+    archive = io.BytesIO()
+    torch.save(Hostile(trace), archive)
+    return {"pickle": pickle.dumps(Hostile(trace)), "archive": archive.getvalue()}
+
+
+PLANTED = (
+    ".metadata",
+    "__0_0.distcp",
+    "model.pt",
+    "model.pkl",
+    "x.pth",
+    ".safetensors",
+    "x.safetensors",
+    "x.json",
+)
+
+
+@pytest.mark.parametrize("kind", ["pickle", "archive"])
+@pytest.mark.parametrize("digest_forged", [False, True])
+def test_a_hostile_pickle_is_never_executed(
+    trained: Trained, tmp_path: Path, kind: str, digest_forged: bool
+) -> None:
+    trace = tmp_path / "trace"
+    hostile = hostile_files(trace)[kind]
+    pickle.loads(pickle.dumps(Hostile(trace)))
+    assert trace.exists()
+    trace.unlink()
+    kept = trained.folder.with_name("kept")
+    trained.folder.rename(kept)
+    whole = [path.relative_to(kept) for path in kept.glob("*-*/*")]
+    planted = [Path(folder) / name for folder in (".", BASE, FIRST, SECOND) for name in PLANTED]
+    # Each file that there is, one by one; what is planted beside them at once, and in the end everything.
+    for names in (*([name] for name in whole), planted, whole + planted):
+        shutil.copytree(kept, trained.folder, symlinks=True)
+        for name in names:
+            (trained.folder / name).write_bytes(hostile)
+        for name in names if digest_forged else []:
+            if name.name != MANIFEST and name.parent.name and MANIFEST not in {other.name for other in names}:
+                forge(trained.folder / name)
+        for state in (trained.folder, trained.folder / names[0].parent):
+            load_and_resume(trained, state)
+            assert not trace.exists(), names
+        shutil.rmtree(trained.folder)
+
+
+def load_and_resume(trained: Trained, state: Path) -> None:
+    """Look at everything; whether it is refused or not makes no difference here."""
+    for action in (lambda: trained.load(state), lambda: resume(trained)):
+        with contextlib.suppress(UserError, CheckpointException, SafetensorError):
+            action()
+
+
+def forge(path: Path) -> None:
+    """Have the manifest beside a file say that the file is as it must be."""
+    entries = {entry.name: entry for entry in read_manifest(path.parent).files}
+    entries[path.name] = FileEntry(path.name, path.stat().st_size, digest_of(path))
+    edit(path.parent, files=tuple(entries.values()))

@@ -1,0 +1,169 @@
+"""What leaves comes back: full dumps and increments, from 1, 2 and 3 ranks to 1, 2 and 3 ranks.
+
+The models, their data and when they are dumped are drawn from DUMP_SEED, which is 0 where it is not set.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.support.dump_ranks import CASES, OTHER_BATCH_SIZE, SEED, SIZES
+from tests.support.forked import Launch
+from tests.support.launch import SUPPORT, read_json, succeeded
+
+# All launches run within the first test.
+pytestmark = pytest.mark.timeout(600)
+
+RANKS = (1, 2, 3)
+SCRIPT = SUPPORT / "dump_ranks.py"
+PAIRS = list(product(RANKS, RANKS))
+OTHER_PAIRS = list(permutations(RANKS, 2))
+# What 3 ranks do is one launch: it writes last and reads first.
+LAUNCHES = ((1, "write"), (2, "write"), (3, "write", "read"), (2, "read"), (1, "read"))
+
+
+@pytest.fixture(autouse=True)
+def _announced() -> None:
+    """Shown with what fails."""
+    print(f"DUMP_SEED={SEED} draws {CASES}")
+
+
+@pytest.fixture(scope="module")
+def launched(forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which all launches left what they found."""
+    print(f"DUMP_SEED={SEED} draws {CASES}")
+    folder = tmp_path_factory.mktemp("dumps")
+    for num_ratings in SIZES:
+        write_synthetic(folder / str(num_ratings), num_ratings, seed=SEED)
+    for num_ranks, *actions in LAUNCHES:
+        succeeded(forked(num_ranks, SCRIPT, folder, *actions, timeout=240))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(launched: Path) -> dict[int, Any]:
+    """What the writers saw of their models, by number of ranks."""
+    return {num_ranks: read_json(launched / f"write-{num_ranks}.json") for num_ranks in RANKS}
+
+
+@pytest.fixture(scope="module")
+def read(launched: Path) -> dict[int, Any]:
+    """What the readers loaded, by number of ranks, and in it by the number that had written."""
+    found = {num_ranks: read_json(launched / f"read-{num_ranks}.json") for num_ranks in RANKS}
+    return {
+        num_ranks: {int(name.removeprefix("by-")): cases for name, cases in by.items()}
+        for num_ranks, by in found.items()
+    }
+
+
+def test_increments_are_written_when_they_are_due_and_at_the_end_of_an_epoch(written: dict[int, Any]) -> None:
+    for found in written.values():
+        for name, case in CASES.items():
+            wrote = found["cases"][name]
+            due = {step for step in range(1, case.last_step + 1) if case.is_due(step)}
+            assert wrote["increments"] == sorted(due | {*wrote["epoch_ends"]})
+            assert len(wrote["increments"]) >= 4
+        assert found["cases"]["periodic"]["epoch_ends"]
+
+
+def test_the_drawn_tables_are_split_by_rows_on_few_ranks_or_on_all(written: dict[int, Any]) -> None:
+    for num_ranks, found in written.items():
+        small, large = (found["cases"][name]["sharding"]["user"] for name in ("history", "periodic"))
+        assert large == "row_wise"
+        assert small == ("row_wise" if num_ranks == 1 else "table_wise")
+
+
+@pytest.mark.parametrize("kind", ["dump", "inc_dump"])
+@pytest.mark.parametrize(("writers", "readers"), PAIRS)
+def test_every_state_comes_back_bit_for_bit(
+    kind: str, writers: int, readers: int, written: dict[int, Any], read: dict[int, Any]
+) -> None:
+    """With increments this is the theorem: base + replay(1..n) equals the full dump of the same step."""
+    for name in CASES:
+        before = written[writers]["cases"][name]["states"]
+        assert all(len(state) > 30 for state in before.values())
+        assert read[readers][writers]["cases"][name][kind]["states"] == before
+
+
+@pytest.mark.parametrize("kind", ["dump", "inc_dump"])
+@pytest.mark.parametrize(("writers", "readers"), PAIRS)
+def test_a_load_gives_the_same_metrics(
+    kind: str, writers: int, readers: int, written: dict[int, Any], read: dict[int, Any]
+) -> None:
+    for name in CASES:
+        before = written[writers]["cases"][name]["metrics"]
+        after = read[readers][writers]["cases"][name][kind]["metrics"]
+        assert after == (before if readers == writers else pytest.approx(before, abs=1e-6))
+
+
+@pytest.mark.parametrize("kind", ["dump", "inc_dump"])
+@pytest.mark.parametrize(("writers", "readers"), PAIRS)
+def test_the_steps_after_a_load_have_the_losses_of_those_after_the_dump(
+    kind: str, writers: int, readers: int, written: dict[int, Any], read: dict[int, Any]
+) -> None:
+    for name in CASES:
+        before = written[writers]["cases"][name]["losses"]
+        after = read[readers][writers]["cases"][name][kind]["losses"]
+        assert len(before) == 3
+        assert after == (before if readers == writers else pytest.approx(before, rel=1e-4))
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+def test_what_an_evaluation_looks_up_does_not_count_as_changed(
+    num_ranks: int, written: dict[int, Any]
+) -> None:
+    for found in written[num_ranks]["cases"].values():
+        before, after, evaluated = (found["marks"][when] for when in ("before", "after", "evaluated"))
+        assert all(before.values())
+        assert {*evaluated["user"]} - {*before["user"]}
+        assert {*evaluated["movie"]} - {*before["movie"]}
+        assert after == before
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+def test_a_resumed_training_has_the_losses_and_tensors_of_one_that_was_never_interrupted(
+    num_ranks: int, written: dict[int, Any]
+) -> None:
+    found = written[num_ranks]["resume"]
+    whole = found["whole"]["losses"]
+    assert found["before"]["status"] == 143
+    # The ranks agree to end a step after the one in which one of them was told to.
+    done = found["end_at"] + 1
+    epoch = len(whole) // 2
+    assert epoch < done < 2 * epoch
+    assert found["after"]["losses"] == whole[done:]
+    assert len(found["whole"]["tensors"]) > 30
+    assert found["after"]["tensors"] == found["whole"]["tensors"]
+
+
+@pytest.mark.parametrize(("writers", "readers"), OTHER_PAIRS)
+def test_a_training_resumed_on_other_ranks_takes_each_rating_that_was_left_once(
+    writers: int, readers: int, written: dict[int, Any], read: dict[int, Any]
+) -> None:
+    before, resumed = written[writers]["resume"]["before"], read[readers][writers]["resumed"]
+    whole = written[writers]["resume"]["whole"]["taken"]
+    num_train = len(whole) // 2
+    assert whole == sorted([*range(num_train)] * 2)
+    assert sorted(before["taken"] + resumed["taken"]) == whole
+    assert len(resumed["taken"]) == num_train - before["end"]["samples"]
+
+
+@pytest.mark.parametrize(("writers", "readers"), OTHER_PAIRS)
+def test_a_training_resumed_on_other_ranks_ends_where_and_as_good_as_one_that_was_never_interrupted(
+    writers: int, readers: int, written: dict[int, Any], read: dict[int, Any]
+) -> None:
+    before, resumed = written[writers]["resume"]["before"], read[readers][writers]["resumed"]
+    steps = math.ceil(len(resumed["taken"]) / (OTHER_BATCH_SIZE * readers))
+    assert len(resumed["losses"]) == steps
+    assert all(map(math.isfinite, resumed["losses"]))
+    assert before["end"]["epoch"] == 1
+    end = {"step": before["end"]["step"] + steps, "epoch": 2, "samples": 0}
+    assert resumed["end"].items() >= end.items()
+    whole = written[writers]["resume"]["whole"]["test"]
+    assert resumed["test"]["rmse"] == pytest.approx(whole["rmse"], rel=5e-2)

@@ -1,0 +1,249 @@
+"""Kills at random instants and before every system call: what has the name of a dump stays whole.
+
+`killed_ranks.py` and `killed_writer.py` say how so many kills cost so little. The page cache outlives a
+killed process, so what these tests cannot show is what a machine that loses its power keeps.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recsuite.checkpoint.storage.directory import CheckpointChain, check_whole, state_at, step_of
+from recsuite.checkpoint.storage.manifest import read_manifest
+from tests.support.launch import (
+    EXAMPLE,
+    LAUNCHER,
+    SUPPORT,
+    Answering,
+    family,
+    run_command,
+    started,
+    succeeded,
+)
+from tests.workers.test_failures import Place, wait_for
+
+SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
+TARGETS = ("rank 0", "rank 1", "all ranks", "launcher")
+MODES = ("dump", "async dump", "delta", "compaction", "retention")
+# The kills of each mode, a multiple of the number of targets.
+KILLS = 12
+# What SIGTERM leaves a training to end.
+END_SECONDS = 30
+
+
+# --- many kills ---
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answering]:
+    work = tmp_path_factory.mktemp("killed")
+    command = [sys.executable, str(SUPPORT / "killed_ranks.py"), str(work)]
+    with started(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        yield Answering(process)
+
+
+@pytest.fixture(scope="module")
+def killed(zygote: Answering) -> dict[str, dict[str, Any]]:
+    """What the kills of each mode found."""
+    return {
+        mode: zygote.ask(150, name=mode, mode=mode, kills=KILLS, seed=MODES.index(mode)) for mode in MODES
+    }
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_kill_at_any_instant_leaves_the_newest_state_whole(
+    killed: dict[str, dict[str, Any]], mode: str
+) -> None:
+    found = killed[mode]
+    assert found["faults"] == []
+    assert found["kills"] == dict.fromkeys(TARGETS, KILLS // len(TARGETS))
+    # In spite of the kills the steps go on.
+    assert found["step"] >= KILLS // 2
+
+
+@pytest.mark.timeout(600)
+def test_the_kills_hit_writers_at_work(killed: dict[str, dict[str, Any]]) -> None:
+    # Of a single mode all twelve may by chance come between two folders.
+    assert sum(found["left"] for found in killed.values()) >= 3
+
+
+@pytest.mark.soak
+def test_kills_go_on_and_on(zygote: Answering) -> None:
+    deadline, number, total = time.monotonic() + SECONDS, 0, 0
+    while time.monotonic() < deadline:
+        mode = MODES[number % len(MODES)]
+        found = zygote.ask(600, name=f"soak {number}", mode=mode, kills=40, seed=1000 + number)
+        assert found["faults"] == []
+        number, total = number + 1, total + sum(found["kills"].values())
+    assert total >= 60
+
+
+@pytest.mark.parametrize(
+    ("action", "least"),
+    [("publish a dump", 15), ("publish an increment", 15), ("fold", 20), ("begin", 20), ("set aside", 4)],
+)
+def test_a_kill_before_any_system_call_leaves_all_that_was_there(
+    zygote: Answering, action: str, least: int
+) -> None:
+    found = zygote.ask(60, name=action, mode=action)
+    assert found["faults"] == []
+    # Files are written, renamed, pointed at and removed: there are more calls than these on any system.
+    assert found["kills"] >= least
+
+
+# --- the real launcher ---
+
+
+@pytest.fixture
+def place(synthetic_folder: Path, tmp_path: Path) -> Place:
+    return Place(synthetic_folder, tmp_path)
+
+
+def flags(place: Place, save_dir: Path, *more: object) -> list[str]:
+    fixed = ("--data_path", place.data, "--save_dir", save_dir, "--batch_size", 256, "--embedding_dim", 8)
+    return [str(flag) for flag in (*fixed, *more)]
+
+
+def launched(*launch: str) -> list[str]:
+    """The example on two ranks."""
+    return [sys.executable, "-u", *LAUNCHER, "--standalone", "--nproc_per_node=2", *launch, str(EXAMPLE)]
+
+
+def whole_state(save_dir: Path) -> CheckpointChain:
+    """The newest state, complete to the byte."""
+    state = state_at(save_dir)
+    check_whole(state)
+    return state
+
+
+def wait_until_alone(place: Place, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while place.processes():
+        assert time.monotonic() < deadline, place.processes()
+        time.sleep(0.05)
+
+
+def rank_of(process: subprocess.Popen[str], rank: int) -> int:
+    """The process of a rank below a launcher."""
+    for pid in family(process.pid)[1:]:
+        if f"\0RANK={rank}\0".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
+            return pid
+    raise AssertionError(f"no rank {rank} below {process.pid}")
+
+
+def test_the_launcher_may_be_killed_while_ranks_dump_and_another_goes_on(
+    place: Place, tmp_path: Path
+) -> None:
+    save_dir, seeded, steps = tmp_path / "dumps", random.Random(0), [0]
+    for modes in (["--dump", "--async_dump"], ["--inc_dump"]):
+        more = ("--resume", *modes, "--dump_every", 3, "--keep", 2, "--epochs", 1000, "--patience", 0)
+        with started([*launched(), *flags(place, save_dir, *more)], env=place.env) as process:
+            if steps[-1]:
+                wait_for(process, f"loaded {save_dir / f'step-{steps[-1]:09d}'}: 8 tables")
+            wait_for(process, "dumped ")
+            time.sleep(seeded.uniform(0.05, 0.5))
+            process.kill()
+            wait_until_alone(place)
+        steps.append(step_of(whole_state(save_dir).folder))
+    assert steps == sorted(set(steps))
+    place.check_nothing_is_left(killed_launchers=1)
+
+
+def test_torchrun_restarts_after_a_killed_rank_from_the_newest_dump(place: Place, tmp_path: Path) -> None:
+    save_dir = tmp_path / "dumps"
+    more = ("--dump", "--resume", "--dump_every", 5, "--epochs", 3)
+    torchrun = [sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [*torchrun, "--max-restarts=1", str(EXAMPLE), *flags(place, save_dir, *more)]
+    with started(command, env=place.env) as process:
+        wait_for(process, "dumped ")
+        os.kill(rank_of(process, 1), signal.SIGKILL)
+        output, errors = process.communicate(timeout=90)
+    assert process.returncode == 0, errors
+    assert output.count("loaded ") == 1
+    assert "this model, epoch " in output
+    # 16,000 training ratings, 512 in a step, three times.
+    assert step_of(whole_state(save_dir).folder) == 3 * 31
+    place.check_nothing_is_left()
+
+
+# --- SIGTERM ---
+
+
+def terminate(process: subprocess.Popen[str], pids: list[int]) -> str:
+    """SIGTERM to some processes; what is said until the end, which must come in time, with its status."""
+    start = time.monotonic()
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    output, errors = process.communicate(timeout=END_SECONDS)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert time.monotonic() - start < END_SECONDS
+    return output
+
+
+def resumes(place: Place, save_dir: Path, command: list[str], output: str) -> None:
+    """The dump that SIGTERM left is whole, was said, lies inside an epoch, and is gone on from."""
+    state = whole_state(save_dir)
+    position = read_manifest(state.folder).position
+    *_, dumped, told = output.splitlines()
+    assert dumped.endswith(f"dumped {state.folder}")
+    assert f"told to end, stopped at step {step_of(state.folder):,}" in told
+    assert position.samples > 0
+    more = flags(place, save_dir, "--resume", "--epochs", position.epoch + 1)
+    again = succeeded(run_command([*command, *more], env=place.env))
+    assert f"loaded {state.base}" in again
+    assert f"; step {position.step:,}, written by" in again
+    end = whole_state(save_dir)
+    assert read_manifest(end.folder).position.epoch == position.epoch + 1
+    place.check_nothing_is_left()
+
+
+def test_sigterm_to_all_processes_of_a_launch_with_four_workers_leaves_a_dump_of_the_very_step(
+    place: Place, tmp_path: Path
+) -> None:
+    save_dir = tmp_path / "dumps"
+    more = ("--dump", "--epochs", 1000, "--patience", 0, "--num_workers", 4, "--batch_size", 32)
+    with started([*launched(), *flags(place, save_dir, *more)], env=place.env) as process:
+        wait_for(process, "dumped ")
+        processes = family(process.pid)
+        # The launcher, two ranks, four workers of each; and their trackers of resources.
+        assert len(processes) >= 1 + 2 + 8
+        output = terminate(process, processes)
+        wait_until_alone(place)
+    resumes(place, save_dir, launched(), output)
+
+
+def test_sigterm_to_the_process_group_of_a_single_process_ends_it_with_a_dump(
+    place: Place, tmp_path: Path
+) -> None:
+    save_dir, command = tmp_path / "dumps", [sys.executable, "-u", str(EXAMPLE)]
+    more = (
+        "--inc_dump",
+        "--dump_every",
+        7,
+        "--epochs",
+        1000,
+        "--patience",
+        0,
+        "--num_workers",
+        4,
+        "--batch_size",
+        64,
+    )
+    options: dict[str, Any] = {"env": place.env, "start_new_session": True}
+    with started([*command, *flags(place, save_dir, *more)], **options) as process:
+        wait_for(process, "dumped ")
+        wait_for(process, "delta-")
+        output = terminate(process, [-process.pid])
+        wait_until_alone(place)
+    resumes(place, save_dir, command, output)

@@ -1,0 +1,278 @@
+"""A checkpoint is loaded, and gone on from, with the flags of its training, where none are given."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recsuite.checkpoint.recorded import with_recorded
+from recsuite.checkpoint.storage.manifest import CONFIG, read_manifest, write_manifest
+from recsuite.config.config import Config
+from recsuite.config.parser import parse_given
+from recsuite.errors import UserError
+from tests.support.launch import EXAMPLE, python, succeeded
+from tests.support.tiny_dumps import add_dump, add_file
+
+TRAINED = Config.of(split="random", seed=3, embedding_dim=8, mlp_dims=(4, 2), epochs=99, lr=0.5, batch_size=7)
+
+# Of each flag values of another type, or beyond what it may be.
+EDITS: dict[str, list[Any]] = {
+    "seed": [-1, 2**31, 10**400, 1.5, "1", True, None, [1]],
+    "split": ["", "newest", 3, ["time"], "ran\ndom"],
+    "dataset": ["ml-2m", 1, None, "ml-1m\x1b[2J"],
+    "data_path": [1, None, "/a\nb"],
+    "cache_dir": [1, ["/tmp"], {"a": 1}],
+    "synthetic_ratings": [0, 10**12, 1e6, "many"],
+    "test_fraction": [0, 1, -0.5, "0.2", True],
+    "validation_fraction": [1, -1, None],
+    "bad_rows": ["keep", False],
+    "task": ["sorting", 0],
+    "embedding_dim": [0, -4, 30, 2**40, 32.0, "32"],
+    "mlp_dims": [[], [0], [2**40], [64] * 1000, 64, "64,32", [64.0], [[64]], {"64": 32}],
+    "history": [-1, 10**9, None, "30"],
+    "epochs": [0, -1, 10**400, 1.0],
+    "batch_size": [0, 2**40, "2048"],
+    "lr": [0, -1, 10**400, "0.04", None, []],
+    "weight_decay": [-1, 10**9, 10**400],
+    "dense_weight_decay": [-1, 10**9, False],
+    "patience": [-1, 0.5],
+    "num_workers": [1.5, None, [1]],
+    "async_dump": [0, 1, "yes"],
+}
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Config:
+    """The flags of a training, of which a dump lies in its save_dir."""
+    config = TRAINED.replaced(save_dir=str(tmp_path / "dumps"))
+    add_dump(tmp_path / "dumps", 10)
+    record(config)
+    return config
+
+
+def record(config: Config, **changes: Any) -> Path:
+    """Have the dump hold these flags, with changes, as if it had been written with them; returns it."""
+    dump = Path(config.checkpoint.save_dir) / "step-000000010"
+    add_file(dump, CONFIG, json.dumps({**dataclasses.asdict(config), **changes}).encode())
+    return dump
+
+
+def merged(trained: Config, line: str) -> Config:
+    """What a command line means beside that dump."""
+    config, given = parse_given([*line.split(), "--save_dir", trained.checkpoint.save_dir])
+    return with_recorded(config, given)
+
+
+def test_a_load_takes_data_and_model_from_the_dump_and_says_so(
+    trained: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Config().replaced(embedding_dim=8, mlp_dims=(4, 2), split="random", seed=3)
+    expected = model.replaced(load="newest", save_dir=trained.checkpoint.save_dir)
+    assert merged(trained, "--load") == expected
+    shown = "--embedding_dim 8 --mlp_dims 4,2 --split random --seed 3"
+    assert capsys.readouterr().out == f"as in the training: {shown}\n"
+
+
+def test_the_flags_of_a_checkpoint_from_before_there_were_sections_are_read(trained: Config) -> None:
+    expected = merged(trained, "--resume")
+    folder = Path(trained.checkpoint.save_dir) / "step-000000010"
+    add_file(folder, CONFIG, json.dumps(trained.flags).encode())
+    assert merged(trained, "--resume") == expected
+    add_file(folder, CONFIG, json.dumps({**trained.flags, "checkpoint": 5}).encode())
+    with pytest.raises(UserError, match="has 5 for --checkpoint, which takes str"):
+        merged(trained, "--resume")
+
+
+def test_a_resume_takes_what_is_learned_and_how_from_the_checkpoint(trained: Config) -> None:
+    assert merged(trained, "--resume --num_workers 2") == trained.replaced(resume=True, num_workers=2)
+
+
+def test_a_flag_that_is_given_with_its_default_value_counts_as_given(trained: Config) -> None:
+    found = merged(trained, f"--resume --epochs {Config().training.epochs} --lr {Config().optimizer.lr}")
+    assert (found.training.epochs, found.optimizer.lr, found.loader.batch_size) == (
+        Config().training.epochs,
+        Config().optimizer.lr,
+        trained.loader.batch_size,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--resume --history 5", ("--history 5 does not fit", "was trained with --history 30")),
+        # The defaults, and the checkpoint has others.
+        ("--resume --embedding_dim 32", ("--embedding_dim 32", "--embedding_dim 8")),
+        ("--resume --mlp_dims 64,32", ("--mlp_dims 64,32", "--mlp_dims 4,2")),
+        ("--resume --split time", ("--split time", "--split random")),
+        ("--resume --seed 0", ("--seed 0", "--seed 3")),
+        ("--resume --task ranking", ("--task ranking", "--task rating")),
+        ("--load --history 0", ("--history 0", "--history 30")),
+        ("--compact --task ranking", ("--task ranking", "--task rating")),
+    ],
+)
+def test_another_model_or_other_data_than_the_checkpoints_are_refused(
+    trained: Config, line: str, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(UserError) as refusal:
+        merged(trained, line)
+    assert [word for word in (*words, "step-000000010") if word not in str(refusal.value)] == []
+
+
+def test_how_many_bad_rows_are_accepted_may_differ_and_what_becomes_of_them_may_not(trained: Config) -> None:
+    record(trained, bad_rows="skip", max_bad_rows=0.02)
+    for line in ("--load", "--resume"):
+        assert merged(trained, line).data.max_bad_rows == 0.02
+        other = merged(trained, f"{line} --bad_rows skip --max_bad_rows 0.5")
+        assert (other.data.bad_rows, other.data.max_bad_rows) == ("skip", 0.5)
+    for line in ("--resume --bad_rows error", "--resume --duplicates first"):
+        with pytest.raises(UserError, match="does not fit"):
+            merged(trained, line)
+
+
+def test_ratings_that_lie_elsewhere_are_split_as_in_the_training(trained: Config, tmp_path: Path) -> None:
+    (tmp_path / "moved").mkdir()
+    found = merged(trained, f"--resume --data_path {tmp_path / 'moved'}")
+    assert (found.data.data_path, found.data.split, found.runtime.seed) == (
+        str(tmp_path / "moved"),
+        "random",
+        3,
+    )
+
+
+@pytest.mark.parametrize("line", ["--load", "--compact"])
+def test_where_there_is_no_dump_a_load_is_refused_before_anything_is_made(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path} holds no dump; train with --dump"):
+        with_recorded(*parse_given([line, "--save_dir", str(tmp_path)]))
+
+
+def test_a_training_that_begins_takes_nothing(trained: Config, tmp_path: Path) -> None:
+    for line in ("--dump --load", "--dump"):
+        assert merged(trained, line).model.embedding_dim == Config().model.embedding_dim
+    config, given = parse_given(["--resume", "--save_dir", str(tmp_path / "empty")])
+    assert with_recorded(config, given) == config
+
+
+def test_a_resumed_training_keeps_its_flags_and_names_those_that_change(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    save_dir = ("--save_dir", tmp_path / "dumps")
+    first = ("--dump", "--data_path", synthetic_folder, "--epochs", 1, "--lr", 0.03, "--embedding_dim", 8)
+    succeeded(python(EXAMPLE, *first, *save_dir))
+    data = ("--data_path", synthetic_folder)
+    again = succeeded(python(EXAMPLE, "--resume", "--epochs", 2, "--batch_size", 2048, *data, *save_dir))
+    assert "as in the training: --embedding_dim 8 --lr 0.03\n" in again
+    assert "goes on with other flags than before: --epochs 2 (was 1)\n" in again
+    refused = python(EXAMPLE, "--resume", "--history", 5, *data, *save_dir)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "--history 5 does not fit" in refused.stderr
+    without = python(EXAMPLE, "--resume", *save_dir)
+    assert (without.returncode, without.stderr.count("\n")) == (2, 1)
+    assert f"was trained on the files in {synthetic_folder}, and no path is taken" in without.stderr
+
+
+# --- a checkpoint that comes from anywhere ---
+
+
+def test_no_path_is_taken_from_a_checkpoint(trained: Config, tmp_path: Path) -> None:
+    paths = {"cache_dir": str(tmp_path), "report_dir": str(tmp_path), "save_dir": str(tmp_path / "other")}
+    record(trained, **paths)
+    for line in ("--load", "--resume", "--compact"):
+        found = merged(trained, line)
+        assert (found.data.cache_dir, found.monitoring.report_dir, found.checkpoint.save_dir) == (
+            "",
+            "",
+            trained.checkpoint.save_dir,
+        )
+
+
+def test_data_that_were_found_by_their_path_have_to_be_named(trained: Config, tmp_path: Path) -> None:
+    for changes in ({"data_path": str(tmp_path)}, {"data_path": "/gone", "dataset": "ml-1m"}):
+        record(trained, **changes)
+        with pytest.raises(UserError, match=rf"on the files in {changes['data_path']}, .* give --data_path"):
+            merged(trained, "--load")
+        found = merged(trained, f"--load --data_path {tmp_path}")
+        assert (found.data.data_path, found.data.dataset, found.data.split, found.runtime.seed) == (
+            str(tmp_path),
+            "",
+            "random",
+            3,
+        )
+
+
+@pytest.mark.parametrize("flag", EDITS)
+@pytest.mark.parametrize("line", ["--load", "--resume", "--compact"])
+def test_an_edited_configuration_is_not_believed(trained: Config, flag: str, line: str) -> None:
+    path = Path(trained.checkpoint.save_dir) / "step-000000010" / CONFIG
+    whole = json.loads(path.read_bytes())
+    for value in EDITS[flag]:
+        path.write_text(json.dumps({**whole, flag: value}))
+        with pytest.raises(UserError, match=f"{path} is damaged: it has "):
+            merged(trained, line)
+
+
+@pytest.mark.parametrize("flag", EDITS)
+def test_what_is_recorded_of_another_type_or_beyond_its_limits_is_refused(trained: Config, flag: str) -> None:
+    for value in EDITS[flag]:
+        dump = record(trained, **{flag: value})
+        with pytest.raises(UserError, match=str(dump / CONFIG)) as refusal:
+            merged(trained, "--resume")
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"[" * 200_000,
+        b'{"seed": 1, "seed": 2}',
+        b'{"lr": NaN}',
+        b'{"seed": ' + b"9" * 10_000 + b"}",
+        bytes(range(256)),
+    ],
+)
+def test_a_configuration_that_is_none_is_refused_in_a_sentence(trained: Config, content: bytes) -> None:
+    dump = record(trained)
+    add_file(dump, CONFIG, content)
+    with pytest.raises(UserError, match=f"{dump / CONFIG} cannot be read") as refusal:
+        merged(trained, "--load")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_checkpoint_without_a_configuration_is_refused_in_a_sentence(trained: Config) -> None:
+    dump = Path(trained.checkpoint.save_dir) / "step-000000010"
+    whole = read_manifest(dump)
+    write_manifest(dump, dataclasses.replace(whole, files=whole.files[:1]))
+    with pytest.raises(UserError, match=f"{dump} does not say how it was trained"):
+        merged(trained, "--load")
+    write_manifest(dump, whole)
+    (dump / CONFIG).unlink()
+    with pytest.raises(UserError, match=f"{dump} cannot be read .No such file"):
+        merged(trained, "--load")
+
+
+def test_flags_of_a_program_of_another_age_are_left_out_and_that_is_said(
+    trained: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump = record(trained, warp_speed=9)
+    assert merged(trained, "--load").model.embedding_dim == 8
+    assert (
+        f"left out of {dump / CONFIG} what this program has no flag for: warp_speed\n"
+        in capsys.readouterr().out
+    )
+    add_file(dump, CONFIG, b'{"embedding_dim": 8}')
+    found = merged(trained, "--load")
+    assert (found.model.embedding_dim, found.data.history, found.runtime.seed) == (
+        8,
+        Config().data.history,
+        0,
+    )
+    assert (
+        f"{dump / CONFIG} does not have --task, --mlp_dims, --history, --dataset" in capsys.readouterr().out
+    )

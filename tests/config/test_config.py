@@ -1,0 +1,181 @@
+"""The command line: what it reads, and the one sentence for each thing it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recsuite.config.config import Config, flag_names, sections
+from recsuite.config.parser import parse_args
+from recsuite.errors import UserError
+from tests.support.launch import python
+
+
+def test_no_flag_gives_the_defaults_and_trains() -> None:
+    config = parse_args([])
+    assert config == Config()
+    assert config.modes == ("train",)
+    assert parse_args(["--train"]).modes == ("train",)
+
+
+def test_every_field_is_a_flag_with_a_sentence() -> None:
+    text = python("-m", "recsuite.config", "--help").stdout
+    for name in flag_names():
+        assert f"--{name}" in text
+    for name in sections():
+        assert f"\n{name}:\n" in text
+    assert "Ratings per rank and step" in text
+
+
+def test_values_become_their_fields_types() -> None:
+    config = parse_args(["--mlp_dims", "128,64,1", "--lr", "0.5", "--epochs", "3", "--dataset", "ml-1m"])
+    assert parse_args(["--num_workers", "3"]).loader.num_workers == 3
+    assert parse_args(["--num_workers", "auto"]).loader.num_workers == "auto"
+    assert config.model.mlp_dims == (128, 64, 1)
+    assert config.optimizer.lr == 0.5
+    assert config.training.epochs == 3
+    assert config.data.dataset == "ml-1m"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--num_workers -1", "--num_workers -1 is negative; give 0"),
+        ("--num_workers some", "--num_workers: 'some' is neither a whole number nor auto"),
+        ("--prefetch_factor 0", "--prefetch_factor 0 is too small; give at least 1"),
+        ("--worker_timeout 0", "--worker_timeout 0 is too small; give at least 1"),
+        ("--num_workers 1 --timeout 60", "--worker_timeout 120 is not below --timeout 60"),
+        ("--mp_context threads", "--mp_context threads is not known; choose one of spawn, forkserver, fork"),
+        ("--history -1", "--history -1 is negative; give 0 for none"),
+        ("--batch_size 0", "--batch_size 0 is too small; give at least 1"),
+        ("--epochs 0", "--epochs 0 is too small"),
+        (f"--epochs {10**400}", "is too large; give at most 1,000,000"),
+        ("--epochs x", "--epochs: invalid int value: 'x'"),
+        ("--timeout 0", "--timeout 0 is too small"),
+        ("--mlp_dims 128,x", "'128,x' is not a list of whole numbers like 128,64"),
+        ("--mlp_dims 99999", "--mlp_dims 99999 is too large; give at most 100 layers of 16,384"),
+        ("--embedding_dim 1000000", "--embedding_dim 1000000 is too large; give at most 16,384"),
+        ("--mlp_dims 128,0", "--mlp_dims 128,0 has a layer without a unit"),
+        ("--unknown 3", "Unrecognized arguments: --unknown 3"),
+        ("--epoch 3", "Unrecognized arguments: --epoch 3 (did you mean --epochs?); see --help"),
+        ("--batch-size=3 --lrr 1", "--lrr 1 (did you mean --batch_size and --lr?); see"),
+        ("--incremental-dump", "(did you mean --incremental_dump?)"),
+        ("3", "Unrecognized arguments: 3; see --help"),
+        ("--dataset ml-2m", "--dataset ml-2m is not known; choose one of synthetic, ml-100k"),
+        ("--split newest", "--split newest is not known; choose one of time, random"),
+        ("--split u1 --dataset ml-1m", "--split u1 belongs to ml-100k, not to ml-1m"),
+        ("--bad_rows keep", "--bad_rows keep is not known"),
+        ("--bad_rows skip --max_bad_rows 2", "--max_bad_rows 2.0 is not a share; give 0 to 1"),
+        ("--bad_rows skip --max_bad_rows nan", "--max_bad_rows nan is not a share; give 0 to 1"),
+        ("--max_bad_rows 0.1", "--max_bad_rows 0.1 says how many rows are left out, and none are"),
+        ("--pipeline fast", "--pipeline fast is not known"),
+        ("--lr 0", "--lr 0.0 cannot learn"),
+        ("--lr nan", "--lr nan cannot learn"),
+        ("--dense_lr -1", "--dense_lr -1.0 cannot learn"),
+        (
+            "--weight_decay 30",
+            "--weight_decay 30.0 over --epochs 8 leaves nothing of a row; give 0 to 120 / --epochs",
+        ),
+        ("--embedding_dim 30", "--embedding_dim 30 does not fit FBGEMM's kernels; give a multiple of 4"),
+        ("--test_fraction 1", "--test_fraction 1.0 leaves no training or no test"),
+        ("--synthetic_ratings 10", "--synthetic_ratings 10 is out of range"),
+        ("--profile 5 --load", "--profile looks at a training, and none is asked for; give --train too"),
+        ("--tensorboard --recommend --user 5", "--tensorboard looks at a training, and none is asked for"),
+        ("--profile -1", "--profile -1 is negative; give 0 for none"),
+        ("--profile 10001", "--profile 10001 is too large; give at most 10,000"),
+        ("--tensorboard", "--tensorboard writes into --report_dir, and there is none; give one"),
+        ("--history 10001", "--history 10001 is too large; give at most 10,000"),
+        ("--prefetch_factor 65", "--prefetch_factor 65 is too large; give at most 64"),
+        ("--batch_size 99999999999", "--batch_size 99999999999 is too large; give at most 16,777,216"),
+        ("--num_workers 100000", "--num_workers 100000 is too large; give at most 1,024"),
+        ("--seed -1", "--seed -1 is out of range"),
+        ("--keep 0 --dump", "--keep 0 is too small; give at least 1"),
+        ("--dump_every -1 --dump", "--dump_every -1 is negative; give 0 for none"),
+        ("--dump_every 5", "--dump_every says how dumps are made, and none are made; give --dump too"),
+        ("--async_dump --load", "--async_dump says how dumps are made, and none are made; give --dump too"),
+        ("--compact --dump_every 5", "--dump_every says how dumps are made, and none are made"),
+        ("--save_dir here", "--save_dir here is for dumps, and none are made or read; give --dump or --load"),
+        ("--until 5", "--until 5 says where a load stops, and none is asked for; give --load too"),
+        ("--checkpoint latest", "--checkpoint latest says what is read, and nothing is; give --load too"),
+        (
+            "--recommend --user 5 --follow --checkpoint best",
+            "--follow takes the latest state, not the best; leave out --checkpoint",
+        ),
+        (
+            "--load elsewhere --resume",
+            "--load elsewhere is not in --save_dir dumps, to which the training asked for too writes; "
+            "give --load alone, or without a folder",
+        ),
+        ("--load --checkpoint newest", "--checkpoint newest is not known; choose one of best, latest"),
+        ("--until -2 --load", "--until -2 is not a step; give the number of one, 0 or more"),
+        ("--user 5", "--user says what is recommended, and nothing is; give --recommend too"),
+        ("--recommend", "--recommend needs --user, the raw id of a user"),
+        ("--recommend --user 5 --top 0", "--top 0 is too small; give at least 1"),
+        ("--doctor --dump", "--doctor and --dump exclude each other; give one of them"),
+        ("--export served --load", "--export and --load exclude each other; give one of them"),
+        ("--compact --inc_dump", "--compact and --inc_dump exclude each other; give one of them"),
+        ("--export", "--export: expected one argument"),
+    ],
+)
+def test_a_bad_value_is_refused_in_one_sentence(arguments: str, sentence: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        parse_args(arguments.split())
+    assert sentence in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ratings.dat"
+    file.write_text("")
+    for name in ("data_path", "cache_dir", "report_dir", "save_dir"):
+        with pytest.raises(UserError, match=f"--{name} .*ratings.dat is a file; give a folder"):
+            parse_args(["--dump", f"--{name}", str(file)])
+
+
+def test_a_folder_that_cannot_be_looked_at_is_left_to_who_opens_it() -> None:
+    name = "a" * 1000
+    assert parse_args(["--dump", "--save_dir", name]).checkpoint.save_dir == name
+    with pytest.raises(UserError, match=f"--data_path {name} is not there; give the folder"):
+        parse_args(["--data_path", name])
+
+
+@pytest.mark.parametrize("name", ["data_path", "cache_dir", "report_dir", "save_dir", "load", "export"])
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_folder_is_refused_for_it_would_mean_another_one(name: str, empty: str) -> None:
+    with pytest.raises(
+        UserError, match=f"--{name}: '{empty}' is not a folder; name one, or leave the flag out"
+    ):
+        parse_args(["--dump", f"--{name}", empty])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "modes"),
+    [
+        ("--dump", ("train",)),
+        ("--incremental_dump", ("train",)),
+        ("--resume --load", ("train", "load")),
+        ("--load", ("load",)),
+        ("--load dumps/latest --train", ("train", "load")),
+        ("--compact --load", ("compact", "load")),
+    ],
+)
+def test_modes_run_in_the_order_of_a_models_life(arguments: str, modes: tuple[str, ...]) -> None:
+    assert parse_args(arguments.split()).modes == modes
+
+
+def test_every_choice_passes() -> None:
+    choices = {name: found for section in sections().values() for name, found in section.CHOICES.items()}
+    assert {"task", "split", "mp_context"} <= choices.keys()
+    for name, found in choices.items():
+        for choice in found:
+            # --checkpoint is for what reads.
+            Config.of(load="newest", **{name: choice}).validate()
+
+
+def test_the_check_alone_exits_with_status_2_and_the_sentence() -> None:
+    result = python("-m", "recsuite.config", "--num_workers", "-1")
+    assert result.returncode == 2
+    assert result.stderr.startswith("example.py: --num_workers -1 is negative")
+    assert result.stderr.count("\n") == 1
+    assert python("-m", "recsuite.config", "--epochs", "2").returncode == 0

@@ -1,0 +1,515 @@
+"""The MovieLens formats, and a sentence with file, line and content for each way in which they break."""
+
+from __future__ import annotations
+
+import bz2
+import csv
+import gzip
+import io
+import lzma
+import re
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recsuite.config.config import Config
+from recsuite.datasets.columns import open_columns
+from recsuite.datasets.movielens.formats import RawData, locate, read
+from recsuite.errors import UserError
+
+GENRES_100K = ["unknown", "Action", "Adventure", "Animation", *(f"Genre{number}" for number in range(4, 19))]
+USERS_1M = "1::F::1::10::48067\n2::M::56::16::70072\n"
+MOVIES_1M = "1::Toy Story (1995)::Animation|Comedy\n2::Mis\u00e9rables, Les: a::b\u00e9 (1998)::Drama\n"
+
+
+def write(folder: Path, files: dict[str, str | bytes]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode("iso-8859-1"))
+    return folder
+
+
+def zipped(content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("ratings.csv", content)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def ml_1m(tmp_path: Path) -> Path:
+    ratings = "1::1::5::978300760\n1::2::3::978302109\n2::1::4::978301968\n"
+    movies = MOVIES_1M.replace("a::b\u00e9", "Part")
+    return write(tmp_path / "ml", {"ratings.dat": ratings, "movies.dat": movies, "users.dat": USERS_1M})
+
+
+@pytest.fixture
+def ml_csv(tmp_path: Path) -> Path:
+    movies = 'movieId,title,genres\n1,"Story, A (1995)",Drama|War\n7,Untitled,(no genres listed)\n'
+    ratings = "userId,movieId,rating,timestamp\n5,1,4.0,964982703\n5,7,0.5,964981247\n9,1,2.5,964982224\n"
+    return write(tmp_path / "ml", {"ratings.csv": ratings, "movies.csv": movies.encode()})
+
+
+def load(folder: Path, **options: str | float) -> RawData:
+    config = Config.of(data_path=str(folder), **options)
+    return read(*locate(config), config)
+
+
+def refusal(folder: Path, **options: str | float) -> str:
+    with pytest.raises(UserError) as error:
+        load(folder, **options)
+    sentence = str(error.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_ml_1m_is_read_whole(ml_1m: Path) -> None:
+    raw = load(ml_1m)
+    assert raw.ratings.user_id.tolist() == [1, 1, 2]
+    assert raw.ratings.movie_id.tolist() == [1, 2, 1]
+    assert raw.ratings.rating.tolist() == [5, 3, 4]
+    assert raw.ratings.time.tolist() == [978300760, 978302109, 978301968]
+    assert raw.movies["title"].tolist() == ["Toy Story (1995)", "Mis\u00e9rables, Les: Part (1998)"]
+    assert raw.movies["year"].tolist() == [1995, 1998]
+    assert raw.movies["genres"].tolist() == [["Animation", "Comedy"], ["Drama"]]
+    assert raw.users.to_dict("list") == {
+        "user_id": [1, 2],
+        "gender": ["F", "M"],
+        "age": [1, 56],
+        "occupation": ["10", "16"],
+    }
+
+
+def test_ml_10m_has_half_stars_utf_8_titles_and_no_users_file(ml_1m: Path) -> None:
+    (ml_1m / "users.dat").unlink()
+    (ml_1m / "ratings.dat").write_text("8::1::0.5::1\n3::2::4.5::2\n")
+    (ml_1m / "movies.dat").write_bytes("1::Am\u00e9lie (2001)::Comedy\n2::B (1999)::Drama\n".encode())
+    raw = load(ml_1m)
+    assert raw.ratings.rating.tolist() == [0.5, 4.5]
+    assert raw.movies["title"][0] == "Am\u00e9lie (2001)"
+    assert raw.users["user_id"].tolist() == [3, 8]
+
+
+def test_the_csv_sets_are_read_whole(ml_csv: Path) -> None:
+    raw = load(ml_csv)
+    assert raw.ratings.rating.tolist() == [4.0, 0.5, 2.5]
+    assert raw.movies["title"].tolist() == ["Story, A (1995)", "Untitled"]
+    assert raw.movies["genres"].tolist() == [["Drama", "War"], []]
+    assert raw.movies["year"].isna().tolist() == [False, True]
+
+
+@pytest.fixture
+def ml_100k(tmp_path: Path) -> Path:
+    flags = ["0"] * 19
+    flags[1] = flags[3] = "1"
+    item = "|".join(["1", "Toy Story (1995)", "01-Jan-1995", "", "http://x", *flags])
+    unknown = "|".join(["2", "unknown", "", "", "", "1", *["0"] * 18])
+    return write(
+        tmp_path / "ml",
+        {
+            "u.data": "1\t1\t5\t10\n2\t2\t3\t20\n1\t2\t1\t30\n",
+            "u.item": f"{item}\n{unknown}\n",
+            "u.user": "1|24|M|technician|85711\n2|53|F|other|94043\n",
+            "u.genre": "".join(f"{name}|{number}\n" for number, name in enumerate(GENRES_100K)) + "\n",
+            "u1.base": "1\t1\t5\t10\n2\t2\t3\t20\n",
+            "u1.test": "1\t2\t1\t5\n",
+        },
+    )
+
+
+def test_ml_100k_is_read_whole(ml_100k: Path) -> None:
+    raw = load(ml_100k)
+    assert raw.ratings.rating.tolist() == [5, 3, 1]
+    assert raw.movies["genres"].tolist() == [["Action", "Animation"], []]
+    assert raw.users["age"].tolist() == [24, 53]
+    assert raw.users["occupation"].tolist() == ["technician", "other"]
+
+
+def test_an_official_split_tests_on_its_own_file(ml_100k: Path) -> None:
+    raw = load(ml_100k, split="u1")
+    assert raw.official_test is not None
+    assert raw.official_test.tolist() == [False, False, True]
+    columns = open_columns(Config.of(data_path=str(ml_100k), split="u1"))
+    assert columns.ratings("train").tolist() == [5, 3]
+    assert columns.ratings("test").tolist() == [1]
+
+
+def test_an_official_split_without_its_files_is_refused_by_name(ml_100k: Path) -> None:
+    assert "ua.base cannot be read (No such file or directory)" in refusal(ml_100k, split="ua")
+
+
+def test_windows_line_ends_and_trailing_blank_lines_are_read(ml_1m: Path) -> None:
+    expected = load(ml_1m)
+    for name in ("ratings.dat", "movies.dat", "users.dat"):
+        content = (ml_1m / name).read_bytes()
+        (ml_1m / name).write_bytes(content.replace(b"\n", b"\r\n") + b"\r\n\r\n")
+    found = load(ml_1m)
+    assert found.ratings.rating.tolist() == expected.ratings.rating.tolist()
+    assert found.movies.equals(expected.movies)
+    assert found.users.equals(expected.users)
+
+
+BAD_ROWS = [
+    ("1::1::5", "3 fields instead of 4"),
+    ("1::1::5::978300760::7", "5 fields instead of 4"),
+    ("1::x::5::978300760", "not a number"),
+    ("1:7:1::5::978300760", "3 fields instead of 4"),
+    ("1::1::5.1::978300760", "a rating outside 0.5 to 5.0"),
+    ("1::1::0::978300760", "a rating outside 0.5 to 5.0"),
+    ("1::1::nan::978300760", "not a number"),
+    ("1::1::::978300760", "not a number"),
+    ("1::1::5::9783.5", "not a number"),
+    ("1::99::5::978300760", "movie 99 is not in movies.dat"),
+    ("99::1::5::978300760", "user 99 is not in users.dat"),
+    ("99999999999999999999::1::5::1", "a number of more than 64 bits"),
+    ("1::1::5::99999999999999999999", "a number of more than 64 bits"),
+    ("UserID::MovieID::Rating::Timestamp", "not a number"),
+    ("\xff\xfe1::1::5::1", "not a number"),
+    ("1::1::5::" + "9" * 5000, "a number of more than 64 bits"),
+    ("1::0x1::5::978300760", "not a number"),
+    ("1::1::5::-1", "a time outside 0 to 253402300799 (seconds since 1970)"),
+    # In milliseconds.
+    ("1::1::5::978300760000", "a time outside 0 to 253402300799 (seconds since 1970)"),
+    ("1::1::5::978300760::" + "0" * 2_000_000, "5 fields instead of 4"),
+]
+
+
+@pytest.mark.parametrize(("row", "reason"), BAD_ROWS)
+def test_a_bad_rating_is_named_with_file_line_and_content(ml_1m: Path, row: str, reason: str) -> None:
+    lines = (ml_1m / "ratings.dat").read_text().splitlines()
+    write(ml_1m, {"ratings.dat": "\n".join([lines[0], row, *lines[1:]])})
+    sentence = refusal(ml_1m)
+    assert f"ratings.dat, line 2: {reason}: " in sentence
+    assert "--bad_rows skip" in sentence
+    if row.isascii():
+        assert repr(row[:120]) in sentence
+
+
+@pytest.mark.parametrize(("row", "reason"), BAD_ROWS)
+def test_bad_ratings_are_counted_and_left_out_when_asked(ml_1m: Path, row: str, reason: str) -> None:
+    lines = (ml_1m / "ratings.dat").read_text().splitlines()
+    write(ml_1m, {"ratings.dat": "\n".join([lines[0], row, *lines[1:], row])})
+    raw = load(ml_1m, bad_rows="skip", max_bad_rows=0.5)
+    assert raw.ratings.rating.tolist() == [5, 3, 4]
+    (note,) = raw.skipped
+    assert note == f"left out 2 bad rows of ratings.dat, the first being line 2 ({reason})"
+    config = Config.of(data_path=str(ml_1m), bad_rows="skip", max_bad_rows=0.5, test_fraction=0.4)
+    assert open_columns(config).notes[0] == note
+
+
+def test_more_bad_rows_than_a_share_are_refused_with_their_number_the_limit_and_a_row(ml_1m: Path) -> None:
+    good = (ml_1m / "ratings.dat").read_text().splitlines()[0]
+    write(ml_1m, {"ratings.dat": "\n".join([*[good] * 98, "bad", "worse"])})
+    sentence = refusal(ml_1m, bad_rows="skip")
+    assert "ratings.dat, line 99: 1 field instead of 4: 'bad'" in sentence
+    assert "2 of 100 rows of the file cannot be read, and --max_bad_rows 0.01 allows 1" in sentence
+    assert len(load(ml_1m, bad_rows="skip", max_bad_rows=0.02, duplicates="keep").ratings.rating) == 98
+    write(ml_1m, {"ratings.dat": "\n".join([*[good] * 99, "bad"])})
+    assert len(load(ml_1m, bad_rows="skip", duplicates="keep").ratings.rating) == 99
+
+
+def test_columns_made_under_another_limit_are_not_taken(ml_1m: Path) -> None:
+    lines = (ml_1m / "ratings.dat").read_text()
+    write(ml_1m, {"ratings.dat": lines + "bad\n"})
+    config = Config.of(data_path=str(ml_1m), bad_rows="skip", max_bad_rows=0.5, test_fraction=0.4)
+    open_columns(config)
+    with pytest.raises(UserError, match=r"--max_bad_rows 0\.01 allows 0"):
+        open_columns(config.replaced(max_bad_rows=0.01))
+
+
+def test_bad_rows_of_every_kind_count_together(ml_1m: Path) -> None:
+    movies = "".join(f"{number}::Title (1990)::Drama\n" for number in range(3, 10))
+    write(ml_1m, {"movies.dat": MOVIES_1M.replace("a::b\xe9", "x") + movies + "x::Bad::Drama\n10::Short\n"})
+    sentence = refusal(ml_1m, bad_rows="skip", max_bad_rows=0.1)
+    assert "movies.dat, line 10: movie_id 'x' is not a whole number" in sentence
+    assert "2 of 11 rows" in sentence
+    assert len(load(ml_1m, bad_rows="skip", max_bad_rows=0.2).movies) == 9
+
+
+@pytest.mark.parametrize(
+    ("file", "row", "reason"),
+    [
+        ("movies.dat", "3::No genres (1990)", "2 fields instead of 3"),
+        ("movies.dat", "x::Title (1990)::Drama", "movie_id 'x' is not a whole number"),
+        ("movies.dat", "1_0::Title (1990)::Drama", "movie_id '1_0' is not a whole number"),
+        (
+            "movies.dat",
+            "9223372036854775808::Title (1990)::Drama",
+            "movie_id 9223372036854775808 is not between -9223372036854775808 and 9223372036854775807",
+        ),
+        ("movies.dat", "1::Again (1990)::Drama", "movie_id 1 a second time"),
+        ("users.dat", "3::M::25", "3 fields instead of 5"),
+        ("users.dat", "3::M::old::1::2", "age 'old' is not a whole number"),
+        ("users.dat", f"3::M::{'9' * 23}::1::2", f"age {'9' * 23} is not between 0 and 150"),
+        ("users.dat", f"3::M::{'9' * 5000}::1::2", f"age {'9' * 40} is not between 0 and 150"),
+        ("users.dat", "3::M::-1::1::2", "age -1 is not between 0 and 150"),
+        ("users.dat", "3::M::151::1::2", "age 151 is not between 0 and 150"),
+        ("users.dat", "2::M::25::1::2", "user_id 2 a second time"),
+    ],
+)
+def test_a_bad_movie_or_user_is_named(ml_1m: Path, file: str, row: str, reason: str) -> None:
+    with (ml_1m / file).open("ab") as opened:
+        opened.write(f"{row}\n".encode())
+    assert f"{file}, line 3: {reason}: {row[:120]!r}; mend the file" in refusal(ml_1m)
+    raw = load(ml_1m, bad_rows="skip", max_bad_rows=0.5)
+    assert len(raw.movies) == len(raw.users) == 2
+    assert file in raw.skipped[0]
+
+
+@pytest.mark.parametrize("name", ["ratings.dat", "movies.dat"])
+def test_an_empty_or_missing_file_is_refused_by_name(ml_1m: Path, name: str) -> None:
+    (ml_1m / name).write_text("\n")
+    assert f"{name} is empty" in refusal(ml_1m)
+    (ml_1m / name).unlink()
+    sentence = refusal(ml_1m)
+    assert name in sentence
+    assert str(ml_1m) in sentence
+
+
+def test_a_file_of_bad_rows_alone_is_refused_even_when_they_are_skipped(ml_1m: Path) -> None:
+    (ml_1m / "ratings.dat").write_text("a\nb\n")
+    assert "2 of 2 rows of the file cannot be read" in refusal(ml_1m, bad_rows="skip")
+    sentence = refusal(ml_1m, bad_rows="skip", max_bad_rows=1.0)
+    assert "ratings.dat holds no rating that can be read" in sentence
+
+
+def test_a_csv_without_its_header_is_refused(ml_csv: Path) -> None:
+    lines = (ml_csv / "ratings.csv").read_text().splitlines()
+    write(ml_csv, {"ratings.csv": "\n".join(lines[1:])})
+    for bad_rows in ("error", "skip"):
+        sentence = refusal(ml_csv, bad_rows=bad_rows)
+        assert "line 1: '5,1,4.0,964982703' is not the header 'userId,movieId,rating,timestamp'" in sentence
+
+
+@pytest.mark.parametrize("file", ["ratings.csv", "movies.csv"])
+@pytest.mark.parametrize(
+    ("encode", "what"),
+    [
+        (gzip.compress, "is compressed by gzip, not text in UTF-8; unpack it"),
+        (bz2.compress, "is compressed by bzip2"),
+        (lzma.compress, "is compressed by xz"),
+        (zipped, "is a zip archive"),
+        (lambda text: b"PAR1" + text, "is a Parquet file"),
+        (
+            lambda text: text.decode().encode("utf-16"),
+            "is text in UTF-16, not text in UTF-8; convert it with iconv",
+        ),
+        (lambda text: b"\xfe\xff" + text.decode().encode("utf-16-be"), "is text in UTF-16"),
+        (lambda text: text.decode().encode("utf-16-le"), "is text in UTF-16"),
+        (lambda text: text.decode().encode("utf-16-be"), "is text in UTF-16"),
+        (lambda text: text.decode().encode("utf-32"), "is text in UTF-32"),
+    ],
+    ids=["gzip", "bzip2", "xz", "zip", "parquet", "utf-16", "utf-16 big", "no mark", "no mark big", "utf-32"],
+)
+def test_a_file_that_is_no_text_of_ours_is_named_for_what_it_is(
+    ml_csv: Path, file: str, encode: Callable[[bytes], bytes], what: str
+) -> None:
+    (ml_csv / file).write_bytes(encode((ml_csv / file).read_bytes()))
+    for bad_rows in ("error", "skip"):
+        assert f"{ml_csv / file} {what}" in refusal(ml_csv, bad_rows=bad_rows)
+
+
+@pytest.mark.parametrize("name", ["ml_1m", "ml_100k", "ml_csv"])
+def test_the_mark_of_utf_8_is_no_content(name: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(name)
+    # So that the lines are looked at one by one, too.
+    ratings = next(path for path in folder.iterdir() if path.name in ("ratings.dat", "u.data", "ratings.csv"))
+    ratings.write_bytes(ratings.read_bytes() + b"bad\n")
+    expected = load(folder, bad_rows="skip", max_bad_rows=0.5)
+    for path in folder.iterdir():
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    found = load(folder, bad_rows="skip", max_bad_rows=0.5)
+    assert found.ratings.user_id.tolist() == expected.ratings.user_id.tolist()
+    assert found.movies.equals(expected.movies)
+    assert found.users.equals(expected.users)
+    assert found.skipped == expected.skipped
+
+
+def test_quoted_fields_are_read(ml_csv: Path) -> None:
+    expected = load(ml_csv)
+    for name in ("ratings.csv", "movies.csv"):
+        rows = list(csv.reader((ml_csv / name).read_text().splitlines()))
+        with (ml_csv / name).open("w", newline="") as file:
+            csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+    assert (
+        (ml_csv / "ratings.csv").read_text().startswith('"userId","movieId","rating","timestamp"\n"5","1",')
+    )
+    found = load(ml_csv)
+    assert [column.tolist() for column in vars(found.ratings).values()] == [
+        column.tolist() for column in vars(expected.ratings).values()
+    ]
+    assert found.movies.equals(expected.movies)
+    with (ml_csv / "ratings.csv").open("a") as file:
+        file.write('"5","7","9.0","1"\n')
+    sentence = refusal(ml_csv)
+    assert """ratings.csv, line 5: a rating outside 0.5 to 5.0: '"5","7","9.0","1"'""" in sentence
+    assert load(ml_csv, bad_rows="skip", max_bad_rows=0.5).ratings.user_id.tolist() == [5, 5, 9]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ('"5"0,1,4.0,1', "a quote in the wrong place"),
+        ('5"0",1,4.0,1', "not a number"),
+        ('"5,1,4.0,1', "a quote in the wrong place"),
+        ('5,1,4.0,"1', "a quote in the wrong place"),
+        ('"5,1",4.0,1', "3 fields instead of 4"),
+        ('"5,1",1,4.0,1', "not a number"),
+        ('"",1,4.0,1', "not a number"),
+        ('"5""5",1,4.0,1', "not a number"),
+    ],
+)
+def test_a_quote_in_the_wrong_place_is_named_with_its_line(ml_csv: Path, row: str, reason: str) -> None:
+    lines = (ml_csv / "ratings.csv").read_text().splitlines()
+    write(ml_csv, {"ratings.csv": "\n".join([*lines[:2], row, *lines[2:]])})
+    assert f"ratings.csv, line 3: {reason}: {row!r}" in refusal(ml_csv)
+    assert load(ml_csv, bad_rows="skip", max_bad_rows=0.5).ratings.user_id.tolist() == [5, 5, 9]
+
+
+def test_lines_of_blanks_and_blanks_around_numbers_are_read_beside_bad_rows(ml_csv: Path) -> None:
+    with (ml_csv / "ratings.csv").open("a") as file:
+        file.write(" 9 ,1, 3.5,8\n   \nbad\n")
+    assert "ratings.csv, line 7: 1 field instead of 4: 'bad'" in refusal(ml_csv)
+    raw = load(ml_csv, bad_rows="skip", max_bad_rows=0.5, duplicates="keep")
+    assert raw.ratings.rating.tolist() == [4.0, 0.5, 2.5, 3.5]
+
+
+def test_a_genre_file_of_another_length_is_refused(ml_100k: Path) -> None:
+    lines = (ml_100k / "u.genre").read_text().splitlines()
+    write(ml_100k, {"u.genre": "\n".join(lines[1:])})
+    assert "u.genre names 18 genres, and u.item tells of 19" in refusal(ml_100k, bad_rows="skip")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"x",
+        b"PK\x03\x04",
+        b"\x93NUMPY\x01\x00\x10\x00{'descr': '<f4', ",
+        b"\x93NUMPY\x01\x00\x76\x00{'descr': '<f4', 'fortran_order': False, 'shape': (999999999999,), }",
+        np.zeros(3),
+        np.zeros((3, 1), "f4"),
+    ],
+    ids=["empty", "text", "zip", "cut", "too long", "float64", "two dimensions"],
+)
+def test_a_damaged_oracle_is_refused_by_name(ml_1m: Path, content: bytes | np.ndarray) -> None:
+    if isinstance(content, bytes):
+        (ml_1m / "oracle.npy").write_bytes(content)
+    else:
+        np.save(ml_1m / "oracle.npy", content)
+    assert f"{ml_1m / 'oracle.npy'} is damaged" in refusal(ml_1m)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"{"])
+def test_a_damaged_description_of_a_synthetic_set_is_refused(ml_1m: Path, content: bytes) -> None:
+    (ml_1m / "oracle.json").write_bytes(content)
+    assert "holds other ratings than" in refusal(ml_1m, dataset="synthetic")
+
+
+def test_a_quote_that_is_never_closed_is_refused(ml_csv: Path) -> None:
+    with (ml_csv / "movies.csv").open("a") as file:
+        file.write('8,"Open (1990),Drama\n' + "9,Long (1990),Drama\n" * 10_000)
+    assert "movies.csv cannot be split into rows" in refusal(ml_csv)
+
+
+def test_line_numbers_count_the_header(ml_csv: Path) -> None:
+    with (ml_csv / "ratings.csv").open("a") as file:
+        file.write("5,7,9.0,1\n")
+    assert "ratings.csv, line 5: a rating outside 0.5 to 5.0: '5,7,9.0,1'" in refusal(ml_csv)
+
+
+def _unknown(line: bytes, files: dict[str, bytes]) -> bool:
+    user, movie, *_ = line.split(b"::")
+    known_users, known_movies = (
+        {int(row.split(b"::")[0]) for row in files[name].splitlines()} for name in ("users.dat", "movies.dat")
+    )
+    return int(user) not in known_users or int(movie) not in known_movies
+
+
+def test_random_damage_never_passes_silently(synthetic_folder: Path, tmp_path: Path) -> None:
+    files = {name: (synthetic_folder / name).read_bytes() for name in ("movies.dat", "users.dat")}
+    lines = (synthetic_folder / "ratings.dat").read_bytes().splitlines()[:200]
+    load(write(tmp_path / "ml", {**files, "ratings.dat": b"\n".join(lines)}))
+    draw = np.random.default_rng(0)
+    # What damage can leave a rating: other digits.
+    pattern = re.compile(rb"\d+::\d+::[1-5]::\d+")
+    for _ in range(200):
+        damaged = list(lines)
+        line = int(draw.integers(len(lines)))
+        place = int(draw.integers(len(lines[line])))
+        damaged[line] = lines[line][:place] + bytes([draw.integers(33, 127)]) + lines[line][place + 1 :]
+        write(tmp_path / "ml", {"ratings.dat": b"\n".join(damaged)})
+        if pattern.fullmatch(damaged[line]) and not _unknown(damaged[line], files):
+            continue
+        with pytest.raises(UserError, match=f"line {line + 1}:"):
+            load(tmp_path / "ml")
+
+
+def test_a_folder_without_ratings_is_refused(tmp_path: Path) -> None:
+    assert "holds no MovieLens ratings (u.data, ratings.dat, ratings.csv)" in refusal(tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be made .File name too long.; give a --data_path that can"):
+        locate(Config.of(dataset="synthetic", data_path=str(tmp_path / ("a" * 1000))))
+
+
+def test_a_folder_of_another_set_is_refused(ml_csv: Path, ml_1m: Path) -> None:
+    (ml_1m / "ratings.dat").unlink()
+    assert "does not hold ml-1m but ratings.csv" in refusal(ml_csv, dataset="ml-1m")
+
+
+def test_a_set_with_the_wrong_number_of_ratings_is_refused(ml_1m: Path) -> None:
+    with pytest.raises(UserError, match="holds 3 ratings, but ml-1m has 1,000,209; remove the folder"):
+        open_columns(Config.of(data_path=str(ml_1m), dataset="ml-1m", test_fraction=0.4))
+
+
+def test_a_synthetic_folder_of_another_size_is_refused(synthetic_folder: Path) -> None:
+    sentence = refusal(synthetic_folder, dataset="synthetic")
+    assert "holds other ratings than --synthetic_ratings 1000000 --seed 0" in sentence
+
+
+def test_a_set_that_cannot_be_downloaded_says_the_two_ways_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOVIELENS_MIRROR", "http://127.0.0.1:9/")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    sentence = refusal(tmp_path / "ml-1m", dataset="ml-1m")
+    assert "ml-1m.zip" in sentence
+    assert "--dataset synthetic" in sentence
+    assert not (tmp_path / "ml-1m").exists()
+
+
+@pytest.mark.real_data
+def test_real_movielens_is_read_whole(real_folder: Path) -> None:
+    raw = load(real_folder, dataset="ml-latest-small")
+    assert len(raw.ratings.rating) == 100_836
+    assert len(raw.users) == 610
+    assert len(raw.movies) == 9_742
+    assert float(raw.ratings.rating.mean()) == pytest.approx(3.5016, abs=1e-4)
+
+
+def test_reading_takes_at_most_twice_what_pandas_takes_for_the_same_bytes(tmp_path: Path) -> None:
+    import pandas
+
+    from recsuite.datasets.movielens.synthetic import write_synthetic
+
+    write_synthetic(tmp_path / "data", 300_000, seed=0)
+    config = Config.of(data_path=str(tmp_path / "data"))
+    folder, layout = locate(config)
+    ours, theirs = [], []
+    # The best of several, in turn, so that a busy machine slows both alike.
+    for _ in range(4):
+        start = time.perf_counter()
+        read(folder, layout, config)
+        ours.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        for name in ("ratings.dat", "movies.dat", "users.dat"):
+            pandas.read_csv(folder / name, sep=":", header=None, on_bad_lines="skip", encoding="latin-1")
+        theirs.append(time.perf_counter() - start)
+    assert min(ours) <= 2 * min(theirs)

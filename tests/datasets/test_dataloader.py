@@ -1,0 +1,378 @@
+"""Batches as a pure function of position: the same for any pool, each rating once for any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recsuite.config.config import Config
+from recsuite.datasets import dataloader
+from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.dataloader import (
+    EpochSampler,
+    RatingBatches,
+    Request,
+    build_dataloader,
+    choose_num_workers,
+)
+from recsuite.datasets.features import FEATURES, UNKNOWN_ROW
+from recsuite.datasets.movielens.formats import locate, read
+from recsuite.errors import UserError, counted
+from tests.support.launch import GPUS, python, succeeded
+
+
+@pytest.fixture(scope="module")
+def config(synthetic_folder: Path) -> Config:
+    return Config.of(data_path=str(synthetic_folder), batch_size=256, history=0)
+
+
+@pytest.fixture(scope="module")
+def columns(config: Config) -> Columns:
+    return open_columns(config)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "method"),
+    [(number, method) for number in (1, 2, 4) for method in ("spawn", "forkserver", "fork")],
+)
+@pytest.mark.parametrize("history", [0, 5])
+def test_batches_are_the_same_bits_for_any_number_of_workers_and_start_method(
+    config: Config, num_workers: int, method: str, history: int
+) -> None:
+    config = config.replaced(history=history)
+    dataset = RatingBatches(open_columns(config), config, rank=0, world_size=1)
+    sampler = EpochSampler(dataset)
+    alone = build_dataloader(dataset, sampler, config)
+    pooled_config = config.replaced(num_workers=num_workers, mp_context=method)
+    with build_dataloader(dataset, sampler, pooled_config) as pooled:
+        for sampler.split, sampler.epoch in (("train", 1), ("test", 0)):
+            expected, found = list(alone), list(pooled)
+            assert len(expected) == len(found) > 1
+            for one, other in zip(expected, found, strict=True):
+                for tensor, same in zip(one, other, strict=True):
+                    assert tensor.dtype == same.dtype
+                    assert torch.equal(tensor, same)
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_every_rating_comes_once_per_epoch_for_1_2_and_3_ranks(
+    columns: Columns, config: Config, split: str
+) -> None:
+    expected = np.sort(columns.ratings(split))
+    for world_size in (1, 2, 3):
+        ratings, steps = [], set()
+        for rank in range(world_size):
+            dataset = RatingBatches(columns, config, rank, world_size)
+            steps.add(dataset.num_steps(split))
+            for step in range(dataset.num_steps(split)):
+                batch = dataset[Request(split, 4, step)]
+                assert len(batch.ratings) == len(batch.weights) == config.loader.batch_size
+                ratings.append(batch.ratings[batch.weights > 0].numpy())
+        assert len(steps) == 1
+        np.testing.assert_array_equal(np.sort(np.concatenate(ratings)), expected)
+
+
+@pytest.mark.parametrize("first", [1, 5_000, 15_199])
+def test_a_resumed_pass_gives_what_is_left_of_it_for_any_number_of_ranks(
+    columns: Columns, config: Config, first: int
+) -> None:
+    whole = RatingBatches(columns, config.replaced(batch_size=columns.num_train), 0, 1)
+    expected = whole[Request("train", 3, 0)].ratings[first:]
+    for world_size, num_workers in ((1, 1), (2, 0), (3, 2)):
+        parts = []
+        for rank in range(world_size):
+            dataset = RatingBatches(columns, config, rank, world_size)
+            sampler = EpochSampler(dataset)
+            sampler.epoch, sampler.first = 3, first
+            pooled = config.replaced(num_workers=num_workers)
+            with build_dataloader(dataset, sampler, pooled) as loader:
+                parts.append([batch.ratings[batch.weights > 0].clone() for batch in loader])
+        in_order = [batch for step in zip(*parts, strict=True) for batch in step]
+        assert torch.equal(torch.cat(in_order), expected)
+        assert sum(dataset.step_sizes("train", first)) == len(expected)
+
+
+def test_ranks_share_the_global_batch_of_one_rank(columns: Columns, config: Config) -> None:
+    whole = RatingBatches(columns, config.replaced(batch_size=600), 0, 1)
+    for world_size in (2, 3):
+        small = config.replaced(batch_size=600 // world_size)
+        parts = [RatingBatches(columns, small, rank, world_size) for rank in range(world_size)]
+        for step in (0, whole.num_steps("train") - 1):
+            request = Request("train", 2, step)
+            joined = torch.cat([part[request].ratings for part in parts])
+            assert torch.equal(joined, whole[request].ratings)
+
+
+def test_weights_make_the_mean_over_ranks_the_mean_over_real_rows(columns: Columns, config: Config) -> None:
+    parts = [RatingBatches(columns, config, rank, 3) for rank in range(3)]
+    last = parts[0].num_steps("train") - 1
+    batches = [part[Request("train", 0, last)] for part in parts]
+    real = torch.cat([batch.ratings[batch.weights > 0] for batch in batches])
+    assert 0 < len(real) < 3 * config.loader.batch_size
+    mean = torch.stack([(batch.weights * batch.ratings).mean() for batch in batches]).mean()
+    assert float(mean) == pytest.approx(float(real.mean()), rel=1e-6)
+
+
+def test_a_batch_holds_the_features_that_the_files_say(
+    columns: Columns, config: Config, synthetic_folder: Path
+) -> None:
+    raw = read(*locate(config), config)
+    vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_text())
+    batch = RatingBatches(columns, config, 0, 1)[Request("test", 0, 0)]
+    # The first test rating is the oldest of the newest fifth.
+    oldest = np.argsort(raw.ratings.time, kind="stable")[columns.range_of("test").start]
+    user = raw.users.set_index("user_id").loc[raw.ratings.user_id[oldest]]
+    movie = raw.movies.set_index("movie_id").loc[raw.ratings.movie_id[oldest]]
+    expected = {
+        "user": [raw.ratings.user_id[oldest]],
+        "gender": [user["gender"]],
+        "age": [user["age"]],
+        "occupation": [user["occupation"]],
+        "movie": [raw.ratings.movie_id[oldest]],
+        "year": [movie["year"]],
+        "genres": movie["genres"],
+    }
+    start = 0
+    lengths = batch.lengths.view(len(columns.tables), -1)
+    for table, of_feature in zip(columns.tables, lengths, strict=True):
+        rows = batch.values[start : start + of_feature[0]]
+        start += int(of_feature.sum())
+        names = [vocabulary[table.name][row - 1] if row != UNKNOWN_ROW else None for row in rows.tolist()]
+        assert names == list(expected[table.name])
+    assert start == len(batch.values)
+
+
+def test_features_may_stand_in_any_order(
+    columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Lists, and the features of movies, before all others; batches keep features with one value in front.
+    monkeypatch.setattr("recsuite.datasets.columns.FEATURES", (FEATURES[6], *FEATURES[4:6], *FEATURES[:4]))
+    other = open_columns(config.replaced(cache_dir=str(tmp_path)))
+    names = [table.name for table in other.tables]
+    assert names == ["user", "gender", "age", "occupation", "movie", "year", "genres"]
+    for step in range(3):
+        request = Request("train", 0, step)
+        ours, theirs = (
+            RatingBatches(other, config, 0, 1)[request],
+            RatingBatches(columns, config, 0, 1)[request],
+        )
+        assert all(map(torch.equal, ours, theirs))
+
+
+def test_a_pass_keeps_to_the_epoch_that_it_began_with(columns: Columns, config: Config) -> None:
+    dataset = RatingBatches(columns, config, 0, 1)
+    for num_workers in (0, 2):
+        sampler = EpochSampler(dataset)
+        with build_dataloader(dataset, sampler, config.replaced(num_workers=num_workers)) as loader:
+            batches = iter(loader)
+            sampler.epoch, sampler.split = 7, "test"
+            for step, batch in enumerate(batches):
+                assert torch.equal(batch.values, dataset[Request("train", 0, step)].values)
+            assert step + 1 == dataset.num_steps("train")
+
+
+def test_the_data_set_pickles_to_less_than_64_kib_after_it_was_read(columns: Columns, config: Config) -> None:
+    dataset = RatingBatches(columns, config, 0, 1)
+    dataset[Request("train", 0, 0)]
+    assert len(pickle.dumps(dataset)) < 64 * 1024
+
+
+PROBE = """
+import json, multiprocessing, os, sys
+import numpy as np
+from recsuite.config.config import Config
+from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+
+HEAVY = ("torch", "torchrec", "fbgemm_gpu", "pandas", "pyarrow")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_IO_THREADS")
+
+class Probe(RatingBatches):
+    def make(self, request, empty=np.empty):
+        print("this is a line")
+        found = {{
+            "heavy": [name for name in HEAVY if name in sys.modules],
+            "threads": [os.environ.get(name) for name in THREADS],
+            "num_threads": len(os.listdir("/proc/self/task")),
+            "method": multiprocessing.get_start_method(allow_none=True), "pid": os.getpid(),
+        }}
+        return [np.frombuffer(json.dumps(found).encode(), np.uint8)] * 5
+
+if __name__ == "__main__":
+    from recsuite.datasets.columns import open_columns
+    from recsuite.runtime.process import init_runtime, cleanup_runtime
+    import example
+    from recsuite.training import trainer as train
+    config = Config.of(data_path={data!r}, batch_size=4000, num_workers=2, mp_context={method!r})
+    context = init_runtime(config)
+    dataset = Probe(open_columns(config), config, 0, 1)
+    with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
+        for found in loader:
+            sys.stdout.write(found[0].numpy().tobytes().decode() + "\\n")
+    cleanup_runtime()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_worker_is_light_and_untouched_by_the_runtime(
+    synthetic_folder: Path, tmp_path: Path, method: str
+) -> None:
+    script = tmp_path / "probe.py"
+    script.write_text(PROBE.format(data=str(synthetic_folder), method=method))
+    lines = succeeded(python(script)).splitlines()
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    assert len({probe["pid"] for probe in found}) == 2
+    for probe in found:
+        # Without torch there is no CUDA, no process group and no thread that it could have.
+        assert probe["heavy"] == []
+        assert probe["method"] == method
+        assert probe["threads"] == ["1"] * 4
+        assert probe["num_threads"] == 1
+    # Their print has a tag of their own, not the trainer's.
+    tags = {line.split("]")[0] for line in lines if line.endswith("this is a line")}
+    assert tags == {"[RANK 0 W 0", "[RANK 0 W 1"}
+
+
+def test_a_pool_survives_the_epochs_and_gives_each_its_own_order(columns: Columns, config: Config) -> None:
+    dataset = RatingBatches(columns, config.replaced(num_workers=1), 0, 1)
+    sampler = EpochSampler(dataset)
+    firsts, workers = [], set()
+    with build_dataloader(dataset, sampler, config.replaced(num_workers=1)) as loader:
+        assert loader.pool is not None
+        for epoch in range(3):
+            sampler.epoch = epoch
+            batches = list(loader)
+            assert len(batches) == dataset.num_steps("train")
+            firsts.append(batches[0].values)
+            workers.update(loader.pool.pids)
+    assert not torch.equal(firsts[0], firsts[1])
+    assert not torch.equal(firsts[1], firsts[2])
+    assert len(workers) == 1
+
+
+PINNED = """
+import sys
+from recsuite.datasets.columns import open_columns
+from recsuite.config.config import Config
+from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+
+if __name__ == "__main__":
+    for num_workers in (0, 1):
+        # With a history: a tensor without elements has no memory that could be pinned.
+        config = Config.of(data_path={data!r}, num_workers=num_workers, history=3)
+        dataset = RatingBatches(open_columns(config), config, 0, 1)
+        with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
+            for batch in loader:
+                assert all(tensor.is_pinned() for tensor in batch if tensor.numel())
+"""
+
+
+@pytest.mark.gpu
+def test_batches_are_pinned_where_there_is_a_device(synthetic_folder: Path, tmp_path: Path) -> None:
+    script = tmp_path / "pinned.py"
+    script.write_text(PINNED.format(data=str(synthetic_folder)))
+    succeeded(python(script, env=GPUS))
+
+
+@pytest.mark.parametrize(
+    ("batch", "step", "cores", "ranks", "number", "words"),
+    [
+        (0.0001, 0.0200, 8, 2, 0, "waiting 0.5% of the time is worth no process"),
+        (0.0100, 0.0100, 2, 2, 0, "there is no core for one"),
+        (0.0100, 0.0100, 8, 2, 1, "1 keep pace"),
+        (0.0350, 0.0100, 16, 2, 4, "4 keep pace"),
+        (0.0350, 0.0100, 8, 2, 3, "4 would keep pace but there is no core for more"),
+        (0.0100, 0.0000, 4, 1, 3, "would keep pace but there is no core for more"),
+    ],
+)
+def test_the_number_of_workers_follows_from_the_costs_and_the_cores(
+    batch: float, step: float, cores: int, ranks: int, number: int, words: str
+) -> None:
+    found, why = choose_num_workers(batch, step, cores, ranks)
+    assert found == number
+    assert words in why
+    assert (
+        f"{batch * 1e3:.2f} ms and a step {step * 1e3:.2f} ms; {cores} cores for {counted(ranks, 'rank')} "
+        in why
+    )
+
+
+class SlowBatches(RatingBatches):
+    """Takes 10 ms for a batch."""
+
+    def make(self, request: Request, empty: Any = np.empty) -> Any:
+        """The batch, late."""
+        time.sleep(0.01)
+        return super().make(request, empty)
+
+
+def test_auto_measures_the_batch_apart_from_the_step(
+    columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[float, float]] = []
+
+    def choose(batch_seconds: float, step_seconds: float, *_: int) -> tuple[int, str]:
+        told.append((batch_seconds, step_seconds))
+        return 0, "0"
+
+    monkeypatch.setattr(dataloader, "choose_num_workers", choose)
+    dataset = SlowBatches(columns, config, 0, 1)
+    chosen = config.replaced(num_workers="auto")
+    with build_dataloader(dataset, EpochSampler(dataset), chosen) as loader:
+        for _ in loader:
+            time.sleep(0.03)
+    ((batch_seconds, step_seconds),) = told
+    assert 0.01 <= batch_seconds < 0.025
+    assert 0.03 <= step_seconds < 0.06
+
+
+def test_auto_gives_the_batches_of_no_workers_whatever_it_decides(
+    columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = RatingBatches(columns, config, 0, 1)
+    sampler = EpochSampler(dataset)
+    expected = list(build_dataloader(dataset, sampler, config))
+    monkeypatch.setattr(dataloader, "choose_num_workers", lambda *costs: (2, "2, as it was told"))
+    with build_dataloader(dataset, sampler, config.replaced(num_workers="auto")) as loader:
+        for _ in range(2):
+            for one, other in zip(expected, loader, strict=True):
+                assert all(map(torch.equal, one, other))
+        assert loader.pool is not None
+        assert len(loader.pool.pids) == 2
+    assert capsys.readouterr().out == "--num_workers auto: 2, as it was told\n"
+
+
+def test_fork_is_refused_once_cuda_is_initialised_and_warned_about_before(
+    columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forked = config.replaced(num_workers=1, mp_context="fork")
+    dataset = RatingBatches(columns, config, 0, 1)
+    with build_dataloader(dataset, EpochSampler(dataset), forked):
+        assert "--mp_context fork: workers inherit the locks" in capsys.readouterr().out
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(UserError, match="--mp_context fork cannot be used once CUDA is initialised"):
+        build_dataloader(dataset, EpochSampler(dataset), forked)
+
+
+def test_a_batch_needs_no_more_than_it_says(columns: Columns, config: Config) -> None:
+    dataset = RatingBatches(columns, config, 0, 1)
+    sizes = [
+        sum(array.nbytes for array in dataset.make(Request("train", 0, step)))
+        for step in range(dataset.num_steps("train"))
+    ]
+    assert max(sizes) <= dataset.batch_bytes < 3 * max(sizes)
+
+
+def test_small_batches_are_the_parts_of_a_large_one(columns: Columns, config: Config) -> None:
+    # The positions of several steps are shuffled together; which, depends on the size of the batch alone.
+    large = RatingBatches(columns, config.replaced(batch_size=1000), 0, 1)
+    small = RatingBatches(columns, config.replaced(batch_size=10), 0, 1)
+    whole = large[Request("train", 1, 3)].ratings
+    parts = [small[Request("train", 1, step)].ratings for step in (399, 300, *range(300, 400))][2:]
+    assert torch.equal(torch.cat(parts), whole)

@@ -1,0 +1,105 @@
+"""Several ratings of one movie by one user: one of them counts, or the split is said to come between them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.movielens.formats import locate, read
+
+# user, movie, rating, time. User 1 rates movie 1 three times, the newest first in the file, and user 2 rates
+# movie 3 twice in one second.
+RATINGS = [
+    (1, 1, 5.0, 300),
+    (1, 1, 1.0, 100),
+    (2, 1, 2.0, 150),
+    (1, 1, 3.0, 200),
+    (1, 2, 4.0, 400),
+    (2, 3, 0.5, 500),
+    (2, 3, 4.5, 500),
+    (3, 2, 3.5, 50),
+]
+ONCE = [(1, 2, 4.0, 400), (2, 1, 2.0, 150), (3, 2, 3.5, 50)]
+
+
+def write(folder: Path, ratings: list[tuple[int, int, float, int]]) -> Config:
+    folder.mkdir(exist_ok=True)
+    lines = ["userId,movieId,rating,timestamp", *(",".join(map(str, rating)) for rating in ratings)]
+    (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
+    movies = sorted({movie for _, movie, _, _ in ratings})
+    movies_csv = ["movieId,title,genres", *(f"{movie},Title (1990),Drama" for movie in movies)]
+    (folder / "movies.csv").write_text("\n".join(movies_csv) + "\n")
+    return Config.of(data_path=str(folder), validation_fraction=0.0)
+
+
+def stored(columns: Columns, split: str) -> list[tuple[int, int]]:
+    """Positions of user and movie of the ratings of a split."""
+    part = columns.range_of(split)
+    rows = columns.column("rows")[part.start : part.stop]
+    return [(int(user), int(movie)) for user, movie, _, _ in rows]
+
+
+@pytest.mark.parametrize(
+    ("how", "counting", "words"),
+    [
+        ("last", [(1, 1, 5.0, 300), (2, 3, 4.5, 500)], "the last in time counts"),
+        ("first", [(1, 1, 1.0, 100), (2, 3, 0.5, 500)], "the first in time counts"),
+        ("mean", [(1, 1, 3.0, 300), (2, 3, 2.5, 500)], "their mean counts, at the time of the last"),
+    ],
+)
+def test_of_several_ratings_one_counts(
+    tmp_path: Path, how: str, counting: list[tuple[int, int, float, int]], words: str
+) -> None:
+    config = write(tmp_path, RATINGS).replaced(duplicates=how)
+    raw = read(*locate(config), config)
+    found = raw.ratings
+    columns = (found.user_id, found.movie_id, found.rating, found.time)
+    assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == sorted(ONCE + counting)
+    assert found.rating.dtype == np.float32
+    assert raw.num_skipped == 3
+    assert raw.skipped == [
+        "5 ratings are of a movie that the same user rated more than once (2 such pairs): "
+        f"{words} (--duplicates {how})"
+    ]
+    opened = open_columns(config)
+    assert (opened.num_train + opened.num_test, opened.num_skipped) == (5, 3)
+    assert raw.skipped[0] in opened.notes
+
+
+def test_ratings_without_duplicates_stay_as_they_are_and_nothing_is_said(tmp_path: Path) -> None:
+    for how in ("last", "first", "mean", "keep"):
+        config = write(tmp_path, ONCE).replaced(duplicates=how)
+        raw = read(*locate(config), config)
+        assert raw.ratings.rating.tolist() == [4.0, 2.0, 3.5]
+        assert (raw.skipped, raw.num_skipped) == ([], 0)
+
+
+def test_no_pair_lies_on_both_sides_of_a_random_split_unless_it_is_said(tmp_path: Path) -> None:
+    # Noise, each pair of which is there twice: what was trained on says all of what is tested.
+    rng = np.random.default_rng(0)
+    pairs = [(user, movie) for user in range(40) for movie in range(20)]
+    stars = rng.integers(1, 6, len(pairs)).astype(float)
+    ratings = [
+        (user, movie, star, time)
+        for time in (1, 2)
+        for (user, movie), star in zip(pairs, stars.tolist(), strict=True)
+    ]
+    config = write(tmp_path, ratings).replaced(split="random", validation_fraction=0.1)
+    once = open_columns(config)
+    known = {*stored(once, "train"), *stored(once, "validation")}
+    assert len(known) + once.num_test == len(pairs)
+    assert not known & set(stored(once, "test"))
+    kept = open_columns(config.replaced(duplicates="keep"))
+    assert kept.folder != once.folder
+    assert kept.num_train + kept.num_validation + kept.num_test == len(ratings)
+    known = {*stored(kept, "train"), *stored(kept, "validation")}
+    number = sum(pair in known for pair in stored(kept, "test"))
+    assert number > 200
+    assert any(
+        note.startswith(f"{number} of {kept.num_test} test ratings are of a user and a movie that training")
+        for note in kept.notes
+    )

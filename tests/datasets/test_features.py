@@ -1,0 +1,145 @@
+"""The table of features may stand in any order: what a user or a movie is, is found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.dataloader import RatingBatches, Request
+from recsuite.datasets.features import FEATURES, UNKNOWN_ROW, Feature
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.opening import open_data
+from recsuite.errors import UserError
+from recsuite.runtime.process import RuntimeContext
+from recsuite.serving.recommend import open_viewer, page
+from recsuite.serving.served import ServedModel
+from recsuite.training.evaluation import RankingEvaluator, make_evaluator
+from recsuite.training.trainer import InputPipeline, train
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+USER, GENDER, _, _, MOVIE, YEAR, GENRES = FEATURES
+# Each entity's own feature before and after another one, in either order of entities.
+TABLES = [(USER, GENDER, MOVIE, YEAR, GENRES), (GENRES, YEAR, MOVIE, GENDER, USER)]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    folder = tmp_path_factory.mktemp("data") / "synthetic"
+    write_synthetic(folder, 3_000, seed=0)
+    return Config.of(
+        data_path=str(folder), batch_size=256, history=3, epochs=2, mlp_dims=(8,), embedding_dim=8
+    )
+
+
+def opened(config: Config, table: Sequence[Feature], patch: pytest.MonkeyPatch) -> Columns:
+    patch.setattr("recsuite.datasets.columns.FEATURES", tuple(table))
+    return open_columns(config)
+
+
+def by_name(columns: Columns, config: Config, request: Request) -> dict[str, Any]:
+    """What a batch holds, whatever the order of its features."""
+    batch = RatingBatches(columns, config, 0, 1)[request]
+    names = [table.name for table in columns.tables]
+    lengths = batch.lengths.view(len(names), -1)
+    values = batch.values.split(lengths.sum(dim=1).tolist())
+    return {
+        **{name: (rows.tolist(), of.tolist()) for name, rows, of in zip(names, values, lengths, strict=True)},
+        "ratings": (batch.ratings.tolist(), batch.history_ratings.tolist()),
+    }
+
+
+def test_batches_hold_the_same_of_every_feature_for_every_order_of_the_table(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = opened(config, TABLES[0], monkeypatch)
+    requests = [
+        Request("train", 0, 0),
+        Request("train", 1, 3),
+        Request("test", 0, 0),
+        Request("catalogue", 0, 0),
+    ]
+    expected = [by_name(usual, config, request) for request in requests]
+    # Some ratings are of nobody, and others are of somebody of each gender.
+    assert expected[0]["user"][0].count(UNKNOWN_ROW) == 256 // 64
+    assert UNKNOWN_ROW not in expected[0]["gender"][0]
+    for place, table in enumerate(permutations((USER, GENDER, MOVIE, YEAR))):
+        # Lists stand last in a batch, wherever they are in the table.
+        found = opened(config, [*table[: place % 5], GENRES, *table[place % 5 :]], monkeypatch)
+        assert [by_name(found, config, request) for request in requests] == expected
+        np.testing.assert_array_equal(found.movie_shares(), usual.movie_shares())
+
+
+@pytest.mark.parametrize("task", ["rating", "ranking"])
+def test_a_training_learns_the_same_for_any_order_of_the_table(
+    config: Config, context: RuntimeContext, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config.replaced(task=task)
+    losses, tests = [], []
+    for table in TABLES:
+        monkeypatch.setattr("recsuite.datasets.columns.FEATURES", table)
+        with open_data(config, context) as data:
+            run = train(data, config, context)
+        losses.append([loss for epoch in run.epochs for loss in epoch.losses])
+        tests.append(run.test)
+    # In another order the same numbers add up to other last bits.
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    for name, value in tests[0].items():
+        assert tests[1][name] == pytest.approx(value, rel=5e-3)
+
+
+def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(
+    config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from recsuite.training.trainer import build_learner
+
+    # Far apart, so that the last bits of a score decide nothing.
+    monkeypatch.setattr("recsuite.sharding.plan.INIT_STD", 0.4)
+    config = config.replaced(task="ranking")
+    ranks = []
+    for table in TABLES:
+        monkeypatch.setattr("recsuite.datasets.columns.FEATURES", table)
+        with open_data(config, context) as data:
+            learner = build_learner(data.columns, config, context)
+            evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config, context)
+            assert isinstance(evaluator, RankingEvaluator)
+            ranks.append(evaluator.ranks(learner.model, "test", 0))
+    assert len(set(ranks[0])) > 50
+    np.testing.assert_array_equal(ranks[1], ranks[0])
+
+
+def test_what_is_recommended_and_known_is_the_same_for_any_order_of_the_table(
+    config: Config, context: RuntimeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from example import train_and_report
+
+    pages = []
+    for place, table in enumerate(TABLES):
+        for module in ("columns", "snapshot"):
+            monkeypatch.setattr(f"{module}.FEATURES", table)
+        save_dir = str(tmp_path / str(place))
+        train_and_report(config.replaced(save_dir=save_dir, dump=True), context)
+        model = ServedModel.open(Path(save_dir))
+        viewer = open_viewer(model, Config.of(recommend=True, user="7", data_path=config.data.data_path))
+        # The first line says how old the model is.
+        pages.append(page(model, viewer, top=5).splitlines()[1:])
+    assert pages[1] == pages[0]
+    assert sum(line.startswith("| ") for line in pages[0]) == 6
+    assert pages[0][0].startswith("user 7 rated")
+
+
+@pytest.mark.parametrize("missing", ["user", "movie"])
+def test_a_table_without_an_entitys_own_feature_is_refused(
+    config: Config, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {"user": "gender, age, occupation for a user", "movie": "year for a movie"}
+    table = [feature for feature in FEATURES if feature.name != missing]
+    with pytest.raises(UserError, match=f'{others[missing]}, and not the feature "{missing}" itself'):
+        opened(config, table, monkeypatch)

@@ -1,0 +1,281 @@
+"""deploy/: the YAML fits the published schemas; what a container or a job runs, runs, and survives SIGTERM.
+
+No image is built and no cluster is there: the lines of the Dockerfile, the pods and the job script run in
+folders and processes of this machine, with stand-ins for what Slurm and Kubernetes would provide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubeflow_trainer_api import models
+
+from recsuite.config.parser import parse_args
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.support.launch import ROOT, family, free_port, read_json, run_command, started, succeeded
+
+DEPLOY = ROOT / "deploy"
+SCHEMAS = {
+    "Job": models.IoK8sApiBatchV1Job,
+    "PersistentVolumeClaim": models.IoK8sApiCoreV1PersistentVolumeClaim,
+    "Service": models.IoK8sApiCoreV1Service,
+    "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
+    "TrainJob": models.TrainerV1alpha1TrainJob,
+}
+TERMINATED = 128 + signal.SIGTERM
+# Added to what a file says, so that a test takes seconds.
+SHORT = ["--epochs", "3"]
+
+
+def documents(name: str) -> dict[str, Any]:
+    """The objects in a YAML file, by their kind."""
+    return {found["kind"]: found for found in yaml.safe_load_all((DEPLOY / name).read_text())}
+
+
+def dockerfile() -> list[tuple[str, str]]:
+    """The instructions of the Dockerfile, in order."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(word, rest) for word, rest in (line.split(maxsplit=1) for line in lines)]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in DEPLOY.glob("*.yaml")))
+def test_the_yaml_fits_the_published_schemas(name: str) -> None:
+    for kind, found in documents(name).items():
+        # A field that the schema does not know is lost on the way.
+        assert SCHEMAS[kind].from_dict(found).to_dict() == found
+
+
+def test_a_field_that_no_schema_knows_is_found() -> None:
+    job = documents("job.yaml")["Job"]
+    job["spec"]["parallelisms"] = job["spec"].pop("parallelism")
+    assert models.IoK8sApiBatchV1Job.from_dict(job).to_dict() != job
+
+
+def test_shellcheck_finds_nothing_in_the_scripts() -> None:
+    scripts = [ROOT / "run.sh", ROOT / ".ci" / "run", *DEPLOY.glob("*.sh")]
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    succeeded(run_command([str(shellcheck), *map(str, scripts)]))
+
+
+def test_the_numbers_of_machines_in_a_job_agree() -> None:
+    job = documents("job.yaml")["Job"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    env = {each["name"]: each["value"] for each in container["env"]}
+    assert int(env["NNODES"]) == job["parallelism"] == job["completions"]
+    assert env["RDZV_ENDPOINT"].startswith("recommender-0.recommender:")
+
+
+@dataclass
+class Image:
+    """What the Dockerfile makes: the folder /app, the entry point, and the command; and a folder /shared."""
+
+    app: Path
+    shared: Path
+    entrypoint: list[str]
+    command: list[str]
+
+    def container(self, arguments: list[str], env: dict[str, str], command: list[str] | None = None) -> Any:
+        """A container that runs, with stdout and stderr as one."""
+        line = [*(command or self.entrypoint), *arguments]
+        line = [part.replace("/shared", str(self.shared)) for part in line]
+        return started(line, cwd=self.app, env={"VARIANT": "cpu", **env}, stderr=subprocess.STDOUT)
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    """The image, with packages from this installation, and few ratings as the default data set."""
+    if not (ROOT / ".venv" / ".installed").is_file():
+        pytest.skip("needs the installation that `./run.sh test` makes in .venv")
+    app, shared = tmp_path / "app", tmp_path / "shared"
+    app.mkdir()
+    shared.mkdir()
+    (app / ".venv").symlink_to(ROOT / ".venv")
+    forms: dict[str, list[str]] = {}
+    for word, rest in dockerfile():
+        if word == "COPY":
+            _, *sources, target = rest.split()
+            for source in sources:
+                _copy(ROOT / source, app / target)
+        elif word == "RUN" and "run.sh" in rest:
+            succeeded(run_command(shlex.split(rest), cwd=app, env={"VARIANT": "cpu"}))
+        elif word in ("ENTRYPOINT", "CMD"):
+            forms[word] = json.loads(rest)
+    folder = app / "data" / "synthetic-1000000-seed0"
+    write_synthetic(folder, 100_000, seed=0)
+    says = read_json(folder / "oracle.json")
+    (folder / "oracle.json").write_text(json.dumps({**says, "num_ratings": 1_000_000}))
+    return Image(app, shared, forms["ENTRYPOINT"], forms["CMD"])
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy2(source, target)
+
+
+def test_what_the_image_copies_is_not_ignored() -> None:
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = {source for word, rest in dockerfile() if word == "COPY" for source in rest.split()[1:-1]}
+    assert all(any(Path(source).match(pattern) for pattern in kept) for source in copied)
+
+
+def test_the_command_of_the_image_trains_and_a_second_one_loads_what_it_left(image: Image) -> None:
+    with image.container([*image.command, *SHORT], {"NPROC": "1"}) as process:
+        output = process.communicate(timeout=100)[0]
+    assert process.returncode == 0, output
+    with image.container(["load", "--save_dir", "/shared/dumps"], {"NPROC": "1"}) as process:
+        output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, output
+    assert "this model" in output
+
+
+def start_pods(image: Image, containers: list[tuple[list[str], list[str] | None, dict[str, str]]]) -> Any:
+    """Containers that run until the context ends: arguments, command and environment of each."""
+    stack = contextlib.ExitStack()
+    processes = [
+        stack.enter_context(image.container([*arguments, *SHORT], env, command))
+        for arguments, command, env in containers
+    ]
+    return stack, processes
+
+
+def pods_of_the_job(endpoint: str) -> list[tuple[list[str], list[str] | None, dict[str, str]]]:
+    spec = documents("job.yaml")["Job"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    env = {each["name"]: each["value"] for each in container["env"]}
+    one = {**env, "RDZV_ENDPOINT": endpoint, "NPROC": "1"}
+    return [(container["args"], container.get("command"), one)] * spec["completions"]
+
+
+def pods_of_the_trainjob(endpoint: str) -> list[tuple[list[str], list[str] | None, dict[str, str]]]:
+    found = documents("trainjob.yaml")
+    (job,) = found["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    trainer = found["TrainJob"]["spec"]["trainer"]
+    address, port = endpoint.split(":")
+    # What the trainer of Kubeflow tells a pod.
+    env = {"PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": "1"}
+    env |= {"PET_MASTER_ADDR": address, "PET_MASTER_PORT": port}
+    return [(trainer["args"], container["command"], env)] * trainer["numNodes"]
+
+
+@pytest.mark.parametrize("pods_of", [pods_of_the_job, pods_of_the_trainjob])
+def test_a_sigterm_to_one_pod_ends_all_after_a_checkpoint_and_new_pods_finish(
+    image: Image, pods_of: Callable[[str], list[tuple[list[str], list[str] | None, dict[str, str]]]]
+) -> None:
+    stack, pods = start_pods(image, pods_of(f"localhost:{free_port()}"))
+    with stack:
+        wait_for_a_checkpoint(image.shared / "dumps", pods)
+        # The one that does not host the rendezvous, most often; either must do.
+        pods[1].send_signal(signal.SIGTERM)
+        outputs = [pod.communicate(timeout=60)[0] for pod in pods]
+    assert [pod.returncode for pod in pods] == [TERMINATED, TERMINATED], outputs
+    stack, pods = start_pods(image, pods_of(f"localhost:{free_port()}"))
+    with stack:
+        outputs = [pod.communicate(timeout=100)[0] for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], outputs
+    assert re.search(r"loaded .*dumps/(step|delta)-", "".join(outputs))
+    assert "this model, epoch" in "".join(outputs)
+
+
+def wait_for_a_checkpoint(save_dir: Path, processes: list[subprocess.Popen[str]]) -> None:
+    deadline = time.monotonic() + 100
+    while not list(save_dir.glob("step-*")):
+        assert time.monotonic() < deadline, "no checkpoint"
+        ended = [process for process in processes if process.poll() is not None]
+        assert not ended, ended[0].communicate()[0]
+        time.sleep(0.05)
+
+
+# A step on two machines: both are this one, and a signal to srun goes to both.
+SRUN = """#!/usr/bin/env bash
+"$@" & one=$!
+"$@" & two=$!
+trap 'kill -TERM $one $two' TERM
+worst=0
+for task in $one $two; do
+  while :; do
+    status=0; wait "$task" || status=$?
+    kill -0 "$task" 2>/dev/null || break
+  done
+  wait "$task" || status=$?
+  ((status > worst)) && worst=$status
+done
+exit "$worst"
+"""
+SCONTROL = """#!/usr/bin/env bash
+case "$1" in
+  show) echo localhost ;;
+  requeue) echo "$2" >>"$REQUEUED" ;;
+esac
+"""
+
+
+def test_a_slurm_job_is_queued_again_after_a_sigterm_and_finishes(image: Image, tmp_path: Path) -> None:
+    stand_ins = tmp_path / "bin"
+    stand_ins.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (stand_ins / name).write_text(text)
+        (stand_ins / name).chmod(0o755)
+    requeued = tmp_path / "requeued"
+    env = {
+        "PATH": f"{stand_ins}:{os.environ['PATH']}",
+        "REQUEUED": str(requeued),
+        "SLURM_SUBMIT_DIR": str(image.app),
+        "SLURM_JOB_ID": str(free_port() - 20000),
+        "SLURM_JOB_NODELIST": "localhost,localhost",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SAVE_DIR": str(image.shared / "dumps"),
+        "NPROC": "1",
+        "VARIANT": "cpu",
+    }
+    job: dict[str, Any] = {"cwd": tmp_path, "env": env, "stderr": subprocess.STDOUT}
+    with started(["bash", str(DEPLOY / "slurm.sh"), "--timeout", "60", *SHORT], **job) as process:
+        wait_for_a_checkpoint(image.shared / "dumps", [process])
+        for pid in family(process.pid):
+            if _runs_srun(pid):
+                os.kill(pid, signal.SIGTERM)
+        output = process.communicate(timeout=60)[0]
+    assert process.returncode == TERMINATED, output
+    assert requeued.read_text().split() == [env["SLURM_JOB_ID"]]
+    output = succeeded(run_command(["bash", str(DEPLOY / "slurm.sh"), "--timeout", "60", *SHORT], **job))
+    assert "this model, epoch" in output
+    assert requeued.read_text().split() == [env["SLURM_JOB_ID"]]
+
+
+def _runs_srun(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return any(word.endswith(b"/srun") for word in words)
+    return False
+
+
+def test_the_commands_of_the_walkthrough_name_what_is_there() -> None:
+    page = (ROOT / "docs" / "several_machines.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
+    commands = [line for block in blocks for line in block.strip().splitlines()]
+    assert len(commands) == 6
+    for command in commands:
+        words = shlex.split(command)
+        for word in words:
+            assert not word.startswith("deploy/") or (ROOT / word).is_file()
+        if "./run.sh" in words:
+            mode, *flags = words[words.index("./run.sh") + 1 :]
+            parse_args([f"--{mode}", *flags])

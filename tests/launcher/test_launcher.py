@@ -1,0 +1,127 @@
+"""What the launcher says before and after the ranks: of too many of them, and of one that was killed."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recsuite.errors import UserError
+from recsuite.launcher import __main__ as launcher
+from recsuite.launcher.__main__ import RANK_BYTES
+from recsuite.runtime import host as machine
+from recsuite.runtime.host import oom_kills
+from tests.launcher.test_meeting import environment, launched, script
+from tests.support.launch import EXAMPLE, run_command, started
+
+__all__ = ["script"]
+
+
+def asked(number: int | str) -> argparse.Namespace:
+    return argparse.Namespace(nproc_per_node=str(number))
+
+
+def test_more_processes_than_cores_are_told_what_that_costs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launcher, "allowed_cores", lambda: 2)
+    monkeypatch.setattr(launcher, "allowed_memory", lambda: 64 * RANK_BYTES)
+    launcher._check_processes(asked(2))
+    launcher._check_processes(asked("gpu"))
+    assert capsys.readouterr().err == ""
+    launcher._check_processes(asked(64))
+    error = capsys.readouterr().err
+    assert error.startswith("launcher.py: 64 processes share 2 cores: their start takes about 96 s, and")
+    assert error.count("\n") == 1
+    with pytest.raises(UserError, match=r"65 processes need 19.0 GiB of memory .* give at most 64 \(NPROC"):
+        launcher._check_processes(asked(65))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (3, 4, "by the kernel, which has ended 1 process for want of memory meanwhile"),
+        (3, 3, "but not for want of memory: the kernel has ended no process for that meanwhile"),
+        (None, 4, "most often by the kernel, when the memory limit is reached, or else by somebody"),
+    ],
+)
+def test_a_killed_rank_is_named_with_the_likely_reason_and_the_way_on(
+    before: int | None, after: int, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launcher, "oom_kills", lambda: after)
+    flags = ["--dump", "--save_dir", str(tmp_path)]
+    said = launcher._killed_rank([1], 77, before, argparse.Namespace(training_script_args=flags))
+    assert said.startswith(f"rank 1 (pid 77) was killed by signal 9 (SIGKILL), {why}.\nMemory now: ")
+    assert said.endswith(f"; {tmp_path} holds no checkpoint yet.")
+    assert ("a smaller --batch_size" in said) == (before != after)
+    (tmp_path / "step-000000007").mkdir()
+    (tmp_path / "latest").symlink_to("step-000000007")
+    assert "--resume goes on from" in launcher._way_on(argparse.Namespace(training_script_args=flags))
+    assert "with --dump to have something" in launcher._way_on(argparse.Namespace(training_script_args=[]))
+
+
+def test_a_rank_killed_in_a_launch_is_told_of_instead_of_a_table(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    text = script.read_text().replace("    cleanup_runtime()", "    import os\n    os.kill(os.getpid(), 9)")
+    script.write_text(text)
+    result = run_command(launched(script), env=environment(tmp_path), timeout=90)
+    assert result.returncode == 1
+    assert "was killed by signal 9 (SIGKILL), " in result.stderr
+    assert "Memory now: " in result.stderr
+    assert "exitcode" not in result.stderr
+    assert [*(tmp_path / "temporary").glob("*elastic*")] == []
+
+
+def test_kills_for_want_of_memory_are_those_that_the_cgroup_counts_or_else_the_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "CGROUP_ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "VMSTAT", tmp_path / "vmstat")
+    assert oom_kills() is None
+    (tmp_path / "vmstat").write_text("nr_free_pages 5\noom_kill 7\n")
+    assert oom_kills() == 7
+    (tmp_path / "cgroup" / "memory").mkdir(parents=True)
+    (tmp_path / "cgroup" / "memory" / "memory.oom_control").write_text("under_oom 0\noom_kill 2\n")
+    assert oom_kills() == 2
+    (tmp_path / "cgroup" / "memory.events").write_text("low 0\noom 1\noom_kill 3\n")
+    assert oom_kills() == 3
+
+
+def test_a_launcher_says_that_it_waits_for_other_machines_and_ctrl_c_ends_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+    where = ["--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", "--nproc_per_node=1"]
+    command = [sys.executable, "-u", str(launcher.__file__), *where, str(EXAMPLE)]
+
+    def listen_to_ctrl_c() -> None:
+        # What a shell starts in the background does not.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with started(command, env=environment(tmp_path), preexec_fn=listen_to_ctrl_c) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        # Time to come to the wait itself, also on a busy machine.
+        time.sleep(10)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert first.startswith(f"launcher.py: meets the other machines at {endpoint} and waits for them, 600 s")
+    assert errors.splitlines()[-1] == "launcher.py: ended by SIGINT, while it waited for the other machines"
+    assert "Traceback" not in errors
+    assert process.returncode == 128 + signal.SIGINT
+
+
+def test_ranks_that_are_started_again_are_told_of_in_a_sentence(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    script.write_text(script.read_text().replace("    cleanup_runtime()", "    raise SystemExit(1)"))
+    result = run_command(launched("--max_restarts=1", script), env=environment(tmp_path), timeout=90)
+    assert result.returncode == 1
+    assert result.stdout.count("told [0, 1]") == 2 * 2
+    said = "the ranks are started again: attempt 2 on this machine, with 2 ranks on 1 machine of --nnodes 1:1"
+    lines = [line for line in result.stderr.splitlines() if line.startswith("launcher.py: ")]
+    # No word of other machines, of which there are none.
+    assert lines == [f"launcher.py: {said}"]

@@ -1,0 +1,226 @@
+"""Who can reach the ranks of one machine: nobody from outside, and no other user is believed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recsuite.checkpoint.storage import directory as save_dir
+from recsuite.errors import BrokenLaunchError, UserError
+from recsuite.launcher.meeting import LOCK, PREFIX, private_folder
+from recsuite.runtime.peers import visitors
+from recsuite.runtime.peers.visitors import LISTENS, Visitors, connections
+from tests.support.launch import LAUNCHER, family, run_command, started
+
+NOBODY = 65_534
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user, which only root can")
+
+# Ranks that meet, wait for the file "go", and then tell each other something.
+RANKS = """
+import sys, time
+from pathlib import Path
+import example
+from recsuite.config.config import Config
+from recsuite.runtime.process import cleanup_runtime, all_gather_object, init_runtime
+folder = Path({folder!r})
+
+def run(config, given):
+    context = init_runtime(config)
+    print("met", context.rank, len(all_gather_object(lambda: 1)))
+    while not (folder / "go").exists():
+        time.sleep(0.05)
+    print("told", all_gather_object(lambda: context.rank))
+    cleanup_runtime()
+
+example.run = run
+if __name__ == "__main__":
+    sys.exit(example.main([]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    script = tmp_path / "meet.py"
+    script.write_text(RANKS.format(folder=str(tmp_path)))
+    return script
+
+
+def launched(*arguments: object) -> list[str]:
+    return [sys.executable, "-u", *LAUNCHER, "--standalone", "--nproc_per_node=2", *map(str, arguments)]
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "temporary").mkdir()
+    return {"TMPDIR": str(tmp_path / "temporary")}
+
+
+def wait_for_lines(process: subprocess.Popen[str], text: str, number: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        number -= text in line
+        if number == 0:
+            return
+    raise AssertionError(process.stderr and process.stderr.read())
+
+
+def listening(pids: list[int]) -> list[visitors.Connection]:
+    """The sockets of some processes that wait for connections."""
+    inodes = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(descriptor))
+    return [end for end in connections() if end.state == LISTENS and f"socket:[{end.inode}]" in inodes]
+
+
+@contextlib.contextmanager
+def another_user(ports: list[int]) -> Iterator[list[bool]]:
+    """Somebody else, connected to ports, who tells each a number as gloo's ranks do; True for each."""
+    report, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _reach(ports, write)
+        finally:
+            os._exit(0)
+    os.close(write)
+    try:
+        yield [True] * os.read(report, 1)[0]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(report)
+
+
+def _reach(ports: list[int], report: int) -> None:
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    kept = []
+    for port in ports:
+        # Not `create_connection`: that imports modules, which this user may not read.
+        kept.append(socket.socket())
+        kept[-1].connect(("127.0.0.1", port))
+        kept[-1].sendall(bytes(8))
+    os.write(report, bytes([len(kept)]))
+    signal.pause()
+
+
+def test_nothing_of_a_launch_on_one_machine_listens_on_an_address_that_others_reach(
+    script: Path, tmp_path: Path
+) -> None:
+    env = environment(tmp_path)
+    with started(launched(script), env=env) as process:
+        wait_for_lines(process, "met", 2)
+        launcher, *ranks = family(process.pid)
+        assert listening([launcher]) == []
+        found = listening(ranks)
+        assert len(found) >= 2
+        assert [end for end in found if not end.is_on_loopback] == []
+        (folder,) = (tmp_path / "temporary").glob(f"{PREFIX}*")
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (tmp_path / "go").touch()
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert output.count("told [0, 1]") == 2
+    assert list((tmp_path / "temporary").glob(f"{PREFIX}*")) == []
+
+
+@AS_ROOT
+def test_another_user_who_connects_to_the_ranks_is_not_believed(script: Path, tmp_path: Path) -> None:
+    with started(launched(script), env=environment(tmp_path)) as process:
+        wait_for_lines(process, "met", 2)
+        ports = [int(end.local.rpartition(":")[2], 16) for end in listening(family(process.pid))]
+        with another_user(ports) as connected:
+            assert len(connected) == len(ports)
+            (tmp_path / "go").touch()
+            output, errors = process.communicate(timeout=60)
+    assert process.returncode == 2, output + errors
+    assert "told" not in output
+    assert f"User {NOBODY} is connected to port" in errors
+    assert "Traceback" not in errors
+
+
+def test_ranks_meet_anew_when_they_are_restarted(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    text = script.read_text().replace(
+        "    cleanup_runtime()",
+        '    import os\n    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":\n'
+        "        os.kill(os.getpid(), 9)\n    cleanup_runtime()",
+    )
+    script.write_text(text)
+    command = launched("--max_restarts=1", script)
+    result = run_command(command, env=environment(tmp_path), timeout=90)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("met") >= 4
+    assert list((tmp_path / "temporary").glob("*elastic*")) == []
+    assert list((tmp_path / "temporary").glob(f"{PREFIX}*")) == []
+
+
+def test_who_goes_before_it_is_known_who_that_was_is_lost_and_who_is_known_may_go() -> None:
+    known = Visitors()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as client:
+            accepted, _ = server.accept()
+            known.check()
+        with accepted:
+            assert client.fileno() == -1
+            known.check()
+            with pytest.raises(BrokenLaunchError, match=r"came to port [0-9]+ of this rank, .* and went"):
+                Visitors().check()
+
+
+@AS_ROOT
+def test_another_user_is_refused_and_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        wanted = pytest.raises(UserError, match=f"User {NOBODY} is connected to port {port} of this rank")
+        with another_user([port]), server.accept()[0], wanted:
+            Visitors().check()
+        Visitors().check()
+
+
+def test_addresses_are_read_as_the_kernel_writes_them() -> None:
+    def local(address: str) -> bool:
+        return visitors.Connection(f"{address}:1F90", "", "01", 0, 1).is_on_loopback
+
+    assert local("0100007F")
+    assert local("0200007F")
+    assert local("00000000000000000000000001000000")
+    assert local("0000000000000000FFFF00000100007F")
+    assert not local("00000000")
+    assert not local("0200A8C0")
+    assert not local("00000000000000000000000000000000")
+
+
+def test_the_folder_of_a_killed_launch_goes_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    foreign, dead = tmp_path / f"{PREFIX}of-others", tmp_path / f"{PREFIX}dead"
+    dumps = tmp_path / f"{PREFIX}dumps"
+    for folder in (foreign, dumps, dead):
+        folder.mkdir()
+    # As a training leaves its --save_dir.
+    (dumps / save_dir.LOCK).touch()
+    (dead / LOCK).touch()
+    (dead / "ranks-0").touch()
+    with private_folder() as first, private_folder() as second:
+        # One that runs is left alone, and so is what is none of a launch.
+        assert {*tmp_path.iterdir()} == {foreign, dumps, first, second}
+    assert {*tmp_path.iterdir()} == {foreign, dumps}
+
+
+def test_a_look_at_the_peers_is_short() -> None:
+    start = time.perf_counter()
+    for _ in range(10):
+        Visitors().check()
+    assert (time.perf_counter() - start) / 10 < 0.1

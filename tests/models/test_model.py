@@ -1,0 +1,165 @@
+"""The model and its shards: what it can express, where its rows lie, and that it does not depend on ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+from recsuite.datasets.features import UNKNOWN_ROW
+from recsuite.errors import UserError
+from recsuite.models.interaction import Interaction
+from recsuite.models.task import RatingBatch, Recommender
+from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding import plan as sharding
+from recsuite.sharding.plan import build_model, describe_plan
+from recsuite.training.trainer import InputPipeline, build_learner, train_epoch
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def config(synthetic_folder: Path) -> Config:
+    return Config.of(data_path=str(synthetic_folder), batch_size=512, history=0)
+
+
+@pytest.fixture(scope="module")
+def columns(config: Config) -> Columns:
+    return open_columns(config)
+
+
+def tables_of(columns: Columns, config: Config, context: RuntimeContext) -> dict[str, torch.Tensor]:
+    state = build_model(columns, config, context).state_dict()
+    return {
+        name.split(".")[-2]: value.local_shards()[0].tensor.detach()
+        for name, value in state.items()
+        if isinstance(value, ShardedTensor)
+    }
+
+
+def first_batch(columns: Columns, config: Config, context: RuntimeContext) -> RatingBatch:
+    sampler = EpochSampler(RatingBatches(columns, config, 0, 1))
+    feed = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+    return next(feed.batches("train", 0)).to(context.device)
+
+
+def test_initial_rows_depend_on_the_seed_and_the_row_alone(
+    columns: Columns, config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, again = (tables_of(columns, config, context) for _ in range(2))
+    other = tables_of(columns, config.replaced(seed=1), context)
+    for name, rows in first.items():
+        assert torch.equal(rows, again[name])
+        assert not torch.equal(rows, other[name])
+        assert (rows[UNKNOWN_ROW] == 0).all()
+        assert float(rows.std()) == pytest.approx(sharding.INIT_STD, rel=0.5)
+    # A table that is longer than a block has no row twice.
+    monkeypatch.setattr(sharding, "INIT_BLOCK_ROWS", 16)
+    movie = tables_of(columns, config, context)["movie"]
+    assert len(movie.unique(dim=0)) == len(movie)
+
+
+def test_different_users_get_different_rankings(
+    columns: Columns, config: Config, context: RuntimeContext
+) -> None:
+    task = build_model(columns, config, context).module
+    for shard in (value.local_shards()[0].tensor for value in task.state_dict().values() if _sharded(value)):
+        shard.detach().mul_(10)
+    batch = first_batch(columns, config, context)
+    num_rows = config.loader.batch_size
+    features = batch.features
+    num_users, num_movies = 8, num_rows // 8
+    # The same movies for each of a few users: the user's columns repeat, the movies' are tiled.
+    lengths, values = features.lengths().view(len(columns.tables), -1), []
+    parts = torch.split(features.values(), lengths.sum(1).tolist())
+    movie_slice = slice(0, num_movies)
+    # The first table is that of the users: one rating of each of the first few of them.
+    rows = parts[0].tolist()
+    users = [rows.index(row) for row in dict.fromkeys(rows)][:num_users]
+    new_lengths = []
+    for table, part, counts in zip(columns.tables, parts, lengths, strict=True):
+        pieces = torch.split(part, counts.tolist())
+        if table.feature.entity == "user":
+            chosen = [pieces[user] for user in users for _ in range(num_movies)]
+        else:
+            chosen = list(pieces[movie_slice]) * num_users
+        values += chosen
+        new_lengths += [len(piece) for piece in chosen]
+    crossed = type(features)(
+        keys=features.keys(), values=torch.cat(values), lengths=torch.tensor(new_lengths, dtype=torch.int32)
+    )
+    with torch.no_grad():
+        scores = task.recommender(crossed, torch.zeros(0)).view(num_users, num_movies)
+    rankings = {tuple(row.argsort().tolist()) for row in scores}
+    assert len(rankings) == num_users
+
+
+def _sharded(value: object) -> bool:
+    return isinstance(value, ShardedTensor)
+
+
+def test_the_loss_is_the_mean_over_real_rows(
+    columns: Columns, config: Config, context: RuntimeContext
+) -> None:
+    task = build_model(columns, config, context).module
+    batch = first_batch(columns, config, context)
+    half = torch.zeros_like(batch.weights)
+    half[: len(half) // 2] = 2
+    with torch.no_grad():
+        loss, (same, predictions) = task(dataclasses.replace(batch, weights=half))
+    errors = (predictions - batch.ratings)[: len(half) // 2] ** 2
+    assert float(loss) == float(same) == pytest.approx(float(errors.mean()), rel=1e-5)
+
+
+def test_the_model_follows_the_table_of_features(columns: Columns) -> None:
+    head = Interaction([table.feature for table in columns.tables], 8, (4,), 3.5)
+    recommender = Recommender(columns.tables, 8, head)
+    names = [table.name for table in recommender.embeddings.embedding_configs()]
+    assert names == [table.name for table in columns.tables]
+    assert {name for name, _ in head.named_parameters()} == {
+        "mlp.0.weight",
+        "mlp.0.bias",
+        "mlp.2.weight",
+        "mlp.2.bias",
+    }
+
+
+def test_the_plan_is_a_line_for_each_table(columns: Columns, config: Config, context: RuntimeContext) -> None:
+    lines = describe_plan(build_model(columns, config, context), columns, config).splitlines()
+    assert lines[0].split() == ["table", "rows", "dim", "sharding", "ranks", "MiB"]
+    assert [line.split()[0] for line in lines[1:]] == [table.name for table in columns.tables]
+    movie = next(line.split() for line in lines if line.startswith("movie"))
+    assert movie[2:5] == ["32", "row_wise", "0"]
+
+
+def test_tables_that_do_not_fit_are_refused(
+    columns: Columns, config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huge = dataclasses.replace(
+        columns, tables=tuple(dataclasses.replace(table, rows=10**10) for table in columns.tables)
+    )
+    monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: 2**30)
+    with pytest.raises(UserError, match=r"The tables need \d+.\d GiB .* have 1.0 GiB each .*; start more"):
+        build_model(huge, config, context)
+
+
+@pytest.mark.parametrize("task", ["rating", "ranking"])
+def test_both_loops_train_either_task_alike(
+    columns: Columns, config: Config, context: RuntimeContext, task: str
+) -> None:
+    losses = []
+    for pipeline in ("plain", "sparse_dist"):
+        tried = config.replaced(task=task, pipeline=pipeline, batch_size=2048)
+        sampler = EpochSampler(RatingBatches(columns, tried, 0, 1))
+        feed = InputPipeline(build_dataloader(sampler.dataset, sampler, tried))
+        learner = build_learner(columns, tried, context)
+        losses.append(train_epoch(learner, feed, Progress(), tried, context, lambda position, loss: None))
+    assert losses[0].tolist() == losses[1].tolist()
+    assert losses[0][-2:].mean() < losses[0][:2].mean()

@@ -1,0 +1,139 @@
+"""What has no deadline of its own ends all the same: calls into libraries, launchers that were stopped."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch import started
+from tests.workers.test_failures import wait_for
+
+HEAD = "import sys, time\n"
+CALL = """
+from recsuite.runtime.peers import heartbeat
+heartbeat.CALL_SECONDS = 0.5
+with heartbeat.Heartbeat(1, 0).within("joining the other ranks"):
+    print("inside", flush=True)
+    time.sleep(60)
+"""
+STUCK = """
+import os, threading
+from recsuite.launcher import stuck
+stuck.PATIENCE = stuck.MEETING_SECONDS = 0.5
+stuck.end_when_stuck(["--dump", "--timeout", "1"])
+{what}
+"""
+FREE = "for _ in range(40): time.sleep(0.1)\nprint('ended by itself')"
+# A lock that is never opened, asked for in a way that Python does not interrupt.
+HELD = """
+import ctypes
+read, write = os.pipe()
+ctypes.CDLL(None).read(read, ctypes.create_string_buffer(1), 1)
+"""
+LAUNCHER = """
+import os, subprocess
+os.environ["TORCHELASTIC_RUN_ID"] = "1"
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+child.wait()
+"""
+RANK = """
+from recsuite.runtime.peers import heartbeat
+heartbeat.Heartbeat(1, 0)
+print("lives", flush=True)
+time.sleep(60)
+"""
+SHELL = """
+import subprocess
+subprocess.Popen([sys.executable, "-c", sys.argv[1]]).wait()
+"""
+ALONE = """
+import os, signal
+from recsuite.runtime.peers import heartbeat
+heart = heartbeat.Heartbeat(1, 0)
+os.kill(os.getppid(), signal.SIGKILL)
+time.sleep(3 * heartbeat.BEAT_SECONDS)
+heart.stop()
+print("goes on")
+"""
+FAILED = """
+import contextlib, heartbeat
+heartbeat.CALL_SECONDS = 0
+with contextlib.suppress(ValueError), heartbeat.Heartbeat(1, 0).within("joining the other ranks"):
+    raise ValueError
+time.sleep(1 + 3 * heartbeat.BEAT_SECONDS)
+print("told why")
+"""
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", HEAD + script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_call_without_an_end_ends_the_rank_with_a_sentence_and_its_place() -> None:
+    result = run(CALL)
+    assert result.returncode == 1
+    assert result.stderr.endswith("example.py: joining the other ranks took longer than --timeout 1\n")
+    assert "line 7, in <module>" in result.stderr
+
+
+def test_who_has_an_exception_to_tell_of_is_given_the_time_for_it() -> None:
+    result = run(FAILED)
+    assert (result.returncode, result.stdout) == (0, "told why\n"), result.stderr
+
+
+def test_a_rank_that_torchrun_did_not_start_outlives_its_parent() -> None:
+    result = run(SHELL, HEAD + ALONE)
+    # The pipe is open as long as the rank lives.
+    assert result.stdout == "goes on\n"
+
+
+def test_a_launcher_inside_a_call_that_does_not_end_is_ended() -> None:
+    result = run(STUCK.format(what=HELD))
+    assert result.returncode == 1
+    assert "for the machine with the rendezvous, which may be cut off; ends" in result.stderr
+    assert "in <module>" in result.stderr
+
+
+def test_a_launcher_that_waits_in_turns_is_left_alone() -> None:
+    result = run(STUCK.format(what=FREE))
+    assert (result.returncode, result.stdout) == (0, "ended by itself\n"), result.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_launcher_that_is_stopped_for_too_long_is_ended_and_one_that_goes_on_is_not() -> None:
+    with started([sys.executable, "-c", HEAD + LAUNCHER, HEAD + RANK]) as process:
+        wait_for(process, "lives")
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(1.5)
+        assert process.poll() is None
+        start = time.monotonic()
+        process.send_signal(signal.SIGSTOP)
+        assert process.wait(10) == -signal.SIGKILL
+        assert time.monotonic() - start > 0.9
+        assert process.stderr is not None
+        assert "the launcher was stopped for --timeout 1 seconds, and is ended" in process.stderr.read()
+
+
+STOPS = """
+import os, signal, subprocess
+from recsuite.launcher import stuck
+stuck.STOPPED_SECONDS = 0.5
+stuck.end_when_stuck(["--timeout", "1"])
+child = subprocess.Popen(["sleep", "60"])
+child.send_signal(signal.SIGSTOP)
+print(child.wait())
+"""
+
+
+def test_a_rank_that_is_stopped_for_too_long_is_ended_by_its_launcher() -> None:
+    result = run(STOPS)
+    assert result.stdout == f"{-signal.SIGKILL}\n"
+    assert "was stopped for --timeout 1 seconds, and is ended" in result.stderr

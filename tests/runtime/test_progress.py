@@ -1,0 +1,140 @@
+"""What long work says of itself: something at least every interval, and nothing where the work is short."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recsuite.config.config import Config
+from recsuite.datasets.columns import open_columns
+from recsuite.datasets.movielens import parsing, synthetic
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.runtime.console import install_print, restore_print
+from recsuite.runtime.progress_bar import Stage, shown, stage
+
+
+def test_a_line_says_how_much_how_fast_and_how_long_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    work = Stage("drawing", 20_000_000, "ratings", done=1_000_000)
+    now[0] = 110.0
+    assert str(work) == "drawing: 10 s so far"
+    work.reached(5_000_000)
+    assert str(work) == ("drawing: 5,000,000 of 20,000,000 ratings, 400,000 ratings/s, about 38 s left")
+    now[0] = 200.0
+    assert str(work).endswith("40,000 ratings/s, about 6 min left")
+
+
+def test_what_is_left_is_not_foretold_of_parts_that_are_unlike(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    work = Stage("making columns", 5, "parts", done=0, even=False)
+    work.reached(1)
+    assert str(work) == "making columns: 1 of 5 parts, begun just now"
+    now[0] = 109.0
+    work.reached(3)
+    assert str(work) == "making columns: 3 of 5 parts, 9 s so far"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Stage("making columns", 5, "parts", done=0, even=False).bar as bar:
+        bar.refresh()
+    assert re.search(
+        r"making columns: 0 of 5 parts, 00:00$", capsys.readouterr().err.replace("\r", "\n"), re.M
+    )
+
+
+def test_work_that_is_one_call_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown(interval=0.05), stage("sorting"):
+        time.sleep(0.3)
+    lines = capsys.readouterr().out.splitlines()
+    assert 3 <= len(lines) <= 6
+    assert set(lines) == {"sorting: begun just now"}
+
+
+def test_a_chain_of_short_stages_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown(interval=0.1):
+        for number in range(10):
+            with stage(f"stage {number}"):
+                time.sleep(0.06)
+    assert len(capsys.readouterr().out.splitlines()) >= 3
+
+
+def test_the_innermost_stage_speaks(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown(interval=0.05), stage("outer"), stage("inner", 10, "steps") as reached:
+        reached(5)
+        time.sleep(0.15)
+    assert re.match(r"inner: 5 of 10 steps, [\d.,]+ steps/s, about 0 s left\n", capsys.readouterr().out)
+
+
+def test_other_lines_break_the_silence_too(capsys: pytest.CaptureFixture[str]) -> None:
+    install_print("RANK 0")
+    try:
+        with shown(interval=0.5), stage("epoch 1/8"):
+            for _ in range(8):
+                print("something")
+                time.sleep(0.1)
+    finally:
+        restore_print()
+    assert set(capsys.readouterr().out.splitlines()) == {"[RANK 0] something"}
+
+
+def test_what_is_quiet_short_or_not_asked_to_be_shown_says_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with stage("nobody asked") as reached:
+        reached(1)
+    with shown(interval=0.02):
+        with stage("quiet", quiet=True):
+            time.sleep(0.1)
+        time.sleep(0.1)
+    with shown(), stage("short"):
+        time.sleep(0.1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_gets_a_bar_instead_of_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with shown(interval=0.05), stage("epoch 1/8", 100, "ratings") as reached:
+        reached(50)
+        time.sleep(0.2)
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert "epoch 1/8:  50%" in errors
+
+
+def test_drawing_reading_and_columns_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # More than one block, of which the first is not yet the last.
+    monkeypatch.setattr(synthetic, "USERS_PER_BLOCK", 128)
+    monkeypatch.setattr(parsing, "BLOCK_BYTES", 100_000)
+    with shown(interval=0.001):
+        write_synthetic(tmp_path / "data", 100_000, seed=0)
+        open_columns(Config.of(data_path=str(tmp_path / "data")))
+    output = capsys.readouterr().out
+    assert re.search(r"^drawing .*: [\d,]+ of 100,000 ratings, [\d,]+ ratings/s, about", output, re.M)
+    assert re.search(r"^reading ratings: [\d,]+ of [\d,]+ bytes, [\d,]+ bytes/s, about", output, re.M)
+    assert re.search(r"^making columns: \d of 5 parts, (\d+ s so far|begun just now)$", output, re.M)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 20, 1_000])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_file_is_the_same_in_blocks_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, size: int, end: bytes
+) -> None:
+    layout = next(layout for layout in parsing.LAYOUTS if layout.separator == ",")
+    content = b"1,2,3.5,4\n10,20,4,40\r\n5,6,0.5,7" + end
+    monkeypatch.setattr(parsing, "BLOCK_BYTES", size)
+    columns, reason = parsing._parse_ratings(content, layout)
+    assert reason == ""
+    assert columns is not None
+    assert [column.tolist() for column in columns] == [[1, 10, 5], [2, 20, 6], [3.5, 4, 0.5], [4, 40, 7]]
+    assert parsing._parse_ratings(b"", layout)[0] is None
+    assert parsing._parse_ratings(content + b"\n1,2,x,4\n", layout)[0] is None

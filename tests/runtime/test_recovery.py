@@ -1,0 +1,98 @@
+"""What a rank says that lost others, and what it leaves to a traceback."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from recsuite.config.config import Config
+from recsuite.errors import BrokenLaunchError, LostPeerError
+from recsuite.runtime import failures, recovery
+from recsuite.runtime.failures import name_lost_peers, report_broken_launch
+from recsuite.runtime.peers.error_file import is_said
+from recsuite.runtime.peers.rollcall import ALL_ANSWER
+from recsuite.runtime.recovery import after_lost_peer, way_on
+
+GONE = "rank 1 on node-1 has ended; seen by rank 0 on node-0"
+CLOSED = "[gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.77.0.2]:1234"
+LATE = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete"
+
+
+@pytest.mark.parametrize(
+    ("error", "first"),
+    [(CLOSED, GONE), (LATE, f"a rank has shown no sign of life for --timeout 300 seconds: {GONE}")],
+)
+def test_an_error_of_a_collective_becomes_a_sentence_when_a_rank_is_gone(
+    error: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "lost_peers", lambda: GONE)
+    with pytest.raises(BrokenLaunchError) as found:
+        name_lost_peers(RuntimeError(error), Config())
+    assert str(found.value) == (
+        f"{first}. What to do: start again, with --dump to have something that --resume can go on from."
+    )
+
+
+@pytest.mark.parametrize("error", [RuntimeError(CLOSED), LostPeerError("timed out: rank 1 has sent no rows")])
+def test_an_error_of_a_collective_that_no_lost_rank_explains_keeps_its_traceback(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "lost_peers", lambda: ALL_ANSWER)
+    with pytest.raises(LostPeerError, match=ALL_ANSWER) as found:
+        name_lost_peers(error, Config())
+    assert not isinstance(found.value, BrokenLaunchError)
+    assert found.value.__cause__ is error
+    # Nor is a fault of the program's own one of the launch.
+    monkeypatch.setattr(failures, "lost_peers", lambda: GONE)
+    name_lost_peers(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), Config())
+
+
+def test_a_stray_connection_is_told_of_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "lost_peers", lambda: ALL_ANSWER)
+    with pytest.raises(BrokenLaunchError, match=r"a connection came to port 7[.] What to do: start again"):
+        name_lost_peers(BrokenLaunchError("a connection came to port 7"), Config())
+
+
+def test_a_lost_rank_is_said_once_and_the_launcher_is_told_that_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    monkeypatch.setattr(failures, "LOST_PEER_SECONDS", 0)
+    report_broken_launch(BrokenLaunchError("rank 1 is gone."))
+    assert capsys.readouterr().err == "example.py: rank 1 is gone.\n"
+    assert is_said(json.loads(path.read_text())["message"])
+    failures.record_crash(ValueError("ours"))
+    assert not is_said(json.loads(path.read_text())["message"])
+    assert not is_said("Signal 9 (SIGKILL) received by PID 77")
+
+
+def test_the_way_on_is_a_checkpoint_where_there_is_one_and_torchruns_restart_where_that_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert way_on(Config.of(load=str(tmp_path))) == "start again"
+    config = Config.of(dump=True, save_dir=str(tmp_path))
+    assert way_on(config) == f"start again; {tmp_path} holds no checkpoint yet"
+    (tmp_path / "step-000000007").mkdir()
+    there = f"start again{recovery.MACHINES}; --resume goes on from {tmp_path}/step-000000007"
+    assert after_lost_peer(config, spans_machines=True) == f"What to do: {there}."
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    again = "torchrun tries to start the ranks again (restart 2 of 3)"
+    assert after_lost_peer(config, spans_machines=True) == f"{again}; without --resume they begin anew."
+    resumed = config.replaced(resume=True)
+    assert after_lost_peer(resumed, spans_machines=True) == f"{again}."
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    assert after_lost_peer(config, spans_machines=True) == f"What to do: {there}."
+
+
+def test_a_shared_folder_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "FOLDER_SECONDS", 0.05)
+    monkeypatch.setattr(recovery, "_look_in", lambda *_: time.sleep(0.5))
+    config = Config.of(dump=True, save_dir=str(tmp_path))
+    assert way_on(config) == f"start again; --resume goes on from the last checkpoint in {tmp_path}"

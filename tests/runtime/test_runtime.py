@@ -1,0 +1,360 @@
+"""The process among others: what it reads, what it changes, and that it gives everything back."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recsuite.config.config import Config
+from recsuite.errors import UserError
+from recsuite.runtime import host as machine
+from recsuite.runtime import process as runtime
+from recsuite.runtime.host import allowed_cores, allowed_memory
+from recsuite.runtime.process import (
+    cleanup_runtime,
+    init_runtime,
+    install_print,
+    once_per_node,
+    read_launch,
+    restore_print,
+)
+from tests.support.launch import ROOT, python, succeeded, torchrun
+
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT / "example").with_suffix("").parts)
+    for path in (ROOT / "example").rglob("*.py")
+    if path.name != "__init__.py"
+)
+
+
+def test_importing_a_module_changes_nothing() -> None:
+    check = (
+        "import builtins, importlib, sys\n"
+        "before = builtins.print\n"
+        f"for module in {MODULES}:\n"
+        "    importlib.import_module(module)\n"
+        "    assert builtins.print is before, module\n"
+        "    torch = sys.modules.get('torch')\n"
+        "    assert torch is None or not torch.cuda.is_initialized(), module\n"
+        "    assert torch is None or not torch.distributed.is_initialized(), module\n"
+    )
+    result = python("-c", check)
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("ranks", "given", "spins"),
+    [
+        (2, {}, "1000"),
+        (1, {}, None),
+        (2, {"GOMP_SPINCOUNT": "77"}, "77"),
+        (2, {"OMP_WAIT_POLICY": "active"}, None),
+    ],
+)
+def test_threads_of_one_rank_among_others_leave_the_core_while_they_wait(
+    ranks: int, given: dict[str, str], spins: str | None
+) -> None:
+    check = (
+        "from recsuite.runtime import process as runtime\n"
+        # As far as torch: the other ranks are not there.
+        "runtime.choose_device = lambda launch: exit()\n"
+        "runtime.init_runtime(runtime.Config())\n"
+    )
+    launch = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    env = {name: str(value) for name, value in launch.items()}
+    # What OpenMP has read when it was loaded.
+    result = python("-c", check, env={"OMP_DISPLAY_ENV": "VERBOSE", **env, **given})
+    assert result.returncode == 0, result.stderr
+    said = f"GOMP_SPINCOUNT = '{spins}'"
+    assert said in result.stderr if spins else "GOMP_SPINCOUNT = '1000'" not in result.stderr
+
+
+def test_the_entry_point_imports_nothing_heavy_and_offers_the_four_names() -> None:
+    check = (
+        "import sys\n"
+        "from example import parse_args, init_runtime, cleanup_runtime\n"
+        "assert not {'torch', 'torchrec', 'fbgemm_gpu', 'pandas', 'pyarrow'} & set(sys.modules)\n"
+        "from example import build_dataloader\n"
+        "assert not {'torchrec', 'fbgemm_gpu', 'pandas', 'pyarrow'} & set(sys.modules)\n"
+    )
+    succeeded(python("-c", check))
+
+
+def test_print_is_tagged_and_given_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    original = builtins.print
+    install_print("RANK 3")
+    try:
+        print("one", 2, sep="-")
+        print("two\nlines")
+        with (tmp_path / "file").open("w") as file:
+            print("plain", file=file)
+    finally:
+        restore_print()
+    assert builtins.print is original
+    assert capsys.readouterr().out == "[RANK 3] one-2\n[RANK 3] two\n[RANK 3] lines\n"
+    assert (tmp_path / "file").read_text() == "plain\n"
+
+
+def test_a_line_is_written_in_one_piece_where_output_is_not_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+
+    class Terminal(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            written.append(bytes(data))
+            return len(data)
+
+    terminal: Any = Terminal()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(terminal, write_through=True))
+    install_print("RANK 0")
+    try:
+        print("three", "words", 1)
+        print("no end", end="")
+    finally:
+        restore_print()
+    assert [data for data in written if data] == [b"[RANK 0] three words 1\n", b"[RANK 0] no end"]
+
+
+def test_installing_print_twice_and_restoring_twice_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    original = builtins.print
+    install_print("RANK 0")
+    install_print("RANK 1")
+    print("once")
+    restore_print()
+    restore_print()
+    assert builtins.print is original
+    assert capsys.readouterr().out == "[RANK 1] once\n"
+
+
+def test_one_process_needs_no_launcher_and_cleans_up_after_an_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    original, threads = builtins.print, torch.get_num_threads()
+    try:
+        context = init_runtime(Config())
+        assert (context.rank, context.local_rank, context.world_size) == (0, 0, 1)
+        assert torch.distributed.is_initialized()
+        raise KeyError
+    except KeyError:
+        pass
+    finally:
+        cleanup_runtime()
+        torch.set_num_threads(threads)
+    assert builtins.print is original
+    assert not torch.distributed.is_initialized()
+
+
+def test_the_same_seed_draws_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    drawn = []
+    for seed in (5, 5, 6):
+        init_runtime(Config.of(seed=seed))
+        cleanup_runtime()
+        drawn.append(float(torch.rand(())))
+    torch.set_num_threads(threads)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_an_incomplete_launch_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="but not LOCAL_RANK, MASTER_ADDR, MASTER_PORT; start with torchrun"):
+        read_launch()
+
+
+def test_cores_are_those_of_affinity_and_of_every_cgroup_above(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    assert allowed_cores() == 16
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert allowed_cores() == 16
+    (tmp_path / "cpu.max").write_text("350000 100000\n")
+    assert allowed_cores() == 3
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert allowed_cores() == 1
+    (tmp_path / "cpu.max").unlink()
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("200000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert allowed_cores() == 2
+
+
+def test_memory_is_that_of_the_machine_and_of_every_cgroup_above(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "CGROUP_ROOT", tmp_path)
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert allowed_memory() == whole
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert allowed_memory() == 1_000_000
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("900000\n")
+    assert allowed_memory() == 900_000
+
+
+def test_what_is_left_of_the_memory_is_read_at_this_moment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "CGROUP_ROOT", tmp_path)
+    monkeypatch.setattr(machine, "MEMINFO", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text("MemTotal:       4096 kB\nMemFree: 9 kB\nMemAvailable:   1024 kB\n")
+    assert machine.available_memory() == (2**20, 4 * 2**20)
+    assert machine.cgroup_memory() is None
+    (tmp_path / "memory.max").write_text("2000000\n")
+    (tmp_path / "memory.current").write_text("1500000\n")
+    assert machine.cgroup_memory() == (1_500_000, 2_000_000)
+    # File cache that nobody uses goes by itself; version 1 counts the groups below only in the total.
+    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 400000\n")
+    assert machine.cgroup_memory() == (1_100_000, 2_000_000)
+    (tmp_path / "memory.stat").write_text("inactive_file 4\ntotal_inactive_file 500000\n")
+    assert machine.cgroup_memory() == (1_000_000, 2_000_000)
+    # A limit above the memory of the machine limits nothing.
+    (tmp_path / "memory.max").write_text("9223372036854771712\n")
+    assert machine.cgroup_memory() is None
+    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "nowhere")
+    assert machine.shared_memory() == (0, 0)
+
+
+def test_a_gpu_without_kernels_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(runtime, "has_cuda_kernels", lambda: False)
+    with pytest.raises(UserError, match=r"fbgemm-gpu-cpu is installed.*set CUDA_VISIBLE_DEVICES to nothing"):
+        runtime.choose_device(runtime.Launch())
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "has_cuda_kernels", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    launch = runtime.Launch(rank=3, local_rank=3, world_size=4, local_world_size=4, launched=True)
+    with pytest.raises(
+        UserError, match="4 processes on a machine with 2 GPUs; give torchrun --nproc_per_node 2"
+    ):
+        runtime.choose_device(launch)
+
+
+def test_an_error_in_work_done_once_per_node_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+
+    def fail() -> None:
+        raise UserError("no such file")
+
+    context = init_runtime(Config())
+    try:
+        with pytest.raises(UserError, match="no such file"):
+            once_per_node(context, fail, deadline=10)
+    finally:
+        cleanup_runtime()
+        torch.set_num_threads(threads)
+
+
+def test_a_rank_that_prepares_data_for_too_long_is_a_users_mistake(tmp_path: Path) -> None:
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW)
+    result = torchrun(2, script, timeout=60)
+    assert result.returncode != 0
+    assert "example.py: Rank 1 waited 2 s for the first rank of each machine" in result.stderr
+
+
+SLOW = """
+import sys, time
+import example
+from recsuite.runtime.process import cleanup_runtime, init_runtime, once_per_node
+
+def run(config, given):
+    context = init_runtime(config)
+    try:
+        once_per_node(context, lambda: time.sleep(20), deadline=2)
+    finally:
+        cleanup_runtime()
+
+example.run = run
+if __name__ == "__main__":
+    sys.exit(example.main([]))
+"""
+
+
+CRASH = """
+import sys, time
+import example
+from recsuite.config.config import Config
+from recsuite.runtime.process import init_runtime, cleanup_runtime
+import torch.distributed as dist
+
+def train(config, given):
+    context = init_runtime(config)
+    try:
+        if context.rank == 1:
+            raise {error}
+        dist.barrier()
+        time.sleep(100)
+    finally:
+        cleanup_runtime()
+
+example.run = train
+if __name__ == "__main__":
+    sys.exit(example.main([]))
+"""
+
+
+def test_an_exception_on_one_rank_ends_all_and_its_traceback_comes_last(tmp_path: Path) -> None:
+    script = tmp_path / "crash.py"
+    error = 'ArithmeticError("the fault of rank one")'
+    script.write_text(CRASH.format(error=error))
+    start = time.monotonic()
+    result = torchrun(3, script, timeout=60)
+    assert time.monotonic() - start < 30
+    assert result.returncode != 0
+    last = result.stderr[result.stderr.rindex("Root Cause") :]
+    assert "rank      : 1 " in last
+    assert "ArithmeticError: the fault of rank one" in last
+    assert "Connection closed by peer" not in last
+
+
+def test_a_users_mistake_on_one_rank_alone_is_said_and_ends_all(tmp_path: Path) -> None:
+    script = tmp_path / "mistake.py"
+    error = 'example.UserError("the disk of machine two is full")'
+    script.write_text(CRASH.format(error=error))
+    result = torchrun(2, script, timeout=60)
+    assert result.returncode != 0
+    assert result.stderr.count("example.py: the disk of machine two is full") == 1
+    assert "the disk of machine two is full" in result.stderr[result.stderr.rindex("Root Cause") :]
+
+
+def test_a_nested_launch_and_a_busy_port_do_not_matter(tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        "from recsuite.config.config import Config\n"
+        "from recsuite.runtime.process import *\n"
+        "context = init_runtime(Config()); print(context.world_size); cleanup_runtime()\n"
+    )
+    import socket
+
+    with socket.create_server(("127.0.0.1", 29500)) if _is_free(29500) else socket.socket():
+        outer = {"RANK": "7", "WORLD_SIZE": "9", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        output = succeeded(torchrun(2, script, env=outer))
+    assert "[RANK 0] 2" in output
+    assert "[RANK 1] 2" in output
+
+
+def _is_free(port: int) -> bool:
+    import socket
+
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

@@ -1,0 +1,176 @@
+"""What `stack.check_stack` accepts and refuses, with invented metadata, and that it agrees with the lists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from recsuite.errors import UserError
+from recsuite.runtime import versions as stack
+
+Install = Callable[..., None]
+REPOSITORY = Path(__file__).resolve().parents[2]
+PIP = f"{shlex.quote(sys.executable)} -m pip"
+UNINSTALL = f"{PIP} uninstall -y fbgemm-gpu fbgemm-gpu-cpu"
+CPU_TRIO = f"{PIP} install --no-deps torch==2.13.0 torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0"
+CUDA_TRIO = f"{PIP} install torch==2.13.0 torchrec==1.8.0 fbgemm-gpu==1.8.0"
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Pretend that exactly these versions are installed, and that torch needs these packages."""
+
+    def pretend(versions: dict[str, str], torch_needs: tuple[str, ...] = ("sympy",)) -> None:
+        def version(name: str) -> str:
+            if name not in versions:
+                raise metadata.PackageNotFoundError(name)
+            return versions[name]
+
+        monkeypatch.setattr(metadata, "version", version)
+        monkeypatch.setattr(metadata, "requires", lambda name: list(torch_needs))
+
+    return pretend
+
+
+def refusal() -> str:
+    with pytest.raises(UserError) as caught:
+        stack.check_stack()
+    return str(caught.value)
+
+
+def test_the_real_installation_passes() -> None:
+    stack.check_stack()
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [
+        {"torch": "2.13.0+cpu", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"},
+        {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"},
+        {"torch": "2.13.1", "torchrec": "1.8.2", "fbgemm-gpu": "1.8.1"},
+        {"torch": "2.11.0", "torchrec": "1.6.1", "fbgemm-gpu-cpu": "1.6.0"},
+    ],
+)
+def test_versions_of_one_generation_pass(install: Install, versions: dict[str, str]) -> None:
+    install(versions)
+    stack.check_stack()
+
+
+@pytest.mark.parametrize(
+    ("versions", "needed"),
+    [
+        (
+            {"torch": "2.12.0", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"},
+            "torch 2.12 needs torchrec and fbgemm 1.7",
+        ),
+        (
+            {"torch": "2.13.0", "torchrec": "1.9.0", "fbgemm-gpu-cpu": "1.8.0"},
+            "torch 2.13 needs torchrec and fbgemm 1.8",
+        ),
+        (
+            {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.9.0"},
+            "torch 2.13 needs torchrec and fbgemm 1.8",
+        ),
+        ({"torch": "3.0.0", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}, "torch 2 is needed"),
+    ],
+)
+def test_versions_of_two_generations_are_refused_with_the_command_that_mends_it(
+    install: Install, versions: dict[str, str], needed: str
+) -> None:
+    install(versions)
+    found = ", ".join(f"{name} {version}" for name, version in versions.items())
+    mend = f"mend it with: {UNINSTALL} && {CPU_TRIO}"
+    assert refusal() == f"Found {found}, which do not belong together: {needed}; {mend}"
+
+
+def test_the_cuda_wheel_is_mended_with_the_cuda_wheel(install: Install) -> None:
+    install({"torch": "2.12.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"})
+    assert refusal().endswith(f"mend it with: {UNINSTALL} && {CUDA_TRIO}")
+
+
+@pytest.mark.parametrize(
+    ("torch_needs", "trio"),
+    [(("sympy",), CPU_TRIO), (("sympy", "nvidia-nccl-cu13==2.29.7"), CUDA_TRIO)],
+)
+def test_of_two_fbgemm_wheels_the_one_that_suits_torch_is_kept(
+    install: Install, torch_needs: tuple[str, ...], trio: str
+) -> None:
+    both = {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.9.0", "fbgemm-gpu-cpu": "1.8.0"}
+    install(both, torch_needs)
+    sentence = refusal()
+    assert "fbgemm-gpu 1.9.0, fbgemm-gpu-cpu 1.8.0, but the last two overwrite each other's files" in sentence
+    assert sentence.endswith(f"mend it with: {UNINSTALL} && {trio}")
+
+
+@pytest.mark.parametrize("missing", ["torch", "torchrec", "fbgemm-gpu-cpu"])
+def test_a_missing_package_is_mended_with_the_whole_list(install: Install, missing: str) -> None:
+    versions = {"torch": "2.13.0+cpu", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}
+    del versions[missing]
+    install(versions)
+    sentence = refusal()
+    assert "but found " + ", ".join(f"{name} {version}" for name, version in versions.items()) in sentence
+    assert sentence.endswith(
+        f"{UNINSTALL} && {PIP} install --no-deps -r {shlex.quote(str(REPOSITORY / 'requirements.txt'))}"
+    )
+
+
+def test_nothing_installed_is_one_sentence_too(install: Install) -> None:
+    install({})
+    assert "but found none of them; mend it with: " in refusal()
+
+
+def test_the_versions_for_reports_name_the_fbgemm_wheel(install: Install) -> None:
+    install({"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0", "numpy": "2.4.6"})
+    versions = stack.stack_versions()
+    assert versions.pop("python").startswith("3.")
+    assert versions == {
+        "torch": "2.13.0",
+        "torchrec": "1.8.0",
+        "fbgemm": "fbgemm-gpu-cpu 1.8.0",
+        "pandas": "missing",
+        "numpy": "2.4.6",
+    }
+
+
+@pytest.mark.parametrize(
+    ("filename", "wheel"), [("requirements.txt", "fbgemm-gpu-cpu"), ("requirements-cuda.txt", "fbgemm-gpu")]
+)
+def test_the_trio_is_what_the_requirements_pin(filename: str, wheel: str) -> None:
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (REPOSITORY / filename).read_text(), re.MULTILINE))
+    trio = {"torch": stack.TORCH, "torchrec": stack.TORCHREC, wheel: stack.FBGEMM}
+    assert {name: pins.get(name) for name in trio} == trio
+
+
+@pytest.mark.parametrize("python", [(3, 10), (3, 11), (3, 12), (3, 13), (3, 14)])
+def test_every_python_gets_exactly_one_version_of_every_package(python: tuple[int, int]) -> None:
+    lists = [REPOSITORY / "requirements.txt", REPOSITORY / "requirements-dev.txt"]
+    names = []
+    for line in "\n".join(path.read_text() for path in lists).splitlines():
+        match = re.fullmatch(r"([\w-]+)==\S+(?: ; python_version (<|>=) \"3\.(\d+)\")?", line)
+        assert match or not line or line.startswith("#"), line
+        if match and (match[2] is None or (python < (3, int(match[3]))) == (match[2] == "<")):
+            names.append(match[1].lower().replace("_", "-"))
+    assert len(names) == len(set(names))
+    assert {"torch", "numpy", "pandas", "networkx", "pytest"} <= set(names)
+
+
+def test_the_two_variants_pin_the_same_versions() -> None:
+    cpu = set((REPOSITORY / "requirements.txt").read_text().splitlines())
+    cuda = {
+        line for line in (REPOSITORY / "requirements-cuda.txt").read_text().splitlines() if line[0] != "#"
+    }
+    assert cuda - cpu == {f"fbgemm-gpu=={stack.FBGEMM}"}
+
+
+def test_the_check_imports_none_of_the_packages() -> None:
+    heavy = "{'torch', 'torchrec', 'fbgemm_gpu'}"
+    check = "from recsuite.runtime.versions import check_stack; check_stack()"
+    code = f"import sys; {check}; sys.exit(len({heavy} & {{*sys.modules}}))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,110 @@
+"""Being told to end: noted at first, obeyed the second time at once or where nobody is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+
+from recsuite.errors import LostPeerError
+from recsuite.runtime import termination
+from recsuite.runtime.termination import Termination
+from tests.support.launch import started
+from tests.workers.test_failures import wait_for
+
+# Waits inside a library, where no handler of Python's runs.
+WAITING = """
+import sys
+from datetime import timedelta
+import torch.distributed as dist
+from recsuite.runtime.termination import Termination
+store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+with Termination(timedelta(seconds=60)).obeyed():
+    print("waits", flush=True)
+    store.wait(["what nobody sets"], timedelta(seconds=60))
+"""
+
+
+@pytest.fixture
+def waiting() -> Iterator[subprocess.Popen[str]]:
+    with started([sys.executable, "-c", WAITING]) as process:
+        wait_for(process, "waits")
+        # Until it is inside.
+        time.sleep(0.5)
+        yield process
+
+
+def said_by(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.readline()
+
+
+def test_a_second_ctrl_c_ends_a_process_at_once_whatever_it_waits_for(
+    waiting: subprocess.Popen[str],
+) -> None:
+    waiting.send_signal(signal.SIGINT)
+    assert said_by(waiting) == termination.ANSWER
+    # A shell and a launcher may both pass on the same one.
+    waiting.send_signal(signal.SIGINT)
+    time.sleep(2 * termination.SAME_SECONDS)
+    assert waiting.poll() is None
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait(2) == 128 + signal.SIGINT
+
+
+def test_what_a_launcher_sends_after_a_second_ctrl_c_ends_a_process_too(
+    waiting: subprocess.Popen[str],
+) -> None:
+    waiting.send_signal(signal.SIGINT)
+    assert said_by(waiting) == termination.ANSWER
+    time.sleep(2 * termination.SAME_SECONDS)
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(2) == 128 + signal.SIGINT
+
+
+def test_a_sigterm_may_come_twice(waiting: subprocess.Popen[str]) -> None:
+    for _ in range(2):
+        waiting.send_signal(signal.SIGTERM)
+        time.sleep(2 * termination.SAME_SECONDS)
+        assert waiting.poll() is None
+
+
+@pytest.fixture
+def alone() -> Iterator[Termination]:
+    """That of a process without others."""
+    from datetime import timedelta
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield Termination(timedelta(seconds=60))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("number", termination.SIGNALS)
+def test_the_ranks_agree_on_the_signal_one_step_later(alone: Termination, number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with alone.obeyed():
+        assert alone.agreed() == 0
+        os.kill(os.getpid(), number)
+        assert (alone.agreed(), alone.agreed()) == (0, number)
+    assert signal.getsignal(number) is before
+
+
+def test_who_was_told_to_end_and_has_lost_a_peer_ends_by_the_signal(alone: Termination) -> None:
+    def lose(error: Exception) -> None:
+        with alone.obeyed():
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise error
+
+    with pytest.raises(SystemExit) as ended:
+        lose(LostPeerError("rank 1 has ended"))
+    assert ended.value.code == 128 + signal.SIGTERM
+    # A fault of its own is told, whatever else has happened.
+    with pytest.raises(ArithmeticError):
+        lose(ArithmeticError())

@@ -1,0 +1,388 @@
+"""The example as a user runs it, from the command line to the report."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from recsuite.config.config import Config
+from recsuite.errors import counted
+from recsuite.monitoring.report import describe_failure, describe_nothing_left
+from tests.support.launch import EXAMPLE, ROOT, family, python, read_json, started, succeeded, torchrun
+
+SHORT = ("--epochs", "1", "--batch_size", "1024")
+
+
+def table(output: str) -> dict[str, list[float]]:
+    """The rows of the results table: name -> RMSE, MAE, AUC and, if it is defined, log loss."""
+    rows = re.findall(r"^\| (.+?) +\|((?: +[\d.]+ \|)+)(?: +- \|)?$", output, re.MULTILINE)
+    return {name: [float(value) for value in re.findall(r"[\d.]+", values)] for name, values in rows}
+
+
+def refused(result: subprocess.CompletedProcess[str], sentence: str) -> None:
+    """One process exits with 2, a launch with another status than 0; the sentence comes once."""
+    assert result.returncode != 0
+    assert result.stderr.count(f"example.py: {sentence}") == 1, result.stderr
+
+
+def test_plain_python_trains_as_one_process(synthetic_folder: Path) -> None:
+    result = python(EXAMPLE, "--data_path", synthetic_folder, "--epochs", 1, cwd=EXAMPLE.parent)
+    rows = table(succeeded(result))
+    assert list(rows) == ["global mean", "biases", "this model, epoch 1", "oracle (knows the planted world)"]
+    assert "[RANK 0] ranks: 1 on cpu" in result.stdout
+    assert result.stderr == ""
+
+
+def test_torchrun_trains_from_the_folder_and_from_the_root(synthetic_folder: Path, tmp_path: Path) -> None:
+    arguments = ("--data_path", synthetic_folder, *SHORT, "--num_workers", 1)
+    inside = torchrun(2, "example.py", *arguments, cwd=EXAMPLE.parent)
+    outside = torchrun(2, "example/example.py", *arguments, cwd=ROOT)
+    assert table(succeeded(inside)) == table(succeeded(outside)) != {}
+
+
+def test_output_is_lines_of_the_run_and_nothing_else(synthetic_folder: Path) -> None:
+    result = torchrun(2, EXAMPLE, "--data_path", synthetic_folder, *SHORT, "--num_workers", 4)
+    lines = succeeded(result).splitlines()
+    assert all(line.startswith(("[RANK 0] ", "|")) for line in lines)
+    assert any("8 data workers on this machine share" in line for line in lines)
+    epochs = [line for line in lines if "epoch 1/1" in line]
+    assert len(epochs) == 1
+    assert re.search(
+        r"train RMSE [\d.]+, validation RMSE [\d.]+, [\d.]+ s, [\d,]+ ratings/s, data wait [\d.]+%", epochs[0]
+    )
+    assert result.stderr == ""
+
+
+def test_a_report_holds_configuration_versions_and_every_epoch(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    arguments = (
+        "--data_path",
+        synthetic_folder,
+        "--epochs",
+        2,
+        "--report_dir",
+        tmp_path / "report",
+        "--seed",
+        4,
+    )
+    output = succeeded(torchrun(2, EXAMPLE, *arguments))
+    report = read_json(tmp_path / "report" / "metrics.json")
+    assert report["world_size"] == 2
+    assert report["config"]["seed"] == 4
+    assert report["versions"]["torch"].startswith("2.")
+    assert [epoch["epoch"] for epoch in report["epochs"]] == [1, 2]
+    best = min(report["epochs"], key=lambda epoch: epoch["validation"]["rmse"])
+    assert report["test_epoch"] == best["epoch"]
+    shown = table(output)[f"this model, epoch {best['epoch']}"]
+    names = ["rmse", "mae", "auc", "log_loss"]
+    assert shown == pytest.approx([report["test"][name] for name in names], abs=1e-4)
+    assert [sorted(epoch["validation"]) for epoch in report["epochs"]] == [sorted(names)] * 2
+    assert report["stopped_early"] is False
+    assert report["baselines"]["oracle"]["rmse"] < report["baselines"]["biases"]["rmse"]
+    time = report["time"]
+    assert time["steps"] + time["feed"] >= 0.9 * sum(epoch["seconds"] for epoch in report["epochs"])
+    assert min(time["imports"], time["data"], time["model"], time["evaluation"]) > 0 == time["dumps"]
+    picture = (tmp_path / "report" / "curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 10_000
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["curves.png", "metrics.json"]
+
+
+def test_the_same_seed_gives_the_same_losses(synthetic_folder: Path, tmp_path: Path) -> None:
+    reports = []
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        succeeded(torchrun(2, EXAMPLE, "--data_path", synthetic_folder, *SHORT, "--report_dir", folder))
+        reports.append(read_json(folder / "metrics.json"))
+    assert reports[0]["test"] == reports[1]["test"]
+    for first, second in zip(*(report["epochs"] for report in reports), strict=True):
+        assert first["train_loss"] == second["train_loss"]
+        assert first["validation"] == second["validation"]
+
+
+def test_without_data_it_says_first_that_ratings_are_synthetic(tmp_path: Path) -> None:
+    arguments = (
+        "--dataset",
+        "synthetic",
+        "--synthetic_ratings",
+        2000,
+        "--data_path",
+        tmp_path / "new",
+        *SHORT,
+    )
+    first, *_ = succeeded(python(EXAMPLE, *arguments)).splitlines()
+    assert first.startswith("The ratings are synthetic")
+    assert "--dataset ml-1m" in first
+    assert (tmp_path / "new" / "ratings.dat").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--num_workers", "-1"], "--num_workers -1 is negative"),
+        (["--batch_size", "0"], "--batch_size 0 is too small"),
+        (["--mlp_dims", "128,x"], "Argument --mlp_dims: '128,x' is not a list"),
+        (["--nonsense"], "Unrecognized arguments: --nonsense"),
+        (["--data_path", str(EXAMPLE)], f"--data_path {EXAMPLE} is a file"),
+        (["--data_path", "/nowhere"], "--data_path /nowhere is not there"),
+        (["--data_path", "/proc/self"], "--data_path /proc/self holds no MovieLens ratings"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence_and_status_2(arguments: list[str], sentence: str) -> None:
+    result = python(EXAMPLE, *arguments)
+    refused(result, sentence)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--batch_size", "0"], "--batch_size 0 is too small"),
+        (["--data_path", "/proc"], "--data_path /proc holds no"),
+    ],
+)
+def test_of_many_ranks_one_says_it_and_torchrun_ends_with_it(arguments: list[str], sentence: str) -> None:
+    start = time.monotonic()
+    result = torchrun(3, EXAMPLE, *arguments)
+    refused(result, sentence)
+    assert time.monotonic() - start < 30
+    last = result.stderr[result.stderr.rindex("Root Cause") :]
+    assert sentence in last
+    assert "Traceback" not in last
+
+
+def test_help_is_printed_once() -> None:
+    output = succeeded(torchrun(2, EXAMPLE, "--help"))
+    assert output.count("Train a sharded recommender on MovieLens.") == 1
+
+
+def test_a_bad_row_is_one_sentence_and_status_2(synthetic_folder: Path, tmp_path: Path) -> None:
+    for name in ("movies.dat", "users.dat"):
+        shutil.copy(synthetic_folder / name, tmp_path)
+    (tmp_path / "ratings.dat").write_text("1::1::7::978300760\n")
+    result = python(EXAMPLE, "--data_path", tmp_path)
+    refused(result, f"{tmp_path}/ratings.dat, line 1: a rating outside 0.5 to 5.0: '1::1::7::978300760'")
+    assert result.returncode == 2
+
+
+def test_a_download_that_fails_is_one_sentence_and_status_2(tmp_path: Path) -> None:
+    mirror = {"MOVIELENS_MIRROR": "http://127.0.0.1:9"}
+    result = python(EXAMPLE, "--dataset", "ml-1m", "--data_path", tmp_path / "ml-1m", env=mirror)
+    refused(result, "Cannot get http://127.0.0.1:9/ml-1m.zip: ")
+    assert result.returncode == 2
+    assert list(tmp_path.glob("ml-1m")) == []
+
+
+def test_training_that_diverges_is_refused(synthetic_folder: Path) -> None:
+    wild = ("--lr", "1e30", "--weight_decay", "0")
+    refused(
+        python(EXAMPLE, "--data_path", synthetic_folder, *wild, *SHORT),
+        "The loss is nan at step 2",
+    )
+
+
+def test_weights_that_only_a_diverged_training_has_are_refused(synthetic_folder: Path) -> None:
+    result = python(EXAMPLE, "--data_path", synthetic_folder, "--lr", "1e7", *SHORT)
+    refused(result, "After step 16 the table ")
+    assert result.returncode == 2
+    assert "the training diverged with --lr 10000000.0" in result.stderr
+    assert "this model" not in result.stdout
+
+
+def test_a_resume_that_diverges_leaves_the_good_dump_the_only_one(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    flags = ("--data_path", synthetic_folder, "--save_dir", tmp_path, "--embedding_dim", 8)
+    succeeded(python(EXAMPLE, *flags, "--dump", *SHORT))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    wild = ("--dense_lr", "1e30", "--dense_weight_decay", 0)
+    again = torchrun(2, EXAMPLE, *flags, "--resume", "--epochs", 2, "--dump_every", 1, "--keep", 1, *wild)
+    refused(again, "After step 17 ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    succeeded(python(EXAMPLE, "--load", "--save_dir", tmp_path, "--data_path", synthetic_folder))
+
+
+def test_a_model_that_is_worse_than_the_mean_says_so_below_its_table(synthetic_folder: Path) -> None:
+    output = succeeded(python(EXAMPLE, "--data_path", synthetic_folder, "--lr", "50", *SHORT))
+    *_, oracle, last = output.splitlines()
+    assert oracle.startswith("| oracle")
+    assert re.fullmatch(
+        r"\[RANK 0\] this model is worse than the mean of all ratings \([\d.]+\): its test RMSE is [\d.]+",
+        last,
+    )
+
+
+def test_a_number_agrees_with_its_noun() -> None:
+    found = [counted(number, "row") for number in (0, 1, 2, 2_000)]
+    assert found == ["0 rows", "1 row", "2 rows", "2,000 rows"]
+    assert [counted(number, "worker needs", "workers need") for number in (1, 2)] == [
+        "1 worker needs",
+        "2 workers need",
+    ]
+
+
+def test_a_resume_that_asks_for_fewer_epochs_than_are_done_says_so() -> None:
+    said = []
+    for done, stopped in ((6, False), (2, False), (1, True)):
+        result: Any = SimpleNamespace(num_epochs=done, stopped_early=stopped)
+        said.append(describe_nothing_left(result, Config.of(epochs=2)))
+    assert said == [
+        "nothing is left to train: the checkpoint has done 6 epochs, and --epochs 2 asks for fewer; give "
+        "more",
+        "nothing is left to train: 2 of 2 epochs are done",
+        "nothing is left to train: 1 of 2 epochs are done, and --patience stopped it there",
+    ]
+
+
+def test_a_ranking_that_is_worse_than_popularity_or_chance_says_so() -> None:
+    columns: Any = SimpleNamespace(num_movies=100, baselines={"ranking": {"popularity": {"ndcg_at_10": 0.2}}})
+    said = [
+        describe_failure(columns, Config.of(task="ranking"), {"ndcg_at_10": value})
+        for value in (0.2, 0.1, 0.01, float("nan"))
+    ]
+    # Of 100 movies in any order: the sum of 1 / log2(1 + rank) for the first ten, 4.5436, each in one of 100.
+    both = "this model is worse than popularity (0.2000) and a random order (0.0454): its test NDCG@10 is "
+    assert said == [
+        "",
+        "this model is worse than popularity (0.2000): its test NDCG@10 is 0.1000",
+        f"{both}0.0100",
+        f"{both}-",
+    ]
+
+
+def test_a_report_dir_that_cannot_be_written_is_refused_before_training(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    result = python(EXAMPLE, "--data_path", synthetic_folder, "--report_dir", tmp_path / "file" / "report")
+    refused(result, f"--report_dir {tmp_path}/file/report cannot be written (Not a directory)")
+    assert "epoch" not in result.stdout
+
+
+def test_both_fbgemm_wheels_are_refused_before_anything_is_imported(tmp_path: Path) -> None:
+    for name in ("fbgemm_gpu", "fbgemm_gpu_cpu"):
+        fake = tmp_path / f"{name}-1.8.0.dist-info"
+        fake.mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.8.0\n"
+        (fake / "METADATA").write_text(metadata)
+    result = python(EXAMPLE, env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 2
+    assert "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu && " in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_installation_that_does_not_fit_is_refused_before_anything_is_imported(tmp_path: Path) -> None:
+    # A copy of the metadata is all the check reads, so a false version in front of the real one is enough.
+    fake = tmp_path / "torchrec-1.3.0.dist-info"
+    fake.mkdir()
+    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: torchrec\nVersion: 1.3.0\n")
+    result = python(EXAMPLE, env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 2
+    assert "torchrec 1.3.0" in result.stderr
+    assert "pip install --no-deps torch==2.13.0 torchrec==1.8.0" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("victim", ["a rank", "the launcher"])
+def test_no_process_outlives_a_launch_that_is_killed(
+    synthetic_folder: Path, tmp_path: Path, victim: str
+) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command = [*launcher, str(EXAMPLE), "--data_path", str(synthetic_folder), "--num_workers", "2"]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with started([*command, "--epochs", "1000", "--patience", "0"], **quiet) as process:
+        deadline = time.monotonic() + 90
+        while len(workers := [pid for pid in family(process.pid) if "spawn_main" in command_of(pid)]) < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        members = family(process.pid)
+        rank = next(pid for pid in members[1:] if str(EXAMPLE) in command_of(pid))
+        os.kill(rank if victim == "a rank" else process.pid, signal.SIGKILL)
+        assert process.wait(timeout=40) != 0
+        assert set(workers) < set(members)
+        deadline = time.monotonic() + 15
+        while left := [command_of(pid) for pid in members if is_alive(pid)]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def test_a_terminal_shows_a_bar_with_rate_and_time_left(synthetic_folder: Path) -> None:
+    terminal, stderr = pty.openpty()
+    # Of 25 lines and 100 columns.
+    fcntl.ioctl(stderr, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 100, 0, 0))
+    command = [sys.executable, str(EXAMPLE), "--data_path", str(synthetic_folder), *SHORT]
+    shown = b""
+    with started([*command, "--batch_size", "128"], stdout=subprocess.DEVNULL, stderr=stderr) as process:
+        os.close(stderr)
+        # The terminal ends with an error once nobody holds its other side.
+        with contextlib.suppress(OSError):
+            while part := os.read(terminal, 4096):
+                shown += part
+        os.close(terminal)
+        assert process.wait(timeout=60) == 0
+    assert re.search(
+        rb"epoch 1/1: +\d+%\|[^|]*\| [\d.k]+/15.8k \[\d\d:\d\d<\d\d:\d\d, +[\d.k]+ ratings/s\]", shown
+    ), shown
+
+
+def test_an_interrupt_ends_it_without_a_traceback(synthetic_folder: Path) -> None:
+    command = [
+        sys.executable,
+        str(EXAMPLE),
+        "--data_path",
+        str(synthetic_folder),
+        "--epochs",
+        "1000",
+        "--patience",
+        "0",
+    ]
+    with started(command) as process:
+        assert process.stdout is not None
+        assert any("epoch 1/1000" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (-signal.SIGINT, "")
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(("split", "margin"), [("random", 0.02), ("time", 0.015)])
+def test_real_movielens_beats_the_bias_baseline(
+    real_folder: Path, tmp_path: Path, split: str, margin: float
+) -> None:
+    terms = ["--split", split, *(["--test_fraction", 0.1] if split == "random" else [])]
+    arguments: list[Any] = ["--data_path", real_folder, *terms, "--cache_dir", tmp_path]
+    rows = table(succeeded(torchrun(2, EXAMPLE, *arguments)))
+    model = next(values for name, values in rows.items() if name.startswith("this model"))
+    assert model[0] <= rows["biases"][0] - margin
+    assert model[2] > 0.5

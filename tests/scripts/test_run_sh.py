@@ -1,0 +1,470 @@
+"""What run.sh does, seen through stand-ins for python3 and nvidia-smi that write down how they are called."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+COPIED = ("run.sh", "requirements.txt", "requirements-cuda.txt", "requirements-dev.txt")
+# All that is needed to check a command line.
+CHECKING = (
+    *sorted(str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("example/recsuite/config/*.py")),
+    "example/recsuite/errors.py",
+    "example/recsuite/runtime/output.py",
+)
+SETTINGS = ("NPROC", "NNODES", "RDZV_ENDPOINT", "MAX_RESTARTS", "VARIANT", "PYTHON")
+OWN_VARIABLES = (*SETTINGS, "OMP_NUM_THREADS", "CDPATH")
+
+# Every call becomes one line, its arguments joined by "|". FAKE_PIP says what happens to an installation.
+FAKE_PYTHON = r"""#!/usr/bin/env bash
+case "$1" in
+  -V) echo "Python ${FAKE_VERSION:-3.11.7}"; exit ;;
+  -c) [[ -z "${FAKE_OLD:-}" ]]; exit ;;
+  -m) if [[ "$2" == recsuite.config ]]; then exec "$REAL_PYTHON" "$@"; fi ;;
+esac
+(IFS='|'; echo "$*" >>"$CALLS")
+case "$*" in
+  "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+  *" pip "*" --version") [[ "$0" == */.venv/* ]] ;;
+  *" show -q "*) [[ "$*" == *" ${FAKE_INSTALLED:-nothing}" ]] ;;
+  *" show torch") echo "Requires: filelock, ${FAKE_TORCH_NEEDS:-sympy}" ;;
+  *" pip "*" install "*)
+    case "${FAKE_PIP:-}" in
+      fail) echo "ERROR: no such wheel"; exit 1 ;;
+      killed) kill -KILL "$PPID" ;;
+      slow) sleep 0.5 ;;
+    esac ;;
+  *"/example.py --doctor"*)
+    echo "ranks=$LOCAL_WORLD_SIZE gpus=${CUDA_VISIBLE_DEVICES-all} omp=$OMP_NUM_THREADS" >>"$CALLS" ;;
+  *recsuite.launcher*) echo "OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS" ;;
+esac
+"""
+FAKE_NVIDIA_SMI = r"""#!/usr/bin/env bash
+[[ "${FAKE_GPUS:-0}" != 0 ]] || { echo "No devices were found"; exit 9; }
+for ((i = 0; i < FAKE_GPUS; i++)); do echo "GPU $i: NVIDIA Model (UUID: $i)"; done
+"""
+
+
+@dataclass
+class Copy:
+    """A copy of the repository's scripts, and what its stand-ins were called with."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def start(
+        self, *arguments: str, cwd: Path | None = None, env: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [self.folder / "run.sh", *arguments],
+            cwd=cwd or self.folder,
+            env=self.environment | (env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self, *arguments: str, status: int = 0, cwd: Path | None = None, env: dict[str, str] | None = None
+    ) -> tuple[str, str]:
+        process = self.start(*arguments, cwd=cwd, env=env)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == status, out + err
+        return out, err
+
+    def calls(self, word: str = "") -> list[str]:
+        log = Path(self.environment["CALLS"])
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [line for line in lines if word in line]
+
+    def installs(self) -> list[str]:
+        """The arguments of every pip install, without the folder."""
+        lines = [line.partition("|install|")[2] for line in self.calls("|install|")]
+        # The library itself is installed with every list of packages.
+        return [line.replace(f"{self.folder}/", "") for line in lines if "|-e|" not in line]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    folder = tmp_path / "a copy"
+    for name in (*COPIED, *CHECKING):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, folder / name)
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in (("python3", FAKE_PYTHON), ("nvidia-smi", FAKE_NVIDIA_SMI)):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in OWN_VARIABLES}
+    environment["PATH"] = f"{commands}{os.pathsep}{environment['PATH']}"
+    environment |= {"CALLS": str(tmp_path / "calls"), "REAL_PYTHON": sys.executable}
+    return Copy(folder, environment)
+
+
+# --- setup ---
+
+
+def test_the_first_setup_installs_the_cpu_list_without_dependencies(copy: Copy) -> None:
+    _, err = copy.run("setup")
+    assert copy.installs() == ["--no-deps|-r|requirements.txt"]
+    assert "installing requirements.txt, about 400 MB" in err
+
+
+def test_a_second_setup_calls_no_pip_and_says_nothing(copy: Copy) -> None:
+    copy.run("setup")
+    before = copy.calls()
+    assert copy.run("setup") == ("", "")
+    assert copy.calls() == before
+
+
+def test_a_changed_list_is_installed_again(copy: Copy) -> None:
+    copy.run("setup")
+    with (copy.folder / "requirements.txt").open("a") as file:
+        file.write("six==1.17.0\n")
+    copy.run("setup")
+    assert copy.installs() == ["--no-deps|-r|requirements.txt"] * 2
+
+
+def test_another_python_in_the_venv_installs_again(copy: Copy) -> None:
+    copy.run("setup")
+    copy.run("setup", env={"FAKE_VERSION": "3.12.1"})
+    assert len(copy.installs()) == 2
+
+
+def test_an_interrupted_installation_is_repeated(copy: Copy) -> None:
+    copy.run("setup", status=-9, env={"FAKE_PIP": "killed"})
+    copy.run("setup")
+    assert len(copy.installs()) == 2
+
+
+def test_an_interrupted_change_does_not_leave_the_old_stamp(copy: Copy) -> None:
+    listed = copy.folder / "requirements.txt"
+    old = listed.read_text()
+    copy.run("setup")
+    listed.write_text(old + "six==1.17.0\n")
+    copy.run("setup", status=-9, env={"FAKE_PIP": "killed"})
+    listed.write_text(old)
+    copy.run("setup")
+    assert len(copy.installs()) == 3
+
+
+def test_a_failing_pip_names_the_step_and_shows_its_last_lines(copy: Copy) -> None:
+    _, err = copy.run("setup", status=1, env={"FAKE_PIP": "fail"})
+    assert "ERROR: no such wheel" in err
+    assert "run.sh: installing requirements.txt failed" in err
+    copy.run("setup")
+    assert len(copy.installs()) == 2
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="needs the flock command")
+def test_two_setups_at_once_install_once(copy: Copy) -> None:
+    processes = [copy.start("setup", env={"FAKE_PIP": "slow"}) for _ in range(2)]
+    for process in processes:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, out + err
+    assert len(copy.installs()) == 1
+
+
+def test_the_cuda_list_is_installed_with_its_dependencies(copy: Copy) -> None:
+    copy.run("setup", env={"VARIANT": "cuda"})
+    assert copy.installs() == ["-r|requirements-cuda.txt"]
+
+
+def test_a_gpu_chooses_the_cuda_list(copy: Copy) -> None:
+    copy.run("setup", env={"FAKE_GPUS": "1"})
+    assert copy.installs() == ["-r|requirements-cuda.txt"]
+
+
+@pytest.mark.parametrize(("variant", "other"), [("cpu", "fbgemm-gpu"), ("cuda", "fbgemm-gpu-cpu")])
+def test_the_other_variant_is_removed_before_the_installation(copy: Copy, variant: str, other: str) -> None:
+    copy.run("setup", env={"VARIANT": variant, "FAKE_INSTALLED": other})
+    steps = [line for line in copy.calls() if "|uninstall|" in line or "|install|" in line]
+    assert "|uninstall|-y|torch|fbgemm-gpu|fbgemm-gpu-cpu" in steps[0]
+    assert "|install|" in steps[1]
+
+
+def test_a_switch_there_and_back_installs_three_times(copy: Copy) -> None:
+    for variant in ("cpu", "cuda", "cpu"):
+        copy.run("setup", env={"VARIANT": variant})
+    assert len(copy.installs()) == 3
+
+
+def test_the_cuda_build_of_torch_gets_its_libraries_on_cpu_too(copy: Copy) -> None:
+    _, err = copy.run("setup", env={"FAKE_TORCH_NEEDS": "nvidia-nccl-cu13"})
+    assert copy.installs() == ["--no-deps|-r|requirements.txt", "torch==2.13.0"]
+    assert "installing NVIDIA's libraries" in err
+
+
+def test_test_installs_the_development_list_too_and_passes_its_arguments_on(copy: Copy) -> None:
+    copy.run("test", "-k", "two words")
+    assert copy.installs() == ["--no-deps|-r|requirements.txt", "--no-deps|-r|requirements-dev.txt"]
+    assert copy.calls()[-1] == "-m|pytest|-k|two words"
+
+
+def test_lint_runs_every_linter(copy: Copy) -> None:
+    copy.run("lint")
+    wanted = ["-m|ruff|check|.", "-m|ruff|format|--check|.", "-m|mypy", "-m|codespell_lib"]
+    assert copy.calls()[-4:] == wanted
+
+
+# --- train ---
+
+
+def launch(copy: Copy) -> str:
+    (line,) = copy.calls("recsuite.launcher")
+    return line.replace(f"{copy.folder}/", "")
+
+
+def test_no_argument_trains_on_two_processes_without_a_gpu(copy: Copy) -> None:
+    copy.run()
+    assert launch(copy) == "-m|recsuite.launcher|--standalone|--nproc_per_node=2|example/example.py"
+    assert copy.calls()[-1] == "OMP_NUM_THREADS=1"
+
+
+@pytest.mark.parametrize(
+    ("variables", "processes"),
+    [
+        ({"FAKE_GPUS": "8"}, 8),
+        ({"FAKE_GPUS": "8", "NPROC": "3"}, 3),
+        ({"FAKE_GPUS": "8", "VARIANT": "cpu"}, 2),
+    ],
+)
+def test_the_gpus_decide_the_processes_unless_nproc_does(
+    copy: Copy, variables: dict[str, str], processes: int
+) -> None:
+    copy.run("train", env=variables)
+    assert f"--nproc_per_node={processes}|" in launch(copy)
+
+
+@pytest.mark.parametrize("subcommand", [(), ("train",)])
+def test_flags_pass_through_unchanged(copy: Copy, subcommand: tuple[str, ...]) -> None:
+    copy.run(*subcommand, "--report_dir", "my  report *", "--epochs", "2")
+    assert launch(copy).endswith("example/example.py|--report_dir|my  report *|--epochs|2")
+
+
+def test_several_machines_meet_at_the_endpoint(copy: Copy) -> None:
+    copy.run("train", env={"NNODES": "2", "RDZV_ENDPOINT": "host:29500"})
+    meeting = "--nnodes=2|--rdzv_backend=c10d|--rdzv_endpoint=host:29500|--nproc_per_node=2|"
+    assert launch(copy).startswith(f"-m|recsuite.launcher|{meeting}")
+
+
+@pytest.mark.parametrize(
+    ("variables", "where"),
+    [
+        (
+            {"NNODES": "1:2", "RDZV_ENDPOINT": "host:1"},
+            "--nnodes=1:2|--rdzv_backend=c10d|--rdzv_endpoint=host:1",
+        ),
+        ({"NNODES": "1:1", "MAX_RESTARTS": "3"}, "--standalone|--max_restarts=3"),
+        ({"MAX_RESTARTS": "0"}, "--standalone"),
+    ],
+)
+def test_machines_may_come_and_go_and_ranks_start_again(
+    copy: Copy, variables: dict[str, str], where: str
+) -> None:
+    _, err = copy.run("--dump", "--resume", env=variables)
+    assert launch(copy).startswith(f"-m|recsuite.launcher|{where}|--nproc_per_node=2|")
+    assert "MAX_RESTARTS" not in err
+
+
+def test_restarts_that_begin_anew_are_said_to(copy: Copy) -> None:
+    _, err = copy.run("--dump", env={"MAX_RESTARTS": "3"})
+    assert "run.sh: without --resume each of MAX_RESTARTS=3 begins anew\n" in err
+
+
+def test_a_bad_flag_stops_before_anything_is_installed_or_launched(copy: Copy) -> None:
+    _, err = copy.run("--epochs", "0", status=2)
+    assert err == "example.py: --epochs 0 is too small; give at least 1.\n"
+    assert copy.calls() == []
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_among_the_flags_prints_them_and_launches_nothing(copy: Copy, flag: str) -> None:
+    out, _ = copy.run("train", flag)
+    assert "--batch_size" in out
+    assert copy.calls() == []
+
+
+def test_it_works_from_another_folder_and_keeps_that_folder(copy: Copy, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    (elsewhere / "file").touch()
+    _, err = copy.run("--report_dir", "file", status=2, cwd=elsewhere)
+    assert "--report_dir file is a file" in err
+    copy.run(cwd=elsewhere)
+    assert launch(copy).endswith("|example/example.py")
+    assert (copy.folder / ".venv").is_dir()
+
+
+def test_ci_lints_and_then_tests_from_any_folder(copy: Copy, tmp_path: Path) -> None:
+    (copy.folder / ".ci").mkdir()
+    shutil.copy(REPOSITORY / ".ci/run", copy.folder / ".ci/run")
+    subprocess.run([copy.folder / ".ci/run"], cwd=tmp_path, env=copy.environment, check=True, timeout=60)
+    assert copy.calls()[-2:] == ["-m|codespell_lib", "-m|pytest"]
+
+
+# --- the life of a model ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        (["dump", "--resume"], "--dump|--resume"),
+        (["inc_dump", "--dump_every", "5"], "--inc_dump|--dump_every|5"),
+        (["compact"], "--compact"),
+        (["load"], "--load"),
+        (["load", "--until", "5"], "--load|--until|5"),
+        (["load", "two words", "--until", "5"], "--load=two words|--until|5"),
+    ],
+)
+def test_a_mode_is_launched_with_its_flag(copy: Copy, arguments: list[str], flags: str) -> None:
+    copy.run(*arguments)
+    assert launch(copy).endswith(f"--nproc_per_node=2|example/example.py|{flags}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        (["export", "two words", "--save_dir", "a"], "--export=two words|--save_dir|a"),
+        (["recommend", "--user", "42"], "--recommend|--user|42"),
+    ],
+)
+def test_a_mode_for_one_process_is_not_launched(copy: Copy, arguments: list[str], flags: str) -> None:
+    copy.run(*arguments)
+    assert not copy.calls("recsuite.launcher")
+    assert any(call.endswith(f"example/example.py|{flags}") for call in copy.calls())
+
+
+def test_a_report_is_drawn_by_one_process_that_gets_the_arguments(copy: Copy) -> None:
+    copy.run("report", "two words", "--output", "page.html")
+    assert not copy.calls("recsuite.launcher")
+    assert copy.installs() == ["--no-deps|-r|requirements.txt"]
+    assert copy.calls()[-1] == "-m|recsuite.monitoring.page|two words|--output|page.html"
+
+
+# --- doctor ---
+
+
+@pytest.mark.parametrize(
+    ("variables", "seen"),
+    [
+        ({}, "ranks=2 gpus= omp=1"),
+        ({"NPROC": "3", "OMP_NUM_THREADS": "4"}, "ranks=3 gpus= omp=4"),
+        ({"FAKE_GPUS": "8"}, "ranks=8 gpus=all omp=1"),
+        ({"FAKE_GPUS": "8", "VARIANT": "cpu"}, "ranks=2 gpus= omp=1"),
+    ],
+)
+def test_the_doctor_is_one_process_that_sees_what_a_rank_of_train_would(
+    copy: Copy, variables: dict[str, str], seen: str
+) -> None:
+    copy.environment.pop("CUDA_VISIBLE_DEVICES", None)
+    copy.run("doctor", "--num_workers", "2", "--cache_dir", "two words", env=variables)
+    assert len(copy.installs()) == 1
+    call, environment = copy.calls()[-2:]
+    assert call == f"{copy.folder}/example/example.py|--doctor|--num_workers|2|--cache_dir|two words"
+    assert environment == seen
+    assert copy.calls("torch.distributed.run") == []
+
+
+def test_the_doctor_refuses_what_train_would(copy: Copy) -> None:
+    _, err = copy.run("doctor", "--train", status=2)
+    assert err == "example.py: --doctor and --train exclude each other; give one of them.\n"
+    _, err = copy.run("doctor", status=2, env={"NPROC": "0"})
+    assert err == "run.sh: NPROC=0 is not a number of processes; give 1 or more\n"
+    assert copy.calls() == []
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "sentence"),
+    [
+        (["tarin"], {}, "unknown subcommand tarin; './run.sh help' lists them"),
+        (["setup", "now"], {}, "setup takes no arguments; found now"),
+        ([], {"NPROC": "abc"}, "NPROC=abc is not a number of processes; give 1 or more"),
+        ([], {"NPROC": "0"}, "NPROC=0 is not a number of processes; give 1 or more"),
+        ([], {"NNODES": "-1"}, "NNODES=-1 is not a number of machines; give 1 or more, or MIN:MAX"),
+        ([], {"NNODES": "2"}, "NNODES=2 needs RDZV_ENDPOINT, the HOST:PORT of one of the machines"),
+        ([], {"NNODES": "1:2"}, "NNODES=1:2 needs RDZV_ENDPOINT, the HOST:PORT of one of the machines"),
+        (
+            [],
+            {"NNODES": "2", "RDZV_ENDPOINT": "host"},
+            "RDZV_ENDPOINT=host has no port; give the HOST:PORT of one of the machines",
+        ),
+        ([], {"NNODES": "2:1"}, "NNODES=2:1 is not a number of machines; give 1 or more, or MIN:MAX"),
+        ([], {"MAX_RESTARTS": "-1"}, "MAX_RESTARTS=-1 is not a number of restarts; give 0 or more"),
+        ([], {"VARIANT": "tpu"}, "VARIANT=tpu is not known; give cpu or cuda"),
+        ([], {"PYTHON": "no-python"}, "no-python is not found; set PYTHON to a Python 3.10 or newer"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_status_2(
+    copy: Copy, arguments: list[str], variables: dict[str, str], sentence: str
+) -> None:
+    assert copy.run(*arguments, status=2, env=variables) == ("", f"run.sh: {sentence}\n")
+    assert copy.calls() == []
+
+
+def test_an_old_python_is_refused_with_its_version(copy: Copy) -> None:
+    _, err = copy.run("setup", status=2, env={"FAKE_OLD": "1", "FAKE_VERSION": "3.9.18"})
+    assert err.startswith(
+        "run.sh: python3 is Python 3.9.18; delete .venv if there is one and set PYTHON to 3.10"
+    )
+
+
+@pytest.mark.parametrize("word", ["help", "-h", "--help"])
+def test_help_names_every_subcommand_and_variable(copy: Copy, word: str) -> None:
+    out, _ = copy.run(word)
+    for name in (
+        "train",
+        "dump",
+        "inc_dump",
+        "load",
+        "compact",
+        "export",
+        "recommend",
+        "report",
+        "doctor",
+        "setup",
+        "test",
+        "lint",
+        *SETTINGS,
+    ):
+        assert name in out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user, which only root can")
+@pytest.mark.parametrize("is_there", [False, True])
+def test_the_checkout_of_another_user_is_refused_in_one_sentence(copy: Copy, is_there: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        # That of pytest is closed to others.
+        shutil.copytree(copy.folder.parent, folder, dirs_exist_ok=True)
+        for path in (Path(folder), *Path(folder).rglob("*")):
+            path.chmod(0o755)
+        checkout = Path(folder) / copy.folder.name
+        if is_there:
+            (checkout / ".venv").mkdir(mode=0o755)
+        commands = copy.environment["PATH"].replace(str(copy.folder.parent), folder)
+        result = subprocess.run(
+            [checkout / "run.sh", "setup"],
+            cwd="/",
+            env=copy.environment | {"PATH": commands, "CALLS": "/dev/null"},
+            user=65_534,
+            capture_output=True,
+            text=True,
+        )
+    assert result.returncode == 1
+    assert re.fullmatch(
+        r"run.sh: \S+ may not write .*/.venv, where packages are to be installed; make a clone of your own, "
+        r"or have its owner call ./run.sh setup\n",
+        result.stderr,
+    )

@@ -1,0 +1,253 @@
+"""What --recommend prints: titles that the user has not rated, for anybody, and again as the model learns."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+
+from recsuite.checkpoint.storage.directory import publish
+from recsuite.checkpoint.storage.manifest import CONFIG
+from recsuite.config.config import Config
+from recsuite.config.parser import parse_args
+from recsuite.datasets.movielens.formats import Ratings, RawData
+from recsuite.errors import UserError
+from recsuite.serving import recommend
+from recsuite.serving.recommend import DAMPING, MOST_LIKED, Viewer, open_viewer, page
+from recsuite.serving.served import ServedModel
+from tests.support.launch import EXAMPLE, python, read_json, started, succeeded
+from tests.support.states import FLAGS
+
+# The launch runs within the first test.
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def save_dir(trained_folder: Path) -> Path:
+    return trained_folder / "dumps"
+
+
+@pytest.fixture(scope="module")
+def model(save_dir: Path) -> ServedModel:
+    return ServedModel.open(save_dir)
+
+
+def viewer_of(model: ServedModel, user: str) -> Viewer:
+    data = str(read_json(model.snapshot.trained / CONFIG)["data"]["data_path"])
+    return open_viewer(model, Config.of(recommend=True, user=user, data_path=data))
+
+
+def rows_of(text: str) -> list[tuple[int, str, float]]:
+    """Rank, title and number of each line of the table."""
+    found = re.findall(r"^\| +(\d+) \| (.+?) +\| +([\d.]+) \|$", text, re.MULTILINE)
+    return [(int(rank), title, float(number)) for rank, title, number in found]
+
+
+def titles_of(viewer: Viewer, movie_ids: Any) -> list[str]:
+    titles = viewer.raw.movies.set_index("movie_id")["title"]
+    return titles.loc[list(movie_ids)].tolist()
+
+
+def busiest_user(model: ServedModel) -> str:
+    users, counts = np.unique(viewer_of(model, "1").raw.ratings.user_id, return_counts=True)
+    return str(users[counts.argmax()])
+
+
+def test_a_user_is_shown_the_best_of_what_is_not_rated_yet(model: ServedModel) -> None:
+    viewer = viewer_of(model, busiest_user(model))
+    everything = rows_of(page(model, viewer, 10_000))
+    rated = set(viewer.movie_ids.tolist())
+    ids = [movie for movie in viewer.raw.movies["movie_id"].tolist() if model.knows("movie", movie)]
+    unrated = [movie for movie in ids if movie not in rated]
+    assert 0 < len(unrated) < len(ids)
+    # Titles of a synthetic world may repeat.
+    assert sorted(title for _, title, _ in everything) == sorted(titles_of(viewer, unrated))
+    numbers = [number for _, _, number in everything]
+    assert numbers == sorted(numbers, reverse=True)
+    assert [rank for rank, _, _ in everything] == list(range(1, len(unrated) + 1))
+    assert rows_of(page(model, viewer, 4)) == everything[:4]
+
+
+def test_a_title_does_nothing_to_a_terminal(model: ServedModel) -> None:
+    viewer = viewer_of(model, busiest_user(model))
+    viewer.raw.movies["title"] = "\x1b[2J\n\x9b31m Mis\xe9rables"
+    shown = page(model, viewer, 3)
+    assert shown.replace("\n", "").isprintable()
+    assert [title for _, title, _ in rows_of(shown)] == ["\\x1b[2J \\x9b31m Mis\xe9rables"] * 3
+
+
+def test_the_scores_are_the_models_and_know_the_last_ratings(model: ServedModel) -> None:
+    viewer = viewer_of(model, "7")
+    (_, title, number), *_ = rows_of(page(model, viewer, 1))
+    movies, users = viewer.raw.movies, viewer.raw.users
+    user = users[users["user_id"] == 7].iloc[0]
+    order = viewer.raw.ratings.time[viewer.raw.ratings.user_id == 7].argsort(kind="stable")[
+        -FLAGS.data.history :
+    ]
+    last = [
+        column[viewer.raw.ratings.user_id == 7][order].tolist()
+        for column in (viewer.raw.ratings.movie_id, viewer.raw.ratings.rating)
+    ]
+    found = [
+        model.score(
+            {
+                "user": [7],
+                **{name: [user[name]] for name in ("gender", "age", "occupation")},
+                "movie": [movie.movie_id],
+                "year": [movie.year],
+                "genres": [movie.genres],
+                "history": [last[0]],
+                "history_ratings": [last[1]],
+            }
+        ).item()
+        for movie in movies[movies["title"] == title].itertuples()
+    ]
+    assert number in [pytest.approx(score, abs=6e-4) for score in found]
+
+
+def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
+    viewer = viewer_of(model, busiest_user(model))
+    text = page(model, viewer, 3)
+    liked = re.findall(r"^  ([\d.]+)  (.+)$", text, re.MULTILINE)
+    assert [float(rating) for rating, _ in liked] == sorted(viewer.ratings.tolist())[: -MOST_LIKED - 1 : -1]
+    assert {title for _, title in liked} <= set(titles_of(viewer, viewer.movie_ids))
+    assert f"rated {len(viewer.ratings):,} movies" in text
+    assert text.startswith(f"step {model.position.step}, ")
+
+
+@pytest.mark.parametrize(
+    ("user", "number"),
+    [
+        ("-5", -5),
+        ("+7", 7),
+        (" 7 ", 7),
+        ("007", 7),
+        ("0" * 5_000 + "7", 7),
+        (str(2**63 - 1), 2**63 - 1),
+        (str(-(2**63)), -(2**63)),
+        (str(2**63), None),
+        ("9" * 5_000, None),
+        ("\u0667", None),
+        ("1_000", None),
+        ("", None),
+    ],
+)
+def test_a_user_is_a_whole_number_of_64_bits_or_nobody(user: str, number: int | None) -> None:
+    ratings = Ratings(np.array([-5, 7, 7]), np.array([1, 2, 3]), np.ones(3, np.float32), np.arange(3))
+    frame = pandas.DataFrame({"user_id": [-5, 7]})
+    viewer = Viewer(RawData(ratings, frame, frame), user, longest_history=5)
+    assert viewer.id == number
+    assert len(viewer.ratings) == {-5: 1, 7: 2}.get(number or 0, 0)
+
+
+def test_a_user_with_a_sign_is_read_from_the_command_line() -> None:
+    assert parse_args(["--recommend", "--user", "-5"]).serving.user == "-5"
+    assert parse_args(["--recommend", "--user=-5"]).serving.user == "-5"
+
+
+@pytest.mark.parametrize("user", ["99999999", "nobody", "-1", "1.5", "9" * 30])
+def test_an_unknown_user_is_shown_the_popular_movies_and_told_so(model: ServedModel, user: str) -> None:
+    viewer = viewer_of(model, user)
+    text = page(model, viewer, 5)
+    assert f"the model knows no user {user}; these are the popular movies" in text
+    ratings = viewer.raw.ratings
+    mean = float(ratings.rating.mean(dtype=np.float64))
+    damped = {
+        movie: (float(mine.sum()) + DAMPING * mean) / (len(mine) + DAMPING)
+        for movie in np.unique(ratings.movie_id).tolist()
+        for mine in [ratings.rating[ratings.movie_id == movie].astype(np.float64)]
+    }
+    best = sorted(damped, key=lambda movie: -damped[movie])[:5]
+    assert [title for _, title, _ in rows_of(text)] == titles_of(viewer, best)
+
+
+def test_ages_are_said_in_their_largest_unit() -> None:
+    said = [recommend._describe_age(seconds) for seconds in (-3, 12.4, 119, 180, 7300, 200_000)]
+    assert said == ["0 s", "12 s", "119 s", "3 min", "2 h", "2 d"]
+
+
+def test_other_data_than_the_models_are_refused(model: ServedModel, tmp_path: Path) -> None:
+    movies = "\n".join(["movieId,title,genres", "1,One (1990),Drama"])
+    (tmp_path / "movies.csv").write_text(movies)
+    (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,1,4.0,5\n")
+    with pytest.raises(UserError, match="has no user 2, and the model was trained on one; give the"):
+        open_viewer(model, Config.of(recommend=True, user="1", data_path=str(tmp_path)))
+
+
+def test_the_command_says_which_data_it_reads_and_takes_their_folder_from_no_checkpoint(
+    save_dir: Path, synthetic_folder: Path, tmp_path: Path
+) -> None:
+    command = [EXAMPLE, "--recommend", "--user", 7, "--top", 3, "--save_dir", save_dir]
+    refused = python(*command, cwd=tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert f"trained on the files in {synthetic_folder}, and no path is taken" in refused.stderr
+    result = python(*command, "--data_path", synthetic_folder, cwd=tmp_path)
+    lines = succeeded(result).splitlines()
+    assert lines[0] == f"titles and ratings are those of {synthetic_folder}"
+    assert re.fullmatch(r"best: epoch 2, validation RMSE \d\.\d{4} \(step 16\), \d+ (s|min) old", lines[1])
+    assert len(rows_of(result.stdout)) == 3
+    assert result.stderr == ""
+
+
+def test_what_is_untrained_is_asked_only_where_it_is_named_and_says_so(
+    save_dir: Path, synthetic_folder: Path, tmp_path: Path
+) -> None:
+    untrained = "step-000000000"
+    shutil.copytree(save_dir / untrained, tmp_path / untrained)
+    asked = (EXAMPLE, "--recommend", "--user", 7, "--top", 3, "--data_path", synthetic_folder, "--save_dir")
+    refused = python(*asked, tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert f"{tmp_path} holds only {untrained}, which is untrained; wait for the next dump" in refused.stderr
+    lines = succeeded(python(*asked, tmp_path / untrained)).splitlines()
+    assert re.fullmatch(r"step 0, untrained, \d+ (s|min) old", lines[1])
+
+
+def test_a_folder_without_a_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    result = python(EXAMPLE, "--recommend", "--user", 7, "--save_dir", tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == (
+        f"example.py: {tmp_path} holds no dump; train with --dump, or give the folder of a dump.\n"
+    )
+
+
+def test_follow_prints_again_when_a_newer_state_is_there_and_ends_on_sigint(
+    save_dir: Path, synthetic_folder: Path, tmp_path: Path
+) -> None:
+    copy, ready = tmp_path / "dumps", tmp_path / "ready"
+    for name in ("step-000000008", "delta-000000010"):
+        shutil.copytree(save_dir / name, ready / name)
+    shutil.copytree(save_dir / "delta-000000012", ready / ".making-next")
+    command = [EXAMPLE, "--recommend", "--user", 7, "--top", 2, "--follow", "--save_dir", copy]
+    command += ["--data_path", synthetic_folder]
+    with started([str(part) for part in (sys.executable, *command)]) as process:
+        assert process.stdout is not None
+        waiting = process.stdout.readline()
+        ready.rename(copy)
+        first = read_page(process.stdout)
+        publish(copy / ".making-next", copy / "delta-000000012", keep=3)
+        second = read_page(process.stdout)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=20)
+    assert waiting == f"waiting for the first dump in {copy}\n"
+    assert first.startswith("titles and ratings")
+    assert re.search(r"^latest: step 10, \d+ (s|min) old$", first, re.MULTILINE)
+    assert re.search(r"^latest: step 12, \d+ (s|min) old$", second, re.MULTILINE)
+    assert rows_of(first) != rows_of(second)
+    assert (process.returncode, output, errors) == (0, "", "")
+
+
+def read_page(stream: Any) -> str:
+    """All lines until the second row of the table."""
+    lines: list[str] = []
+    while not lines or not lines[-1].startswith("|    2 |"):
+        line = stream.readline()
+        assert line, "".join(lines)
+        lines.append(line)
+    return "".join(lines)

@@ -1,0 +1,711 @@
+"""A model in one process: it scores as the sharded one, follows a trainer, and believes nothing unchecked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recsuite.checkpoint.recorded import with_recorded
+from recsuite.checkpoint.storage.directory import deltas_in, dumps_in, publish, retire, set_aside, step_of
+from recsuite.checkpoint.storage.manifest import (
+    CONFIG,
+    FEATURES_FILE,
+    MANIFEST,
+    VOCABULARY,
+    FileEntry,
+    Manifest,
+    Progress,
+    describe_choice,
+    digest_of,
+    read_manifest,
+    sealed,
+    write_manifest,
+)
+from recsuite.config.config import Config
+from recsuite.config.parser import parse_given
+from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.movielens.formats import locate, read
+from recsuite.errors import UserError
+from recsuite.serving import served as serving
+from recsuite.serving import snapshot
+from recsuite.serving.export import MODEL, export
+from recsuite.serving.served import Follower, ServedModel
+from recsuite.serving.snapshot import Change, Snapshot, read_change
+from tests.support.launch import EXAMPLE, python, succeeded
+from tests.support.states import FLAGS
+
+# The launch runs within the first test.
+pytestmark = pytest.mark.timeout(300)
+
+FEW = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """Dumps, what the sharded model predicts with each (by step), and the raw values of the test ratings."""
+
+    save_dir: Path
+    predictions: dict[int, np.ndarray]
+    values: dict[str, list[Any]]
+
+    @property
+    def few(self) -> dict[str, list[Any]]:
+        """The values of the first test ratings."""
+        return {name: given[:FEW] for name, given in self.values.items()}
+
+    def step_of(self, scores: torch.Tensor) -> int:
+        """The step whose state predicts the first test ratings so."""
+        close = [
+            step
+            for step, wanted in self.predictions.items()
+            if np.abs(scores.numpy() - wanted[:FEW]).max() <= 1e-6
+        ]
+        assert len(close) == 1, f"the scores are those of no state, or of several: {close}"
+        return close[0]
+
+
+@pytest.fixture(scope="module")
+def trained(synthetic_folder: Path, trained_folder: Path) -> Trained:
+    found = np.load(trained_folder / "predictions.npz")
+    predictions = {int(step): found[step] for step in found}
+    assert sorted(predictions) == [0, 2, 4, 6, 8, 10, 12, 14, 16]
+    return Trained(trained_folder / "dumps", predictions, raw_test_values(synthetic_folder))
+
+
+def raw_test_values(data: Path) -> dict[str, list[Any]]:
+    """What a server would be told of the test ratings."""
+    config = Config.of(data_path=str(data))
+    columns, raw = open_columns(config), read(*locate(config), config)
+    positions = columns.range_of("test")
+    user, movie, _, _ = np.load(Path(columns.folder) / "rows.npy")[positions.start :].T
+    users, movies = raw.users.iloc[user], raw.movies.iloc[movie]
+    values = {
+        table.name: (users if table.feature.entity == "user" else movies)[table.feature.column].tolist()
+        for table in columns.tables
+    }
+    history = [history_of(columns, place) for place in positions]
+    return {
+        **values,
+        "history": [movies for movies, _ in history],
+        "history_ratings": [ratings for _, ratings in history],
+    }
+
+
+def history_of(columns: Columns, place: int) -> tuple[list[int | None], list[float]]:
+    folder = Path(columns.folder)
+    user, _, _, end = np.load(folder / "rows.npy", mmap_mode="r")[place]
+    begin = np.load(folder / "test_history_offsets.npy", mmap_mode="r")[user]
+    rows, bits = np.load(folder / "test_history.npy", mmap_mode="r")[
+        max(begin, end - FLAGS.data.history) : end
+    ].T
+    # Of a movie that no training rating has, nothing is known.
+    names = [None, *json.loads((folder / VOCABULARY).read_bytes())["movie"]]
+    return [names[row] for row in rows], np.ascontiguousarray(bits).view(np.float32).tolist()
+
+
+@pytest.fixture
+def exported(trained: Trained, tmp_path: Path) -> Path:
+    """An export of the state after step 14."""
+    save_dir = copied(trained, tmp_path / "until-14", 14)
+    export(Config.of(save_dir=str(save_dir), export=str(tmp_path / "exported"), checkpoint="latest"))
+    return tmp_path / "exported"
+
+
+def copied(trained: Trained, save_dir: Path, until: int) -> Path:
+    """A folder of dumps as it was after a step."""
+    save_dir.mkdir()
+    for folder in (*dumps_in(trained.save_dir), *deltas_in(trained.save_dir)):
+        if step_of(folder) <= until:
+            shutil.copytree(folder, save_dir / folder.name)
+    return save_dir
+
+
+def state(trained: Trained, step: int) -> Path:
+    """The folder of the state after a step."""
+    (found,) = trained.save_dir.glob(f"*-{step:09d}")
+    return found
+
+
+def publish_state(trained: Trained, step: int, save_dir: Path, run: str = "") -> None:
+    """What a trainer does when it dumps; with `run` a dump says that it is of that run."""
+    making = save_dir / f".making-{step}"
+    shutil.copytree(state(trained, step), making)
+    if run:
+        write_manifest(making, dataclasses.replace(read_manifest(making), run=run))
+    publish(making, save_dir / state(trained, step).name, keep=9)
+
+
+def reseal(folder: Path, **changes: Any) -> None:
+    """Have a manifest agree with files that were changed."""
+    manifest = dataclasses.replace(read_manifest(folder), **changes)
+    files = tuple(
+        FileEntry(entry.name, (folder / entry.name).stat().st_size, digest_of(folder / entry.name))
+        for entry in manifest.files
+    )
+    write_manifest(folder, dataclasses.replace(manifest, files=files))
+
+
+# --- scores -------------------------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_the_sharded_model_for_every_state(trained: Trained) -> None:
+    differences: dict[Any, float] = {}
+    for step, wanted in trained.predictions.items():
+        model = ServedModel.open(state(trained, step))
+        assert model.position.step == step
+        differences[step] = float(np.abs(model.score(trained.values).numpy() - wanted).max())
+    # Of one rating torch multiplies a vector instead of a matrix, and rounds differently.
+    few = trained.few
+    single = [model.score({name: [given[place]] for name, given in few.items()}) for place in range(FEW)]
+    differences["single"] = float(np.abs(torch.cat(single).numpy() - wanted[:FEW]).max())
+    print(f"largest difference: {max(differences.values()):.1e}")
+    assert max(differences.values()) <= 1e-6
+    # The states themselves are told apart.
+    assert trained.step_of(ServedModel.open(trained.save_dir).score(trained.few)) == 16
+
+
+def test_the_server_needs_neither_torchrec_nor_the_trainer(exported: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from recsuite.serving.served import ServedModel\n"
+        f"model = ServedModel.open(Path({str(exported)!r}))\n"
+        "model.score({'user': [1], 'movie': [2]})\n"
+        "import torch; assert not torch.distributed.is_initialized()\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
+    modules = succeeded(python("-c", program)).split()
+    heavy = {"torchrec", "fbgemm_gpu", "pandas", "pyarrow", "checkpoint", "incremental", "dumps", "train"}
+    assert not heavy & set(modules)
+
+
+def test_what_is_missing_or_was_never_seen_counts_as_unknown(trained: Trained) -> None:
+    model = ServedModel.open(trained.save_dir)
+    short = {"user": [7, 7], "movie": [3, 4]}
+    unseen: dict[str, list[Any]] = {
+        "user": [7, 7],
+        "gender": ["?", None],
+        "age": [-1, float("nan")],
+        "occupation": ["", "none"],
+        "movie": [3, 4],
+        "year": [1.5, None],
+        "genres": [[], ["No such genre"]],
+        "history": [[], []],
+        "history_ratings": [[], []],
+    }
+    assert torch.equal(model.score(short), model.score(unseen))
+    assert model.score(short).dtype == torch.float32
+    assert not torch.equal(model.score(short), model.score({"user": [-7, -7], "movie": [3, 4]}))
+    assert len(model.score({"user": []})) == 0
+    assert model.knows("movie", 3)
+    assert not model.knows("movie", -3)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"usr": [1]}, "There is no feature usr; the model has"),
+        ({}, "There is no feature nothing"),
+        ({"user": [1, 2], "movie": [3]}, "give each as many"),
+        ({"user": [1], "history": [[3, 4]]}, "belong together; give both or neither"),
+        ({"user": [1], "history_ratings": [[3, 4]]}, "belong together; give both or neither"),
+        ({"user": [1], "history": [[3, 4]], "history_ratings": [[5.0]]}, "give each as many"),
+        (
+            {"user": [1], "history": [3], "history_ratings": [5.0]},
+            "history takes a list for each rating, and got 3",
+        ),
+        (
+            {"user": [1], "history": [[3]], "history_ratings": [5.0]},
+            "_ratings takes a list for .*, and got 5.0",
+        ),
+        ({"user": [1], "history": 3, "history_ratings": 5.0}, "history takes a list with an entry for each"),
+        ({"user": [1], "history": [["a"]], "history_ratings": [[5.0]]}, "values of type int, not 'a'"),
+        ({"user": [1], "history": [[[3]]], "history_ratings": [[5.0]]}, r"values of type int, not \[3\]"),
+        ({"user": [1], "history": [[3]], "history_ratings": [["5"]]}, "has '5'; give numbers from 0.5 to 5"),
+        (
+            {"user": [1], "history": [[3]], "history_ratings": [[None]]},
+            "has None; give numbers from 0.5 to 5",
+        ),
+        ({"user": [1], "history": [[3]], "history_ratings": [[float("nan")]]}, "has nan; give numbers"),
+        ({"user": 1, "movie": 2}, "user takes a list with an entry for each rating, and got 1"),
+        ({"user": "1"}, "user takes a list with an entry for each rating, and got '1'"),
+        ({"user": [[1]]}, r"user takes values of type int, not \[1\]"),
+        ({"user": torch.tensor([1])}, r"user takes values of type int, not tensor\(1\)"),
+        ({"gender": [1]}, "gender takes values of type str, not 1"),
+        ({3: [1]}, "There is no feature 3; the model has"),
+        ([("user", [1])], "There is no feature nothing; the model has"),
+    ],
+)
+def test_values_that_do_not_belong_together_are_refused(trained: Trained, values: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ServedModel.open(trained.save_dir).score(values)
+
+
+def test_what_a_model_cannot_know_is_refused_and_not_called_unknown(trained: Trained) -> None:
+    model = ServedModel.open(trained.save_dir)
+    for feature, value in (("usr", 1), ("user", "1"), ("user", [1]), ("gender", 1)):
+        with pytest.raises(UserError, match=f"feature {feature}"):
+            model.knows(feature, value)
+    names: list[Any] = [["user"], 3, None, "a\x1bb"]
+    for name in names:
+        with pytest.raises(UserError, match=r"There is no feature .*; the model has") as refusal:
+            model.knows(name, 1)
+        assert str(refusal.value).isprintable()
+    assert model.knows("history", 3)
+
+
+def test_long_histories_are_held_against_the_types_of_the_training_in_little_time(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counted(type):
+        asked = 0
+
+        def __subclasscheck__(cls, kind: type[Any]) -> bool:
+            Counted.asked += 1
+            return kind in (int, float)
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            return cls.__subclasscheck__(type(value))
+
+    class Real(metaclass=Counted):
+        pass
+
+    for module in (serving, snapshot):
+        monkeypatch.setattr(module, "numbers", SimpleNamespace(Real=Real))
+    model = ServedModel.open(trained.save_dir)
+    Counted.asked = 0
+    assert len(model.score({"history": [[3] * 1_000] * 8, "history_ratings": [[4.0] * 1_000] * 8})) == 8
+    # Not once for each of 16,000 numbers.
+    assert 0 < Counted.asked < 30
+
+
+def test_folders_may_be_texts_and_an_unknown_checkpoint_is_refused(trained: Trained) -> None:
+    assert ServedModel.open(str(trained.save_dir)).position.step == 16
+    assert Follower(str(trained.save_dir)).refresh() in (True, False)
+    with pytest.raises(UserError, match="checkpoint 'newest' is not known; give best or latest"):
+        ServedModel.open(trained.save_dir, "newest")
+
+
+# --- export -------------------------------------------------------------------------------------------
+
+
+def test_an_export_scores_as_the_state_that_it_was_made_of(trained: Trained, exported: Path) -> None:
+    model = ServedModel.open(exported)
+    assert trained.step_of(model.score(trained.few)) == model.position.step == 14
+    assert model.run == read_manifest(state(trained, 14)).run
+    assert model.age == pytest.approx(ServedModel.open(state(trained, 14)).age, abs=5)
+    names = {path.name for path in exported.iterdir()}
+    assert names == {MODEL, VOCABULARY, FEATURES_FILE, MANIFEST}
+    tensors = load_file(exported / MODEL)
+    assert {name for name in tensors if name.startswith("tables.")} == {
+        f"tables.{name}.weight" for name in trained.values if name != "history_ratings"
+    }
+    assert sum(name.startswith("dense.") for name in tensors) == len(tensors) - 8 == 8
+    assert digest_of(exported / VOCABULARY) == read_manifest(exported).vocabulary
+
+
+def test_export_says_what_it_wrote_and_takes_no_folder_twice(trained: Trained, tmp_path: Path) -> None:
+    command = (EXAMPLE, "--export", tmp_path / "new" / "model", "--save_dir", trained.save_dir)
+    line = succeeded(python(*command))
+    best = rf"exported {state(trained, 16)}, best: epoch 2, validation RMSE \d\.\d{{4}} \(step 16\), to "
+    assert re.match(rf"{best}{tmp_path}/new/model: ", line)
+    again = python(*command)
+    assert again.returncode == 2
+    taken = f"--export {tmp_path}/new/model is there already; give a new folder, or remove that one."
+    assert again.stderr == f"example.py: {taken}\n"
+
+
+def test_a_load_of_an_export_says_what_it_is_and_what_reads_it(exported: Path) -> None:
+    words = f"{exported} is an export for a server.*--recommend --save_dir {exported} "
+    with pytest.raises(UserError, match=words):
+        with_recorded(*parse_given(["--load", str(exported)]))
+
+
+def test_a_refusal_of_damage_names_a_state_that_can_be_read(trained: Trained, tmp_path: Path) -> None:
+    save_dir = copied(trained, tmp_path / "dumps", 16)
+    asked = {
+        CONFIG: lambda: with_recorded(*parse_given(["--load", "--save_dir", str(save_dir)])),
+        "part-00001.safetensors": lambda: ServedModel.open(save_dir),
+    }
+    for name, ask in asked.items():
+        (save_dir / "step-000000016" / name).write_bytes(b"{")
+        with pytest.raises(
+            UserError, match=r"the newest complete one there is .*000014; give that folder"
+        ) as refusal:
+            ask()
+        good = Path(str(refusal.value).partition("complete one there is ")[2].partition(";")[0])
+        assert ServedModel.open(good).position.step == 14
+        found = with_recorded(*parse_given(["--load", str(good), "--data_path", str(tmp_path)]))
+        assert found.data.history == FLAGS.data.history
+        shutil.copy(trained.save_dir / "step-000000016" / name, save_dir / "step-000000016" / name)
+
+
+@pytest.mark.parametrize(
+    ("position", "asked", "words"),
+    [
+        (Progress(1_234, 3, 0, 0.87654), "best", "best: epoch 3, validation RMSE 0.8765 (step 1,234)"),
+        (Progress(1_234, 3), "best", "best: epoch 3, not validated (step 1,234)"),
+        (Progress(1_234, 3, 7, 0.87654), "best", "latest: step 1,234"),
+        (Progress(1_234, 3, 0, 0.87654), "latest", "latest: step 1,234"),
+        (Progress(1_234, 3, 0, 0.87654), "", "step 1,234"),
+        (Progress(), "", "step 0, untrained"),
+    ],
+)
+def test_which_checkpoint_was_taken_is_said(position: Progress, asked: str, words: str) -> None:
+    assert describe_choice(position, asked, "RMSE") == words
+
+
+def test_an_export_into_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be read \(File name too long\)"):
+        export(Config.of(export=str(tmp_path / ("a" * 1000))))
+
+
+def test_a_failed_export_leaves_nothing(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("recsuite.serving.export.write_part", fail)
+    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
+        export(Config.of(save_dir=str(trained.save_dir), export=str(tmp_path / "model")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def flip_a_byte(folder: Path) -> None:
+    content = bytearray((folder / MODEL).read_bytes())
+    content[-5] ^= 1
+    (folder / MODEL).write_bytes(content)
+
+
+def truncate(folder: Path) -> None:
+    (folder / MODEL).write_bytes((folder / MODEL).read_bytes()[:-4])
+
+
+def change_json(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """A change of a file that the manifest then agrees with."""
+
+    def damage(folder: Path) -> None:
+        changed = change(json.loads((folder / name).read_bytes()))
+        (folder / name).write_text(json.dumps(sealed(changed) if name == MANIFEST else changed))
+        if name != MANIFEST:
+            reseal(folder)
+
+    return damage
+
+
+def change_tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / MODEL)
+        change(tensors)
+        save_file(tensors, folder / MODEL)
+        reseal(folder)
+
+    return damage
+
+
+def claim_shape(folder: Path) -> None:
+    tensors = read_manifest(folder).tensors
+    reseal(folder, tensors={**tensors, "tables.user.weight": ([10**12, 32], "float32")})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_a_byte,
+        truncate,
+        lambda folder: (folder / MODEL).unlink(),
+        lambda folder: (folder / MANIFEST).unlink(),
+        lambda folder: (folder / "more.safetensors").write_bytes(b""),
+        lambda folder: (folder / MANIFEST).write_text("{"),
+        change_json(MANIFEST, lambda found: {**found, "format": 2}),
+        change_json(MANIFEST, lambda found: {**found, "about": {"follows": {"base": 1}}}),
+        change_json(VOCABULARY, lambda found: {**found, "movie": found["movie"][1:]}),
+        change_json(VOCABULARY, lambda found: {**found, "movie": [1] * len(found["movie"])}),
+        change_json(VOCABULARY, lambda found: [1, 2]),
+        change_json(FEATURES_FILE, lambda found: {"tables": [{"name": "user"}]}),
+        change_json(FEATURES_FILE, lambda found: {"tables": []}),
+        change_tensors(lambda tensors: tensors.pop("dense.mlp.0.bias")),
+        change_tensors(lambda tensors: tensors.update({"tables.user.weight": torch.zeros(3, 32)})),
+        change_tensors(lambda tensors: tensors.update({"dense.mlp.0.bias": torch.zeros(64, 2)})),
+        claim_shape,
+    ],
+)
+def test_a_damaged_or_hostile_export_is_refused(exported: Path, damage: Callable[[Path], None]) -> None:
+    damage(exported)
+    with pytest.raises(UserError, match=str(exported)):
+        ServedModel.open(exported)
+
+
+# --- increments ---------------------------------------------------------------------------------------
+
+
+def test_increments_in_place_equal_opening_the_state_anew(trained: Trained, exported: Path) -> None:
+    model = ServedModel.open(state(trained, 8))
+    for step in (10, 12, 14):
+        assert model.apply(state(trained, step))
+        anew = ServedModel.open(state(trained, step))
+        assert model.position == anew.position
+        for name, rows in model.snapshot.tables.items():
+            assert torch.equal(rows, anew.snapshot.tables[name])
+        assert torch.equal(model.score(trained.few), anew.score(trained.few))
+        # Once more changes nothing.
+        assert not model.apply(state(trained, step))
+    assert not ServedModel.open(exported).apply(state(trained, 12))
+
+
+def test_an_export_takes_the_increments_that_come_after_it(trained: Trained, tmp_path: Path) -> None:
+    save_dir = copied(trained, tmp_path / "until-10", 10)
+    export(Config.of(save_dir=str(save_dir), export=str(tmp_path / "model"), checkpoint="latest"))
+    model = ServedModel.open(tmp_path / "model")
+    assert model.apply(state(trained, 12))
+    assert trained.step_of(model.score(trained.few)) == 12
+
+
+def test_an_increment_that_does_not_come_next_is_refused(trained: Trained, tmp_path: Path) -> None:
+    model = ServedModel.open(state(trained, 8))
+    before = model.score(trained.few)
+    with pytest.raises(UserError, match=r"is number 2 and begins at step 10, .* number 1 after step 8"):
+        model.apply(state(trained, 12))
+    with pytest.raises(UserError, match=r"builds on a step-000000000 .* the model on a step-000000008"):
+        model.apply(state(trained, 2))
+    with pytest.raises(UserError, match="no increment but a dump"):
+        model.apply(state(trained, 16))
+    other = tmp_path / "delta-000000010"
+    shutil.copytree(state(trained, 10), other)
+    reseal(other, run="another")
+    with pytest.raises(UserError, match="is of run another, and the model of run"):
+        model.apply(other)
+    assert model.position.step == 8
+    assert torch.equal(model.score(trained.few), before)
+
+
+def lose_rows(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["tables.movie.rows"]
+
+
+def reach_beyond(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["tables.movie.rows"][-1] = 10**6
+
+
+def shorten(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["tables.movie.weight"] = tensors["tables.movie.weight"][1:].contiguous()
+
+
+def lose_dense(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["dense.mlp.2.weight"]
+
+
+@pytest.mark.parametrize("damage", [lose_rows, reach_beyond, shorten, lose_dense, None])
+def test_a_damaged_increment_leaves_the_model_as_it_was(
+    trained: Trained, tmp_path: Path, damage: Callable[[dict[str, torch.Tensor]], None] | None
+) -> None:
+    model = ServedModel.open(state(trained, 8))
+    before = model.score(trained.few)
+    delta = tmp_path / "delta-000000010"
+    shutil.copytree(state(trained, 10), delta)
+    part = delta / "part-00001.safetensors"
+    tensors = load_file(part)
+    if damage:
+        damage(tensors)
+        save_file(tensors, part)
+        reseal(delta)
+    else:
+        save_file({name: value + 1 for name, value in tensors.items()}, part)
+    with pytest.raises(UserError, match=str(delta)):
+        model.apply(delta)
+    assert torch.equal(model.score(trained.few), before)
+
+
+# --- following ----------------------------------------------------------------------------------------
+
+
+def test_a_follower_takes_increments_dumps_and_compactions(trained: Trained, tmp_path: Path) -> None:
+    save_dir = copied(trained, tmp_path / "dumps", 2)
+    follower = Follower(save_dir)
+    assert not follower.refresh()
+    for step in (4, 6, 8, 10):
+        tables = follower.model.snapshot.tables
+        publish_state(trained, step, save_dir)
+        assert follower.refresh()
+        assert not follower.refresh()
+        assert trained.step_of(follower.model.score(trained.few)) == step
+        # A dump is read as a whole, an increment changes the tables in place.
+        assert (follower.model.snapshot.tables is tables) == (step != 8)
+    # The trainer removes what nobody needs any more.
+    for folder in (*reversed(deltas_in(save_dir)[:3]), dumps_in(save_dir)[0]):
+        retire(folder)
+    assert not follower.refresh()
+    publish_state(trained, 14, save_dir)
+    with pytest.raises(UserError, match=r"Increment 2 after .* is missing"):
+        follower.refresh()
+    assert trained.step_of(follower.model.score(trained.few)) == 10
+    publish_state(trained, 12, save_dir)
+    assert follower.refresh()
+    assert follower.model.position.step == 14
+
+
+def test_a_follower_goes_over_to_a_new_run_once_that_was_validated(trained: Trained, tmp_path: Path) -> None:
+    save_dir = copied(trained, tmp_path / "dumps", 10)
+    follower = Follower(save_dir)
+    set_aside(save_dir)
+    assert not follower.refresh()
+    assert follower.model.position.step == 10
+    before = follower.model.snapshot
+    publish_state(trained, 0, save_dir, run="another")
+    assert not follower.refresh()
+    publish_linked(trained, 2, save_dir, "another", digest_of(dumps_in(save_dir)[0] / MANIFEST))
+    assert not follower.refresh()
+    assert follower.model.snapshot is before
+    publish_state(trained, 8, save_dir, run="another")
+    assert follower.refresh()
+    assert (follower.model.run, follower.model.position.step) == ("another", 8)
+    publish_linked(trained, 10, save_dir, "another", digest_of(dumps_in(save_dir)[1] / MANIFEST))
+    assert follower.refresh()
+
+
+def test_what_has_learned_nothing_is_served_only_where_it_is_named(trained: Trained, tmp_path: Path) -> None:
+    save_dir = copied(trained, tmp_path / "dumps", 0)
+    for use in (Follower, ServedModel.open):
+        with pytest.raises(
+            UserError, match="holds only step-000000000, which is untrained; wait for the next"
+        ):
+            use(save_dir)
+    line = succeeded(python(EXAMPLE, "--export", tmp_path / "model", "--save_dir", state(trained, 0)))
+    assert line.startswith(f"exported {state(trained, 0)}, step 0, untrained, to ")
+
+
+def test_a_folder_stands_for_its_best_state_unless_the_latest_is_asked_for(
+    trained: Trained, tmp_path: Path
+) -> None:
+    save_dir = copied(trained, tmp_path / "dumps", 14)
+    for checkpoint, step in (("best", 8), ("latest", 14)):
+        assert ServedModel.open(save_dir, checkpoint).position.step == step
+        export(Config.of(save_dir=str(save_dir), export=str(tmp_path / checkpoint), checkpoint=checkpoint))
+        assert ServedModel.open(tmp_path / checkpoint).position.step == step
+    assert Follower(save_dir).model.position.step == 14
+
+
+def test_a_follower_goes_on_from_an_export(trained: Trained, exported: Path, tmp_path: Path) -> None:
+    follower = Follower(copied(trained, tmp_path / "dumps", 12), start=exported)
+    assert not follower.refresh()
+    # The folder is behind the export, of the same run.
+    assert follower.model.position.step == 14
+    publish_state(trained, 16, follower.save_dir)
+    assert follower.refresh()
+    assert trained.step_of(follower.model.score(trained.few)) == 16
+
+
+def test_a_reader_writes_nothing(trained: Trained, tmp_path: Path) -> None:
+    def listing() -> list[tuple[str, int]]:
+        return [(str(path), path.stat().st_mtime_ns) for path in sorted(save_dir.rglob("*"))]
+
+    save_dir = copied(trained, tmp_path / "dumps", 14)
+    before = [(str(save_dir), save_dir.stat().st_mtime_ns), *listing()]
+    Follower(save_dir).refresh()
+    assert [(str(save_dir), save_dir.stat().st_mtime_ns), *listing()] == before
+
+
+class Slowly(dict[str, Any]):
+    """Tables between which time passes, as in a large increment."""
+
+    def items(self) -> Any:
+        for item in super().items():
+            time.sleep(0.003)
+            yield item
+
+
+@contextlib.contextmanager
+def hammered(model: ServedModel, values: dict[str, list[Any]]) -> Iterator[list[torch.Tensor]]:
+    """The different scores that another thread sees meanwhile, in their order."""
+    seen = [model.score(values)]
+    end = threading.Event()
+
+    def score() -> None:
+        while not end.is_set():
+            scores = model.score(values)
+            if not torch.equal(scores, seen[-1]):
+                seen.append(scores)
+
+    thread = threading.Thread(target=score)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        end.set()
+        thread.join()
+
+
+def test_a_reader_only_ever_sees_whole_states(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_slowly(delta: Path, snapshot: Snapshot) -> Change | None:
+        change = read_change(delta, snapshot)
+        return change and dataclasses.replace(change, tables=Slowly(change.tables))
+
+    monkeypatch.setattr(serving, "read_change", read_slowly)
+    save_dir = copied(trained, tmp_path / "dumps", 2)
+    follower = Follower(save_dir)
+    with hammered(follower.model, trained.few) as seen:
+        for step in (4, 6, 8, 10, 12, 14, 16):
+            publish_state(trained, step, save_dir)
+            follower.refresh()
+            deadline = time.monotonic() + 20
+            while np.abs(seen[-1].numpy() - trained.predictions[step][:FEW]).max() > 1e-6:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+    # Each state as soon as it was there, and nothing in between.
+    assert [trained.step_of(scores) for scores in seen] == [2, 4, 6, 8, 10, 12, 14, 16]
+
+
+def test_a_follower_survives_a_trainer_that_removes_what_it_reads(trained: Trained, tmp_path: Path) -> None:
+    save_dir = copied(trained, tmp_path / "dumps", 2)
+    follower = Follower(save_dir)
+    trainer = threading.Thread(target=train_on, args=(trained, save_dir))
+    trainer.start()
+    seen = set()
+    while trainer.is_alive():
+        follower.refresh()
+        seen.add(trained.step_of(follower.model.score(trained.few)))
+    trainer.join()
+    follower.refresh()
+    assert trained.step_of(follower.model.score(trained.few)) == 16
+    assert follower.model.run == "round 4"
+    assert len(seen) > 1
+
+
+def train_on(trained: Trained, save_dir: Path) -> None:
+    """Five runs, one after the other, each with dumps, increments and compactions."""
+    for number in range(5):
+        set_aside(save_dir)
+        for step in (0, 8, 16):
+            publish_state(trained, step, save_dir, run=f"round {number}")
+            digest = digest_of(dumps_in(save_dir)[-1] / MANIFEST)
+            for delta in (2, 4, 6) if step == 0 else (10, 12, 14) if step == 8 else ():
+                publish_linked(trained, delta, save_dir, f"round {number}", digest)
+            for folder in (*reversed(deltas_in(save_dir)), *dumps_in(save_dir)[:-1]):
+                if step_of(folder) <= step:
+                    retire(folder)
+
+
+def publish_linked(trained: Trained, step: int, save_dir: Path, run: str, base_digest: str) -> None:
+    """Publish an increment of a run whose dump has another digest than the one that was trained."""
+    making = save_dir / f".making-{step}"
+    shutil.copytree(state(trained, step), making)
+    manifest: Manifest = read_manifest(making)
+    assert manifest.link is not None
+    link = dataclasses.replace(manifest.link, base_digest=base_digest)
+    write_manifest(making, dataclasses.replace(manifest, run=run, link=link))
+    publish(making, save_dir / f"delta-{step:09d}", keep=9)

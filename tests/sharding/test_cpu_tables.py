@@ -1,0 +1,76 @@
+"""The tables' step on the CPU: it equals TorchRec's and FBGEMM's, rows, optimizer's state and all."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+
+from recsuite.checkpoint.full import tensors_of
+from recsuite.config.config import Config
+from recsuite.datasets.columns import open_columns
+from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding import plan as sharding
+from recsuite.sharding.cpu_tables import CpuTables
+from recsuite.training.trainer import InputPipeline, Progress, build_learner, train_epoch
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def config(synthetic_folder: Path) -> Config:
+    return Config.of(data_path=str(synthetic_folder), batch_size=1024, epochs=1, history=3)
+
+
+@pytest.fixture(scope="module")
+def context(context: RuntimeContext) -> RuntimeContext:
+    # A test of the CPU's step, also where there is a GPU.
+    return dataclasses.replace(context, device=torch.device("cpu"))
+
+
+def trained(config: Config, context: RuntimeContext) -> tuple[torch.Tensor, dict[str, torch.Tensor], bool]:
+    """Losses of an epoch, all that was learned in it, and whether the tables were ours."""
+    columns = open_columns(config)
+    sampler = EpochSampler(RatingBatches(columns, config, 0, 1))
+    learner = build_learner(columns, config, context)
+    feed = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+    losses = train_epoch(learner, feed, Progress(), config, context, lambda position, loss: None)
+    state = {
+        name: (value.local_shards()[0].tensor if isinstance(value, ShardedTensor) else value).detach().clone()
+        for name, value in tensors_of(learner).items()
+    }
+    is_ours = any(isinstance(module, CpuTables) for module in learner.model.modules())
+    return torch.from_numpy(losses), state, is_ours
+
+
+def test_an_epoch_equals_that_of_fbgemm(
+    config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses, state, is_ours = trained(config, context)
+    monkeypatch.setattr(
+        sharding, "CpuTablesSharder", lambda fused_params, timeout: EmbeddingCollectionSharder(fused_params)
+    )
+    their_losses, their_state, is_still_ours = trained(config, context)
+    assert (is_ours, is_still_ours) == (True, False)
+    torch.testing.assert_close(losses, their_losses, rtol=1e-4, atol=0)
+    assert state.keys() == their_state.keys()
+    for name in state:
+        torch.testing.assert_close(state[name], their_state[name], rtol=1e-3, atol=1e-4, msg=name)
+    # All of it had something to learn.
+    assert all(float(state[name].max()) > 0 for name in state if name.endswith("momentum1"))
+
+
+def test_a_row_that_no_table_has_ends_the_run(config: Config, context: RuntimeContext) -> None:
+    columns = open_columns(config)
+    sampler = EpochSampler(RatingBatches(columns, config, 0, 1))
+    batch = next(InputPipeline(build_dataloader(sampler.dataset, sampler, config)).batches("train", 0))
+    model = build_learner(columns, config, context).model
+    for row in (columns.tables[0].rows, -1):
+        batch.features.values()[7] = row
+        with pytest.raises(IndexError, match=f"user: rows .*{row}.* are asked for, and there are "):
+            model(batch)

@@ -1,0 +1,76 @@
+"""Gradients of the dense part over ranks: the same buckets in every backward.
+
+Three ranks train, and go on from a dump, in test_dumps.py.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from recsuite.sharding import data_parallel
+from recsuite.sharding.data_parallel import GradientMean, buckets_of
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """What is sent to three ranks that all send the same."""
+    found: list[torch.Tensor] = []
+
+    def all_reduce(tensor: torch.Tensor, **_: Any) -> Any:
+        found.append(tensor.clone())
+        tensor.mul_(3)
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 3)
+    return found
+
+
+def model_of(*values: list[float]) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.tensor(value)) for value in values]
+
+
+def test_buckets_hold_the_last_parameters_first_and_a_little_more_than_asked() -> None:
+    first, second, third = model_of([1.0] * 3, [2.0] * 5, [3.0])
+    found = buckets_of([first, second, third], most_bytes=8)
+    assert [[len(parameter) for parameter in bucket] for bucket in found] == [[1, 5], [3]]
+    assert buckets_of([], 8) == []
+
+
+def test_gradients_lie_in_the_same_places_in_whatever_order_they_come(sent: list[torch.Tensor]) -> None:
+    first, second = model_of([1.0, 2.0], [3.0])
+    GradientMean([first, second], None).attach()
+    for early, late in ((first, second), (second, first)):
+        first.grad = second.grad = None
+        # What is used last in the forward gets its gradient first.
+        (torch.cat([late * 6, early * 6]).sum() + (early * early).sum()).backward()
+        assert first.grad is not None
+        assert second.grad is not None
+        own = 6 * torch.ones(2) + (2 * first.detach() if early is first else 0)
+        torch.testing.assert_close(first.grad, own)
+    assert [len(flat) for flat in sent] == [3, 3]
+    torch.testing.assert_close(sent[0], torch.tensor([6, 8, 10]) / 3)
+    torch.testing.assert_close(sent[1], torch.tensor([12, 6, 6]) / 3)
+
+
+def test_a_parameter_without_a_gradient_holds_nobody_up_and_gets_none(
+    sent: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_parallel, "BYTES_OF_A_BUCKET", 1)
+    used, unused, last = model_of([1.0], [2.0], [3.0])
+    GradientMean([used, unused, last], None).attach()
+    for _ in range(2):
+        used.grad = last.grad = None
+        (used * last).sum().backward()
+        assert [float(flat) * 3 for flat in sent[-3:]] == pytest.approx([1, 0, 3])
+        assert [parameter.grad for parameter in (used, unused, last)] == [
+            torch.tensor([3.0]),
+            None,
+            torch.tensor([1.0]),
+        ]

@@ -1,0 +1,124 @@
+"""The decay of the tables: exact for every row, whether a step looks it up or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from recsuite.checkpoint.delta import shards_of
+from recsuite.checkpoint.full import tensors_of
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.config.config import Config
+from recsuite.datasets.columns import open_columns
+from recsuite.datasets.features import UNKNOWN_ROW
+from recsuite.datasets.opening import open_data
+from recsuite.models.interaction import Interaction
+from recsuite.models.task import RatingBatch
+from recsuite.runtime.process import cleanup_runtime, init_runtime
+from recsuite.sharding.plan import table_rate
+from recsuite.training.trainer import InputPipeline, TrainState, build_learner, train_epoch
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+class Rows:
+    """Looked-up rows as a reference sees them."""
+
+    def __init__(self, table: torch.Tensor, rows: torch.Tensor, lengths: torch.Tensor) -> None:
+        self._values, self._lengths = table[rows], lengths
+
+    def values(self) -> torch.Tensor:
+        return self._values
+
+    def lengths(self) -> torch.Tensor:
+        return self._lengths
+
+
+class Reference:
+    """The same training as textbooks have it: whole tables, of which every step shrinks every row."""
+
+    def __init__(self, interaction: Interaction, tables: dict[str, torch.Tensor], config: Config) -> None:
+        self.interaction = interaction
+        self.tables = {name: table.clone().requires_grad_() for name, table in tables.items()}
+        self.sums = {name: torch.zeros(len(table)) for name, table in tables.items()}
+        self.dense = torch.optim.AdamW(
+            interaction.parameters(),
+            config.optimizer.dense_lr,
+            weight_decay=config.optimizer.dense_weight_decay,
+        )
+        self.config = config
+
+    def step(self, batch: RatingBatch, left: float, share: float) -> None:
+        looked_up = {
+            name: Rows(self.tables[name], jagged.values(), jagged.lengths())
+            for name, jagged in batch.features.to_dict().items()
+        }
+        predictions = self.interaction.predict(looked_up, batch.history_ratings)
+        loss = (batch.weights * (predictions - batch.ratings) ** 2).mean()
+        self.dense.zero_grad()
+        loss.backward()
+        self.dense.param_groups[0]["lr"] = self.config.optimizer.dense_lr * left
+        self.dense.step()
+        with torch.no_grad():
+            for name, table in self.tables.items():
+                assert table.grad is not None
+                self.sums[name] += table.grad.square().mean(dim=1)
+                step = table.grad / (self.sums[name].sqrt() + 1e-8).unsqueeze(1)
+                table -= table_rate(self.config, 1) * left * step
+                table *= math.exp(-self.config.optimizer.weight_decay * left * share)
+                table.grad = None
+
+
+def rows_of(learner: TrainState) -> dict[str, torch.Tensor]:
+    """Table to its rows, as the model means them."""
+    return {
+        name.split(".")[1]: value.local_shards()[0].tensor.detach() * learner.row_scale
+        for name, value in tensors_of(learner).items()
+        if isinstance(value, ShardedTensor) and name.endswith(".weight")
+    }
+
+
+def test_every_row_decays_as_if_each_step_had_shrunk_the_whole_table(synthetic_folder: Path) -> None:
+    config = Config.of(
+        data_path=str(synthetic_folder), batch_size=512, history=3, weight_decay=2.0, epochs=2, mlp_dims=(8,)
+    )
+    threads = torch.get_num_threads()
+    context = init_runtime(config)
+    try:
+        columns = open_columns(config)
+        learner = build_learner(columns, config, context)
+        features = [table.feature for table in columns.tables]
+        interaction = Interaction(
+            features, config.model.embedding_dim, config.model.mlp_dims, columns.mean_rating
+        )
+        state = learner.model.module.recommender.head.state_dict()
+        interaction.load_state_dict({name: state[name] for name in interaction.state_dict()})
+        # The only row that no training rating looks up; it begins with zeros otherwise.
+        shards_of(tensors_of(learner))["movie"]["weight"][0].tensor.detach()[UNKNOWN_ROW] = 1.0
+        before = rows_of(learner)
+        reference = Reference(interaction, before, config)
+        with open_data(config, context) as data:
+            feed = InputPipeline(data.loader)
+            position, num_train = Progress(), columns.num_train
+            for batch, size in zip(
+                feed.batches("train", 0), data.loader.dataset.step_sizes("train"), strict=True
+            ):
+                left = 1 - position.samples / num_train / config.training.epochs
+                reference.step(batch, left, size / num_train)
+                position = dataclasses.replace(position, samples=position.samples + size)
+            train_epoch(learner, feed, Progress(), config, context, lambda position, loss: None)
+        after = rows_of(learner)
+    finally:
+        cleanup_runtime()
+        torch.set_num_threads(threads)
+    # In the first of two epochs the rate falls from all to half.
+    assert float(learner.row_scale) == pytest.approx(math.exp(-2.0 * 0.75), rel=0.02)
+    for name, rows in after.items():
+        torch.testing.assert_close(rows, reference.tables[name].detach(), rtol=1e-3, atol=1e-5)
+    assert reference.sums["movie"][UNKNOWN_ROW] == 0
+    assert after["movie"][UNKNOWN_ROW].tolist() == [float(learner.row_scale)] * config.model.embedding_dim

@@ -1,0 +1,412 @@
+"""What each rank of a launch runs for `test_dumps.py`: python dump_ranks.py FOLDER write|read...
+
+"write" trains small models, each drawn from DUMP_SEED, of which it dumps increments and, at the same steps,
+all of it; then it trains one that is ended and resumed. "read" loads every state that any launch wrote, and
+resumes what other numbers of ranks were ended at. Rank 0 writes what was found: digests of whole tensors,
+marks of rows, metrics and losses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from recsuite.config.config import Config
+from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
+
+SEED = int(os.environ.get("DUMP_SEED", "0"))
+# The two ways to dump that every state is written in.
+KINDS = ("inc_dump", "dump")
+NUM_STEPS_AFTER = 3
+# After this step the models are evaluated; no dump is due there.
+EVALUATED_AT = 1
+# Of the training that is ended: what any number of ranks divides, and what one rank has when others resume.
+GLOBAL_BATCH_SIZE = 600
+OTHER_BATCH_SIZE = 350
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its data, and when it is dumped: every so many steps, or at the steps of a schedule."""
+
+    num_ratings: int
+    global_batch_size: int
+    last_step: int
+    settings: dict[str, Any]
+    schedule: tuple[int, ...] = ()
+    dump_every: int = 0
+
+    def every_at(self, step: int) -> int:
+        """--dump_every, as it is at a step."""
+        return self.dump_every or (step if step in self.schedule else 0)
+
+    def is_due(self, step: int) -> bool:
+        """Whether a dump is due at a step that ends no epoch."""
+        return self.every_at(step) > 0 and step % self.every_at(step) == 0
+
+
+def draw(seed: int) -> tuple[tuple[int, int], dict[str, Case]]:
+    """The sizes of two data sets, and cases: tables of the small one are split by rows on one rank alone."""
+    chance = random.Random(seed)
+    small, large = chance.randrange(9_500, 12_000), chance.randrange(44_000, 48_000)
+    cases = {
+        "periodic": _draw_periodic(chance, large),
+        "history": _draw_scheduled(chance, small, history=chance.randrange(1, 8), pipeline="plain"),
+        "async": _draw_scheduled(chance, chance.choice((small, large)), history=0, async_dump=True),
+    }
+    return (small, large), cases
+
+
+def _draw_periodic(chance: random.Random, num_ratings: int) -> Case:
+    """Dumps every few steps, over the end of an epoch of 4 to 7 steps."""
+    batch_size = 6 * chance.randrange(num_ratings * 8 // 10 // 42 + 1, num_ratings * 8 // 10 // 24)
+    settings = {**_draw_settings(chance), "pipeline": "sparse_dist"}
+    return Case(num_ratings, batch_size, 12, settings, dump_every=chance.choice((2, 3)))
+
+
+def _draw_scheduled(chance: random.Random, num_ratings: int, **settings: Any) -> Case:
+    schedule = tuple(sorted(chance.sample(range(EVALUATED_AT + 1, 14), 4)))
+    batch_size = 6 * chance.randrange(100, 250)
+    return Case(num_ratings, batch_size, schedule[-1], {**_draw_settings(chance), **settings}, schedule)
+
+
+def _draw_settings(chance: random.Random) -> dict[str, Any]:
+    return {
+        "seed": chance.randrange(1000),
+        "embedding_dim": chance.choice((4, 8, 12, 20, 32)),
+        "history": chance.choice((0, 3)),
+        "pipeline": chance.choice(("plain", "sparse_dist")),
+    }
+
+
+SIZES, CASES = draw(SEED)
+
+
+def main() -> None:
+    """Write and read."""
+    folder = Path(sys.argv[1])
+    context = init_runtime(Config())
+    for action in sys.argv[2:]:
+        if action == "write":
+            found = write_all(folder, context)
+        else:
+            found = {path.name: read_all(path, context) for path in sorted(folder.glob("by-*"))}
+        if context.rank == 0:
+            (folder / f"{action}-{context.world_size}.json").write_text(json.dumps(found))
+    cleanup_runtime()
+
+
+def config_of(folder: Path, case: Case, context: RuntimeContext) -> Config:
+    path, batch_size = str(folder / str(case.num_ratings)), case.global_batch_size // context.world_size
+    return Config.of(data_path=path, batch_size=batch_size, epochs=2, keep=100, **case.settings)
+
+
+def write_all(folder: Path, context: RuntimeContext) -> dict[str, Any]:
+    by = folder / f"by-{context.world_size}"
+    found = {
+        name: write_case(by / name, case, config_of(folder, case, context), context)
+        for name, case in CASES.items()
+    }
+    return {"cases": found, "resume": resume(by / "resume", ended_config(folder, context), context)}
+
+
+def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """Dump increments and full dumps as a training does; what the model was at each, and what came after."""
+    from recsuite.checkpoint.full import tensors_of
+    from recsuite.checkpoint.storage.directory import deltas_in, step_of
+    from recsuite.checkpoint.storage.manifest import Progress
+    from recsuite.datasets.columns import open_columns
+    from recsuite.training.trainer import build_learner
+
+    columns = open_columns(config)
+    learner = build_learner(columns, config, context)
+    keepers = [begin_keeper(folder / kind, kind, learner, columns, config, context) for kind in KINDS]
+    states = {0: digests(tensors_of(learner), context)}
+    epoch_ends = []
+
+    def after_step(position: Progress, loss: float) -> None:
+        for keeper in keepers:
+            keeper.config = keeper.config.replaced(dump_every=case.every_at(position.step))
+            keeper.after_step(position, loss)
+        if position.samples == 0:
+            epoch_ends.append(position.step)
+        if position.samples == 0 or case.is_due(position.step):
+            states[position.step] = digests(tensors_of(learner), context)
+
+    trained = (learner, columns, config, context, after_step)
+    _, position = advance(Progress(), EVALUATED_AT, *trained)
+    marks = {"before": marked(keepers[0], context)}
+    evaluate(learner, columns, config, context)
+    marks |= {"after": marked(keepers[0], context), "evaluated": evaluated(columns, config, context)}
+    _, position = advance(position, case.last_step - position.step, *trained)
+    metrics = evaluate(learner, columns, config, context)
+    losses, _ = advance(position, NUM_STEPS_AFTER, learner, columns, config, context)
+    for keeper in keepers:
+        keeper.close()
+    increments = [step_of(path) for path in deltas_in(folder / "inc_dump")]
+    return {
+        "states": states,
+        "epoch_ends": epoch_ends,
+        "increments": increments,
+        "sharding": sharding_of(learner),
+        "marks": marks,
+        "metrics": metrics,
+        "losses": losses,
+    }
+
+
+def begin_keeper(
+    folder: Path, kind: str, learner: Any, columns: Any, config: Config, context: RuntimeContext
+) -> Any:
+    """A keeper that has dumped the state before the first step."""
+    from recsuite.checkpoint.checkpointer import Checkpointer
+    from recsuite.checkpoint.storage.directory import writing
+    from recsuite.checkpoint.storage.manifest import Progress
+
+    settings: dict[str, Any] = {kind: True, "save_dir": str(folder)}
+    if context.rank == 0:
+        with writing(folder):
+            pass
+    keeper = Checkpointer(None, "run", columns, config.replaced(**settings), context)
+    keeper.begin(learner)
+    if kind == "dump":
+        keeper.dump(Progress())
+    return keeper
+
+
+def sharding_of(learner: Any) -> dict[str, str]:
+    (plan,) = learner.model.plan.plan.values()
+    return {table: parameter.sharding_type for table, parameter in plan.items()}
+
+
+def marked(keeper: Any, context: RuntimeContext) -> dict[str, list[int]]:
+    """Rows of whole tables that count as changed since the last increment. Collective."""
+    from recsuite.checkpoint.delta import shards_of
+
+    shards = shards_of(keeper.tensors)
+    mine = {}
+    for table, rows in keeper.touched.get_unique_ids().items():
+        mine[table] = (rows + shards[table]["weight"][0].metadata.shard_offsets[0]).tolist()
+    return united(mine, context)
+
+
+def evaluated(columns: Any, config: Config, context: RuntimeContext) -> dict[str, list[int]]:
+    """Rows of whole tables that an evaluation looks up. Collective."""
+    mine: dict[str, list[int]] = {}
+    for batch in feed_of(columns, config, context).batches("test", 0):
+        for table, jagged in batch.features.to_dict().items():
+            mine.setdefault(table, []).extend(jagged.values().tolist())
+    return united(mine, context)
+
+
+def united(mine: dict[str, list[int]], context: RuntimeContext) -> dict[str, list[int]]:
+    """Of every table the rows of all ranks, each once. Collective."""
+    everyones = gather(mine, context)
+    tables = {table for rows in everyones for table in rows}
+    return {table: sorted({row for rows in everyones for row in rows.get(table, ())}) for table in tables}
+
+
+def gather(mine: Any, context: RuntimeContext) -> list[Any]:
+    import torch.distributed as dist
+
+    everyones: list[Any] = [None] * context.world_size
+    dist.all_gather_object(everyones, mine)
+    return everyones
+
+
+def read_all(by: Path, context: RuntimeContext) -> dict[str, Any]:
+    """Load what a number of ranks wrote, and resume what it was ended at."""
+    found: dict[str, Any] = {"cases": {}}
+    for name, case in CASES.items():
+        config = config_of(by.parent, case, context)
+        found["cases"][name] = {kind: read_case(by / name / kind, config, context) for kind in KINDS}
+    if by.name != f"by-{context.world_size}":
+        copied = by.parent / f"resumed-{by.name}-{context.world_size}"
+        copy(by / "resume" / "interrupted", copied, context)
+        config = ended_config(by.parent, context).replaced(batch_size=OTHER_BATCH_SIZE)
+        found["resumed"] = train(copied, config, context, resume=True)
+    return found
+
+
+def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """Load every state of a save_dir, and go on from the newest."""
+    from recsuite.checkpoint.full import tensors_of
+    from recsuite.checkpoint.restore import load_state
+    from recsuite.checkpoint.storage.directory import deltas_in, dumps_in, state_at, step_of
+    from recsuite.datasets.columns import open_columns
+    from recsuite.training.trainer import build_learner
+
+    columns = open_columns(config)
+    # Other initial weights, so that nothing right is there by chance.
+    learner = build_learner(columns, config.replaced(seed=config.runtime.seed + 1), context)
+    states = {}
+    # Also backwards and twice: a load depends on nothing that was there before.
+    folders = [*dumps_in(folder), *deltas_in(folder)]
+    for path in (*folders[::-1], folders[-1], folders[-1]):
+        position = load_state(state_at(path), learner, columns, context).position
+        states[step_of(path)] = digests(tensors_of(learner), context)
+    metrics = evaluate(learner, columns, config, context)
+    losses, _ = advance(position, NUM_STEPS_AFTER, learner, columns, config, context)
+    return {"states": states, "metrics": metrics, "losses": losses}
+
+
+def ended_config(folder: Path, context: RuntimeContext) -> Config:
+    """Of the training that is ended, on the small data."""
+    batch_size = GLOBAL_BATCH_SIZE // context.world_size
+    return Config.of(data_path=str(folder / str(SIZES[0])), batch_size=batch_size, epochs=2, keep=100)
+
+
+def resume(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """A training, and the same one, ended by a SIGTERM to one rank and resumed."""
+    whole = train(folder / "whole", config, context, dump=True)
+    end_at = len(whole["losses"]) // 2 + 3
+    before = train(folder / "ended", config, context, end_at, inc_dump=True, dump_every=4)
+    copy(folder / "ended", folder / "interrupted", context)
+    after = train(folder / "ended", config, context, resume=True, num_workers=1)
+    return {"whole": whole, "end_at": end_at, "before": before, "after": after}
+
+
+def copy(source: Path, target: Path, context: RuntimeContext) -> None:
+    import torch.distributed as dist
+
+    if context.rank == 0:
+        shutil.copytree(source, target, symlinks=True)
+    dist.barrier()
+
+
+def train(
+    folder: Path, config: Config, context: RuntimeContext, end_at: int = -1, **settings: Any
+) -> dict[str, Any]:
+    """What a training did: its status, which ratings it took, its losses, its end, what it learned.
+
+    Which ratings is known only where batches are made in this process.
+    """
+    from recsuite.checkpoint.checkpointer import Checkpointer, keeping_dumps
+    from recsuite.checkpoint.storage.directory import newest_in
+    from recsuite.checkpoint.storage.manifest import read_manifest
+    from recsuite.datasets.opening import open_data
+    from recsuite.training import trainer as training
+
+    class EndingKeeper(Checkpointer):
+        def after_step(self, position: Any, loss: Any) -> None:
+            if position.step == end_at and context.rank == context.world_size - 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            super().after_step(position, loss)
+
+    config = config.replaced(save_dir=str(folder), **settings)
+    found: dict[str, Any] = {"status": 0}
+    taken: list[int] = []
+    try:
+        with open_data(config, context) as data, keeping_dumps(data.columns, config, context) as keeper:
+            keeper.__class__ = EndingKeeper
+            with noting(data.loader.dataset, taken):
+                run = training.train(data, config, context, keeper)
+            found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]
+            found["test"] = run.test
+            found["tensors"] = digests(keeper.tensors, context)
+    except SystemExit as ended:
+        found["status"] = int(str(ended.code))
+    newest = newest_in(folder)
+    assert newest is not None
+    found["end"] = dataclasses.asdict(read_manifest(newest).position)
+    found["taken"] = sorted(position for positions in gather(taken, context) for position in positions)
+    return found
+
+
+def noting(dataset: Any, taken: list[int]) -> Any:
+    """Have a data set note which training ratings are taken from it."""
+    make = dataset.make
+
+    def make_and_note(request: Any, *arguments: Any) -> Any:
+        if request.split == "train":
+            taken.extend(dataset._positions(request).tolist())
+        return make(request, *arguments)
+
+    return mock.patch.object(dataset, "make", make_and_note)
+
+
+def feed_of(columns: Any, config: Config, context: RuntimeContext) -> Any:
+    from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+    from recsuite.training.trainer import InputPipeline
+
+    dataset = RatingBatches(columns, config, context.rank, context.world_size)
+    return InputPipeline(build_dataloader(dataset, EpochSampler(dataset), config))
+
+
+def evaluate(learner: Any, columns: Any, config: Config, context: RuntimeContext) -> dict[str, float]:
+    from recsuite.training.evaluation import make_evaluator
+
+    evaluator = make_evaluator(feed_of(columns, config, context), columns, config, context)
+    return evaluator.test(learner.model, 0)
+
+
+def advance(
+    position: Any,
+    num_steps: int,
+    learner: Any,
+    columns: Any,
+    config: Config,
+    context: RuntimeContext,
+    after_step: Callable[[Any, float], None] = lambda position, loss: None,
+) -> tuple[list[float], Any]:
+    """The losses of some steps from a position on, over ends of epochs, and the position after them."""
+    import torch.distributed as dist
+
+    from recsuite.checkpoint.storage.manifest import Progress
+    from recsuite.training.trainer import make_pipeline
+
+    feed = feed_of(columns, config, context)
+    learner.model.train()
+    losses: list[float] = []
+    while len(losses) < num_steps:
+        pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
+        batches = feed.batches("train", position.epoch, position.samples)
+        sizes = feed.loader.dataset.step_sizes("train", position.samples)
+        for size in sizes[: num_steps - len(losses)]:
+            loss = pipeline.progress(batches)[0].detach().clone()
+            dist.all_reduce(loss)
+            losses.append(float(loss) / context.world_size)
+            position = Progress(position.step + 1, position.epoch, position.samples + size)
+            if position.samples == columns.num_train:
+                position = Progress(position.step, position.epoch + 1)
+            after_step(position, losses[-1])
+        pipeline.detach()
+    return losses, position
+
+
+def digests(tensors: dict[str, Any], context: RuntimeContext) -> dict[str, str]:
+    """Of every whole tensor, whoever holds which part of it. Collective."""
+    import numpy as np
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+    mine = {}
+    for name, value in tensors.items():
+        if isinstance(value, ShardedTensor):
+            shards = value.local_shards()
+            mine[name] = [(shard.metadata.shard_offsets[0], shard.tensor.numpy().copy()) for shard in shards]
+        elif context.rank == 0:
+            mine[name] = [(0, value.detach().numpy().copy())]
+    everyones = gather(mine, context)
+    found = {}
+    for name in sorted({name for parts in everyones for name in parts}):
+        parts = sorted(
+            (part for parts in everyones for part in parts.get(name, [])), key=lambda part: part[0]
+        )
+        found[name] = hashlib.sha256(np.concatenate([values for _, values in parts]).tobytes()).hexdigest()
+    return found
+
+
+if __name__ == "__main__":
+    main()
+    end_process(0)

@@ -1,0 +1,167 @@
+"""What each rank of a launch runs for `test_dump_faults.py`: python fault_ranks.py RESULTS DATA SAVE_DIR.
+
+The last rank has a fault while it writes some of its parts: no file of it can grow beyond a few bytes, as on
+a disk that is full, or it takes its time, or what it holds is what a diverged training leaves. What the model
+holds otherwise is a function of the step, as in `killed_ranks.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from recsuite.checkpoint import delta as incremental
+from recsuite.checkpoint import full as checkpoint
+from recsuite.checkpoint.checkpointer import keeping_dumps, load_state
+from recsuite.checkpoint.full import Tensors, tensors_of
+from recsuite.checkpoint.storage.directory import newest_in, state_at
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns, open_columns
+from recsuite.errors import UserError
+from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
+from recsuite.training.trainer import TrainState, build_learner
+from tests.support.killed_ranks import MODES, differing, leftovers, mark_step, tables_of, write_step
+
+SMALL_FILE = 100
+SLOW_SECONDS = 2.0
+STEPS = 5
+
+
+def on_a_full_disk(write: Callable[[], Any]) -> Any:
+    """Write where files cannot grow."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_FILE, most))
+    try:
+        return write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def slowly(write: Callable[[], Any]) -> Any:
+    """Write late."""
+    time.sleep(SLOW_SECONDS)
+    return write()
+
+
+def diverged(write: Callable[[], Any]) -> Any:
+    """Never called: what is to be written is the fault, see `spoil`."""
+    return write()
+
+
+def spoil(tensors: Tensors) -> None:
+    """Have one number of this rank's rows be what no trained model has; its step looked the row up."""
+    for _, _, _, tensor in tables_of(tensors):
+        if tensor.dim() == 2:
+            tensor[len(tensor) // 3 * 3 - 3 :] = 5e29
+
+
+class Faults:
+    """Has `write_part` fail on this rank while it is told to."""
+
+    def __init__(self) -> None:
+        self.fault: Callable[[Callable[[], Any]], Any] | None = None
+        self._write_part = checkpoint.write_part
+        for module in (checkpoint, incremental):
+            setattr(module, "write_part", self.write_part)  # noqa: B010
+
+    def write_part(self, *arguments: Any) -> Any:
+        """Write a part, with the fault that there is."""
+        if self.fault is None:
+            return self._write_part(*arguments)
+        return self.fault(lambda: self._write_part(*arguments))
+
+
+@dataclasses.dataclass
+class Place:
+    """What all dumps share: data, and learners to dump and to load, all of which a step sets."""
+
+    columns: Columns
+    context: RuntimeContext
+    dumped: TrainState
+    loaded: TrainState
+
+
+def dump_with_faults(
+    place: Place, config: Config, faults: Faults, fault: Any, failing: range
+) -> dict[str, Any]:
+    """Dump after each step, with a fault on the last rank in some; what was said, and what is left."""
+    columns, context, learner = place.columns, place.context, place.dumped
+    is_last = context.rank == context.world_size - 1
+    said: list[str] = []
+    seconds: list[float] = []
+    context = dataclasses.replace(context)
+    object.__setattr__(context, "say", lambda text, tagged=True: said.append(text))
+    tensors, end = tensors_of(learner), None
+    try:
+        with keeping_dumps(columns, config, context) as keeper:
+            write_step(tensors, 0)
+            keeper.begin(learner)
+            for step in range(1, STEPS + 1):
+                faults.fault = fault if is_last and step in failing else None
+                write_step(tensors, step)
+                if faults.fault is diverged:
+                    spoil(tensors)
+                if config.checkpoint.inc_dump:
+                    mark_step(keeper, tensors, step)
+                start = time.monotonic()
+                keeper.after_step(Progress(step, 0, step), 0.5)
+                seconds.append(time.monotonic() - start)
+                if config.checkpoint.async_dump:
+                    # The fault is this step's alone.
+                    keeper._finish()
+    except UserError as error:
+        end = str(error)
+    faults.fault = None
+    return {"said": said, "seconds": seconds, "end": end, **look(place, Path(config.checkpoint.save_dir))}
+
+
+def look(place: Place, save_dir: Path) -> dict[str, Any]:
+    """The newest state, loaded over another one and held against its step, and what is half done."""
+    newest = newest_in(save_dir)
+    assert newest is not None
+    learner, context = place.loaded, place.context
+    write_step(tensors_of(learner), 99)
+    step = load_state(state_at(newest), learner, place.columns, context).position.step
+    everyones: list[list[str]] = [[]] * context.world_size
+    dist.all_gather_object(everyones, differing(tensors_of(learner), step))
+    return {"newest": newest.name, "differing": everyones, "leftovers": leftovers(save_dir)}
+
+
+def main() -> None:
+    """Go through all faults; rank 0 writes what came of them."""
+    warnings.filterwarnings("ignore")
+    # Without this the limit would be told by a signal that ends the process.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    results, data, save_dir = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    context, config = init_runtime(Config()), Config.of(dump_every=1, embedding_dim=8)
+    columns = open_columns(Config.of(data_path=data))
+    dumped, loaded = (build_learner(columns, config, context) for _ in range(2))
+    place, faults, found = Place(columns, context, dumped, loaded), Faults(), {}
+    for mode in ("dump", "async dump", "delta"):
+        for name, fault, failing in (
+            ("full", on_a_full_disk, range(2, 4)),
+            ("full at the end", on_a_full_disk, range(STEPS, STEPS + 1)),
+            ("slow", slowly, range(3, 4)),
+            ("diverged", diverged, range(4, 5)),
+        ):
+            folder = save_dir / f"{mode} {name}"
+            of_mode = config.replaced(save_dir=str(folder), **MODES[mode])
+            found[folder.name] = dump_with_faults(place, of_mode, faults, fault, failing)
+    cleanup_runtime()
+    if context.rank == 0:
+        results.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

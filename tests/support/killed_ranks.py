@@ -1,0 +1,421 @@
+"""Ranks that dump without a pause until they are killed, for `test_kill.py`: python killed_ranks.py WORK.
+
+Reads a request per line, {"name", "mode", "kills", "seed"}, and answers each with a line that says what was
+found; a mode of `killed_writer.py` needs no kills and no seed. TorchRec is imported once: a round forks a
+launcher, and that forks the ranks, which join each other, load the newest state, hold every number of it
+against its step, and dump until one of them, all of them or their launcher gets a SIGKILL, at an instant that
+the seed chooses.
+
+What the model holds is a function of the step: row r was changed last at the step before or at it for which
+step + r is a multiple of 3, so that an increment holds a third of the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from recsuite.checkpoint.checkpointer import Checkpointer, compact, keeping_dumps, load_state
+from recsuite.checkpoint.full import Tensors, tensors_of
+from recsuite.checkpoint.storage.directory import (
+    BEST,
+    LATEST,
+    LEFTOVER,
+    LOCK,
+    NAME,
+    check_whole,
+    newest_in,
+    state_at,
+    step_of,
+)
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.runtime.host import die_with_parent
+from recsuite.runtime.process import RuntimeContext
+from recsuite.training.trainer import TrainState, build_learner
+from tests.support.killed_writer import ACTIONS, kill_everywhere
+
+WORLD_SIZE = 2
+# How the modes differ from a full dump after every step.
+MODES: dict[str, dict[str, Any]] = {
+    "dump": {"dump": True},
+    "async dump": {"dump": True, "async_dump": True},
+    "delta": {"dump": True, "inc_dump": True},
+    "compaction": {"inc_dump": True},
+    "retention": {"dump": True, "keep": 1},
+}
+TARGETS = ("rank 0", "rank 1", "all ranks", "launcher")
+# From the first moment at which something is written to the latest kill.
+LONGEST_DELAY = 0.3
+DEADLINE = 60.0
+# What a rank whose peer is gone has to find that out, or to finish what it is about.
+SURVIVORS_SECONDS = 2.0
+FOREIGN = {
+    "notes.txt": b"mine",
+    "step-1/best": b"mine too",
+    ".making-tea": b"",
+    "run-0/step-000000001/a": b"x",
+}
+
+
+# --- what a model holds after a step ---
+
+
+def tables_of(tensors: Tensors) -> Iterator[tuple[int, str, int, torch.Tensor]]:
+    """Number, table, first row and tensor of every shard of a table's slots that this rank holds."""
+    for number, (name, value) in enumerate(sorted(tensors.items())):
+        if isinstance(value, ShardedTensor):
+            for shard in value.local_shards():
+                yield number, name.split(".")[1], shard.metadata.shard_offsets[0], shard.tensor.detach()
+
+
+def rows_at(number: int, first: int, tensor: torch.Tensor, step: int) -> torch.Tensor:
+    """What a shard must hold after a step."""
+    rows = first + torch.arange(tensor.size(0))
+    changed = step - (step + rows) % 3
+    columns = torch.arange(tensor[0].numel())
+    return _numbers(number, changed[:, None], rows[:, None] * 31 + columns * 7).reshape(tensor.shape)
+
+
+def dense_at(tensor: torch.Tensor, number: int, step: int) -> torch.Tensor:
+    """What a tensor of the dense part must hold after a step."""
+    return _numbers(number, torch.tensor(step), torch.arange(tensor.numel())).reshape(tensor.shape)
+
+
+def _numbers(number: int, step: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    # With the largest row_scale no row is beyond what a trained model may have.
+    return ((step * 1009 + place + number * 131) % 997).float()
+
+
+def write_step(tensors: Tensors, step: int) -> None:
+    """Make the model what it is after a step; rows that the step does not change are written as they are."""
+    for number, _, first, tensor in tables_of(tensors):
+        tensor.copy_(rows_at(number, first, tensor, step))
+    for number, (_, value) in enumerate(sorted(tensors.items())):
+        if not isinstance(value, ShardedTensor):
+            value.detach().copy_(dense_at(value, number, step))
+
+
+def mark_step(keeper: Checkpointer, tensors: Tensors, step: int) -> None:
+    """Tell the tracker which rows a step changed."""
+    for _, table, first, tensor in tables_of(tensors):
+        keeper.touched.marks[table][(step + first + torch.arange(tensor.size(0))) % 3 == 0] = True
+
+
+def differing(tensors: Tensors, step: int) -> list[str]:
+    """What is not as it must be after a step, to the bit."""
+    shards = [
+        f"{table} from row {first}"
+        for number, table, first, tensor in tables_of(tensors)
+        if not torch.equal(tensor, rows_at(number, first, tensor, step))
+    ]
+    dense = [
+        name
+        for number, (name, value) in enumerate(sorted(tensors.items()))
+        if not isinstance(value, ShardedTensor) and not torch.equal(value, dense_at(value, number, step))
+    ]
+    return shards + dense
+
+
+# --- a rank ---
+
+
+class Rank:
+    """One rank of a round: joins, checks what it finds, and dumps until it is killed."""
+
+    def __init__(self, rank: int, columns: Columns, config: Config, store: Path, report: int) -> None:
+        torch.set_num_threads(1)
+        self.columns, self.config, self.report = columns, config, report
+        dist.init_process_group(
+            "gloo",
+            store=dist.FileStore(str(store), WORLD_SIZE),
+            rank=rank,
+            world_size=WORLD_SIZE,
+            timeout=timedelta(seconds=DEADLINE),
+        )
+        self.context = RuntimeContext(rank, rank, WORLD_SIZE, WORLD_SIZE, torch.device("cpu"), 1)
+        self.learner: TrainState = build_learner(columns, config, self.context)
+        self.tensors = tensors_of(self.learner)
+
+    def say(self, **found: Any) -> None:
+        """A line to who started the round; short, so that no other rank's comes in between."""
+        os.write(self.report, (json.dumps({"rank": self.context.rank, **found}) + "\n").encode())
+
+    def check_newest(self) -> None:
+        """Load the newest state, and hold it against its step."""
+        newest = newest_in(Path(self.config.checkpoint.save_dir))
+        if newest is None:
+            write_step(self.tensors, 0)
+            self.say(loaded=-1, differing=[])
+        else:
+            position = load_state(state_at(newest), self.learner, self.columns, self.context).position
+            self.say(loaded=position.step, differing=differing(self.tensors, position.step))
+
+    def dump_until_killed(self) -> None:
+        """Dump after every step; in the mode of compaction fold the increments again and again."""
+        folding = self.config.checkpoint.inc_dump and not self.config.checkpoint.dump
+        alone = self.config.replaced(resume=False, inc_dump=False, compact=True)
+        while True:
+            with keeping_dumps(self.columns, self.config, self.context) as keeper:
+                self.say(began=leftovers(Path(self.config.checkpoint.save_dir)))
+                keeper.begin(self.learner)
+                self._dump_steps(keeper, 3 if folding else 10**9)
+            compact(self.learner, self.columns, alone, self.context)
+
+    def _dump_steps(self, keeper: Checkpointer, count: int) -> None:
+        done = keeper.start.step
+        for step in range(done + 1, done + count + 1):
+            write_step(self.tensors, step)
+            if self.config.checkpoint.inc_dump:
+                mark_step(keeper, self.tensors, step)
+            # Every sixth ends an epoch, and then --dump asks for a full one.
+            keeper.after_step(Progress(step, step // 6, step % 6), 0.5)
+            # One that is written beside the training is there when the next one begins.
+            self.say(dumped=step - self.config.checkpoint.async_dump)
+
+
+def be_rank(rank: int, action: Callable[[Rank], None], *arguments: Any) -> None:
+    """In a forked process: act, say what went wrong, and end without C++'s destructors."""
+    try:
+        die_with_parent()
+        # What ranks print is for people.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        action(Rank(rank, *arguments))
+    except BaseException:
+        os.write(
+            arguments[-1],
+            (json.dumps({"rank": rank, "failed": traceback.format_exc()[-3000:]}) + "\n").encode(),
+        )
+    os._exit(0)
+
+
+# --- a round ---
+
+
+class Round:
+    """A launcher and its ranks, from the fork to the end of all of them."""
+
+    def __init__(self, columns: Columns, config: Config, store: Path, action: Callable[[Rank], None]) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self._rest = b""
+        self._report, report = os.pipe()
+        self.launcher = os.fork()
+        if self.launcher == 0:
+            self._be_launcher(columns, config, store, action, report)
+        os.close(report)
+        self.ranks: list[int] = self._wait_for(lambda line: "pids" in line)["pids"]
+
+    def _be_launcher(self, *arguments: Any) -> None:
+        columns, config, store, action, report = arguments
+        pids = []
+        for rank in range(WORLD_SIZE):
+            pids.append(os.fork())
+            if pids[-1] == 0:
+                be_rank(rank, action, columns, config, store, report)
+        os.write(report, (json.dumps({"pids": pids}) + "\n").encode())
+        os.close(report)
+        os.wait()
+        # Like torchrun it ends what is left when one rank is gone: ranks die with their launcher.
+        deadline = time.monotonic() + SURVIVORS_SECONDS
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                os.waitpid(-1, os.WNOHANG)
+                time.sleep(0.01)
+        os._exit(0)
+
+    def _read(self, deadline: float) -> bool:
+        """Read what there is; False at the end of all that could write."""
+        if not select.select([self._report], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise TimeoutError(f"nothing more from the ranks after {self.lines}")
+        found = os.read(self._report, 2**16)
+        *lines, self._rest = (self._rest + found).split(b"\n")
+        self.lines += [json.loads(line) for line in lines]
+        return bool(found)
+
+    def _wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + DEADLINE
+        while not (found := [line for line in self.lines if wanted(line)]):
+            if not self._read(deadline):
+                raise RuntimeError(f"the ranks ended too early: {self.lines}")
+        return found[0]
+
+    def wait_until_it_writes(self) -> None:
+        """Until rank 0 is about to write."""
+        self._wait_for(lambda line: "began" in line and line["rank"] == 0)
+
+    def kill(self, target: str) -> None:
+        """SIGKILL to a rank, to all ranks, or to their launcher."""
+        while select.select([self._report], [], [], 0)[0] and self._read(time.monotonic()):
+            pass
+        if self.said("failed"):
+            raise RuntimeError(f"a rank failed before it was killed: {self.said('failed')[0]}")
+        victims = {"launcher": [self.launcher], "all ranks": self.ranks}
+        for pid in victims.get(target) or [self.ranks[int(target[-1])]]:
+            os.kill(pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Until all have ended, by themselves."""
+        deadline = time.monotonic() + DEADLINE
+        while self._read(deadline):
+            pass
+        os.close(self._report)
+        os.waitpid(self.launcher, 0)
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever happened."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.launcher, signal.SIGKILL)
+
+    def said(self, what: str) -> list[Any]:
+        """What the ranks said of something."""
+        return [line[what] for line in self.lines if what in line]
+
+
+@contextlib.contextmanager
+def running(*arguments: Any) -> Iterator[Round]:
+    """A round, that is over afterwards."""
+    begun = Round(*arguments)
+    try:
+        yield begun
+    except BaseException:
+        begun.end()
+        raise
+
+
+# --- a series of rounds ---
+
+
+def leftovers(save_dir: Path) -> list[str]:
+    """What is half done in a folder of dumps."""
+    return sorted(path.name for path in save_dir.iterdir() if LEFTOVER.fullmatch(path.name))
+
+
+class Series:
+    """Kills one after the other in one folder; what must never be is noted as a fault."""
+
+    def __init__(self, work: Path, columns: Columns, request: dict[str, Any]) -> None:
+        self.work, self.columns, self.request = work, columns, request
+        self.random = random.Random(request["seed"])
+        self.save_dir = work / request["name"]
+        self.config = Config.of(
+            save_dir=str(self.save_dir),
+            resume=True,
+            dump_every=1,
+            keep=2,
+            embedding_dim=4,
+            mlp_dims=(4,),
+            **MODES[request["mode"]],
+        )
+        self.found: dict[str, Any] = {"kills": {}, "left": 0, "faults": [], "step": 0}
+        for name, content in FOREIGN.items():
+            (self.save_dir / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.save_dir / name).write_bytes(content)
+
+    def run(self) -> dict[str, Any]:
+        """All kills of the request, and then a look at what they left."""
+        for number in range(self.request["kills"]):
+            self._kill_once(number, TARGETS[number % len(TARGETS)])
+        with running(self.columns, self.config, self._store(), Rank.check_newest) as last:
+            last.wait()
+        self._check_load(last, "the end")
+        return self.found
+
+    def _store(self) -> Path:
+        return self.work / f"store-{self.request['name']}-{self.random.random()}"
+
+    def _kill_once(self, number: int, target: str) -> None:
+        def act(rank: Rank) -> None:
+            rank.check_newest()
+            rank.dump_until_killed()
+
+        with running(self.columns, self.config, self._store(), act) as begun:
+            begun.wait_until_it_writes()
+            time.sleep(self.random.uniform(0, LONGEST_DELAY))
+            begun.kill(target)
+            begun.wait()
+        where = f"kill {number} of {target}"
+        self._check_load(begun, where)
+        if any(begun.said("began")[:1]):
+            self._fault(where, f"leftovers of the one before were still there: {begun.said('began')[0]}")
+        self.found["kills"][target] = self.found["kills"].get(target, 0) + 1
+        self.found["left"] += bool(leftovers(self.save_dir))
+        self._check_folder(where, max([self.found["step"], *begun.said("dumped")]))
+
+    def _check_load(self, begun: Round, where: str) -> None:
+        """What the ranks of a round found when they loaded what the round before left."""
+        loaded = begun.said("loaded")
+        if loaded != [loaded[0] if loaded else None] * WORLD_SIZE:
+            self._fault(where, f"not every rank loaded the newest state: {begun.lines}")
+        elif loaded[0] != (self.found["step"] if newest_in(self.save_dir) else -1) and self.found["step"]:
+            self._fault(where, f"loaded step {loaded[0]}, and the newest was {self.found['step']}")
+        if any(begun.said("differing")):
+            self._fault(where, f"the state of step {loaded} is not what it says: {begun.said('differing')}")
+
+    def _check_folder(self, where: str, dumped: int) -> None:
+        """The newest state is whole, not older than what was dumped, and nothing else was touched."""
+        for name, content in FOREIGN.items():
+            if (self.save_dir / name).read_bytes() != content:
+                self._fault(where, f"{name} was changed")
+        known = {BEST, LATEST, LOCK, *(name.split("/")[0] for name in FOREIGN), *leftovers(self.save_dir)}
+        unknown = [path.name for path in self.save_dir.iterdir() if path.name not in known]
+        if strange := [name for name in unknown if not NAME.fullmatch(name)]:
+            self._fault(where, f"found {strange}")
+        newest = newest_in(self.save_dir)
+        if newest is None:
+            if dumped:
+                self._fault(where, f"step {dumped} was dumped and no state is left")
+            return
+        self.found["step"] = step_of(newest)
+        if step_of(newest) < dumped:
+            self._fault(where, f"step {dumped} was dumped, and the newest state is {newest.name}")
+        links = {self.save_dir / name for name in (LATEST, BEST)}
+        for folder in {newest, *(link.resolve() for link in links)} - links:
+            try:
+                check_whole(state_at(folder))
+            except Exception as error:
+                self._fault(where, f"{folder} is not whole: {error}")
+
+    def _fault(self, where: str, what: str) -> None:
+        self.found["faults"].append(f"{where}: {what}")
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    warnings.filterwarnings("ignore")
+    work = Path(sys.argv[1])
+    data = work / "data"
+    write_synthetic(data, 2_000, seed=0)
+    with contextlib.redirect_stdout(None):
+        columns = open_columns(Config.of(data_path=str(data)))
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request["mode"] in ACTIONS:
+                found = kill_everywhere(work / request["name"], request["mode"])
+            else:
+                found = Series(work, columns, request).run()
+        except Exception:
+            found = {"faults": [traceback.format_exc()]}
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

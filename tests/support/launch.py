@@ -1,0 +1,115 @@
+"""Running the example as a user does: other processes, a deadline, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "example" / "example.py"
+LAUNCHER = ("-m", "recsuite.launcher")
+# The scripts that tests launch.
+SUPPORT = ROOT / "tests" / "support"
+# Tests run on the CPU; those marked `gpu` and `multi_gpu` give a command what the machine has.
+GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")}
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
+LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@contextlib.contextmanager
+def started(
+    command: list[str], *, cwd: Path = ROOT, env: dict[str, str] | None = None, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A running command; at the end it and all below it are killed, if they still run."""
+    clean = {name: value for name, value in os.environ.items() if name not in (*LAUNCH_VARIABLES, *NO_GPUS)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    # For the scripts of tests, which import each other.
+    paths = os.pathsep.join(filter(None, [str(ROOT), (env or {}).get("PYTHONPATH", "")]))
+    env = {**clean, **NO_GPUS, "OMP_NUM_THREADS": "1", **(env or {}), "PYTHONPATH": paths}
+    process: subprocess.Popen[str] = subprocess.Popen(command, cwd=cwd, env=env, **pipes)
+    try:
+        yield process
+    finally:
+        # torchrun gives ranks sessions of their own, so no signal to a group reaches all.
+        for pid in family(process.pid) if process.poll() is None else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+
+class Answering:
+    """A process that answers each request with a line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def ask(self, deadline: float, **request: Any) -> dict[str, Any]:
+        """What it answers within so many seconds."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        assert select.select([self.process.stdout], [], [], deadline)[0], f"nothing after {deadline} s"
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return answer
+
+
+def run_command(
+    command: list[str], *, timeout: float = 120, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; at the deadline all of it is killed and the test fails."""
+    with started(command, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{command} still ran after {timeout} s") from None
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    below = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return [pid, *(member for child in below for member in family(child))]
+
+
+def python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run this Python with arguments."""
+    return run_command([sys.executable, *map(str, arguments)], **options)
+
+
+def torchrun(num_ranks: int, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Launch a script on several processes of this machine."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+    return python(*launcher, *arguments, **options)
+
+
+def succeeded(result: subprocess.CompletedProcess[str]) -> str:
+    """The standard output of a command that ended well."""
+    assert result.returncode == 0, f"status {result.returncode}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below those that the system gives to whoever asks for any: one of a
+    training beside this test would take the launcher that comes to it for a rank.
+    """
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds."""
+    return json.loads(path.read_text())

@@ -1,0 +1,164 @@
+"""What each rank of a launch runs for `test_ranks.py`.
+
+python ranks.py RESULTS DATA GLOBAL_BATCH_SIZE
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from recsuite.config.config import Config
+from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
+
+EPOCHS = 3
+
+
+def main() -> None:
+    """Evaluate and train in several ways; rank 0 writes what came of it."""
+    results, data, global_batch_size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    context = init_runtime(Config())
+    config = Config.of(data_path=data, batch_size=global_batch_size // context.world_size, epochs=EPOCHS)
+    found = collect(config, context)
+    cleanup_runtime()
+    if context.rank == 0:
+        results.write_text(json.dumps(found))
+
+
+def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """Metrics of fixed weights for 0 and 2 workers, losses of both loops, and what the pool gave."""
+    from recsuite.datasets.columns import open_columns
+    from recsuite.runtime.process import once_per_node
+    from recsuite.sharding import plan as sharding
+
+    once_per_node(context, lambda: open_columns(config), deadline=60)
+    columns = open_columns(config)
+    found: dict[str, Any] = {name: {} for name in ("metrics", "losses", "tests", "ranking losses")}
+    found["world_size"] = context.world_size
+    # Far from the mean, so that the metrics would show a row in the wrong place.
+    sharding.INIT_STD, small = 0.4, sharding.INIT_STD
+    for num_workers in (0, 2):
+        metrics = evaluate_fresh(columns, config.replaced(num_workers=num_workers), context)
+        found["metrics"][str(num_workers)] = metrics
+    sharding.INIT_STD = small
+    for pipeline in ("plain", "sparse_dist"):
+        for num_workers in (0, 1):
+            chosen = config.replaced(pipeline=pipeline, num_workers=num_workers)
+            losses, metrics, sums = train_all(columns, chosen, context)
+            found["losses"][f"{pipeline} {num_workers}"] = losses
+            found["tests"][f"{pipeline} {num_workers}"] = metrics
+            found["sums"] = sums
+        ranking = config.replaced(task="ranking", pipeline=pipeline, epochs=1)
+        found["ranking losses"][pipeline] = train_all(columns, ranking, context)[0]
+    found["ranking"] = rank_all(columns, config, context, std=0.4)
+    found["tied"] = rank_all(columns, config, context, std=0)["ranks"]
+    found["pipelined_modules"] = count_pipelined_modules(columns, config, context)
+    return found
+
+
+def build(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, Any]:
+    """TrainState and feed, as `train` makes them."""
+    from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+    from recsuite.training.trainer import InputPipeline, build_learner
+
+    sampler = EpochSampler(RatingBatches(columns, config, context.rank, context.world_size))
+    feed = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+    return build_learner(columns, config, context), feed
+
+
+def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any:
+    """Metrics of the initial weights."""
+    from recsuite.training.evaluation import make_evaluator
+
+    learner, feed = build(columns, config, context)
+    with feed.loader:
+        return make_evaluator(feed, columns, config, context).test(learner.model, 0)
+
+
+def train_all(
+    columns: Any, config: Config, context: RuntimeContext
+) -> tuple[list[list[float]], Any, dict[str, float]]:
+    """The loss of every step of every epoch, the metrics of the trained model, and `optimizer_sums`."""
+    from recsuite.training.evaluation import make_evaluator
+    from recsuite.training.trainer import Progress, train_epoch
+
+    learner, feed = build(columns, config, context)
+    evaluator = make_evaluator(feed, columns, config, context)
+    losses = []
+    with feed.loader:
+        for epoch in range(config.training.epochs):
+            position = Progress(0, epoch)
+            found = train_epoch(learner, feed, position, config, context, lambda position, loss: None)
+            losses.append(found.tolist())
+            metrics = evaluator.test(learner.model, epoch)
+    return losses, metrics, optimizer_sums(learner)
+
+
+def optimizer_sums(learner: Any) -> dict[str, float]:
+    """By table, the sum of Adagrad's state over all rows: of the squares of all gradients."""
+    import torch
+    import torch.distributed as dist
+
+    from recsuite.checkpoint.delta import shards_of
+    from recsuite.checkpoint.full import tensors_of
+
+    sums = {}
+    for table, slots in sorted(shards_of(tensors_of(learner)).items()):
+        # A rank without rows of a table has no state of it.
+        mine = sum((shard.tensor.double().sum() for shard in slots.get("momentum1", ())), torch.zeros(()))
+        total = torch.as_tensor(mine, dtype=torch.float64)
+        dist.all_reduce(total)
+        sums[table] = float(total)
+    return sums
+
+
+def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) -> dict[str, Any]:
+    """Ranks by initial weights of a standard deviation, and the vectors that they come from.
+
+    "vectors" are, for each split, D lists: number d of user, movie, user, movie, and so on.
+    """
+    import torch
+
+    from recsuite.sharding import plan as sharding
+    from recsuite.training import evaluation
+    from recsuite.training.evaluation import RankingEvaluator, in_order
+
+    # Some movies in a block, and some users at once, so that there are many of both.
+    config = config.replaced(task="ranking", batch_size=96 // context.world_size)
+    evaluation.SCORES_AT_ONCE, sharding.INIT_STD, usual = 2**13, std, sharding.INIT_STD
+    learner, feed = build(columns, config, context)
+    sharding.INIT_STD = usual
+    evaluator = RankingEvaluator(feed, columns, config, context)
+    ranks = {split: evaluator.ranks(learner.model, split, 0).tolist() for split in ("validation", "test")}
+    vectors = {}
+    for split in ("validation", "test", "catalogue"):
+        with torch.no_grad():
+            outputs = [learner.model(batch)[1][1] for batch in feed.batches(split, 0)]
+        numbers = torch.stack(outputs).unbind(dim=-1)
+        both = 2 * len(columns.range_of(split))
+        vectors[split] = [in_order(number.flatten(1), both, context).tolist() for number in numbers]
+    return {"ranks": ranks, "vectors": vectors}
+
+
+def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContext) -> int:
+    """How many modules TorchRec's pipeline takes over."""
+    from recsuite.training.trainer import PlainSteps, make_pipeline
+
+    config = config.replaced(pipeline="sparse_dist")
+    learner, feed = build(columns, config, context)
+    pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
+    assert not isinstance(pipeline, PlainSteps)
+    # To the end, for it exchanges the ids of batches ahead.
+    batches = feed.batches("test", epoch=0)
+    with contextlib.suppress(StopIteration):
+        while True:
+            pipeline.progress(batches)
+    return len(pipeline._pipelined_modules)
+
+
+if __name__ == "__main__":
+    main()
+    end_process(0)

@@ -1,0 +1,64 @@
+"""What each rank of a launch runs for `trained_folder`: python states.py RESULTS DATA SAVE_DIR.
+
+It trains with increments, then loads every state that was dumped and predicts the test ratings with the
+sharded model. RESULTS gets an array for each step, float32 [test ratings].
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from recsuite.config.config import Config
+from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
+
+# 8 steps an epoch on two ranks: a full dump after steps 0, 8 and 16, an increment at every other even step.
+FLAGS = Config.of(epochs=2, batch_size=1000, history=4, inc_dump=True, dump=True, dump_every=2, keep=9)
+
+
+def main() -> None:
+    """Train, predict with every state; rank 0 writes the predictions."""
+    import numpy as np
+
+    from example import train_and_report
+
+    results, data, save_dir = sys.argv[1:]
+    config = FLAGS.replaced(data_path=data, save_dir=save_dir)
+    context = init_runtime(config)
+    train_and_report(config, context)
+    found = predict_all(config, context)
+    cleanup_runtime()
+    if context.rank == 0:
+        np.savez(results, **found)
+
+
+def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """Step to the predictions of its state."""
+    import torch
+    import torch.distributed as dist
+
+    from recsuite.checkpoint.restore import load_state
+    from recsuite.checkpoint.storage.directory import deltas_in, dumps_in, state_at, step_of
+    from recsuite.datasets.opening import open_data
+    from recsuite.training.trainer import InputPipeline, build_learner
+
+    found = {}
+    with open_data(config, context) as data, torch.no_grad():
+        learner, feed = build_learner(data.columns, config, context), InputPipeline(data.loader)
+        learner.model.eval()
+        for folder in (
+            *dumps_in(Path(config.checkpoint.save_dir)),
+            *deltas_in(Path(config.checkpoint.save_dir)),
+        ):
+            load_state(state_at(folder), learner, data.columns, context)
+            mine = torch.stack([learner.model(batch)[1][1] for batch in feed.batches("test", 0)])
+            everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
+            dist.all_gather(everyones, mine)
+            in_order = torch.stack(everyones, dim=1).flatten()[: data.columns.num_test]
+            found[str(step_of(folder))] = in_order.numpy()
+    return found
+
+
+if __name__ == "__main__":
+    main()

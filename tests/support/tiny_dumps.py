@@ -1,0 +1,91 @@
+"""Dumps and increments of a few bytes, for tests of the folder that holds them. Needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+from recsuite.checkpoint.storage import directory as folders
+from recsuite.checkpoint.storage.directory import CheckpointChain, delta_name, dump_name, state_at, step_of
+from recsuite.checkpoint.storage.manifest import (
+    MANIFEST,
+    Manifest,
+    ParentLink,
+    Progress,
+    digest_of,
+    flushed,
+    read_manifest,
+    write_manifest,
+)
+
+PART = "part-00001.safetensors"
+TENSORS = {"tables.user.weight": ([3, 4], "float32")}
+# Ends of epochs, in this order.
+GOOD = Progress(epoch=1, best=0.9)
+WORSE = Progress(epoch=2, best=0.9, epochs_since_best=1)
+BETTER = Progress(epoch=3, best=0.8)
+
+
+def content(run: str, step: int) -> bytes:
+    """What the part of a step holds."""
+    return f"{run} after step {step}\n".encode() * 50
+
+
+def fill(
+    folder: Path,
+    step: int,
+    link: ParentLink | None = None,
+    run: str = "one",
+    position: Progress | None = None,
+) -> Path:
+    """Make a folder a whole dump, or with a link an increment; position: but for its step."""
+    position = dataclasses.replace(position or Progress(), step=step)
+    folder.mkdir(parents=True)
+    (folder / PART).write_bytes(content(run, step))
+    files = (flushed(folder / PART),)
+    write_manifest(folder, Manifest(run, position, TENSORS, files, "values", "optimizer", {}, link))
+    return folder
+
+
+def add_dump(save_dir: Path, step: int, run: str = "one", position: Progress | None = None) -> Path:
+    """A dump, under its name."""
+    return fill(save_dir / dump_name(step), step, run=run, position=position)
+
+
+def add_delta(base: Path, sequence: int, from_step: int, step: int, run: str = "one") -> Path:
+    """An increment, under its name."""
+    return fill(base.parent / delta_name(step), step, link_to(base, sequence, from_step), run)
+
+
+def add_file(folder: Path, name: str, content: bytes) -> None:
+    """Have a dump or increment hold a file, as if it had been written with it."""
+    (folder / name).write_bytes(content)
+    manifest = read_manifest(folder)
+    others = tuple(entry for entry in manifest.files if entry.name != name)
+    write_manifest(folder, dataclasses.replace(manifest, files=(*others, flushed(folder / name))))
+
+
+def link_to(base: Path, sequence: int, from_step: int) -> ParentLink:
+    """What an increment on a dump says of it."""
+    return ParentLink(base.name, digest_of(base / MANIFEST), sequence, from_step)
+
+
+def add_chain(save_dir: Path, *steps: int) -> list[Path]:
+    """A dump at the first step, and increments that end at the others."""
+    base = add_dump(save_dir, steps[0])
+    pairs = itertools.pairwise(steps)
+    return [base, *(add_delta(base, number, *pair) for number, pair in enumerate(pairs, start=1))]
+
+
+def check_whole(folder: Path) -> CheckpointChain:
+    """The state that a folder stands for, after every byte of it was found to be what its step makes it."""
+    state = state_at(folder)
+    for path, manifest in zip(state.folders, folders.check_whole(state), strict=True):
+        assert (path / PART).read_bytes() == content(manifest.run, step_of(path))
+    return state
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of what a folder holds, but for the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")

@@ -1,0 +1,67 @@
+"""A learner with dumps and increments, for tests of what becomes of those: the fixture `trained`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from recsuite.checkpoint.checkpointer import find_state, keeping_dumps, load_state
+from recsuite.checkpoint.full import tensors_of
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns, open_columns
+from recsuite.errors import UserError
+from recsuite.runtime.process import RuntimeContext
+from recsuite.training.trainer import TrainState, build_learner
+from tests.support.killed_ranks import differing, mark_step, write_step
+
+
+@dataclasses.dataclass
+class Trained:
+    """A learner, and a folder with full dumps after steps 1 and 2 and increments to steps 3 and 4."""
+
+    learner: TrainState
+    columns: Columns
+    config: Config
+    context: RuntimeContext
+    folder: Path
+
+    def load(self, path: Path | None = None) -> Progress:
+        state = find_state(path or self.folder)
+        return load_state(state, self.learner, self.columns, self.context).position
+
+    def refused(self, *words: str, path: Path | None = None) -> None:
+        """Loading is one sentence with these words, and changes nothing in the learner."""
+        write_step(tensors_of(self.learner), 99)
+        with pytest.raises(UserError) as caught:
+            self.load(path)
+        assert [word for word in words if word not in str(caught.value)] == [], caught.value
+        assert "\n" not in str(caught.value)
+        assert differing(tensors_of(self.learner), 99) == []
+
+
+def make_trained(data: Path, context: RuntimeContext, folder: Path) -> Trained:
+    """Train in a folder, as `Trained` says."""
+    config = Config.of(
+        data_path=str(data), save_dir=str(folder), embedding_dim=4, mlp_dims=(4,), dump_every=1
+    )
+    columns = open_columns(config)
+    learner = build_learner(columns, config, context)
+    tensors = tensors_of(learner)
+    for increments, steps in ((False, (1, 2)), (True, (3, 4))):
+        config = config.replaced(resume=True, inc_dump=increments)
+        with keeping_dumps(columns, config, context) as keeper:
+            keeper.begin(learner)
+            for step in steps:
+                write_step(tensors, step)
+                if config.checkpoint.inc_dump:
+                    mark_step(keeper, tensors, step)
+                keeper.after_step(Progress(step, 0, step), 0.5)
+    return Trained(learner, columns, config, context, folder)
+
+
+def resume(trained: Trained) -> None:
+    with keeping_dumps(trained.columns, trained.config, trained.context) as keeper:
+        keeper.begin(trained.learner)

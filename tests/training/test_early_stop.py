@@ -1,0 +1,157 @@
+"""Early stopping looks at validation alone, an interruption does not move it; the test teaches nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.config.config import Config
+from recsuite.datasets.columns import open_columns
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.support.early_ranks import PLANTED, STEPS_OF_AN_EPOCH
+from tests.support.forked import Launch
+from tests.support.launch import SUPPORT, read_json, succeeded
+
+SCRIPT = SUPPORT / "early_ranks.py"
+NUM_RATINGS, NUM_TEST = 4000, 800
+NUM_TRAIN = 3168
+# The test of the weights of epoch 2.
+BEST = {"rmse": 2, "weights_of": [2]}
+
+
+@pytest.fixture(scope="module")
+def found(forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What two ranks found."""
+    folder = tmp_path_factory.mktemp("early")
+    data, changed = folder / "data", folder / "changed"
+    write_synthetic(data, NUM_RATINGS, seed=0)
+    shutil.copytree(data, changed)
+    change_test_ratings(changed)
+    succeeded(forked(2, SCRIPT, folder / "found.json", data, changed, timeout=120))
+    return read_json(folder / "found.json")
+
+
+@pytest.fixture(scope="module")
+def kept(found: Any, forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """By number of ranks which epoch's weights trainings test."""
+    folder = tmp_path_factory.mktemp("kept")
+    write_synthetic(folder / "data", NUM_RATINGS, seed=0)
+    for ranks in (1, 3):
+        (folder / str(ranks)).mkdir()
+        results = folder / str(ranks) / "found.json"
+        succeeded(forked(ranks, SCRIPT, results, folder / "data", timeout=120))
+    return {
+        2: found["kept"],
+        **{ranks: read_json(folder / str(ranks) / "found.json")["kept"] for ranks in (1, 3)},
+    }
+
+
+def change_test_ratings(folder: Path) -> None:
+    """Give each of the newest fifth other stars."""
+    lines = (folder / "ratings.dat").read_text().splitlines()
+    fields = [line.split("::") for line in lines]
+    newest = np.argsort([int(time) for *_, time in fields], kind="stable")[-NUM_TEST:]
+    for place in newest:
+        user, movie, rating, time = fields[place]
+        lines[place] = f"{user}::{movie}::{6 - int(rating)}::{time}"
+    (folder / "ratings.dat").write_text("\n".join(lines) + "\n")
+    before, after = (
+        open_columns(Config.of(data_path=str(path))) for path in (folder.parent / "data", folder)
+    )
+    assert (before.ratings("train") == after.ratings("train")).all()
+    assert (before.ratings("test") == 6 - after.ratings("test")).mean() == 1
+
+
+def test_a_training_stops_after_patience_epochs_without_a_better_validation(found: Any) -> None:
+    planted = found["planted"]["whole"]
+    assert len(planted["losses"]) == 4 * STEPS_OF_AN_EPOCH
+    assert planted["test"] == BEST
+    assert planted["end"] == {
+        "step": 4 * STEPS_OF_AN_EPOCH,
+        "epoch": 4,
+        "samples": 0,
+        "best": PLANTED[1],
+        "epochs_since_best": 2,
+    }
+
+
+def test_an_interrupted_training_stops_where_one_that_was_not_does(found: Any) -> None:
+    whole, before, after = (found["planted"][name] for name in ("whole", "before", "after"))
+    assert before["status"] == 143
+    assert before["end"]["samples"] > 0
+    assert after["losses"] == whole["losses"][before["end"]["step"] :]
+    assert after["end"] == whole["end"]
+
+
+def test_a_training_that_stopped_early_does_not_go_on_unless_asked_to(found: Any) -> None:
+    assert found["planted"]["again"]["losses"] == []
+    assert found["planted"]["again"]["test"] == BEST
+    assert len(found["planted"]["more"]["losses"]) == 2 * STEPS_OF_AN_EPOCH
+    assert found["planted"]["more"]["end"]["best"] == min(PLANTED)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("where", ["memory", "dump", "inc_dump"])
+def test_the_test_is_read_with_the_weights_of_the_best_epoch(
+    kept: dict[int, Any], ranks: int, where: str
+) -> None:
+    found = kept[ranks][where]
+    assert found["test"] == BEST
+    assert found["said"] == [
+        "the test is read with the weights of epoch 2, the best on the validation ratings"
+    ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_best_checkpoint_is_linked_beside_the_latest_and_kept_whatever_keep_says(
+    kept: dict[int, Any], ranks: int
+) -> None:
+    steps = -(-NUM_TRAIN // 600)
+    assert kept[ranks]["dump"]["links"] == {
+        "best": f"step-{2 * steps:09d}",
+        "latest": f"step-{4 * steps:09d}",
+    }
+    increments = {"best": f"delta-{2 * steps:09d}", "latest": f"delta-{4 * steps:09d}"}
+    assert kept[ranks]["inc_dump"]["links"] == increments
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_without_room_for_the_best_weights_or_without_validation_those_of_the_last_epoch_count(
+    kept: dict[int, Any], ranks: int
+) -> None:
+    for name in ("no memory", "the last is the best", "no validation"):
+        assert kept[ranks][name]["test"] == {"rmse": 4, "weights_of": [4]}
+    refusal, last = kept[ranks]["no memory"]["said"]
+    assert refusal.startswith("the weights of the best epoch are not kept, but those of the last one: a copy")
+    assert last == "the test is read with the last weights, of epoch 4: no better ones were kept"
+    assert kept[ranks]["no validation"]["said"] == []
+
+
+@pytest.mark.parametrize(
+    ("dumped", "rest"), [(2, ""), (1, " of those that are there: epoch 2, which was better, is not")]
+)
+def test_where_the_best_dump_is_not_there_the_test_says_which_is_taken(dumped: int, rest: str) -> None:
+    from recsuite.training.trainer import take_best
+
+    said: list[str] = []
+    position = Progress(step=40, epoch=4, best=0.8, epochs_since_best=2)
+    kept: Any = SimpleNamespace(restore_best=lambda learner: Progress(10 * dumped, dumped, best=0.9))
+    context: Any = SimpleNamespace(say=said.append)
+    learner: Any = None
+    assert take_best(learner, kept, position, context).epoch == dumped
+    (line,) = said
+    begin = f"the test is read with the weights of epoch {dumped}, the best on the validation ratings"
+    assert line.startswith(begin + rest)
+    assert (line == begin) == (rest == "")
+
+
+def test_the_stars_of_test_ratings_change_no_loss(found: Any) -> None:
+    first, second = found["losses"]
+    assert len(first) == 2 * STEPS_OF_AN_EPOCH
+    assert first == second

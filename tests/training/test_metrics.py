@@ -1,0 +1,137 @@
+"""Metrics against answers that can be worked out by hand or by brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from recsuite.training.metrics import (
+    LIKED,
+    Calibration,
+    auc,
+    fit_biases,
+    fit_link,
+    is_better,
+    measure,
+    measure_ranks,
+    popularity_ranks,
+)
+
+NO_LINK = Calibration(float("nan"), float("nan"))
+
+
+def test_rmse_and_mae_have_the_values_worked_out_by_hand() -> None:
+    metrics = measure(np.array([3.0, 5.0, 1.0, 4.0]), np.array([3.0, 4.0, 3.0, 5.0]), NO_LINK)
+    assert metrics["rmse"] == pytest.approx(np.sqrt(6 / 4))
+    assert metrics["mae"] == pytest.approx(1.0)
+
+
+def test_auc_equals_counting_every_pair_ties_included() -> None:
+    draw = np.random.default_rng(0)
+    scores = draw.integers(0, 20, 300).astype(np.float32)
+    positive = draw.random(300) < 0.4
+    above = scores[positive][:, None] - scores[~positive][None, :]
+    assert auc(scores, positive) == pytest.approx(((above > 0) + 0.5 * (above == 0)).mean(), abs=1e-12)
+
+
+def test_auc_is_one_zero_and_half_for_right_reversed_and_constant_scores() -> None:
+    positive = np.array([False, False, True, True])
+    assert auc(np.array([1.0, 2.0, 3.0, 4.0]), positive) == 1
+    assert auc(np.array([4.0, 3.0, 2.0, 1.0]), positive) == 0
+    assert auc(np.ones(4), positive) == 0.5
+
+
+def test_auc_of_a_single_class_is_not_a_number() -> None:
+    assert np.isnan(measure(np.array([1.0, 2.0]), np.array([LIKED, 5.0]), NO_LINK)["auc"])
+
+
+def test_order_does_not_change_any_metric() -> None:
+    draw = np.random.default_rng(1)
+    predictions, ratings = draw.normal(3, 1, 5000).astype(np.float32), draw.integers(1, 6, 5000)
+    order = draw.permutation(5000)
+    first = measure(predictions, ratings, NO_LINK)
+    second = measure(predictions[order], ratings[order], fit_link(predictions, ratings >= LIKED))
+    assert first["rmse"] == pytest.approx(second["rmse"], abs=1e-12)
+    assert first["auc"] == pytest.approx(second["auc"], abs=1e-12)
+
+
+def test_the_bias_baseline_finds_planted_biases() -> None:
+    draw = np.random.default_rng(2)
+    users, movies = draw.normal(0, 0.5, 50), draw.normal(0, 0.5, 40)
+    users, movies = users - users.mean(), movies - movies.mean()
+    # Every user rates every movie a hundred times, so that damping hardly counts.
+    user = np.tile(np.repeat(np.arange(50), 40), 100)
+    movie = np.tile(np.tile(np.arange(40), 50), 100)
+    biases = fit_biases(user, movie, 3.5 + users[user] + movies[movie], 50, 40)
+    assert biases.mean == pytest.approx(3.5)
+    np.testing.assert_allclose(biases.user, users, atol=2e-3)
+    np.testing.assert_allclose(biases.movie, movies, atol=2e-3)
+
+
+def test_a_user_without_ratings_has_bias_zero() -> None:
+    biases = fit_biases(np.array([0]), np.array([0]), np.array([5.0]), 2, 2)
+    assert biases.user[1] == 0
+    assert biases.movie[1] == 0
+
+
+def test_the_log_loss_has_the_value_worked_out_by_hand() -> None:
+    # A logit of 0, and one of log 3: probabilities of 1/2 and 3/4.
+    link = Calibration(slope=np.log(3.0), intercept=-3 * np.log(3.0))
+    found = measure(np.array([3.0, 4.0, 4.0]), np.array([5.0, LIKED, 1.0]), link)
+    assert found["log_loss"] == pytest.approx((np.log(2) + np.log(4 / 3) + np.log(4)) / 3)
+
+
+def test_a_fitted_link_finds_the_planted_one() -> None:
+    draw = np.random.default_rng(3)
+    predictions = draw.normal(3.5, 0.5, 400_000)
+    liked = draw.random(400_000) < 1 / (1 + np.exp(-(2.5 * predictions - 9)))
+    link = fit_link(predictions, liked)
+    assert (link.slope, link.intercept) == pytest.approx((2.5, -9), rel=0.02)
+
+
+def test_a_link_of_constant_predictions_gives_the_share_of_liked_ratings() -> None:
+    link = fit_link(np.full(1000, 3.5001), np.arange(1000) < 250)
+    # Another constant, as a mean of more ratings is, gives nearly the same.
+    for constant in (3.5001, 3.52):
+        loss = measure(np.full(4, constant), np.array([5.0, 1.0, 1.0, 1.0]), link)["log_loss"]
+        assert loss == pytest.approx(-(0.25 * np.log(0.25) + 0.75 * np.log(0.75)), abs=1e-4)
+
+
+def test_a_link_stays_finite_where_predictions_are_never_wrong_or_all_are_liked() -> None:
+    for liked in (np.arange(100) >= 50, np.ones(100, bool)):
+        link = fit_link(np.arange(100) / 20, liked)
+        assert np.isfinite([link.slope, link.intercept]).all()
+        assert link.log_losses(np.arange(100) / 20, liked).mean() < 0.05
+
+
+def test_without_validation_ratings_there_is_no_log_loss() -> None:
+    link = fit_link(np.zeros(0), np.zeros(0, bool))
+    assert np.isnan(measure(np.array([3.0]), np.array([4.0]), link)["log_loss"])
+
+
+def test_hit_rate_and_ndcg_have_the_values_worked_out_by_hand() -> None:
+    found = measure_ranks(np.array([1, 3, 10, 11]))
+    assert found["hr_at_10"] == 3 / 4
+    assert found["ndcg_at_10"] == pytest.approx((1 + 1 / 2 + 1 / np.log2(11)) / 4)
+
+
+def test_popularity_ranks_equal_counting_movie_by_movie() -> None:
+    draw = np.random.default_rng(4)
+    user, movie, num_known = draw.integers(0, 20, 400), draw.integers(0, 30, 400), 300
+    # Two movies more that nobody has rated; and users who rated a movie twice are there too.
+    counts = np.bincount(movie[:num_known], minlength=32)
+    expected = []
+    for case in range(num_known, 400):
+        seen = set(movie[:num_known][user[:num_known] == user[case]]) - {movie[case]}
+        others = set(range(32)) - seen - {movie[case]}
+        expected.append(1 + sum(counts[other] >= counts[movie[case]] for other in others))
+    assert popularity_ranks(user, movie, num_known, 32).tolist() == expected
+
+
+def test_a_lower_rmse_and_a_higher_ndcg_are_better_and_nan_never_is() -> None:
+    assert is_better("rating", 0.8, 0.9)
+    assert is_better("ranking", 0.9, 0.8)
+    assert not is_better("rating", 0.9, 0.9)
+    assert not is_better("ranking", float("nan"), 0.1)
+    assert is_better("ranking", 0.0, None)
+    assert not is_better("rating", float("nan"), None)

@@ -1,0 +1,172 @@
+"""The same model, batches and metrics for 1, 2 and 3 ranks, 0 and more workers, and both training loops."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns, open_columns
+from tests.support.forked import Launch
+from tests.support.launch import GPUS, SUPPORT, read_json, succeeded, torchrun
+
+# The three launches run within the first test.
+pytestmark = pytest.mark.timeout(600)
+
+GLOBAL_BATCH_SIZE = 1200
+NUM_TRAIN = 15_840
+NUM_STEPS = -(-NUM_TRAIN // GLOBAL_BATCH_SIZE)
+RANKS = SUPPORT / "ranks.py"
+
+
+@pytest.fixture(scope="module")
+def found(synthetic_folder: Path, forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """What launches of 1, 2 and 3 ranks found, by number of ranks. On CPU, where three always fit."""
+    folder = tmp_path_factory.mktemp("ranks")
+    results = {}
+    for num_ranks in (1, 2, 3):
+        path = folder / f"{num_ranks}.json"
+        succeeded(forked(num_ranks, RANKS, path, synthetic_folder, GLOBAL_BATCH_SIZE, timeout=170))
+        results[num_ranks] = read_json(path)
+        assert results[num_ranks]["world_size"] == num_ranks
+    return results
+
+
+@pytest.mark.parametrize(
+    ("fault", "seconds", "status", "said"),
+    [("raise ValueError('rank 1')", 60, 1, "ValueError: rank 1\n"), ("pass", 1, -signal.SIGKILL, "")],
+)
+def test_a_rank_that_fails_or_is_late_ends_a_forked_launch(
+    forked: Launch, tmp_path: Path, fault: str, seconds: float, status: int, said: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, time\nif os.environ['RANK'] == '1': {fault}\ntime.sleep(100)\n")
+    start = time.monotonic()
+    result = forked(2, script, timeout=seconds)
+    assert (result.returncode, result.stdout.endswith(said)) == (status, True), result.stdout
+    # With what the import takes before the first launch.
+    assert time.monotonic() - start < 90
+
+
+def test_metrics_of_the_same_weights_agree_for_any_ranks_and_workers(found: dict[int, Any]) -> None:
+    expected = found[1]["metrics"]["0"]
+    # Not the metrics of a model that predicts the mean.
+    assert 1.2 < expected["rmse"] < 5
+    for results in found.values():
+        for metrics in results["metrics"].values():
+            assert metrics == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_first_loss_agrees_for_1_2_and_3_ranks(found: dict[int, Any]) -> None:
+    firsts = [losses[0][0] for results in found.values() for losses in results["losses"].values()]
+    assert max(firsts) - min(firsts) < 1e-5
+
+
+def test_all_losses_agree_for_1_2_and_3_ranks(found: dict[int, Any]) -> None:
+    for results in found.values():
+        np.testing.assert_allclose(results["losses"]["plain 0"], found[1]["losses"]["plain 0"], rtol=1e-3)
+
+
+def test_adagrads_state_agrees_for_1_2_and_3_ranks(found: dict[int, Any]) -> None:
+    # Losses would not show a gradient that is too large by a factor: Adagrad divides it away.
+    for results in found.values():
+        assert results["sums"] == pytest.approx(found[1]["sums"], rel=1e-3)
+    assert min(found[1]["sums"].values()) > 0
+
+
+def test_a_ranking_trains_in_both_loops_on_1_2_and_3_ranks(found: dict[int, Any]) -> None:
+    for results in found.values():
+        ((plain,), (pipelined,)) = results["ranking losses"].values()
+        np.testing.assert_allclose(pipelined, plain, rtol=1e-6)
+        assert np.mean(plain[-3:]) < np.mean(plain[:3])
+
+
+def test_both_loops_and_any_pool_give_the_same_losses(found: dict[int, Any]) -> None:
+    for results in found.values():
+        for losses in results["losses"].values():
+            np.testing.assert_allclose(losses, results["losses"]["plain 0"], rtol=1e-6)
+        for metrics in results["tests"].values():
+            assert metrics == pytest.approx(results["tests"]["plain 0"], abs=1e-6)
+
+
+def test_three_epochs_with_a_persistent_pool_train_on_every_batch(found: dict[int, Any]) -> None:
+    for results in found.values():
+        for losses in results["losses"].values():
+            assert [len(epoch) for epoch in losses] == [NUM_STEPS] * 3
+            # A step that got no batch would have left its loss at zero.
+            assert min(map(min, losses)) > 0
+
+
+def test_training_lowers_the_loss(found: dict[int, Any]) -> None:
+    for results in found.values():
+        first, _, last = (np.mean(epoch) for epoch in results["losses"]["plain 0"])
+        assert last < first - 0.1
+
+
+def test_the_pipelined_loop_is_pipelined(found: dict[int, Any]) -> None:
+    for results in found.values():
+        assert results["pipelined_modules"] == 1
+
+
+def movies_of_users(columns: Columns, num_known: int) -> dict[int, set[int]]:
+    """User to the movies of the user's first ratings in the columns."""
+    user, movie, _, _ = np.load(Path(columns.folder) / "rows.npy")[:num_known].T
+    return {int(one): set(movie[user == one].tolist()) for one in np.unique(user)}
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_ranks_equal_those_of_the_whole_matrix_of_scores_for_1_2_and_3_ranks(
+    found: dict[int, Any], synthetic_folder: Path, split: str
+) -> None:
+    columns = open_columns(Config.of(data_path=str(synthetic_folder)))
+    # From one rank: the others have the same weights.
+    vectors = {name: np.array(numbers) for name, numbers in found[1]["ranking"]["vectors"].items()}
+    scores = (vectors[split][:, ::2].T @ vectors["catalogue"][:, 1::2]).astype(np.float32)
+    positions = columns.range_of(split)
+    assert scores.shape == (len(positions), columns.num_movies)
+    seen = movies_of_users(columns, columns.num_train if split == "validation" else positions.start)
+    cases = np.load(Path(columns.folder) / "rows.npy")[positions.start : positions.stop, :2].tolist()
+    expected, if_tied = [], []
+    for (user, movie), row in zip(cases, scores, strict=True):
+        others = [
+            other for other in range(columns.num_movies) if other not in seen.get(user, ()) and other != movie
+        ]
+        expected.append(1 + int((row[others] >= row[movie]).sum()))
+        if_tied.append(1 + len(others))
+    assert len(set(expected)) > 50
+    for results in found.values():
+        assert results["ranking"]["ranks"][split] == expected
+        # Of equal scores none is better than the other, and that counts against the movie.
+        assert results["tied"][split] == if_tied
+
+
+def run_on_gpus(num_ranks: int, folder: Path, tmp_path: Path) -> Any:
+    arguments = (num_ranks, RANKS, tmp_path / "gpu.json", folder, GLOBAL_BATCH_SIZE)
+    succeeded(torchrun(*arguments, env=GPUS, timeout=170))
+    return read_json(tmp_path / "gpu.json")
+
+
+def check_gpus(on_gpus: Any, on_cpu: Any) -> None:
+    for metrics in on_gpus["metrics"].values():
+        assert metrics == pytest.approx(on_cpu["metrics"]["0"], abs=1e-4)
+    for losses in on_gpus["losses"].values():
+        np.testing.assert_allclose(losses, on_cpu["losses"]["plain 0"], rtol=2e-2)
+
+
+@pytest.mark.gpu
+def test_one_gpu_gives_the_metrics_and_losses_of_the_cpu(
+    found: dict[int, Any], synthetic_folder: Path, tmp_path: Path
+) -> None:
+    check_gpus(run_on_gpus(1, synthetic_folder, tmp_path), found[1])
+
+
+@pytest.mark.multi_gpu
+def test_two_gpus_on_nccl_give_the_metrics_and_losses_of_the_cpu(
+    found: dict[int, Any], synthetic_folder: Path, tmp_path: Path
+) -> None:
+    check_gpus(run_on_gpus(2, synthetic_folder, tmp_path), found[1])

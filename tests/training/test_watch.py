@@ -1,0 +1,286 @@
+"""What is seen of a training: the profile of its steps, and TensorBoard's files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from recsuite.config.config import Config
+from recsuite.monitoring import profiler as profiling
+from recsuite.monitoring.event_log import EventLog
+from recsuite.monitoring.page import numbers
+from recsuite.monitoring.profiler import OTHER, PARTS, Profile, costliest, named, segments, split_steps
+from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding.plan import table_rate
+from tests.support.launch import EXAMPLE, python, read_json, succeeded, torchrun
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+STEPS_OF_AN_EPOCH = 8
+
+
+@pytest.fixture(scope="module")
+def watched(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What two ranks say and leave in their report, with a profile and TensorBoard's files."""
+    folder = tmp_path_factory.mktemp("watched")
+    flags = ("--data_path", synthetic_folder, "--epochs", 2, "--batch_size", 1024, "--report_dir", folder)
+    result = torchrun(2, EXAMPLE, *flags, "--profile", 4, "--tensorboard")
+    output = succeeded(result)
+    assert "Profiler" not in result.stderr
+    return output, folder
+
+
+def event(name: str, start: float, end: float, thread: int = 1, **more: Any) -> Any:
+    """One of a profiler's, with times in ms; by itself it took all of its time."""
+    span = SimpleNamespace(start=start * 1e3, end=end * 1e3)
+    device = {"device_type": torch.autograd.DeviceType.CPU, "self_device_time_total": 0.0}
+    own = (end - start) * 1e3
+    return SimpleNamespace(
+        name=name, time_range=span, thread=thread, **{"self_cpu_time_total": own, **device, **more}
+    )
+
+
+STEP = [
+    event("step", 0, 100),
+    event("feed", 0, 10),
+    event("dense", 10, 60),
+    event("input exchange", 10, 40),
+    event("[lookup]_[embeddings]_[row_wise]", 25, 30),
+    event("[output_dist]_[embeddings]_[row_wise]", 30, 32),
+    event("backward", 60, 90),
+    event("optimizer", 90, 95),
+]
+
+
+# --- the profile ---
+
+
+def test_the_parts_of_a_step_exclude_each_other_and_add_up_to_it() -> None:
+    outside = [event("dense", -20, -5), event("lookup", 200, 220), event("aten::mm", 12, 14)]
+    split = split_steps([*STEP, *outside], CPU)
+    assert split == pytest.approx(
+        {
+            "feed": 10,
+            "input exchange": 23,
+            "lookup": 5,
+            "dense": 20,
+            "backward": 30,
+            "output exchange": 2,
+            "optimizer": 5,
+            "other": 5,
+        }
+    )
+    assert tuple(split) == (*PARTS, OTHER)
+
+
+def test_the_parts_of_a_step_do_not_overlap() -> None:
+    # The second reaches out of what is around it, as two threads' clocks may say.
+    crossed = [event("step", 0, 10), event("dense", 1, 5), event("[lookup]", 4, 6), event("step", 20, 21)]
+    found = segments(crossed)
+    assert all(one.end <= two.start for one, two in itertools.pairwise(found))
+    assert split_steps(crossed, CPU) == pytest.approx(
+        dict.fromkeys(PARTS, 0) | {"dense": 3, "lookup": 1, "other": 7}
+    )
+
+
+def test_the_costliest_are_those_of_the_steps_and_of_their_thread() -> None:
+    calls = [event("aten::mm", 12, 14), event("aten::mm", 61, 62), event("gloo:all_to_all", 12, 50, thread=2)]
+    evaluation = event("aten::addmm", 150, 190)
+    events = [event("step", 0, 100, self_cpu_time_total=97e3), *calls, evaluation]
+    found = [(cost.name, cost.calls, cost.milliseconds, cost.share) for cost in costliest(events, CPU)]
+    assert found == [("step", 1, 97, 0.97), ("aten::mm", 2, pytest.approx(3), pytest.approx(0.03))]
+
+
+def test_on_cuda_the_kernels_count_for_the_part_that_launched_them_on_any_thread() -> None:
+    kernels = [
+        event("fbgemm::lookup", 26, 27, self_device_time_total=4e3),
+        event("aten::mm", 45, 46, self_device_time_total=20e3),
+        event("MmBackward0", 70, 71, thread=9, self_device_time_total=50e3),
+        event("aten::mm", 300, 301, self_device_time_total=1e6),
+    ]
+    split = split_steps([*STEP, *kernels], CUDA)
+    assert {part: spent for part, spent in split.items() if spent} == {
+        "lookup": 4,
+        "dense": 20,
+        "backward": 50,
+    }
+    shares = {cost.name: cost.share for cost in costliest([*STEP, *kernels], CUDA, 1)}
+    assert shares == {"MmBackward0": pytest.approx(50 / 74)}
+
+
+def test_a_profile_says_ten_parts_and_how_a_step_splits(watched: tuple[str, Path]) -> None:
+    output, folder = watched
+    step = float(re.findall(r"profile of 4 steps: ([\d.]+) ms of the host each", output)[0])
+    rows = re.findall(r"^\[RANK 0\] \| (\S.*?) +\| +([\d,]+) \| +([\d.]+) \| +([\d.]+)% \|$", output, re.M)
+    assert len(rows) == 10
+    times = [float(milliseconds) for _, _, milliseconds, _ in rows]
+    assert times == sorted(times, reverse=True)
+    assert sum(times) <= 4 * step
+    split = dict(
+        re.findall(r"(\w[\w ]*) ([\d.]+)(?:, |$)", output.split("ms of a step: ")[1].splitlines()[0])
+    )
+    assert tuple(split) == (*PARTS, OTHER)
+    assert sum(map(float, split.values())) == pytest.approx(step, abs=0.05)
+    assert all(float(split[part]) > 0 for part in PARTS)
+    # What nobody named is little.
+    assert float(split[OTHER]) < 0.3 * step
+    assert f"{folder}/trace.json shows them" in output
+
+
+def test_the_trace_holds_the_steps_and_their_parts(watched: tuple[str, Path]) -> None:
+    names = [event.get("name") for event in read_json(watched[1] / "trace.json")["traceEvents"]]
+    assert names.count("step") == 4
+    assert {"feed", "input exchange", "dense", "backward", "optimizer"} <= set(names)
+
+
+def test_nothing_else_is_left_in_the_report(watched: tuple[str, Path]) -> None:
+    names = sorted(path.name for path in watched[1].iterdir())
+    assert names == ["curves.png", "metrics.json", "tensorboard", "trace.json"]
+
+
+class Said(RuntimeContext):
+    """A context of one rank that keeps what is said."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(0, 0, 1, 1, CPU, 1)
+        object.__setattr__(self, "lines", lines)
+
+    def say(self, text: str, tagged: bool = True) -> None:
+        self.lines.append(text)  # type: ignore[attr-defined]
+
+
+def run_steps(profile: Profile, epochs: list[int]) -> None:
+    for steps in epochs:
+        with profile.epoch():
+            for _ in range(steps):
+                with named("step"):
+                    torch.ones(3).add_(1)
+                profile.after_step()
+    profile.finish()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "recorded"), [([20], 6), ([5, 20], 2), ([2, 3, 20], 2), ([3, 20], 6), ([9, 1], 6), ([4], 1)]
+)
+def test_a_profile_ends_with_its_epoch_and_says_how_many_steps_it_has(
+    tmp_path: Path, epochs: list[int], recorded: int
+) -> None:
+    lines: list[str] = []
+    run_steps(Profile(6, tmp_path, Said(lines)), epochs)
+    said = f"{recorded} step{'s' * (recorded != 1)}"
+    assert re.findall(r"profile of (\d+ \w+)", "".join(lines)) == [said]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [event.get("name") for event in events].count("step") == recorded
+
+
+@pytest.mark.parametrize("epochs", [[], [1], [1, 2]])
+def test_a_training_too_short_for_a_profile_is_told(tmp_path: Path, epochs: list[int]) -> None:
+    lines: list[str] = []
+    run_steps(Profile(6, tmp_path, Said(lines)), epochs)
+    assert lines == [f"--profile recorded nothing: {sum(epochs)} steps do not go beyond the warm-up"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_recording_a_range_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "record_function", None)
+    with named("step"):
+        pass
+
+
+# --- TensorBoard ---
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard would show: by name, steps and values."""
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return {
+        name: [(found.step, found.value) for found in accumulator.Scalars(name)]
+        for name in accumulator.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_shows_the_numbers_of_the_report(watched: tuple[str, Path]) -> None:
+    report = read_json(watched[1] / "metrics.json")
+    shown = scalars(watched[1] / "tensorboard")
+    for number, epoch in enumerate(report["epochs"], start=1):
+        for name, value in numbers(epoch):
+            assert shown[name][number - 1] == (STEPS_OF_AN_EPOCH * number, pytest.approx(value)), name
+    assert {"train_loss", "ratings_per_second", "data_wait"} <= set(shown)
+
+
+def test_tensorboard_shows_every_step_with_its_loss_and_rates(watched: tuple[str, Path]) -> None:
+    report = read_json(watched[1] / "metrics.json")
+    shown = scalars(watched[1] / "tensorboard")
+    losses = shown["loss"]
+    assert [step for step, _ in losses] == list(range(1, 2 * STEPS_OF_AN_EPOCH + 1))
+    first = [loss for _, loss in losses[:STEPS_OF_AN_EPOCH]]
+    # All global batches of the 15,840 training ratings but the last have 2,048 of them.
+    weights = [2048] * 7 + [15_840 - 7 * 2048]
+    mean = sum(loss * weight for loss, weight in zip(first, weights, strict=True)) / sum(weights)
+    assert mean == pytest.approx(report["epochs"][0]["train_loss"])
+    config = Config.of(batch_size=1024)
+    for name, first_rate in (("tables", table_rate(config, 2)), ("dense", config.optimizer.dense_lr)):
+        rates = [rate for _, rate in shown[f"learning_rate/{name}"]]
+        assert len(rates) == 2 * STEPS_OF_AN_EPOCH
+        assert rates[0] == pytest.approx(first_rate)
+        assert rates == sorted(rates, reverse=True)
+
+
+def test_tensorboard_shows_the_configuration(watched: tuple[str, Path]) -> None:
+    accumulator = EventAccumulator(str(watched[1] / "tensorboard"))
+    accumulator.Reload()
+    (text,) = accumulator.Tensors("config/text_summary")
+    assert b"| --batch_size | `1024` |" in text.tensor_proto.string_val[0]
+
+
+def write_log(folder: Path, first_step: int, loss: float, report: dict[str, Any]) -> None:
+    """One epoch of two steps."""
+    log = EventLog(folder, Config())
+    part = (None, SimpleNamespace(param_groups=[{"scheduled_lr": 0.5}]))
+    for step in (first_step, first_step + 1):
+        log.after_step(step, SimpleNamespace(optimizers=[part, part]))
+    metrics = SimpleNamespace(rmse=0.9, mae=0.7, auc=0.5)
+    epoch: Any = SimpleNamespace(losses=[loss, loss])
+    with pytest.MonkeyPatch.context() as patch:
+        report_of = "recsuite.monitoring.event_log.epoch_report"
+        patch.setattr(report_of, lambda epoch: {"validation": vars(metrics)})
+        log.after_epoch(epoch)
+    log.after_run(report)
+    log.close()
+
+
+def test_a_final_test_is_shown_at_the_last_step(tmp_path: Path) -> None:
+    write_log(tmp_path, 1, 0.5, {"test": {"hr@10": 0.25, "auc": None}, "epochs": []})
+    shown = scalars(tmp_path)
+    assert shown["test/hr@10"] == [(2, 0.25)]
+    assert shown["validation/rmse"] == [(2, pytest.approx(0.9))]
+    assert "test/auc" not in shown
+
+
+def test_a_resumed_training_goes_on_with_its_curves_and_another_has_its_own(tmp_path: Path) -> None:
+    for first_step, loss in ((1, 0.5), (3, 0.25), (3, 0.125)):
+        write_log(tmp_path, first_step, loss, {})
+    assert scalars(tmp_path)["loss"] == [(1, 0.5), (2, 0.5), (3, 0.125), (4, 0.125)]
+    write_log(tmp_path, 1, 0.75, {})
+    assert scalars(tmp_path)["loss"] == [(1, 0.75), (2, 0.75)]
+
+
+def test_tensorboard_without_its_package_is_one_sentence_before_training(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tensorboard.py").write_text("raise ModuleNotFoundError(name='tensorboard')")
+    flags = ("--data_path", synthetic_folder, "--report_dir", tmp_path / "report", "--tensorboard")
+    result = python(EXAMPLE, *flags, env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 2
+    assert result.stderr == (
+        "example.py: --tensorboard needs the package tensorboard, which is not installed; run ./run.sh "
+        "setup.\n"
+    )

@@ -1,0 +1,280 @@
+"""What a launch does when a data worker fails: one screen, a status, an end in time, nothing left."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.launch import (
+    EXAMPLE,
+    SUPPORT,
+    family,
+    python,
+    run_command,
+    started,
+    succeeded,
+    torchrun,
+)
+
+FAULTS = SUPPORT / "faults.py"
+SHORT = ("--epochs", 3, "--batch_size", 512)
+# From the fault to the end of all ranks.
+END_SECONDS = 30
+
+
+class Place:
+    """A folder of data and of temporary files, and a mark by which the processes of a test are found."""
+
+    def __init__(self, synthetic_folder: Path, tmp_path: Path) -> None:
+        self.data = tmp_path / "data"
+        shutil.copytree(synthetic_folder, self.data, ignore=shutil.ignore_patterns(".columns"))
+        self.temporary = tmp_path / "temporary"
+        self.temporary.mkdir()
+        self.env = {"TMPDIR": str(self.temporary), "TEST_MARK": str(tmp_path)}
+        self.shared_memory = set(os.listdir("/dev/shm"))
+
+    def processes(self) -> list[str]:
+        """The processes that inherited the mark."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if f"TEST_MARK={self.env['TEST_MARK']}".encode() in path.read_bytes():
+                    found.append(path.parent.name)
+            except OSError:
+                continue
+        return found
+
+    def check_nothing_is_left(self, killed_launchers: int = 0) -> None:
+        """No process, no shared memory, no temporary file but torchrun's own logs; and the folder of a killed
+        launcher stays until the next launch removes it.
+        """
+        deadline = time.monotonic() + 10
+        while self.processes():
+            assert time.monotonic() < deadline, self.processes()
+            time.sleep(0.1)
+        assert set(os.listdir("/dev/shm")) <= self.shared_memory
+        launches = list(self.temporary.glob("launch-*"))
+        assert len(launches) <= killed_launchers
+        files = [path for path in self.temporary.rglob("*") if path.is_file()]
+        others = [path for path in files if not re.search("/(torchelastic_|launch-)", str(path))]
+        assert others == []
+
+
+@pytest.fixture
+def place(synthetic_folder: Path, tmp_path: Path) -> Place:
+    return Place(synthetic_folder, tmp_path)
+
+
+def launch(place: Place, num_ranks: int, fault: str, *flags: object) -> subprocess.CompletedProcess[str]:
+    """The example with a fault, under torchrun where there are several ranks."""
+    arguments = (FAULTS, fault, "--data_path", place.data, *SHORT, *flags)
+    options: dict[str, Any] = {"env": place.env, "timeout": END_SECONDS + 30}
+    result = python(*arguments, **options) if num_ranks == 1 else torchrun(num_ranks, *arguments, **options)
+    place.check_nothing_is_left()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "fault", "words"),
+    [
+        (2, "raise", ["NeedsTwoError: 7: seven is too many"]),
+        (3, "kill 9", ["It was killed by signal 9 (SIGKILL)", "Memory now:"]),
+        (1, "bus error", ["It was killed by signal 7 (SIGBUS)", "/dev/shm:", "for each of 1 ranks"]),
+        (1, "crash", ["It was killed by signal 11 (SIGSEGV)", "string_at"]),
+        (1, "unpicklable", ["which is no array of numbers"]),
+    ],
+)
+def test_a_failing_worker_ends_all_ranks_with_its_screen(
+    place: Place, num_ranks: int, fault: str, words: list[str]
+) -> None:
+    start = time.monotonic()
+    result = launch(place, num_ranks, fault, "--num_workers", 2)
+    assert time.monotonic() - start < END_SECONDS + 20
+    assert result.returncode != 0
+    who = f"data worker 1 of rank {num_ranks - 1} (pid "
+    assert who in result.stderr
+    # The sixth step is the second worker's; torchrun's own report repeats the screen once.
+    assert "with step 6 of epoch 2 over the train ratings" in result.stderr
+    for word in words:
+        assert word in result.stderr
+    # No traceback of the trainer's: there is nothing in it.
+    assert "train_epoch" not in result.stderr
+
+
+def test_a_silent_worker_ends_all_ranks_with_its_stack(place: Place) -> None:
+    result = launch(place, 2, "sleep", "--num_workers", 1, "--worker_timeout", 8)
+    assert result.returncode != 0
+    assert "Nothing for 8 s from data worker 0 of rank 1" in result.stderr
+    assert "sources.py" in result.stderr
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_columns_that_are_cut_during_an_epoch_are_named(place: Place, num_workers: int) -> None:
+    result = launch(place, 1, "cut", "--num_workers", num_workers)
+    assert result.returncode == 2
+    assert (
+        "rows.npy had 320,128 bytes when it was opened and has 1,000 now; leave the columns" in result.stderr
+    )
+    assert ("Found by data worker 1 of rank 0" in result.stderr) == (num_workers == 2)
+    assert "Traceback" not in result.stderr
+    # The next start makes them again.
+    again = python(EXAMPLE, "--data_path", place.data, "--epochs", 1, env=place.env)
+    assert "are damaged and are made again" in succeeded(again)
+
+
+def test_columns_may_be_removed_while_they_are_used(place: Place) -> None:
+    flags = ("--data_path", place.data, "--epochs", 4, "--batch_size", 512, "--num_workers", 2)
+    expected = succeeded(python(EXAMPLE, *flags, env=place.env)).splitlines()[-6:]
+    with started([sys.executable, "-u", str(EXAMPLE), *map(str, flags)], env=place.env) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if "epoch 1/4" in line and place.data.exists():
+                shutil.rmtree(place.data)
+        assert process.wait(30) == 0
+    assert lines[-6:] == expected
+
+
+def test_four_workers_train_on_one_core(place: Place) -> None:
+    core = str(min(os.sched_getaffinity(0)))
+    command = ["taskset", "-c", core, sys.executable, str(EXAMPLE)]
+    flags = ["--data_path", str(place.data), "--epochs", "1", "--num_workers", "4"]
+    result = run_command([*command, *flags], env=place.env)
+    assert "4 data workers on this machine share 1 core with the ranks" in succeeded(result)
+    place.check_nothing_is_left()
+
+
+def test_64_file_descriptors_are_enough_or_one_sentence(place: Place) -> None:
+    flags = f"--data_path {place.data} --epochs 1 --num_workers"
+    few = run_command(["bash", "-c", f"ulimit -n 64; {sys.executable} {EXAMPLE} {flags} 4"], env=place.env)
+    assert "this model, epoch 1" in succeeded(few)
+    many = run_command(["bash", "-c", f"ulimit -n 64; {sys.executable} {EXAMPLE} {flags} 16"], env=place.env)
+    assert many.returncode == 2
+    assert "16 data workers need about 64 more file descriptors" in many.stderr
+    assert "Traceback" not in many.stderr
+    place.check_nothing_is_left()
+
+
+def test_a_tiny_shared_memory_is_enough(place: Place) -> None:
+    # In a mount namespace of its own; batches of 6 MB, 40 slots, and 64 KiB of /dev/shm.
+    command = f"mount -t tmpfs -o size=64k tmpfs /dev/shm && exec {sys.executable} {EXAMPLE}"
+    flags = f"--data_path {place.data} --epochs 2 --num_workers 4 --batch_size 65536"
+    unshare = ["unshare", "--mount", "--map-root-user", "--user"]
+    if run_command([*unshare, "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"]).returncode != 0:
+        pytest.skip("needs unprivileged mount namespaces (unshare --mount --user)")
+    result = run_command([*unshare, "bash", "-c", f"{command} {flags}"], env=place.env)
+    assert "this model, epoch " in succeeded(result)
+    place.check_nothing_is_left()
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"no {text!r} in the output; {process.stderr and process.stderr.read()}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_example_and_its_four_workers_within_3_seconds(
+    place: Place, number: signal.Signals
+) -> None:
+    flags = ["--data_path", str(place.data), "--epochs", "1000", "--patience", "0", "--num_workers", "4"]
+    with started([sys.executable, "-u", str(EXAMPLE), *flags], env=place.env) as process:
+        wait_for(process, "epoch 1/1000")
+        start = time.monotonic()
+        # As a terminal and a batch system do it: to the workers too.
+        for pid in family(process.pid):
+            os.kill(pid, number)
+        assert process.wait(3) == -number
+        while place.processes():
+            assert time.monotonic() - start < 3
+            time.sleep(0.05)
+    place.check_nothing_is_left()
+
+
+def test_nothing_is_left_after_every_rank_was_killed(place: Place) -> None:
+    launcher = [sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    flags = ["--data_path", str(place.data), "--epochs", "1000", "--patience", "0", "--num_workers", "4"]
+    with started([*launcher, str(EXAMPLE), *flags], env=place.env) as process:
+        wait_for(process, "epoch 1/1000")
+        ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(ranks) == 2
+        for rank in ranks:
+            os.kill(int(rank), signal.SIGKILL)
+        process.wait(40)
+    place.check_nothing_is_left()
+
+
+def test_a_worker_that_is_busy_dies_with_its_killed_trainer(place: Place) -> None:
+    flags = ["--data_path", str(place.data), *map(str, SHORT), "--num_workers", "2"]
+    command = [sys.executable, "-u", str(FAULTS), "sleep", *flags]
+    with started(command, env=place.env) as process:
+        wait_for(process, "epoch 1/3")
+        # Until the worker sleeps: nothing but the kernel could wake it.
+        time.sleep(2)
+        process.kill()
+        process.wait()
+    place.check_nothing_is_left()
+
+
+ENDINGS = """
+import sys
+from recsuite.config.config import Config
+from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+
+def use(how):
+    from recsuite.datasets.columns import open_columns
+    config = Config.of(data_path={data!r}, batch_size=64, num_workers=4)
+    dataset = RatingBatches(open_columns(config), config, 0, 1)
+    with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
+        for number, batch in enumerate(loader):
+            if number == 3 and how == "break":
+                break
+            if number == 3 and how == "exception":
+                print("the end begins", flush=True)
+                raise ValueError("the loop failed")
+        print("the end begins", flush=True)
+
+def forget():
+    from recsuite.datasets.columns import open_columns
+    config = Config.of(data_path={data!r}, batch_size=64, num_workers=4)
+    dataset = RatingBatches(open_columns(config), config, 0, 1)
+    global loader
+    loader = build_dataloader(dataset, EpochSampler(dataset), config)
+    next(iter(loader))
+    print("the end begins", flush=True)
+
+if __name__ == "__main__":
+    how = sys.argv[1]
+    import torch
+    forget() if how == "forget" else use(how)
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "break", "exception", "forget"])
+def test_a_process_with_four_workers_ends_within_3_seconds_however_its_loop_ends(
+    place: Place, tmp_path: Path, how: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(ENDINGS.format(data=str(place.data)))
+    start = time.monotonic()
+    with started([sys.executable, "-u", str(script), how], env=place.env) as process:
+        wait_for(process, "the end begins")
+        looped = time.monotonic()
+        output = process.communicate(timeout=30)
+        ended = time.monotonic() - looped
+    assert process.returncode == (1 if how == "exception" else 0), output
+    assert ended < 3
+    assert time.monotonic() - start < 60
+    place.check_nothing_is_left()
