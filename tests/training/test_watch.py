@@ -14,10 +14,10 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recsuite.config.config import Config
-from recsuite.monitoring import profiler as profiling
 from recsuite.monitoring.event_log import EventLog
 from recsuite.monitoring.page import numbers
-from recsuite.monitoring.profiler import OTHER, PARTS, Profile, costliest, named, segments, split_steps
+from recsuite.monitoring.profiler import OTHER, PARTS, Profile, costliest, segments, split_steps
+from recsuite.runtime import ranges
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.plan import table_rate
 from tests.support.launch import EXAMPLE, python, read_json, succeeded, torchrun
@@ -160,7 +160,7 @@ def run_steps(profile: Profile, epochs: list[int]) -> None:
     for steps in epochs:
         with profile.epoch():
             for _ in range(steps):
-                with named("step"):
+                with ranges.named("step"):
                     torch.ones(3).add_(1)
                 profile.after_step()
     profile.finish()
@@ -189,8 +189,8 @@ def test_a_training_too_short_for_a_profile_is_told(tmp_path: Path, epochs: list
 
 
 def test_without_a_recording_a_range_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "record_function", None)
-    with named("step"):
+    monkeypatch.setattr(ranges, "record_function", None)
+    with ranges.named("step"):
         pass
 
 

@@ -21,7 +21,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.features import Table
 from recsuite.models.interaction import Interaction
 from recsuite.models.two_tower import TwoTower
-from recsuite.monitoring.profiler import named
+from recsuite.runtime.ranges import named
 
 # Rows that compete in the softmax of a ranking: its cost is this times the batch, in time and in memory.
 COMPETITORS = 256

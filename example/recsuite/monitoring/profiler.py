@@ -17,16 +17,12 @@ from typing import Any
 
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from recsuite.errors import UserError, counted
 from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.ranges import PARTS, STEP
 
-# Of a step: the next batch and its copy to the device; ids to the ranks that own their rows; the rows;
-# everything from them to the loss; gradients, and the update of the tables; rows to the ranks that asked and
-# their gradients back; the update of the dense part.
-PARTS = ("feed", "input exchange", "lookup", "dense", "backward", "output exchange", "optimizer")
-STEP = "step"
 # What of a step is in no part.
 OTHER = "other"
 # Ranges by how their names begin, and the part in which they count: ours, and those of TorchRec.
@@ -52,11 +48,6 @@ RANGES = {
 WARM_UP_STEPS = 3
 NUM_COSTLIEST = 10
 TRACE = "trace.json"
-
-
-def named(part: str) -> contextlib.AbstractContextManager[Any]:
-    """A range of this name in a recording. Without one it costs next to nothing, a record_function 6 us."""
-    return record_function(part) if torch.autograd._profiler_enabled() else contextlib.nullcontext()
 
 
 @dataclass(frozen=True)

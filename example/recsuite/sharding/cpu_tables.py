@@ -29,7 +29,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Multistreamable
 
-from recsuite.monitoring.profiler import named
+from recsuite.runtime.ranges import named
 from recsuite.sharding.exchange import open_exchange
 
 
