@@ -4,8 +4,8 @@
     python benchmarks/checkpoint.py --rows 20000 --ratings 20000 --loads 1 --rounds 1 --blocks 1
 
 Prints each figure beside its bar; with --write it also writes docs/checkpoint.json, docs/checkpoint.png and
-the part of README.md between the checkpoint marks. All else lies in a folder that is removed. Measures;
-asserts nothing.
+the part of docs/checkpoints.md between the checkpoint marks. All else lies in a folder that is removed.
+Measures; asserts nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import Any
 
 from checkpoint_ranks import DIM, Settings, make_wide_columns
 from checkpoint_tables import draw, judge, render
-from environment import describe, finish, make_parser
+from environment import DOCS, describe, finish, make_parser
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import open_columns
 
+PAGE = DOCS / "checkpoints.md"
 MARKS = ("<!-- checkpoint: made by benchmarks/checkpoint.py -->", "<!-- end of checkpoint -->")
 NUM_RANKS = 2
 
@@ -36,7 +37,7 @@ def main() -> None:
     flags = _parse_flags()
     result = measure(flags)
     result["bars"] = judge(result)
-    finish("checkpoint", result, render(result), flags, draw, MARKS)
+    finish("checkpoint", result, render(result), flags, draw, PAGE, MARKS)
 
 
 def _parse_flags() -> argparse.Namespace:

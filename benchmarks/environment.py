@@ -16,7 +16,7 @@ from bars import bar_lines
 from recsuite.runtime.host import allowed_cores, available_memory
 from recsuite.runtime.versions import stack_versions
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -47,7 +47,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser that shows the docstring of a benchmark, with the flags that `finish` obeys."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", type=Path, help="folder that gets the JSON and the picture, if any")
-    parser.add_argument("--write", action="store_true", help="into docs/, and a table into README.md")
+    parser.add_argument("--write", action="store_true", help="into docs/, with its tables")
     return parser
 
 
@@ -57,29 +57,21 @@ def finish(
     text: str,
     flags: argparse.Namespace,
     draw: Callable[[dict[str, Any], Path], None] | None = None,
+    page: Path | None = None,
     marks: tuple[str, str] | None = None,
 ) -> None:
     """Show a result, as text and with its bars; put NAME.json, and NAME.png if it is drawn, into --report.
 
-    With --write into docs as well, and the text between the marks of README.md, if there are any.
+    With --write into docs as well, and the text between the marks of a page, if it has one.
     """
     print(f"{text}\n\n{bar_lines(result['bars'])}")
-    for folder in (flags.report, README.parent / "docs" if flags.write else None):
+    for folder in (flags.report, DOCS if flags.write else None):
         if folder is not None:
             (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
             if draw is not None:
                 draw(result, folder / f"{name}.png")
-    if flags.write and marks:
-        write_into_readme(marks, text)
-
-
-def write_into_readme(marks: tuple[str, str], text: str) -> None:
-    """Replace what stands between two marks of README.md.
-
-    Raises:
-        ValueError: when the README does not have them.
-    """
-    write_between(README, marks, text)
+    if flags.write and page and marks:
+        write_between(page, marks, text)
 
 
 def write_between(page: Path, marks: tuple[str, str], text: str) -> None:

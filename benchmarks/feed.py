@@ -1,10 +1,11 @@
 """Measure how fast batches come out of the loader, how soon the first one, and what memory workers take.
 
     python benchmarks/feed.py --write             everything: a quarter of an hour on two cores, 9 GB
-    python benchmarks/feed.py --ratings 100000 --memory 100000 --trained 20000 --seconds 0.05 --rounds 1
+    python benchmarks/feed.py --ratings 100000 --memory 100000 --trained 20000 --epochs 1 \
+        --seconds 0.05 --rounds 1 --starts 1
 
 Prints each figure beside its bar; with --write it also writes docs/feed.json, docs/feed.png and the part of
-README.md between the feed marks. The ratings are drawn into --folder and kept there. Measures; asserts
+docs/loader.md between the feed marks. The ratings are drawn into --folder and kept there. Measures; asserts
 nothing.
 """
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environment import describe, finish, make_parser
+from environment import DOCS, describe, finish, make_parser
 from feed_tables import draw, judge, render
 
 from recsuite.config.config import Config
@@ -36,12 +37,12 @@ from recsuite.datasets.shuffle import shuffled
 from recsuite.runtime.host import available_memory, keep_freed_memory
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = DOCS / "loader.md"
 MARKS = ("<!-- feed: made by benchmarks/feed.py -->", "<!-- end of feed -->")
 BATCH_SIZES = (1024, 8192, 65_536)
 NUM_WORKERS = (1, 2, 4)
 START_METHODS = ("spawn", "forkserver")
 WARM_UP_STEPS = 20
-STARTS = 5
 MEMORY_LIMIT = 2 * 2**30
 
 
@@ -51,7 +52,7 @@ def main() -> None:
     keep_freed_memory()
     result = measure(flags)
     result["bars"] = judge(result)
-    finish("feed", result, render(result), flags, draw, MARKS)
+    finish("feed", result, render(result), flags, draw, PAGE, MARKS)
 
 
 def _parse_flags() -> argparse.Namespace:
@@ -61,6 +62,7 @@ def _parse_flags() -> argparse.Namespace:
     parser.add_argument("--heavy", type=int, default=50, help="--history of the heavy row")
     parser.add_argument("--seconds", type=float, default=0.7, help="of one measurement of a rate")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each rate, in turns")
+    parser.add_argument("--starts", type=int, default=5, help="measurements of the first batch")
     parser.add_argument(
         "--trained", type=int, default=1_000_000, help="ratings of the training that may wait"
     )
@@ -87,8 +89,8 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
         "ratings": flags.ratings,
         "history": flags.heavy,
         "trained": flags.trained,
-        "start": first_batches(columns, base),
-        "heavy start": first_batches(heavy_columns, heavy),
+        "start": first_batches(columns, base, flags.starts),
+        "heavy start": first_batches(heavy_columns, heavy, flags.starts),
         "light": [rates(columns, base, size, flags) for size in BATCH_SIZES],
         "heavy": [rates(heavy_columns, heavy, size, flags) for size in BATCH_SIZES],
         "waits": {str(number): data_waits(number, flags) for number in (0, 2)},
@@ -224,7 +226,7 @@ def _ratio(values: list[float], beside: list[float]) -> float:
     return statistics.median(value / other for value, other in zip(values, beside, strict=True))
 
 
-def first_batches(columns: Columns, base: Config) -> dict[str, dict[str, float]]:
+def first_batches(columns: Columns, base: Config, starts: int) -> dict[str, dict[str, float]]:
     """Seconds from `build_dataloader` to the first batch, beside those of imports in new processes."""
 
     def first(number: int, method: str) -> float:
@@ -250,7 +252,7 @@ def first_batches(columns: Columns, base: Config) -> dict[str, dict[str, float]]
     }
     for figure in figures.values():
         figure()
-    found = [{name: figure() for name, figure in figures.items()} for _ in range(STARTS)]
+    found = [{name: figure() for name, figure in figures.items()} for _ in range(starts)]
     return {name: _spread([times[name] for times in found]) for name in figures}
 
 

@@ -19,10 +19,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from environment import describe_machine, in_words, write_into_readme
+from environment import describe_machine, in_words, write_between
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_RANKS = 2
+PAGE = ROOT / "README.md"
 MARKS = ("<!-- results: made by benchmarks/results.py -->", "<!-- end of results -->")
 
 
@@ -40,7 +41,7 @@ def main() -> None:
         runs["ml-latest-small, random 10 %"] = train(["--data_path", str(real), *random])
     (ROOT / "docs" / "results.json").write_text(json.dumps(runs, indent=1) + "\n")
     text = render(runs)
-    write_into_readme(MARKS, text)
+    write_between(PAGE, MARKS, text)
     print(text)
 
 

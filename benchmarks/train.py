@@ -1,12 +1,13 @@
 """Measure how fast this project trains, beside plain PyTorch with the same model, batch and machine.
 
     python benchmarks/train.py --write          everything: eight minutes on two cores, 16 GB of memory
-    python benchmarks/train.py --sizes 2000+1000 --rounds 1 --seconds 0.02 --batch 256 --large_batch 512 \
-        --without DDP
+    python benchmarks/train.py --sizes 2000+1000 --batch 256 --large_batch 512 --without DDP --rounds 1 \
+        --seconds 0.02
 
 Prints each figure beside its bar; with --write it also writes docs/train.json, docs/train.png and the part of
-README.md between the train marks. With GPUs both sides train on them. All variants of a size are measured in
-turns, in short blocks, because other programs slow a machine down for seconds at a time. Asserts nothing.
+docs/performance.md between the train marks. With GPUs both sides train on them. All variants of a size are
+measured in turns, in short blocks, because other programs slow a machine down for seconds at a time. Asserts
+nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from environment import describe, finish, make_parser
+from environment import DOCS, describe, finish, make_parser
 from train_here import make_columns
 from train_tables import DDP, HERE_1, HERE_2, draw, judge, render
 from train_team import DIM, Order, Team, teams
 
 from recsuite.runtime.host import allowed_cores
 
+PAGE = DOCS / "performance.md"
 MARKS = ("<!-- train: made by benchmarks/train.py -->", "<!-- end of train -->")
 RATINGS = 2_000_000
 # A step of dense Adam goes over all rows, four times: beyond this many it takes seconds.
@@ -45,7 +47,7 @@ def main() -> None:
     }
     result["sizes"] = [measure_size(users, movies, flags) for users, movies in flags.sizes]
     result["bars"] = judge(result)
-    finish("train", result, render(result), flags, draw, MARKS)
+    finish("train", result, render(result), flags, draw, PAGE, MARKS)
 
 
 def _parse_flags() -> argparse.Namespace:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NUM_GPUS = torch.cuda.device_count()
 os.environ.update(NO_GPUS)
 LONGEST = (
-    "test_readme",
+    "test_commands",
     "test_silence",
     "test_kill",
     "test_dumps",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.documents import short_form
 from tests.support.launch import ROOT, python, read_json, succeeded
 
 ROWS = 20_000
@@ -27,8 +28,7 @@ BARS = (
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
     """What the benchmark printed, its report, and the folder in which it worked."""
     folder, report = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("report")
-    short = ["--rows", ROWS, "--ratings", 20_000, "--loads", 1, "--rounds", 1, "--blocks", 1]
-    benchmark = ROOT / "benchmarks" / "checkpoint.py"
+    benchmark, short = ROOT / "benchmarks" / "checkpoint.py", short_form("checkpoint")
     printed = succeeded(python(benchmark, *short, "--folder", folder, "--report", report, timeout=170))
     return printed, report, folder
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.support.documents import short_form
 from tests.support.launch import ROOT, python, read_json, succeeded
 
-SIZE = ["--sizes", "2000+1000", "--batch", 256, "--large_batch", 512]
 BARS = ("2 processes / plain", "2 processes / 1 process, 256", "2 processes / 1 process, 512", "peak memory")
 
 
 def test_the_benchmark_of_training_shows_every_bar_and_leaves_a_picture(tmp_path: Path) -> None:
-    short = [*SIZE, "--without", "DDP", "--rounds", 1, "--seconds", 0.02, "--report", tmp_path]
-    printed = succeeded(python(ROOT / "benchmarks" / "train.py", *short, timeout=170))
+    benchmark, short = ROOT / "benchmarks" / "train.py", short_form("train")
+    printed = succeeded(python(benchmark, *short, "--report", tmp_path, timeout=170))
     found = read_json(tmp_path / "train.json")
     assert {"date", "machine", "versions", "device"} <= set(found)
     for name in BARS:

@@ -25,7 +25,6 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 
-from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.launch import ROOT, family, free_port, read_json, run_command, started, succeeded
 
@@ -265,17 +264,3 @@ def _runs_srun(pid: int) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         return any(word.endswith(b"/srun") for word in words)
     return False
-
-
-def test_the_commands_of_the_walkthrough_name_what_is_there() -> None:
-    page = (ROOT / "docs" / "several_machines.md").read_text()
-    blocks = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
-    commands = [line for block in blocks for line in block.strip().splitlines()]
-    assert len(commands) == 6
-    for command in commands:
-        words = shlex.split(command)
-        for word in words:
-            assert not word.startswith("deploy/") or (ROOT / word).is_file()
-        if "./run.sh" in words:
-            mode, *flags = words[words.index("./run.sh") + 1 :]
-            parse_args([f"--{mode}", *flags])

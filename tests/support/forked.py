@@ -52,6 +52,13 @@ def forking() -> Iterator[Launch]:
 
 def serve() -> None:
     """Fork ranks until the standard input ends."""
+    import_all()
+    for line in sys.stdin:
+        print(json.dumps({"status": run(**json.loads(line))}), flush=True)
+
+
+def import_all() -> None:
+    """Import what takes long, once for all ranks."""
     for name in (
         "example",
         "recsuite.checkpoint.checkpointer",
@@ -61,8 +68,6 @@ def serve() -> None:
         "recsuite.training.trainer",
     ):
         importlib.import_module(name)
-    for line in sys.stdin:
-        print(json.dumps({"status": run(**json.loads(line))}), flush=True)
 
 
 def run(num_ranks: int, command: list[str], output: str, seconds: float) -> int:

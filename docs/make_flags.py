@@ -1,0 +1,70 @@
+"""Make docs/flags.md from the parser, so that the page and the program cannot differ.
+
+python docs/make_flags.py            print the page
+python docs/make_flags.py --write    put it into docs/flags.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
+
+from recsuite.config.parser import _build_parser
+
+PAGE = Path(__file__).with_name("flags.md")
+HEAD = """# Every flag
+
+`python example/example.py --help` prints the same. `python docs/make_flags.py --write` makes this page.
+"""
+# Of the line that names a flag's default, in the help of the parser.
+DEFAULT = " (default: "
+
+
+def main() -> None:
+    """Print the page, or write it."""
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--write", action="store_true", help="into docs/flags.md")
+    if flags.parse_args().write:
+        PAGE.write_text(page())
+    else:
+        print(page(), end="")
+
+
+def page() -> str:
+    """The page: a table for each group of the parser's flags."""
+    groups = _build_parser()._action_groups
+    return HEAD + "".join(_section(group) for group in groups if list(_rows(group)))
+
+
+def _section(group: argparse._ArgumentGroup) -> str:
+    lines = [
+        f"## {(group.title or '').capitalize()}",
+        "",
+        *([group.description, ""] if group.description else []),
+    ]
+    return "\n".join(["", *lines, "| flag | default | meaning |", "| --- | --- | --- |", *_rows(group), ""])
+
+
+def _rows(group: argparse._ArgumentGroup) -> Iterator[str]:
+    for action in group._group_actions:
+        if action.dest != "help":
+            names = " or ".join(f"`{name}`" for name in action.option_strings)
+            text = " ".join((action.help or "").split()).replace("%%", "%")
+            meaning, _, default = text.partition(DEFAULT)
+            yield f"| {names} | {default.removesuffix(')')} | {meaning}{_choices(action)} |"
+
+
+def _choices(action: argparse.Action) -> str:
+    """The values that a flag may have, where they are few."""
+    found = str(action.metavar or "")
+    if not found.startswith("{"):
+        return ""
+    return " One of " + ", ".join(f"`{choice}`" for choice in found.strip("{}").split(",")) + "."
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""Every command in the README and the other documents does what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from recsuite.config.parser import parse_args
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.support.documents import PAGES, blocks, commands, short_form
+from tests.support.launch import ROOT, python, read_json, run_command, succeeded
+from tests.support.quick_python import quick_python
+
+Lines = tuple[str, ...]
+Check = Callable[[Lines, Path], None]
+SERVING, LOADER = ROOT / "docs" / "serving.md", ROOT / "docs" / "loader.md"
+REAL = Path(os.environ.get("MOVIELENS_DATA", ROOT.parent / "shared" / "data" / "ml-latest-small"))
+WALKTHROUGH = (
+    "RDZV_ENDPOINT=first-machine:29400 ./run.sh dump --resume --dump_every 100 --save_dir /shared/dumps"
+)
+# Added to a training whose claim needs no more.
+SHORT = " --epochs 2"
+RANKED = re.compile(r"\| rank \| title +\| +\w+ \|")
+ROW = re.compile(r"^\| (.+?) +\|((?: +[\d.]+ \|)+)", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The repository in another folder, with a tenth of the ratings as the default data set."""
+    if not (ROOT / ".venv" / ".installed-dev").is_file():
+        pytest.skip("needs the installation that `./run.sh test` makes in .venv")
+    folder = tmp_path_factory.mktemp("documents") / "clone"
+    unwanted = shutil.ignore_patterns(".venv", ".git", "data", "runs", "dumps", ".*_cache", "__pycache__")
+    shutil.copytree(ROOT, folder, ignore=unwanted)
+    data = folder / "data" / "synthetic-1000000-seed0"
+    write_synthetic(data, 100_000, seed=0)
+    says = read_json(data / "oracle.json")
+    (data / "oracle.json").write_text(json.dumps({**says, "num_ratings": 1_000_000}))
+    with quick_python(folder):
+        yield folder
+
+
+@pytest.fixture
+def clone(installed: Path) -> Iterator[Path]:
+    """The clone as it was before any command."""
+    before = {path.name for path in installed.iterdir()}
+    yield installed
+    for path in installed.iterdir():
+        if path.name not in before:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def shell(lines: Lines, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return run_command(
+        ["bash", "-ec", "\n".join(lines)], cwd=folder, env={"VARIANT": "cpu", **env}, timeout=120
+    )
+
+
+def rows(output: str) -> list[tuple[str, list[float]]]:
+    """The names and numbers of all tables of results, in order."""
+    return [
+        (name, [float(value) for value in re.findall(r"[\d.]+", cells)])
+        for name, cells in ROW.findall(output)
+    ]
+
+
+def models(output: str) -> list[list[float]]:
+    """The numbers of the models in all tables."""
+    return [values for name, values in rows(output) if name.startswith("this model")]
+
+
+# --- checks ---
+
+
+def trains_close_to_the_oracle(lines: Lines, clone: Path) -> None:
+    # The second command of the block runs the tests, as test_run_sh.py shows.
+    assert lines == ("./run.sh", "./run.sh test")
+    output = succeeded(shell(lines[:1], clone, REAL_LAUNCH="1"))
+    (model,) = models(output)
+    assert model[0] <= 1.05 * dict(rows(output))["oracle (knows the planted world)"][0]
+
+
+def trains(lines: Lines, clone: Path) -> None:
+    """Better than the mean."""
+    output = succeeded(shell((". .venv/bin/activate", *lines), clone))
+    (model,) = models(output)
+    assert model[0] < dict(rows(output))["global mean"][0]
+
+
+def trains_shortly(lines: Lines, clone: Path) -> None:
+    trains((*lines[:-1], f"{lines[-1]}{SHORT}"), clone)
+
+
+def meets_other_machines(lines: Lines, clone: Path) -> None:
+    """The launch is the one that the tests of deploy/ and of tests/cluster wait for."""
+    settings = dict(re.findall(r"([A-Z_]+)=(\S+)", lines[0]))
+    launch = f"--nnodes={settings['NNODES']} --rdzv_backend=c10d --rdzv_endpoint=first-machine:29400 "
+    launch += "--max_restarts=3 " if "MAX_RESTARTS" in settings else ""
+    assert f"{launch}--nproc_per_node=2 " in succeeded(shell(lines, clone))
+
+
+def reaches_the_download(lines: Lines, clone: Path) -> None:
+    name = shlex.split(lines[0])[2]
+    result = shell(lines, clone, MOVIELENS_MIRROR="http://127.0.0.1:9/")
+    assert result.returncode != 0
+    said = result.stdout + result.stderr
+    assert f"http://127.0.0.1:9/{name}.zip" in said
+    assert "--dataset synthetic" in said
+    assert not (clone / "data" / name).exists()
+
+
+def trains_on_a_folder_of_files(lines: Lines, clone: Path) -> None:
+    home = clone.parent / "home"
+    write_synthetic(home / "ml-1m", 20_000, seed=0)
+    assert models(succeeded(shell((f"{lines[0]}{SHORT}",), clone, HOME=str(home))))
+
+
+def lives(lines: Lines, clone: Path) -> None:
+    output = succeeded(shell(lines, clone))
+    before, after, loaded = models(output)
+    assert "epoch 4/4" in output
+    assert "epoch 5/6" in output
+    assert list((clone / "dumps").glob("delta-*"))
+    # On another number of processes.
+    assert loaded == pytest.approx(after, abs=1e-4)
+    assert before != after
+
+
+def loads_with_any_number_of_processes(lines: Lines, clone: Path) -> None:
+    first, *others = models(succeeded(shell((f"{lines[0]}{SHORT}", *lines[1:]), clone)))
+    assert others == [first, first]
+
+
+def begins_where_there_is_no_checkpoint(lines: Lines, clone: Path) -> None:
+    trains_shortly(lines, clone)
+    newest = (clone / "dumps" / "latest").resolve()
+    output = succeeded(shell((f"{lines[0]} --epochs 3",), clone))
+    assert f"loaded {newest}" in output
+    assert "epoch 3/3" in output
+
+
+def replays_and_recommends(lines: Lines, clone: Path) -> None:
+    train, *others = lines
+    output = succeeded(shell((f"{train} --epochs 3", *others), clone))
+    # 20 steps an epoch: 20, 40, 50 and 60.
+    assert len(list((clone / "dumps").glob("delta-*"))) == 4
+    trained, loaded = models(output)
+    assert trained == loaded
+    assert RANKED.search(output)
+
+
+def compacts(lines: Lines, clone: Path) -> None:
+    train = f"NPROC=1 ./run.sh inc_dump --dump_every 50{SHORT}"
+    output = succeeded(shell((train, *lines), clone))
+    names = sorted(path.name for path in (clone / "dumps").iterdir())
+    assert "this model, step" in output
+    assert not any(name.startswith("delta") for name in names)
+
+
+def recommends(lines: Lines, clone: Path) -> None:
+    assert RANKED.search(succeeded(shell((f"NPROC=1 ./run.sh dump{SHORT}", *lines), clone)))
+
+
+def publishes_deltas(lines: Lines, clone: Path) -> None:
+    train = "NPROC=1 ./run.sh inc_dump --epochs {} --dump_every 10"
+    export, *copies = lines
+    # Published twice, as by a trainer that continues: what came before the export is in it already.
+    more = f"{train.format(2)} --resume"
+    succeeded(shell((train.format(1), export, *copies, more, *copies), clone))
+    (clone / "server.py").write_text(blocks(SERVING, "python")[0])
+    output = succeeded(python("server.py", cwd=clone, env={"PYTHONPATH": str(clone / "example")}))
+    newest = sorted(path.name for path in (clone / "published").iterdir())[-1]
+    assert len(list((clone / "published").iterdir())) == len(list((clone / "dumps").glob("delta-*")))
+    step, scores = output.split(" ", 1)
+    assert int(step) == int(newest.removeprefix("delta-"))
+    assert len(json.loads(scores)) == 2
+
+
+def ranks_and_recommends(lines: Lines, clone: Path) -> None:
+    # Who rates what in synthetic ratings is drawn by popularity: there is nothing to learn.
+    if not (REAL / "ratings.csv").is_file():
+        pytest.skip(f"no ratings.csv in {REAL}; set MOVIELENS_DATA to a folder of ml-latest-small")
+    data = clone / "data" / "ml-latest-small"
+    shutil.copytree(REAL, data, ignore=shutil.ignore_patterns(".columns"))
+    data.chmod(0o755)
+    train, recommend = lines
+    output = succeeded(shell((f"{train} --epochs 3", recommend), clone))
+    # Of HR@10, the first column.
+    (model,) = models(output)
+    assert model[0] > 1.4 * dict(rows(output))["popularity"][0]
+    assert re.search(r"\| rank \| title +\| +score \|", output)
+
+
+def writes_a_report(lines: Lines, clone: Path) -> None:
+    trains(lines, clone)
+    assert sorted(path.name for path in (clone / "runs/first").iterdir()) == ["curves.png", "metrics.json"]
+
+
+def draws_a_page_from_runs(lines: Lines, clone: Path) -> None:
+    output = succeeded(shell(lines, clone))
+    # Of twenty, three are warm-up.
+    assert "profile of 17 steps" in output
+    assert output.endswith("report.html shows 1 run\n")
+    assert "<title>1 run</title>" in (clone / "report.html").read_text()
+    names = ["curves.png", "metrics.json", "tensorboard", "trace.json"]
+    assert sorted(path.name for path in (clone / "runs/second").iterdir()) == names
+
+
+def examines_the_machine(lines: Lines, clone: Path) -> None:
+    output = succeeded(shell(lines, clone))
+    assert "ok       worker       start method spawn" in output
+    assert "for 2 ranks" in output
+
+
+def is_run_by_the_test_of_the_benchmark(lines: Lines, clone: Path) -> None:
+    (benchmark,) = re.findall(r"python benchmarks/(\w+)\.py ", lines[0])
+    test = ROOT / "tests" / "benchmarks" / f"test_benchmark_{benchmark}.py"
+    assert f'short_form("{benchmark}")' in test.read_text()
+
+
+def names_what_is_there(lines: Lines, clone: Path) -> None:
+    """For a cluster, an image, or the checks of a contributor: files and subcommands."""
+    known = re.findall(r"^       \./run\.sh (\w+)", succeeded(shell(("./run.sh help",), clone)), re.MULTILINE)
+    for line in lines:
+        words = shlex.split(line.partition(" #")[0])
+        for word in words:
+            assert not re.match(r"(deploy|tests|docs|benchmarks|\.ci)/", word) or (ROOT / word).exists(), word
+        if words[0] == "./run.sh":
+            assert words[1] in known, words
+        if words[0] == "sbatch":
+            parse_args(["--dump", *words[2:]])
+
+
+# By the first line of a block; a block that stands in two documents runs once.
+CHECKS: dict[str, Check] = {
+    "./run.sh": trains_close_to_the_oracle,
+    ". .venv/bin/activate": trains,
+    "torchrun --standalone --nproc_per_node=2 example/example.py --num_workers 4": trains_shortly,
+    "NPROC=3 ./run.sh --epochs 1": trains,
+    "NNODES=2 RDZV_ENDPOINT=first-machine:29400 ./run.sh": meets_other_machines,
+    "./run.sh --dataset ml-1m --num_workers 2": reaches_the_download,
+    "./run.sh --data_path ~/ml-1m --split random": trains_on_a_folder_of_files,
+    "./run.sh dump --epochs 4": lives,
+    "./run.sh recommend --user 42": recommends,
+    # CONTRIBUTING.md
+    "./run.sh lint": names_what_is_there,
+    # checkpoints.md
+    "./run.sh dump": loads_with_any_number_of_processes,
+    "./run.sh dump --resume --dump_every 100": begins_where_there_is_no_checkpoint,
+    "./run.sh inc_dump --dump_every 50": replays_and_recommends,
+    "./run.sh load dumps --until 100": compacts,
+    # loader.md
+    "./run.sh --dataset ml-latest-small": reaches_the_download,
+    # quality.md
+    "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out": ranks_and_recommends,
+    # serving.md
+    "./run.sh export served --checkpoint latest": publishes_deltas,
+    # several_machines.md
+    f"NNODES=2 {WALKTHROUGH}": meets_other_machines,
+    f"NNODES=1:2 MAX_RESTARTS=3 {WALKTHROUGH}": meets_other_machines,
+    "sbatch deploy/slurm.sh --dataset ml-1m": names_what_is_there,
+    "docker build -f deploy/Dockerfile -t recommender .": names_what_is_there,
+    "kubectl apply -f deploy/shared_folder.yaml -f deploy/trainjob.yaml": names_what_is_there,
+    # tools.md
+    "./run.sh doctor --num_workers 2": examines_the_machine,
+    "./run.sh --epochs 2 --report_dir runs/first": writes_a_report,
+    (
+        "./run.sh --epochs 2 --lr 0.02 --report_dir runs/second --profile 20 --tensorboard"
+    ): draws_a_page_from_runs,
+    # checkpoints.md, loader.md and performance.md
+    **{
+        " ".join([f"python benchmarks/{name}.py", *short_form(name)]): is_run_by_the_test_of_the_benchmark
+        for name in ("checkpoint", "feed", "train")
+    },
+}
+BLOCKS = list(dict.fromkeys(lines for page in PAGES for lines in commands(page)))
+
+
+def test_every_command_of_every_document_has_a_check() -> None:
+    assert {lines[0] for lines in BLOCKS} == set(CHECKS)
+    assert len(BLOCKS) == len(CHECKS)
+
+
+@pytest.mark.parametrize("lines", BLOCKS, ids=lambda lines: lines[0])
+def test_a_command_does_what_its_document_says(lines: Lines, clone: Path) -> None:
+    CHECKS[lines[0]](lines, clone)
+
+
+def test_the_loader_works_in_a_program_of_ones_own(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(blocks(LOADER, "python")[0])
+    output = succeeded(python(script, env={"PYTHONPATH": str(ROOT / "example")}))
+    assert output == "[0, 1, 4, 9, 16]\n"

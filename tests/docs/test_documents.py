@@ -1,0 +1,160 @@
+"""The documents: what they name is there, and their figures are those of the committed runs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recsuite.config.parser import _build_parser
+from tests.support.documents import PAGES, README, blocks, name_of
+from tests.support.launch import ROOT, python, read_json, succeeded
+
+DOCS = ROOT / "docs"
+MOST_WORDS_OF_THE_README = 2_200
+# The page that has the figures of a benchmark.
+FIGURES = {"feed": "loader.md", "checkpoint": "checkpoints.md", "train": "performance.md"}
+# Of other programs: run.sh, torchrun, pip, docker, the benchmarks.
+OTHER_FLAGS = [
+    *("--standalone", "--nproc_per_node", "--max-restarts", "--no-deps", "--build-arg"),
+    *("--write", "--real", "--output", "--help", "--rebuild", "--logdir"),
+]
+
+
+def in_prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into a page may name."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().split()) <= MOST_WORDS_OF_THE_README
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_file_that_a_document_names_is_there(page: Path) -> None:
+    for name in re.findall(
+        r"\b(?:example|tests|benchmarks|docs|deploy)/[\w/]*\w(?:\.\w+)?", page.read_text()
+    ):
+        assert (ROOT / name).exists(), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_flag_that_a_document_names_is_one(page: Path) -> None:
+    known = {*_build_parser()._option_string_actions, *OTHER_FLAGS}
+    named = {
+        flag for code in re.findall(r"`([^`]+)`", in_prose(page)) for flag in re.findall(r"--[\w-]+", code)
+    }
+    assert named <= known
+
+
+def test_every_document_is_named_by_the_readme() -> None:
+    linked = set(re.findall(r"\]\(([\w/]+\.md)", README.read_text()))
+    assert linked == {name_of(page) for page in PAGES} - {"README.md"}
+
+
+def test_the_tree_of_the_readme_names_every_folder() -> None:
+    (tree,) = (block for block in blocks(README, "") if block.startswith("example/"))
+    named: set[str] = set()
+    above: list[str] = []
+    for indent, name in re.findall(r"^( *)([\w.]+/?)", tree, re.MULTILINE):
+        above = [*above[: len(indent) // 2], name]
+        named.add("".join(above))
+    folders = [folder for folder in (ROOT / "example").rglob("*/") if "__pycache__" not in folder.parts]
+    tops = [ROOT / name for name in ("example", "tests", "benchmarks", "docs", "deploy")]
+    files = [ROOT / "example" / "example.py"]
+    there = {f"{folder.relative_to(ROOT).as_posix()}/" for folder in (*tops, *folders)}
+    assert named == there | {file.relative_to(ROOT).as_posix() for file in files}
+
+
+def test_the_page_of_flags_is_that_of_the_parser() -> None:
+    made = succeeded(python(DOCS / "make_flags.py"))
+    assert (DOCS / "flags.md").read_text() == made, "run python docs/make_flags.py --write"
+    for flag in _build_parser()._option_string_actions:
+        assert flag in ("-h", "--help") or f"`{flag}`" in made
+
+
+def test_every_message_that_a_document_explains_is_in_the_code() -> None:
+    code = "\n".join(path.read_text() for path in (ROOT / "example").rglob("*.py"))
+    text = (DOCS / "tools.md").read_text()
+    messages = re.findall(r"^\| `(.+?)` ", text[text.index("## When something fails") :], re.MULTILINE)
+    assert len(messages) >= 5
+    for message in messages:
+        longest = max(message.split("..."), key=len).strip()
+        assert longest in code, message
+
+
+def test_the_figures_are_those_of_the_committed_run() -> None:
+    text = README.read_text()
+    for name, run in read_json(DOCS / "results.json").items():
+        rmse = f"{run['test']['rmse']:.4f}"
+        row = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
+        assert f"**{rmse}**" in row
+        assert run["date"][:10] in text
+    assert (DOCS / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("benchmark", FIGURES)
+def test_the_figures_of_a_benchmark_are_those_of_the_committed_run(
+    monkeypatch: pytest.MonkeyPatch, benchmark: str
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    tables = importlib.import_module(f"{benchmark}_tables")
+    result = read_json(DOCS / f"{benchmark}.json")
+    assert tables.render(result) in (DOCS / FIGURES[benchmark]).read_text()
+    assert tables.judge(result) == result["bars"]
+
+
+def test_the_figures_of_quality_are_those_of_the_committed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    quality = importlib.import_module("quality")
+    result = read_json(DOCS / "quality.json")
+    assert f"{quality.render(result['runs'])}\n\n{quality.in_words(result)}" in quality.PAGE.read_text()
+    assert quality.judge(result["runs"]) == result["bars"]
+    assert all(bar["reached"] for bar in result["bars"] if bar["name"] != "time 80/20, RMSE under the biases")
+
+
+def test_the_committed_run_of_the_feed_reached_every_bar() -> None:
+    assert all(bar["reached"] for bar in read_json(DOCS / "feed.json")["bars"])
+
+
+@pytest.mark.parametrize("benchmark", ["results", "checkpoint", "feed", "train"])
+def test_a_benchmark_finds_the_place_of_its_table(monkeypatch: pytest.MonkeyPatch, benchmark: str) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    # Two of them have the names of modules of the example.
+    monkeypatch.delitem(sys.modules, benchmark, raising=False)
+    script = importlib.import_module(benchmark)
+    monkeypatch.delitem(sys.modules, benchmark)
+    assert all(mark in script.PAGE.read_text() for mark in script.MARKS)
+
+
+def test_the_script_that_made_the_table_explains_itself() -> None:
+    output = succeeded(python("benchmarks/results.py", "--help"))
+    assert "Make the picture and the table" in output
+
+
+def test_git_sees_nothing_of_what_the_commands_leave() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("needs git and a clone")
+    left = ["report.html", "trace.json", "data/x", "runs/x", "dumps/x"]
+    ignored = subprocess.run(["git", "check-ignore", *left], cwd=ROOT, capture_output=True, text=True)
+    assert ignored.stdout.split() == left

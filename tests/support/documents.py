@@ -1,0 +1,36 @@
+"""What the documents say to type: the pages, the commands and programs in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from tests.support.launch import ROOT
+
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def name_of(page: Path) -> str:
+    """How tests call a page."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The blocks of code in one language."""
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
+
+
+def commands(page: Path) -> list[tuple[str, ...]]:
+    """The commands of each block of a page, in order; one that is continued is one line."""
+    texts = [re.sub(r" *\\\n *", " ", block) for block in blocks(page, "bash")]
+    return [tuple(text.strip().splitlines()) for text in texts]
+
+
+def short_form(benchmark: str) -> list[str]:
+    """The flags of the short form of a benchmark, as its page has it."""
+    start = f"python benchmarks/{benchmark}.py "
+    (found,) = (lines[0] for page in PAGES for lines in commands(page) if lines[0].startswith(start))
+    return shlex.split(found.removeprefix(start))
