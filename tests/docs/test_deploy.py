@@ -191,6 +191,7 @@ def test_a_sigterm_to_one_pod_ends_all_after_a_checkpoint_and_new_pods_finish(
         outputs = [pod.communicate(timeout=100)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], outputs
     assert re.search(r"loaded .*dumps/(step|delta)-", "".join(outputs))
+    assert "[RANK 0] ranks: 2 on cpu, 1 of them on this machine" in "".join(outputs)
     assert "this model, epoch" in "".join(outputs)
 
 
