@@ -109,7 +109,8 @@ def meets_other_machines(lines: Lines, clone: Path) -> None:
 
 def reaches_the_download(lines: Lines, clone: Path) -> None:
     name = shlex.split(lines[0])[2]
-    result = shell(lines, clone, MOVIELENS_MIRROR="http://127.0.0.1:9/")
+    # One process, for a second one would wait for seconds whether the mistake is its machine's alone.
+    result = shell(lines, clone, MOVIELENS_MIRROR="http://127.0.0.1:9/", NPROC="1")
     assert result.returncode != 0
     said = result.stdout + result.stderr
     assert f"http://127.0.0.1:9/{name}.zip" in said
@@ -166,7 +167,7 @@ def compacts(lines: Lines, clone: Path) -> None:
 
 
 def recommends(lines: Lines, clone: Path) -> None:
-    assert RANKED.search(succeeded(shell((f"NPROC=1 ./run.sh dump{SHORT}", *lines), clone)))
+    assert RANKED.search(succeeded(shell((f"./run.sh dump{SHORT}", *lines), clone)))
 
 
 def publishes_deltas(lines: Lines, clone: Path) -> None:
