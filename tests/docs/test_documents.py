@@ -21,7 +21,14 @@ MOST_WORDS_OF_THE_README = 2_200
 FIGURES = {"feed": "loader.md", "checkpoint": "checkpoints.md", "train": "performance.md"}
 # Of other programs: run.sh, torchrun, pip, docker, the benchmarks.
 OTHER_FLAGS = [
-    *("--standalone", "--nproc_per_node", "--max-restarts", "--no-deps", "--build-arg"),
+    *(
+        "--standalone",
+        "--nproc_per_node",
+        "--max-restarts",
+        "--no-deps",
+        "--no-build-isolation",
+        "--build-arg",
+    ),
     *("--write", "--real", "--output", "--help", "--rebuild", "--logdir"),
 ]
 
