@@ -258,8 +258,6 @@ CHECKS: dict[str, Check] = {
     "./run.sh dump --resume --dump_every 100": begins_where_there_is_no_checkpoint,
     "./run.sh inc_dump --dump_every 50": replays_and_recommends,
     "./run.sh load dumps --until 100": compacts,
-    # loader.md
-    "./run.sh --dataset ml-latest-small": reaches_the_download,
     # quality.md
     "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out": ranks_and_recommends,
     # serving.md
