@@ -107,4 +107,6 @@ def in_fork(folder: str, env: dict[str, str], request: dict[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(ask(*sys.argv[1:]) if len(sys.argv) > 2 else serve(sys.argv[1]))
+    if len(sys.argv) > 2:
+        sys.exit(ask(*sys.argv[1:]))
+    serve(sys.argv[1])
