@@ -37,17 +37,10 @@ from recsuite.checkpoint.storage.directory import (
     state_at,
     step_of,
 )
-from recsuite.checkpoint.storage.manifest import (
-    MANIFEST,
-    VOCABULARY,
-    FileEntry,
-    Progress,
-    digest_of,
-    read_manifest,
-    write_manifest,
-)
+from recsuite.checkpoint.storage.manifest import MANIFEST, VOCABULARY, Progress, read_manifest, write_manifest
 from recsuite.datasets.opening import open_data
 from recsuite.errors import UserError
+from recsuite.files import FileEntry, digest_of
 from recsuite.training import trainer as training
 from recsuite.training.evaluation import RatingEvaluator
 from recsuite.training.watch import Watch

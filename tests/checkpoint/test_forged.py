@@ -24,17 +24,11 @@ from recsuite.checkpoint.checkpointer import compact
 from recsuite.checkpoint.full import tensors_of
 from recsuite.checkpoint.restore import load_chosen
 from recsuite.checkpoint.storage.directory import retire
-from recsuite.checkpoint.storage.manifest import (
-    MANIFEST,
-    FileEntry,
-    digest_of,
-    read_manifest,
-    sealed,
-    write_manifest,
-)
+from recsuite.checkpoint.storage.manifest import MANIFEST, read_manifest, sealed, write_manifest
 from recsuite.checkpoint.storage.shards import OFFSETS_KEY
 from recsuite.config.config import Config
 from recsuite.errors import UserError
+from recsuite.files import FileEntry, digest_of
 from recsuite.serving import snapshot
 from recsuite.serving.export import export
 from recsuite.serving.served import Follower, ServedModel

@@ -156,7 +156,7 @@ def test_a_fault_of_the_program_in_a_look_at_columns_is_none_of_the_columns(
     open_columns(Config.of(data_path=str(folder)))
     for fault in (TypeError, ValueError, KeyError):
         mock = Mock(side_effect=fault("of the program"))
-        monkeypatch.setattr("recsuite.checkpoint.storage.manifest.check_file", mock)
+        monkeypatch.setattr("recsuite.files.check_file", mock)
         with pytest.raises(fault, match="of the program"):
             open_columns(Config.of(data_path=str(folder)))
 

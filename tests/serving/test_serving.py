@@ -26,11 +26,9 @@ from recsuite.checkpoint.storage.manifest import (
     FEATURES_FILE,
     MANIFEST,
     VOCABULARY,
-    FileEntry,
     Manifest,
     Progress,
     describe_choice,
-    digest_of,
     read_manifest,
     sealed,
     write_manifest,
@@ -40,6 +38,7 @@ from recsuite.config.parser import parse_given
 from recsuite.datasets.columns import Columns, open_columns
 from recsuite.datasets.movielens.formats import locate, read
 from recsuite.errors import UserError
+from recsuite.files import FileEntry, digest_of
 from recsuite.serving import served as serving
 from recsuite.serving import snapshot
 from recsuite.serving.export import MODEL, export

@@ -9,7 +9,7 @@ import dataclasses
 import sys
 from unittest import mock
 
-from recsuite.checkpoint.storage import manifest
+from recsuite import files
 from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.runtime.process import cleanup_runtime, end_process, init_runtime
@@ -22,7 +22,7 @@ def main() -> None:
 
     config = Config.of(data_path=sys.argv[1])
     with (
-        mock.patch.object(manifest, "digest_of", side_effect=manifest.digest_of) as digest_of,
+        mock.patch.object(files, "digest_of", side_effect=files.digest_of) as digest_of,
         open_data(config, context),
     ):
         sys.stdout.write(f"digests of rank {context.rank}: {digest_of.call_count}\n")

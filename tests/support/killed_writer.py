@@ -33,7 +33,7 @@ from recsuite.checkpoint.storage.directory import (
     step_of,
     writing,
 )
-from recsuite.checkpoint.storage.manifest import digest_of
+from recsuite.files import digest_of
 from tests.support.tiny_dumps import BETTER, GOOD, WORSE, add_delta, add_dump, check_whole, fill, link_to
 
 CALLS = ("os.rename", "os.symlink", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.truncate")

@@ -13,11 +13,10 @@ from recsuite.checkpoint.storage.manifest import (
     Manifest,
     ParentLink,
     Progress,
-    digest_of,
-    flushed,
     read_manifest,
     write_manifest,
 )
+from recsuite.files import digest_of, flushed
 
 PART = "part-00001.safetensors"
 TENSORS = {"tables.user.weight": ([3, 4], "float32")}

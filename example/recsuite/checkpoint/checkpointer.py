@@ -51,13 +51,13 @@ from recsuite.checkpoint.storage.manifest import (
     Manifest,
     ParentLink,
     Progress,
-    digest_of,
     link_after,
     read_manifest,
 )
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted
+from recsuite.files import digest_of
 from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.runtime.termination import Termination, status_of
 from recsuite.runtime.versions import stack_versions

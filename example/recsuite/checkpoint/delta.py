@@ -33,11 +33,12 @@ from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTra
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.checkpoint.full import Tensors, write_config
-from recsuite.checkpoint.storage.manifest import FileEntry, Manifest, write_manifest
+from recsuite.checkpoint.storage.manifest import Manifest, write_manifest
 from recsuite.checkpoint.storage.shards import part_name, parts_of, write_part
 from recsuite.config.config import Config
 from recsuite.datasets.features import vocabulary_of
 from recsuite.errors import UserError
+from recsuite.files import FileEntry, reason_of
 from recsuite.runtime.process import all_gather_object, raise_on_all
 
 UNKNOWN_NUMBER = np.iinfo(np.int64).min
@@ -159,7 +160,7 @@ def _in_words(action: Callable[[], Any]) -> Any:
     try:
         return action()
     except OSError as error:
-        raise UserError(error.strerror or str(error)) from error
+        raise UserError(reason_of(error)) from error
 
 
 def _changed(

@@ -37,19 +37,12 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from recsuite.checkpoint.storage.manifest import (
-    CONFIG,
-    VOCABULARY,
-    FileEntry,
-    Manifest,
-    digest_of,
-    flushed,
-    write_manifest,
-)
+from recsuite.checkpoint.storage.manifest import CONFIG, VOCABULARY, Manifest, write_manifest
 from recsuite.checkpoint.storage.shards import OFFSETS_KEY, part_name, write_part
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
+from recsuite.files import FileEntry, digest_of, flushed
 from recsuite.runtime.process import all_gather_object
 from recsuite.training.trainer import TrainState
 

@@ -62,8 +62,8 @@ from recsuite.training.metrics import (
 if TYPE_CHECKING:
     import pandas
 
-    from recsuite.checkpoint.storage.manifest import FileEntry
     from recsuite.datasets.movielens.formats import RawData
+    from recsuite.files import FileEntry
 
 FORMAT = 7
 MANIFEST = "manifest.json"
@@ -254,7 +254,7 @@ def _name(digests: dict[str, str], config: Config) -> str:
 
 def _digests(files: Sequence[Path]) -> dict[str, str]:
     """Name to digest. A file's time says little of it: a copy keeps it, and a clock may stand."""
-    from recsuite.checkpoint.storage.manifest import digest_of
+    from recsuite.files import digest_of
 
     try:
         with stage("checking the files"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
@@ -295,7 +295,8 @@ def _described(manifest: Any, folder: Path, source: Path) -> tuple[tuple[FileEnt
     Raises:
         TypeError, ValueError: when it tells of none.
     """
-    from recsuite.checkpoint.storage.manifest import SEAL, FileEntry
+    from recsuite.checkpoint.storage.manifest import SEAL
+    from recsuite.files import FileEntry
 
     if not isinstance(manifest, dict):
         raise TypeError("it holds no names with their values")
@@ -342,7 +343,7 @@ def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -
     Raises:
         UserError, OSError: for the first one.
     """
-    from recsuite.checkpoint.storage.manifest import check_file
+    from recsuite.files import check_file
 
     for entry in entries:
         if (folder / entry.name).stat().st_size != entry.bytes:
@@ -357,7 +358,8 @@ def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -
 
 def _make(folder: Path, raw: RawData, config: Config) -> None:
     """Write columns, and put them where they are to be. Call it with the lock."""
-    from recsuite.checkpoint.storage.manifest import flush, flushed, sealed
+    from recsuite.checkpoint.storage.manifest import sealed
+    from recsuite.files import flush, flushed
 
     # The lock is ours, so whatever lies here unfinished was left by a process that died.
     for leftover in filter(_is_leftover, folder.parent.iterdir()):
@@ -421,7 +423,7 @@ def _write_columns(
 ) -> dict[str, Any]:
     import pandas
 
-    from recsuite.checkpoint.storage.manifest import digest_of
+    from recsuite.files import digest_of
 
     order, sizes, notes = _split(raw, config)
     num_train = sizes[0]

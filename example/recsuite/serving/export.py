@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import uuid
 from pathlib import Path
 
@@ -23,17 +22,14 @@ from recsuite.checkpoint.storage.directory import asked_for
 from recsuite.checkpoint.storage.manifest import (
     FEATURES_FILE,
     VOCABULARY,
-    FileEntry,
     Manifest,
     describe_choice,
-    flush,
-    flushed,
-    in_words,
     write_manifest,
 )
 from recsuite.checkpoint.storage.shards import write_part
 from recsuite.config.config import Config
 from recsuite.errors import UserError
+from recsuite.files import FileEntry, explained, flush, flushed, written_aside
 from recsuite.serving.served import read_settled
 from recsuite.serving.snapshot import Snapshot
 
@@ -50,7 +46,7 @@ def export(config: Config) -> None:
             written.
     """
     target = Path(config.serving.export).absolute()
-    with in_words(target):
+    with explained(f"{target} cannot be read"):
         is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if is_taken:
         raise UserError(f"--export {target} is there already; give a new folder, or remove that one.")
@@ -66,20 +62,13 @@ def export(config: Config) -> None:
 
 def _write_beside(snapshot: Snapshot, target: Path) -> int:
     """Make the folder under another name and rename it when all is on the disk; returns its bytes."""
-    making = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
-    try:
-        making.mkdir(parents=True)
-        try:
+    aside = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
+    with explained(f"--export {target} cannot be written", "give another folder"):
+        with written_aside(target, aside) as making:
+            making.mkdir(parents=True)
             files = _write_files(making, snapshot)
             write_manifest(making, _describe(snapshot, files))
-            making.rename(target)
-            flush(target.parent)
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
-    except OSError as error:
-        raise UserError(
-            f"--export {target} cannot be written ({error.strerror or error}); give another folder."
-        ) from error
+        flush(target.parent)
     return sum(entry.bytes for entry in files)
 
 

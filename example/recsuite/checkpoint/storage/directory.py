@@ -37,11 +37,10 @@ from recsuite.checkpoint.storage.manifest import (
     check_files,
     check_sizes,
     digest_of_manifest,
-    flush,
-    in_words,
     read_manifest,
 )
 from recsuite.errors import UserError
+from recsuite.files import explained, flush
 
 NAME = re.compile(r"(step|delta)-(\d{9,})")
 LOCK = ".lock"
@@ -119,7 +118,7 @@ def deltas_in(save_dir: Path) -> list[Path]:
 
 
 def _named(save_dir: Path, kind: str) -> list[Path]:
-    with in_words(save_dir):
+    with explained(f"{save_dir} cannot be read"):
         if not save_dir.is_dir():
             return []
         names = [(NAME.fullmatch(path.name), path) for path in save_dir.iterdir() if path.is_dir()]
@@ -328,7 +327,7 @@ def suggestion(others: Sequence[Path], check: Callable[[Path], Any]) -> str:
 def seen_in(folder: Path) -> set[tuple[str, int]]:
     """Name and inode of the dumps and increments of a folder, or of the one in which it is."""
     where = save_dir_of(folder)
-    with in_words(where):
+    with explained(f"{where} cannot be read"):
         if not where.is_dir():
             return set()
         return {(entry.name, entry.inode()) for entry in os.scandir(where) if NAME.fullmatch(entry.name)}
@@ -432,15 +431,9 @@ def _foreign_in(path: Path) -> str:
     return f"it holds {min(foreign).name}, which no trainer writes" if foreign else ""
 
 
-@contextlib.contextmanager
-def tidying(save_dir: Path) -> Iterator[None]:
+def tidying(save_dir: Path) -> contextlib.AbstractContextManager[None]:
     """Say in a sentence why the folder cannot be written, if it cannot."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"--save_dir {save_dir} cannot be written ({error.strerror or error}); give another folder."
-        ) from None
+    return explained(f"--save_dir {save_dir} cannot be written", "give another folder")
 
 
 def publish(making: Path, final: Path, keep: int) -> None:

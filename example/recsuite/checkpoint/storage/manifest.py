@@ -7,21 +7,16 @@ pickle, and nothing is believed before it was held against its digest.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
-import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from recsuite.errors import UserError, printable
+from recsuite.files import FileEntry, check_file, check_size, digest_of, digest_of_bytes, explained, flush
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -50,8 +45,6 @@ LARGEST = 2**53
 MOST_DIMENSIONS = 8
 LONGEST_TEXT = 1000
 LARGEST_MANIFEST = 2**26
-# What is read for a digest should still be in the core's cache when it is digested.
-BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -93,15 +86,6 @@ def describe_choice(position: Progress, checkpoint: str, metric: str) -> str:
         return f"latest: {step}" if checkpoint else step
     value = "not validated" if position.best is None else f"validation {metric} {position.best:.4f}"
     return f"best: epoch {position.epoch}, {value} ({step})"
-
-
-@dataclass(frozen=True)
-class FileEntry:
-    """A file of a dump: its size, and its XXH3 digest of 128 bits, which finds damage, not forgery."""
-
-    name: str
-    bytes: int
-    xxh3_128: str
 
 
 @dataclass(frozen=True)
@@ -157,7 +141,7 @@ def sealed(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a manifest with their own digest, which tells whether any of them was changed."""
     rest = {name: value for name, value in fields.items() if name != SEAL}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return {**rest, SEAL: xxhash.xxh3_128_hexdigest(text.encode())}
+    return {**rest, SEAL: digest_of_bytes(text.encode())}
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -309,11 +293,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     entry = next((entry for entry in read_manifest(folder).files if entry.name == CONFIG), None)
     if entry is None:
         raise UserError(f"{folder} does not say how it was trained: its {MANIFEST} names no {CONFIG}.")
-    with in_words(folder):
+    with explained(f"{folder} cannot be read"):
         size = path.stat().st_size
         # The bytes that are believed are those that were looked at.
         content = path.read_bytes() if path.is_file() and size == entry.bytes else b""
-    digest = xxhash.xxh3_128_hexdigest(content)
+    digest = digest_of_bytes(content)
     if digest != entry.xxh3_128:
         raise UserError(
             f"{path} is damaged: it has {size:,} bytes and digest {digest}, and had {entry.bytes:,} and "
@@ -340,7 +324,7 @@ def digest_of_manifest(folder: Path) -> str:
     Raises:
         UserError: when it cannot be read.
     """
-    with in_words(folder):
+    with explained(f"{folder} cannot be read"):
         return digest_of(folder / MANIFEST)
 
 
@@ -350,17 +334,8 @@ def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1)
     Raises:
         UserError: names the first file that is missing, unknown, too short, or damaged.
     """
-    with in_words(folder):
+    with explained(f"{folder} cannot be read"):
         _check_files(folder, manifest, part, parts)
-
-
-@contextlib.contextmanager
-def in_words(folder: Path) -> Iterator[None]:
-    """Say in a sentence what the system says of a file that cannot be read."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{folder} cannot be read ({error.strerror or error}).") from error
 
 
 def _check_files(folder: Path, manifest: Manifest, part: int, parts: int) -> None:
@@ -378,55 +353,6 @@ def check_sizes(folder: Path, manifest: Manifest) -> None:
     Raises:
         UserError: names the first.
     """
-    with in_words(folder):
+    with explained(f"{folder} cannot be read"):
         for entry in manifest.files:
-            _check_size(folder, entry)
-
-
-def _check_size(folder: Path, entry: FileEntry) -> None:
-    path = folder / entry.name
-    if Path(entry.name).name != entry.name or not path.is_file():
-        raise UserError(f"{path} is missing.")
-    size = path.stat().st_size
-    if size != entry.bytes:
-        raise UserError(f"{path} has {size:,} bytes and had {entry.bytes:,} when it was written.")
-
-
-def check_file(folder: Path, entry: FileEntry) -> None:
-    """Read every byte of a file and refuse it when it is not what was written.
-
-    Raises:
-        UserError: when it is missing, too short, or damaged.
-    """
-    _check_size(folder, entry)
-    path = folder / entry.name
-    digest = digest_of(path)
-    if digest != entry.xxh3_128:
-        raise UserError(f"{path} is damaged: its digest is {digest}, and was {entry.xxh3_128}.")
-
-
-def digest_of(path: Path) -> str:
-    """The digest of a file's bytes, as a `FileEntry` has it."""
-    digest, block = xxhash.xxh3_128(), memoryview(bytearray(BLOCK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while size := file.readinto(block):
-            digest.update(block[:size])
-    return digest.hexdigest()
-
-
-def flushed(path: Path) -> FileEntry:
-    """Wait until a file is on the disk; its digest is taken meanwhile, from the page cache."""
-    with ThreadPoolExecutor(1) as pool:
-        flushing = pool.submit(flush, path)
-        digest = digest_of(path)
-        flushing.result()
-    return FileEntry(path.name, path.stat().st_size, digest)
-
-
-def flush(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            check_size(folder, entry)

@@ -18,8 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from recsuite.checkpoint.storage.manifest import LARGEST, TYPES, FileEntry, Manifest, flushed, parsed
+from recsuite.checkpoint.storage.manifest import LARGEST, TYPES, Manifest, parsed
 from recsuite.errors import UserError, printable
+from recsuite.files import FileEntry, flushed
 
 # What the reader of torch.distributed.checkpoint looks for in a part: where its tensors begin in the whole.
 OFFSETS_KEY = "DCP_SHARDING_INFO"
