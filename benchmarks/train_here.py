@@ -113,14 +113,14 @@ class Here:
             return {}
         from recsuite.models import task as model
         from recsuite.monitoring.profiler import OTHER, PARTS
-        from recsuite.sharding import cpu_tables
+        from recsuite.sharding import cpu_tables, lookup
         from recsuite.training import trainer as train
 
         found: dict[str, list[float]] = {part: [] for part in PARTS}
         for _ in range(number):
             stopwatch = Stopwatch((*PARTS, OTHER))
             with contextlib.ExitStack() as stack:
-                for module in (cpu_tables, model, train):
+                for module in (cpu_tables, lookup, model, train):
                     stack.enter_context(mock.patch.object(module, "named", stopwatch.part))
                 self.steps(1, batch_size)
             split = stopwatch.split()

@@ -23,6 +23,7 @@ from torchrec.distributed.planner.types import (
     KernelConfig,
     ParameterConstraints,
     PlannerError,
+    Topology,
     TopologyFactory,
     TrainerConfig,
 )
@@ -111,15 +112,7 @@ def make_plan(
     }
     memory = _memory_per_rank(context)
     planner = EmbeddingShardingPlanner(
-        topology=TopologyFactory.create_topology(
-            TrainerConfig(
-                world_size=context.world_size,
-                local_world_size=context.local_world_size,
-                hbm_cap_bytes=memory,
-                ddr_cap_bytes=memory,
-            ),
-            kernel_config=KernelConfig(compute_device=context.device.type),
-        ),
+        topology=_topology(memory, context),
         batch_size=config.loader.batch_size,
         storage_reservation=FixedPercentageStorageReservation(RESERVED_FOR_DENSE),
         constraints=constraints,
@@ -134,6 +127,18 @@ def make_plan(
             f"have {memory / 2**30:.1f} GiB each ({str(error).strip().splitlines()[0]}); start more "
             "processes or give a smaller --embedding_dim."
         ) from error
+
+
+def _topology(memory: int, context: RuntimeContext) -> Topology:
+    """What the planner knows of the machines: how many ranks, on how many nodes, with how many bytes each."""
+    trainer = TrainerConfig(
+        world_size=context.world_size,
+        local_world_size=context.local_world_size,
+        hbm_cap_bytes=memory,
+        ddr_cap_bytes=memory,
+    )
+    kernels = KernelConfig(compute_device=context.device.type)
+    return TopologyFactory.create_topology(trainer, kernel_config=kernels)
 
 
 def _sharding_type(rows: int, world_size: int) -> ShardingType:
