@@ -33,7 +33,7 @@ class CpuTables(ShardedEmbeddingCollection):
     def __init__(self, timeout: float, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.exchange = open_exchange(self._env.process_group, timeout)
-        # TorchRec's pipelines ask whether a first batch is still needed to set up its exchange; ours needs none.
+        # TorchRec's pipelines ask whether its exchange still waits for a first batch; ours does not.
         self._has_uninitialized_input_dist = False
         # Autograd calls the backward only for inputs that want a gradient. The rows themselves are none, so
         # this empty tensor is what makes it come, also on a rank that holds no rows.
