@@ -104,7 +104,8 @@ def examine_machine(config: Config) -> int:
     """Print the doctor's page from rank 0, whatever is broken; returns the exit status. Not collective."""
     if read_launch().rank != 0:
         return 0
-    from recsuite.tools.doctor import examine, has_fault, page
+    from recsuite.tools.doctor import examine
+    from recsuite.tools.findings import has_fault, page
 
     findings = examine(config)
     print(page(findings))

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from recsuite.errors import UserError
-from recsuite.monitoring.page import draw, find_runs, labels, main, ticks
+from recsuite.monitoring.charts import labels, ticks
+from recsuite.monitoring.page import draw, main
+from recsuite.monitoring.runs import find_runs
 from tests.support.launch import python
 
 REPORT: dict[str, Any] = {

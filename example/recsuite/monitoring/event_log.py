@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from recsuite.config.config import Config
 from recsuite.errors import UserError
-from recsuite.monitoring.page import numbers
 from recsuite.monitoring.report import epoch_report
+from recsuite.monitoring.runs import numbers
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

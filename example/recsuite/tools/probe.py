@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from recsuite.config.config import Config
+from recsuite.tools.findings import Finding, judge
+from recsuite.workers.crash_log import WorkerSilentError
 
 # What a start may take, in seconds; a machine on which it takes longer has a fault.
 WORKER_DEADLINE = 8.0
+SLOW_START_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -103,3 +106,55 @@ def probe_worker(probe: type[Probe], config: Config, deadline: float = WORKER_DE
         return Report(**json.loads(bytes(report)))
     finally:
         pool.close()
+
+
+def check_worker(config: Config) -> list[Finding]:
+    """Start a worker, ask it what it sees, and time its start."""
+    interpreter = time_interpreter()
+    begin = time.time()
+    try:
+        report = probe_worker(Probe, config)
+    except WorkerSilentError as error:
+        remedy = "find out what its start waits for: a disk, or a module that it imports"
+        return [Finding("worker", "fault", str(error).partition("\nWhat to do: ")[0], remedy)]
+    return [judge_worker(report, config.loader.mp_context), judge_start(report, begin, interpreter)]
+
+
+def judge_worker(report: Report, mp_context: str) -> Finding:
+    """Whether a worker is what was asked for: started so, without torch, CUDA untouched, one thread."""
+    seen = "no torch in it, so CUDA untouched and no sharing strategy"
+    if report.has_torch:
+        cuda = "touched" if report.cuda_touched else "untouched"
+        seen = f"torch in it, CUDA {cuda}, sharing strategy {report.sharing_strategy}"
+    threads = {name: value for name, value in report.threads.items() if value != "1"}
+    text = f"start method {report.start_method}; {seen}; batches pass as a memfd descriptor; "
+    return judge(
+        "worker",
+        text + (f"threads not 1 but {threads}" if threads else "1 thread"),
+        (report.cuda_touched, "fault", "use CUDA in no module that a worker imports, nor before a fork"),
+        (report.start_method != mp_context, "fault", f"--mp_context {mp_context} was asked for: report this"),
+        (report.has_torch and mp_context == "fork", "warning", "a fork inherits torch: --mp_context spawn"),
+        (report.has_torch, "fault", "import torch inside functions, in every module that a worker imports"),
+        (threads, "warning", "let no sitecustomize and no module set variables of threads"),
+    )
+
+
+def judge_start(report: Report, begin: float, interpreter: float) -> Finding:
+    """The time from asking for a worker to its first batch, and what it went to."""
+    total = report.made - begin
+    imports, unpickling = report.imported - begin - interpreter, report.made - report.imported
+    text = (
+        f"{_ms(total)} from the call to a worker's first batch: interpreter {_ms(interpreter)} (a bare one, "
+        f"timed before), imports {_ms(imports)} (from there to its last module), unpickling "
+        f"{_ms(unpickling)} (and all that follows)"
+    )
+    if not report.imported:
+        text = (
+            f"{_ms(total)} from the call to a worker's first batch: forked, it imports and unpickles nothing"
+        )
+    remedy = "put .venv on a local disk, or end what else runs; a second start reads from memory"
+    return judge("start", text, (total > SLOW_START_SECONDS, "warning", remedy))
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,100 @@
+"""The doctor's lines about the data: where they and their columns lie, and what batches of them need."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recsuite.config.config import Config
+from recsuite.errors import UserError, counted
+from recsuite.tools.findings import Finding, human_size, judge
+from recsuite.tools.machine import Need
+
+if TYPE_CHECKING:
+    from recsuite.datasets.columns import Columns
+
+# What columns take beside ratings.
+LITTLE_DISK = 10 * 2**20
+# Bytes of "1,1,4.0,123456789" and its end: no file has more ratings than lines of that.
+SHORTEST_LINE = 18
+# The most genres of a movie in any MovieLens set, for batches whose columns are not made yet.
+MOST_GENRES = 10
+
+
+def check_data(config: Config) -> list[Finding]:
+    """Where the data and their columns lie, and their size; unlike a run it obtains and makes none."""
+    from recsuite.datasets.columns import find_columns
+    from recsuite.datasets.movielens.formats import NUM_RATINGS, find_files, locate
+
+    try:
+        source, files = find_files(config)
+        if files:
+            # Refuses files of another set.
+            locate(config)
+        for path in files:
+            path.open("rb").close()
+        size = sum(path.stat().st_size for path in files)
+        cache, columns = find_columns(config)
+    except OSError as error:
+        text = f"{error.filename or config.data.data_path} cannot be read ({error.strerror or error})"
+        return [Finding("data", "fault", text, "give a --data_path that can be read, or change its mode")]
+    how = "drawn" if config.data.is_synthetic else "downloaded"
+    there = (
+        f"{counted(len(files), 'file')}, {human_size(size)}"
+        if files
+        else f"not there yet, {how} at the first start"
+    )
+    remedy = "the first start needs the network; or unpack the files there, or give --data_path"
+    missing = not files and not config.data.is_synthetic
+    data = judge("data", f"{source}: {there}", (missing, "warning", remedy))
+    num_ratings = (
+        config.data.synthetic_ratings
+        if config.data.is_synthetic
+        else NUM_RATINGS.get(config.data.dataset, size // SHORTEST_LINE)
+    )
+    return [data, check_cache(cache.absolute(), columns, num_ratings)]
+
+
+def check_cache(cache: Path, columns: Columns | None, num_ratings: int) -> Finding:
+    """Where the columns lie and their size, or whether there is room for them."""
+    from recsuite.datasets.columns import BYTES_OF_A_RATING
+
+    if columns is not None:
+        size = sum(path.stat().st_size for path in Path(columns.folder).iterdir())
+        return Finding("cache", "ok", f"{columns.folder}: {human_size(size)}")
+    parent = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    free = shutil.disk_usage(parent).free
+    need = LITTLE_DISK + BYTES_OF_A_RATING * num_ratings
+    text = f"{cache}: no columns of these data yet, made at the first start; {human_size(free)} free"
+    text += f" for up to {human_size(need)}"
+    return judge(
+        "cache",
+        text,
+        (not os.access(parent, os.W_OK), "fault", f"{parent} cannot be written: give another --cache_dir"),
+        (free < need, "warning", "make room, or give --cache_dir a folder on another disk"),
+    )
+
+
+def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
+    """What the workers' batches take, from the columns if they are made, else from what MovieLens has."""
+    from recsuite.datasets.columns import Columns, find_columns
+    from recsuite.datasets.dataloader import RatingBatches
+    from recsuite.datasets.features import FEATURES, HISTORY, Table
+    from recsuite.workers.pool import SLOTS_BEYOND_PREFETCH
+
+    tables = tuple(Table(feature, 1, MOST_GENRES if feature.multi else 1) for feature in FEATURES)
+    tables = (*tables, Table(HISTORY, 1, config.data.history))
+    columns = Columns("", "", 0, 0, 0, 0, 0, 0, 0.0, config.data.history, tables, {}, ())
+    # Where the data cannot be read, their own line says so.
+    with contextlib.suppress(OSError, UserError):
+        columns = find_columns(config)[1] or columns
+    slot = RatingBatches(columns, config, 0, num_ranks).batch_bytes
+    num_slots = config.loader.prefetch_factor + SLOTS_BEYOND_PREFETCH
+    num_bytes = num_ranks * num_workers * num_slots * slot
+    of = f"{num_slots} slots of {human_size(slot)} for each of {num_ranks} x {counted(num_workers, 'worker')}"
+    return Need(
+        num_bytes, f"up to {human_size(num_bytes)} ({of})" if num_workers else "nothing without workers"
+    )
