@@ -20,7 +20,9 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_args as parse_args
 from recsuite.config.parser import parse_given
 from recsuite.errors import BrokenLaunchError, UserError
-from recsuite.runtime.failures import (
+from recsuite.runtime.collectives import broadcast_from_rank0
+from recsuite.runtime.console import end_when_unread
+from recsuite.runtime.ending.failures import (
     name_lost_peers,
     record_crash,
     report_broken_launch,
@@ -28,15 +30,8 @@ from recsuite.runtime.failures import (
     report_mistake,
 )
 from recsuite.runtime.host import check_descriptors
-from recsuite.runtime.output import end_when_unread
-from recsuite.runtime.process import (
-    RuntimeContext,
-    broadcast_from_rank0,
-    cleanup_runtime,
-    end_with,
-    init_runtime,
-    read_launch,
-)
+from recsuite.runtime.launch import read_launch
+from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_with, init_runtime
 from recsuite.runtime.progress_bar import shown, stage
 from recsuite.runtime.versions import check_stack
 from recsuite.workers.crash_log import WorkerError

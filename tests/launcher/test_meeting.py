@@ -30,7 +30,8 @@ import sys, time
 from pathlib import Path
 import example
 from recsuite.config.config import Config
-from recsuite.runtime.process import cleanup_runtime, all_gather_object, init_runtime
+from recsuite.runtime.collectives import all_gather_object
+from recsuite.runtime.process import cleanup_runtime, init_runtime
 folder = Path({folder!r})
 
 def run(config, given):

@@ -12,7 +12,7 @@ from tests.support.launch import EXAMPLE, LAUNCHER, run_command
 # Prints until it is ended; "dump" has a handler of SIGTERM, which is called instead.
 TALKER = """
 import signal, sys
-from recsuite.runtime.output import end_when_unread
+from recsuite.runtime.console import end_when_unread
 end_when_unread(dumps_first=True)
 noted = []
 if "dump" in sys.argv:
@@ -61,7 +61,7 @@ def test_a_launch_that_nobody_reads_ends_quietly(talker: list[str]) -> None:
 
 def test_streams_that_were_closed_before_it_began_take_everything(tmp_path: Path) -> None:
     talk = (
-        "from recsuite.runtime.output import end_when_unread; end_when_unread(); print(1, flush=True); "
+        "from recsuite.runtime.console import end_when_unread; end_when_unread(); print(1, flush=True); "
         "sys.stderr.write('2')"
     )
     code = f"import sys; {talk}; sys.exit(sys.stderr.isatty())"

@@ -10,11 +10,11 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.errors import BrokenLaunchError, LostPeerError
-from recsuite.runtime import failures, recovery
-from recsuite.runtime.failures import name_lost_peers, report_broken_launch
+from recsuite.runtime.ending import failures, recovery
+from recsuite.runtime.ending.failures import name_lost_peers, report_broken_launch
+from recsuite.runtime.ending.recovery import after_lost_peer, way_on
 from recsuite.runtime.peers.error_file import is_said
 from recsuite.runtime.peers.rollcall import ALL_ANSWER
-from recsuite.runtime.recovery import after_lost_peer, way_on
 
 GONE = "rank 1 on node-1 has ended; seen by rank 0 on node-0"
 CLOSED = "[gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.77.0.2]:1234"

@@ -16,15 +16,11 @@ from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.runtime import host as machine
 from recsuite.runtime import process as runtime
+from recsuite.runtime.collectives import once_per_node
+from recsuite.runtime.console import install_print, restore_print
 from recsuite.runtime.host import allowed_cores, allowed_memory
-from recsuite.runtime.process import (
-    cleanup_runtime,
-    init_runtime,
-    install_print,
-    once_per_node,
-    read_launch,
-    restore_print,
-)
+from recsuite.runtime.launch import read_launch
+from recsuite.runtime.process import cleanup_runtime, init_runtime
 from tests.support.launch import ROOT, python, succeeded, torchrun
 
 MODULES = sorted(
@@ -275,7 +271,8 @@ def test_a_rank_that_prepares_data_for_too_long_is_a_users_mistake(tmp_path: Pat
 SLOW = """
 import sys, time
 import example
-from recsuite.runtime.process import cleanup_runtime, init_runtime, once_per_node
+from recsuite.runtime.collectives import once_per_node
+from recsuite.runtime.process import cleanup_runtime, init_runtime
 
 def run(config, given):
     context = init_runtime(config)

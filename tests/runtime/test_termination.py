@@ -13,8 +13,8 @@ import pytest
 import torch.distributed as dist
 
 from recsuite.errors import LostPeerError
-from recsuite.runtime import termination
-from recsuite.runtime.termination import Termination
+from recsuite.runtime.ending import termination
+from recsuite.runtime.ending.termination import Termination
 from tests.support.launch import started
 from tests.workers.test_failures import wait_for
 
@@ -23,7 +23,7 @@ WAITING = """
 import sys
 from datetime import timedelta
 import torch.distributed as dist
-from recsuite.runtime.termination import Termination
+from recsuite.runtime.ending.termination import Termination
 store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 with Termination(timedelta(seconds=60)).obeyed():

@@ -31,7 +31,7 @@ def main() -> None:
 def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Metrics of fixed weights for 0 and 2 workers, losses of both loops, and what the pool gave."""
     from recsuite.datasets.columns import open_columns
-    from recsuite.runtime.process import once_per_node
+    from recsuite.runtime.collectives import once_per_node
     from recsuite.sharding import plan as sharding
 
     once_per_node(context, lambda: open_columns(config), deadline=60)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recsuite.runtime import process as runtime
-from recsuite.runtime.process import Launch
+from recsuite.runtime.launch import Launch
 from recsuite.tools import machine
 from recsuite.tools.doctor import examined
 from recsuite.tools.findings import Finding

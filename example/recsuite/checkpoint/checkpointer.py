@@ -58,8 +58,9 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted
 from recsuite.files import digest_of
-from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
-from recsuite.runtime.termination import Termination, status_of
+from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, raise_on_all
+from recsuite.runtime.ending.termination import Termination, status_of
+from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import stack_versions
 from recsuite.sharding.plan import describe_plan
 from recsuite.training.trainer import TrainState, check_finite

@@ -43,7 +43,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of, flushed
-from recsuite.runtime.process import all_gather_object
+from recsuite.runtime.collectives import all_gather_object
 from recsuite.training.trainer import TrainState
 
 OPTIMIZER = "row-wise Adagrad for the tables, AdamW for the dense part, decoupled decay of all rows"

@@ -26,7 +26,8 @@ from recsuite.config.config import Config
 from recsuite.config.keeping import NEWEST
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted
-from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, raise_on_all
+from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
+from recsuite.runtime.process import RuntimeContext
 from recsuite.training.metrics import LABELS, main_metric
 from recsuite.training.trainer import TrainState
 

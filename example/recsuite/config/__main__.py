@@ -9,7 +9,7 @@ import sys
 
 from recsuite.config.parser import parse_args
 from recsuite.errors import UserError
-from recsuite.runtime.output import end_when_unread
+from recsuite.runtime.console import end_when_unread
 
 if __name__ == "__main__":
     end_when_unread()

@@ -25,7 +25,7 @@ from recsuite.datasets.mapped import MappedColumn
 from recsuite.datasets.shuffle import shuffled
 from recsuite.errors import UserError, counted
 from recsuite.runtime.host import allowed_cores, spare_cores
-from recsuite.runtime.process import Launch, read_launch
+from recsuite.runtime.launch import Launch, read_launch
 
 if TYPE_CHECKING:
     import torch

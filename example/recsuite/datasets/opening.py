@@ -16,7 +16,8 @@ from recsuite.datasets.dataloader import BatchLoader, EpochSampler, RatingBatche
 from recsuite.datasets.movielens.formats import PREPARATION_DEADLINE
 from recsuite.errors import UserError
 from recsuite.monitoring.report import describe_data
-from recsuite.runtime.process import RuntimeContext, all_gather_object, once_per_node
+from recsuite.runtime.collectives import all_gather_object, once_per_node
+from recsuite.runtime.process import RuntimeContext
 
 # Flags that may differ between machines: where data lie, what makes batches, what looks at a training.
 OF_A_MACHINE = (

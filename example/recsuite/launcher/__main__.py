@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -20,12 +21,19 @@ from collections.abc import Iterator, Sequence
 from recsuite.config.parser import parse_args as parse_flags
 from recsuite.errors import UserError, counted
 from recsuite.launcher.stuck import end_when_stuck
-from recsuite.runtime.host import ONE_MACHINE, allowed_cores, allowed_memory, check_descriptors, oom_kills
-from recsuite.runtime.output import UNREAD, end_when_unread
+from recsuite.runtime.console import UNREAD, end_when_unread
+from recsuite.runtime.ending.recovery import way_on
+from recsuite.runtime.host import (
+    ONE_MACHINE,
+    allowed_cores,
+    allowed_memory,
+    check_descriptors,
+    gib,
+    memory_in_words,
+    oom_kills,
+)
 from recsuite.runtime.peers.error_file import is_said
 from recsuite.runtime.process import end_process
-from recsuite.runtime.recovery import way_on
-from recsuite.workers.crash_log import gib, memory_in_words
 
 # The statuses with which example.py ends after a mistake of the user, and after a SIGTERM or a Ctrl-C to a
 # rank of any machine; the ranks have said all there is to say.
@@ -42,7 +50,6 @@ def launch() -> int:
 
     # These import torch.
     from recsuite.launcher.meeting import is_on_one_machine, meet_in, private_folder
-    from recsuite.launcher.restarts import say_restarts
 
     # The first would tell of each process that it ends in turn, the second that the launcher with the
     # rendezvous ended before this one.
@@ -68,7 +75,7 @@ def launch() -> int:
     with private_folder() as folder:
         # What torchrun would leave in the temporary folder.
         arguments.log_dir = arguments.log_dir or str(folder)
-        say_restarts(arguments.nnodes, arguments.event_log_handler)
+        _say_restarts(arguments.nnodes, arguments.event_log_handler)
         if is_on_one_machine(arguments):
             meet_in(folder, arguments)
         return _run(arguments)
@@ -127,6 +134,40 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"launcher.py: {_lost_rendezvous(error, arguments)}", file=sys.stderr)
         return 1
     return 0
+
+
+class _RestartNotice(logging.Handler):
+    """Takes torchrun's events, which go to a logger, and says each start of ranks but the first.
+
+    nnodes: as torchrun's.
+    """
+
+    def __init__(self, nnodes: str) -> None:
+        super().__init__()
+        self._nnodes = nnodes
+        self._attempt = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take an event of torchrun's."""
+        event = json.loads(record.getMessage())
+        about = json.loads(event["metadata"]["metadata"])
+        if not event["name"].endswith(".START") or about["local_rank"] != [0]:
+            return
+        self._attempt += 1
+        if self._attempt > 1:
+            ranks, machines = about["role_world_size"][0], about["group_world_size"]
+            sys.stderr.write(
+                f"launcher.py: the ranks are started again: attempt {self._attempt} on this machine, with "
+                f"{counted(ranks, 'rank')} on {counted(machines, 'machine')} of --nnodes {self._nnodes}\n"
+            )
+
+
+def _say_restarts(nnodes: str, event_log_handler: str) -> None:
+    """Have a line written for each restart, whatever its reason.
+
+    With LOGLEVEL above INFO torchrun records no events, and none is written.
+    """
+    logging.getLogger(f"torchelastic-events-{event_log_handler}").addHandler(_RestartNotice(nnodes))
 
 
 def _check_processes(arguments: argparse.Namespace) -> None:

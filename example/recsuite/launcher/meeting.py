@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from recsuite.runtime.host import ONE_MACHINE
-from recsuite.runtime.process import STORE_FOLDER
+from recsuite.runtime.launch import STORE_FOLDER
 
 BACKEND = "folder"
 PREFIX = "launch-"

@@ -20,8 +20,8 @@ from typing import Any, NoReturn
 from recsuite.errors import UserError, counted
 from recsuite.monitoring.charts import CHART_HEIGHT, CHART_WIDTH, MARGINS, charts, in_words, show
 from recsuite.monitoring.runs import Run, find_runs
+from recsuite.runtime.console import end_when_unread
 from recsuite.runtime.host import check_descriptors
-from recsuite.runtime.output import end_when_unread
 
 # A metric is an error, the smaller the better, if its name holds one of these; the others are scores.
 ERRORS = ("rmse", "mae", "loss")

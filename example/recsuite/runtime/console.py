@@ -1,12 +1,31 @@
-"""The `print` of a process among others: each line begins with who says it. Importing it changes nothing."""
+"""What a process writes: its lines begin with who says them, and it ends where nobody reads them.
+
+Importing it changes nothing.
+"""
 
 from __future__ import annotations
 
 import builtins
+import io
+import logging
+import os
+import re
+import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
+
+# The status of a program that ended because nobody read its lines.
+UNREAD = 128 + signal.SIGPIPE
+# What torchrec 1.6 and 1.8 make torch say of torchrec's own code.
+NOISE = (
+    "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead.",
+    "Please use DTensor instead and we are deprecating ShardedTensor.",
+    "is_fx_tracing will return true for both fx.symbolic_trace and torch.export.",
+)
+NOISY_LOGGERS = ("torch.fx._symbolic_trace",)
 
 
 class TaggedPrint:
@@ -42,3 +61,55 @@ def restore_print() -> None:
     """Give back the `print` that `install_print` found."""
     if isinstance(builtins.print, TaggedPrint):
         builtins.print = builtins.print.original
+
+
+class _Pipe(io.FileIO):
+    """A stream of this process, which nobody has to read."""
+
+    def __init__(self, descriptor: int, dumps_first: bool) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._dumps_first = dumps_first
+
+    def write(self, data: Any) -> int:
+        """Write, or end this process: in the middle of a dump, a line must not raise."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            with open(os.devnull, "wb") as nobody:
+                os.dup2(nobody.fileno(), self.fileno())
+        handler = signal.getsignal(signal.SIGTERM)
+        if not (self._dumps_first and callable(handler)):
+            os._exit(UNREAD)
+        handler(int(signal.SIGPIPE), None)
+        return len(data)
+
+
+def end_when_unread(dumps_first: bool = False) -> None:
+    """Have this program end when it writes to a pipe that nobody reads.
+
+    dumps_first: a handler of SIGTERM sees to the end, where there is one.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # It was closed before the program began.
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w")))
+            continue
+        raw = _Pipe(stream.fileno(), dumps_first)
+        whole: Any = raw if stream.write_through else io.BufferedWriter(raw)
+        options = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+        setattr(sys, name, io.TextIOWrapper(whole, stream.encoding, stream.errors, **options))
+
+
+def quieten_libraries() -> None:
+    """Filter, by the words they begin with, messages that come on every run and that no user can mend."""
+    # PyTorch's profiler says on standard error that it begins and ends, at a level of its own above errors.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    for message in NOISE:
+        warnings.filterwarnings("ignore", message=re.escape(message))
+    for logger in NOISY_LOGGERS:
+        logging.getLogger(logger).addFilter(_is_no_noise)
+
+
+def _is_no_noise(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(NOISE)

@@ -178,6 +178,27 @@ def spare_cores(num_ranks: int, num_cores: int) -> int:
     return max(0, num_cores // num_ranks - 1)
 
 
+def memory_in_words() -> str:
+    """The memory of the machine and of the cgroup at this moment."""
+    available, total = available_memory()
+    text = f"Memory now: {gib(available)} of the machine's {gib(total)} are available"
+    cgroup = cgroup_memory()
+    if cgroup is None:
+        return f"{text}; no cgroup limits it."
+    usage, limit = cgroup
+    return f"{text}; the cgroup uses {gib(usage)} of its limit of {gib(limit)}."
+
+
+def gib(num_bytes: int) -> str:
+    """Bytes as GiB."""
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def mib(num_bytes: int) -> str:
+    """Bytes as MiB."""
+    return f"{num_bytes / 2**20:.1f} MiB"
+
+
 def _cgroup_folders(controller: str) -> list[Path]:
     """Folders of this process's cgroup and those above it, for versions 1 and 2; not all need exist."""
     try:

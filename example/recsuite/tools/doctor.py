@@ -12,7 +12,7 @@ from collections.abc import Callable
 from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.runtime.host import allowed_cores, descriptor_limit, spare_cores
-from recsuite.runtime.process import read_launch
+from recsuite.runtime.launch import read_launch
 from recsuite.tools.data import check_data, ring_need
 from recsuite.tools.findings import Finding
 from recsuite.tools.machine import (

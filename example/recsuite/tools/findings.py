@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from recsuite.errors import counted
-from recsuite.workers.crash_log import gib, mib
+from recsuite.runtime.host import gib, mib
 
 State = Literal["ok", "warning", "fault"]
 

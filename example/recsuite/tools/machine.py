@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recsuite.errors import counted
-from recsuite.runtime.host import available_memory, cgroup_memory, shared_memory, spare_cores
-from recsuite.runtime.process import Launch, choose_device
+from recsuite.runtime.host import available_memory, cgroup_memory, gib, shared_memory, spare_cores
+from recsuite.runtime.launch import Launch
+from recsuite.runtime.process import choose_device
 from recsuite.runtime.versions import check_stack, stack_versions
 from recsuite.tools.findings import Finding, human_size, judge
-from recsuite.workers.crash_log import NEARLY_FULL, gib
+from recsuite.workers.crash_log import NEARLY_FULL
 
 DRIVER = Path("/proc/driver/nvidia/version")
 LITTLE_MEMORY = 2**30

@@ -28,7 +28,8 @@ from recsuite.datasets.opening import Data
 from recsuite.errors import UserError
 from recsuite.models.task import RatingBatch
 from recsuite.monitoring.report import describe_early_stop, describe_epoch
-from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0
+from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0
+from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
 from recsuite.runtime.ranges import STEP, named
 from recsuite.sharding.plan import build_model, describe_plan

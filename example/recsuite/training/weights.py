@@ -16,8 +16,9 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.errors import UserError
+from recsuite.runtime.collectives import all_gather_object
 from recsuite.runtime.host import free_memory
-from recsuite.runtime.process import RuntimeContext, all_gather_object
+from recsuite.runtime.process import RuntimeContext
 
 if TYPE_CHECKING:
     from recsuite.training.trainer import TrainState

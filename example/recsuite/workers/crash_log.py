@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from recsuite.runtime.host import available_memory, cgroup_memory, shared_memory
+from recsuite.runtime.host import memory_in_words, mib, shared_memory
 
 # What multiprocessing says of a forked worker that its server no longer can speak for.
 SERVER_GONE = 255
@@ -119,17 +119,6 @@ def _explain(scene: Scene, exitcode: int | None) -> tuple[str, str]:
     return f"{fact}, which somebody sent.", "find out who sent it, and start again."
 
 
-def memory_in_words() -> str:
-    """The memory of the machine and of the cgroup at this moment."""
-    available, total = available_memory()
-    text = f"Memory now: {gib(available)} of the machine's {gib(total)} are available"
-    cgroup = cgroup_memory()
-    if cgroup is None:
-        return f"{text}; no cgroup limits it."
-    usage, limit = cgroup
-    return f"{text}; the cgroup uses {gib(usage)} of its limit of {gib(limit)}."
-
-
 def shared_memory_in_words(scene: Scene) -> str:
     """The state of /dev/shm, beside what the batches need."""
     used, size = shared_memory()
@@ -140,13 +129,3 @@ def shared_memory_in_words(scene: Scene) -> str:
         f"{scene.num_slots} slots of at most {mib(slot)} for each of {scene.local_world_size} ranks, "
         f"{mib(need)} in all."
     )
-
-
-def gib(num_bytes: int) -> str:
-    """Bytes as GiB."""
-    return f"{num_bytes / 2**30:.1f} GiB"
-
-
-def mib(num_bytes: int) -> str:
-    """Bytes as MiB."""
-    return f"{num_bytes / 2**20:.1f} MiB"

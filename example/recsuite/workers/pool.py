@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from recsuite.errors import UserError, counted
-from recsuite.runtime.host import descriptor_limit, num_descriptors, process_limit
-from recsuite.workers.crash_log import Scene, WorkerDiedError, WorkerRaisedError, WorkerSilentError, gib
+from recsuite.runtime.host import descriptor_limit, gib, num_descriptors, process_limit
+from recsuite.workers.crash_log import Scene, WorkerDiedError, WorkerRaisedError, WorkerSilentError
 from recsuite.workers.ring import AnonymousFile, Ring
 from recsuite.workers.worker import STACK_SIGNALS, BatchSource, Failed, Made, Task, Worker, birth, serve
 

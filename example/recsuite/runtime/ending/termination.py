@@ -14,7 +14,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-from recsuite.runtime.failures import is_lost_peer
+from recsuite.runtime.ending.failures import is_lost_peer
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # What comes so soon after a Ctrl-C is the same one: a shell and a launcher may both pass it on.

@@ -12,11 +12,12 @@ import traceback
 
 from recsuite.config.config import Config
 from recsuite.errors import BrokenLaunchError, LostPeerError, UserError
+from recsuite.runtime.ending.recovery import after_lost_peer
+from recsuite.runtime.launch import read_launch
 from recsuite.runtime.peers.error_file import leave_for_torchrun
 from recsuite.runtime.peers.heartbeat import in_silence
 from recsuite.runtime.peers.rollcall import ALL_ANSWER
-from recsuite.runtime.process import lost_peers, read_launch
-from recsuite.runtime.recovery import after_lost_peer
+from recsuite.runtime.process import lost_peers
 
 # A rank may say the same as the first one of its machine some seconds later than it.
 SAME_MISTAKE_SECONDS = 5.0
