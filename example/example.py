@@ -34,7 +34,7 @@ from recsuite.runtime.launch import read_launch
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_with, init_runtime
 from recsuite.runtime.progress_bar import shown, stage
 from recsuite.runtime.versions import check_stack
-from recsuite.workers.crash_log import WorkerError
+from recsuite.workers.failure import WorkerError
 
 if TYPE_CHECKING:
     from recsuite.datasets.columns import Columns

@@ -14,7 +14,7 @@ from recsuite.config.parser import parse_args
 from recsuite.errors import UserError
 from recsuite.tools.doctor import examined
 from recsuite.tools.findings import PAGE_WIDTH, Finding, has_fault, page
-from recsuite.workers.crash_log import WorkerError
+from recsuite.workers.failure import WorkerError
 from tests.support.launch import EXAMPLE, python, succeeded, torchrun
 
 NAMES = (

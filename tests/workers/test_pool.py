@@ -19,8 +19,9 @@ import pytest
 from recsuite.config.data import LoaderConfig
 from recsuite.errors import UserError
 from recsuite.runtime import host as machine
-from recsuite.workers.crash_log import WorkerDiedError, WorkerError, WorkerRaisedError, WorkerSilentError
-from recsuite.workers.pool import CLOSE_SECONDS, MAX_PREFETCH_FACTOR, SLOTS_BEYOND_PREFETCH, WorkerPool
+from recsuite.workers.failure import WorkerDiedError, WorkerError, WorkerRaisedError, WorkerSilentError
+from recsuite.workers.handle import CLOSE_SECONDS
+from recsuite.workers.pool import MAX_PREFETCH_FACTOR, SLOTS_BEYOND_PREFETCH, WorkerPool
 from tests.support.launch import python, succeeded
 from tests.support.sources import FAILING_STEP, SIZE, Numbers
 
@@ -103,7 +104,7 @@ def test_the_memory_of_the_ring_is_what_it_says_and_no_more(pool: WorkerPool) ->
     assert pool.ring.num_bytes == 2 * pool.slots_per_worker * pool.ring.slot_bytes
     assert Numbers.batch_bytes <= pool.ring.slot_bytes < Numbers.batch_bytes + 4096
     numbers(pool.batches(range(100)))
-    slots = [slot for member in pool._members for slot in member.free_slots]
+    slots = [slot for worker in pool._workers for slot in worker.free_slots]
     assert sorted(slots) == list(range(2 * pool.slots_per_worker))
 
 
@@ -127,7 +128,7 @@ def test_workers_begin_before_the_first_batch_is_asked_for(pool: WorkerPool) -> 
     numbers(pool.batches(range(4)))
     batches = pool.batches(range(4))
     deadline = time.monotonic() + 10
-    while not all(member.connection.poll() for member in pool._members):
+    while not all(worker.connection.poll() for worker in pool._workers):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert numbers(batches) == list(range(4))
@@ -136,7 +137,7 @@ def test_workers_begin_before_the_first_batch_is_asked_for(pool: WorkerPool) -> 
 SCRIPT = """
 import multiprocessing.forkserver, os, signal, sys
 from recsuite.workers.pool import WorkerPool
-from recsuite.workers.crash_log import WorkerError
+from recsuite.workers.failure import WorkerError
 from tests.support.sources import Numbers
 
 def main(method, number):

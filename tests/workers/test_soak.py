@@ -17,7 +17,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
 from recsuite.errors import UserError
 from recsuite.runtime import host as machine
-from recsuite.workers.crash_log import WorkerError
+from recsuite.workers.failure import WorkerError
 from tests.support.sources import FAULTS, Numbers
 from tests.workers.test_memory import memory, planted_columns
 from tests.workers.test_pool import make_pool, numbers

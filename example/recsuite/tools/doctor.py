@@ -25,7 +25,7 @@ from recsuite.tools.machine import (
     check_trio,
 )
 from recsuite.tools.probe import check_worker
-from recsuite.workers.crash_log import WorkerError
+from recsuite.workers.failure import WorkerError
 
 
 def examine(config: Config) -> list[Finding]:

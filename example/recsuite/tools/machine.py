@@ -16,7 +16,7 @@ from recsuite.runtime.launch import Launch
 from recsuite.runtime.process import choose_device
 from recsuite.runtime.versions import check_stack, stack_versions
 from recsuite.tools.findings import Finding, human_size, judge
-from recsuite.workers.crash_log import NEARLY_FULL
+from recsuite.workers.failure import NEARLY_FULL
 
 DRIVER = Path("/proc/driver/nvidia/version")
 LITTLE_MEMORY = 2**30
@@ -136,7 +136,7 @@ def check_shared_memory(need: Need) -> Finding:
 
 def check_descriptors(limit: int, num_workers: int) -> Finding:
     """`ulimit -n`, against what a rank and its workers need."""
-    from recsuite.workers.pool import DESCRIPTORS_PER_WORKER
+    from recsuite.workers.handle import DESCRIPTORS_PER_WORKER
 
     need = DESCRIPTORS_OF_A_RANK + DESCRIPTORS_PER_WORKER * num_workers
     text = f"ulimit -n is {limit}; a rank with {counted(num_workers, 'worker')} needs about {need}"

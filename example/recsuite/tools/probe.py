@@ -17,7 +17,7 @@ from typing import Any
 
 from recsuite.config.config import Config
 from recsuite.tools.findings import Finding, judge
-from recsuite.workers.crash_log import WorkerSilentError
+from recsuite.workers.failure import WorkerSilentError
 
 # What a start may take, in seconds; a machine on which it takes longer has a fault.
 WORKER_DEADLINE = 8.0

@@ -9,54 +9,32 @@ Knows processes and arrays; nothing of torch, ratings or models.
 from __future__ import annotations
 
 import contextlib
-import errno
 import multiprocessing
 import multiprocessing.util
-import os
-import pickle
-import select
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from recsuite.errors import UserError, counted
-from recsuite.runtime.host import descriptor_limit, gib, num_descriptors, process_limit
-from recsuite.workers.crash_log import Scene, WorkerDiedError, WorkerRaisedError, WorkerSilentError
-from recsuite.workers.ring import AnonymousFile, Ring
-from recsuite.workers.worker import STACK_SIGNALS, BatchSource, Failed, Made, Task, Worker, birth, serve
+from recsuite.errors import UserError
+from recsuite.workers.failure import WorkerDiedError, WorkerFailure, WorkerRaisedError, WorkerSilentError
+from recsuite.workers.handle import (
+    CLOSE_SECONDS,
+    WorkerHandle,
+    check_pickle,
+    end_workers,
+    refusals_in_words,
+    start_workers,
+)
+from recsuite.workers.ring import Ring
+from recsuite.workers.worker import BatchSource, Failed, Made, Task, birth
 
 # One that the consumer reads while the next is handed over, and two more for a pipeline that looks ahead.
 SLOTS_BEYOND_PREFETCH = 3
-CLOSE_SECONDS = 2.0
-# What a stack needs to be written in.
-STACK_SECONDS = 0.3
-DESCRIPTORS_PER_WORKER = 4
-PICKLE_LIMIT = 64 * 1024
 # Tasks wait in a pipe, which would be full before the worker has answered the first.
 MAX_PREFETCH_FACTOR = 64
-# Imported by the server once, not by each worker: the heavy part of a worker's start, and clean of CUDA. The
-# server looks for modules in the current folder, so nothing of ours can be among them.
-PRELOADED = ("numpy",)
-
-
-@dataclass
-class _Member:
-    """A worker as the trainer sees it."""
-
-    process: Any
-    connection: Connection
-    black_box: AnonymousFile
-    # A slot comes back from whatever thread frees the last view of it; append and pop are atomic.
-    free_slots: deque[int]
-    tasks: deque[Task] = field(default_factory=deque)
-    # Wakes up when it has answered, or when any worker is gone.
-    poll: select.poll = field(default_factory=select.poll)
 
 
 class WorkerPool:
@@ -77,26 +55,27 @@ class WorkerPool:
             raise ValueError(f"a pool of {num_workers} workers makes no batch; without workers call `make`")
         if prefetch_factor > MAX_PREFETCH_FACTOR:
             raise ValueError(f"prefetch_factor {prefetch_factor} is above {MAX_PREFETCH_FACTOR}")
-        _check_pickle(source, mp_context)
+        check_pickle(source, mp_context)
         self.rank = rank
         self.local_world_size = local_world_size
         self.prefetch_factor = prefetch_factor
         self.timeout = timeout
         self.mp_context = mp_context
         num_slots = num_workers * self.slots_per_worker
-        with _refusals_in_words(num_workers, num_slots * source.batch_bytes):
+        with refusals_in_words(num_workers, num_slots * source.batch_bytes):
             self.ring = Ring(num_slots, source.batch_bytes)
         self.num_copied = 0
-        self._members: list[_Member] = []
+        self._workers: list[WorkerHandle] = []
         self._pass = 0
         # Before the one of multiprocessing, which would wait for workers that ignore its signal. Also at the
         # end of an interpreter that never called `close`.
         self._finalizer = multiprocessing.util.Finalize(
-            self, _end, args=(self._members, self.ring), exitpriority=100
+            self, end_workers, args=(self._workers, self.ring), exitpriority=100
         )
         try:
-            with _refusals_in_words(num_workers, self.ring.num_bytes), birth():
-                self._start(source, multiprocessing.get_context(mp_context), num_workers)
+            with refusals_in_words(num_workers, self.ring.num_bytes), birth():
+                context = multiprocessing.get_context(mp_context)
+                start_workers(self._workers, source, self.ring, context, rank, num_workers)
         except BaseException:
             self.close()
             raise
@@ -109,28 +88,7 @@ class WorkerPool:
     @property
     def pids(self) -> list[int]:
         """The process id of each worker."""
-        return [member.process.pid for member in self._members]
-
-    def _start(self, source: BatchSource, context: Any, num_workers: int) -> None:
-        if context.get_start_method() == "forkserver":
-            context.set_forkserver_preload(list(PRELOADED))
-        for worker_id in range(num_workers):
-            black_box = AnonymousFile(f"stack-{worker_id}")
-            ours, theirs = context.Pipe()
-            first = worker_id * self.slots_per_worker
-            process = context.Process(
-                target=serve,
-                args=(Worker(self.rank, worker_id, black_box), source, self.ring, theirs),
-                name=f"data worker {worker_id} of rank {self.rank}",
-                daemon=True,
-            )
-            slots = deque(range(first, first + self.slots_per_worker))
-            self._members.append(_Member(process, ours, black_box, slots))
-            process.start()
-            theirs.close()
-        for member in self._members:
-            for watched in (member.connection, *(other.process.sentinel for other in self._members)):
-                member.poll.register(watched, select.POLLIN)
+        return [worker.process.pid for worker in self._workers]
 
     def batches(self, requests: Iterable[Any]) -> Iterator[Sequence[np.ndarray]]:
         """The batches of the requests, in order. A batch is valid as long as anyone holds an array of it.
@@ -146,100 +104,100 @@ class WorkerPool:
         self._drop_abandoned()
         source = iter(requests)
         order: deque[int] = deque()
-        turn = 0
-        for _ in range(self.prefetch_factor * len(self._members)):
-            turn = self._send(turn, source, order)
-        return self._rest(source, order, turn, self._pass)
+        next_worker = 0
+        for _ in range(self.prefetch_factor * len(self._workers)):
+            next_worker = self._send(next_worker, source, order)
+        return self._rest(source, order, next_worker, self._pass)
 
     def _rest(
-        self, source: Iterator[Any], order: deque[int], turn: int, this_pass: int
+        self, source: Iterator[Any], order: deque[int], next_worker: int, this_pass: int
     ) -> Iterator[Sequence[np.ndarray]]:
         while order:
             self._check_open()
             if self._pass != this_pass:
                 raise RuntimeError("another pass over the same loader has begun; a pool makes one at a time")
-            member = self._members[order.popleft()]
-            arrays = self._receive(member)
-            turn = self._send(turn, source, order)
+            worker = self._workers[order.popleft()]
+            arrays = self._receive(worker)
+            next_worker = self._send(next_worker, source, order)
             yield arrays
             # Else this frame would hold the batch while the next one is waited for.
             del arrays
 
     def _check_open(self) -> None:
-        if not self._members:
+        if not self._workers:
             raise RuntimeError("the pool is closed; iterate inside its `with`")
 
-    def _send(self, turn: int, source: Iterator[Any], order: deque[int]) -> int:
+    def _send(self, next_worker: int, source: Iterator[Any], order: deque[int]) -> int:
         request = next(source, None)
         if request is None:
-            return turn
-        member = self._members[turn]
+            return next_worker
+        worker = self._workers[next_worker]
         # The one that came back last: it is still in the cache.
-        task = Task(member.free_slots.pop(), request)
+        task = Task(worker.free_slots.pop(), request)
         try:
-            member.connection.send(task)
+            worker.connection.send(task)
         except OSError:
-            raise self._died(member) from None
-        member.tasks.append(task)
-        order.append(turn)
-        return (turn + 1) % len(self._members)
+            raise self._died(worker) from None
+        worker.tasks.append(task)
+        order.append(next_worker)
+        return (next_worker + 1) % len(self._workers)
 
-    def _receive(self, member: _Member) -> list[np.ndarray]:
-        task, reply = self._answer(member)
+    def _receive(self, worker: WorkerHandle) -> list[np.ndarray]:
+        task, reply = self._answer(worker)
         if isinstance(reply, Failed):
-            scene = self._scene(member, task)
+            failure = self._failure(worker, task)
             if reply.mistake:
-                raise UserError(f"{reply.mistake} (Found by {scene}.)")
-            raise WorkerRaisedError(scene, reply.traceback)
-        leased, arrays = self.ring.lease(task.slot, reply.places)
+                raise UserError(f"{reply.mistake} (Found by {failure}.)")
+            raise WorkerRaisedError(failure, reply.traceback)
+        leased, arrays = self.ring.lease(task.slot, reply.layouts)
         # Slots are free, with the worker, or leased; this one is none of them.
-        num_leased = self.slots_per_worker - len(member.free_slots) - len(member.tasks) - 1
+        num_leased = self.slots_per_worker - len(worker.free_slots) - len(worker.tasks) - 1
         if num_leased < SLOTS_BEYOND_PREFETCH:
-            release = weakref.finalize(leased, member.free_slots.append, task.slot)
+            release = weakref.finalize(leased, worker.free_slots.append, task.slot)
             release.atexit = False
             return arrays
         # The consumer keeps batches: this slot must come back now, or the worker would soon have none.
         self.num_copied += 1
         arrays = [array.copy() for array in arrays]
-        member.free_slots.append(task.slot)
+        worker.free_slots.append(task.slot)
         return arrays
 
-    def _answer(self, member: _Member) -> tuple[Task, Made | Failed]:
+    def _answer(self, worker: WorkerHandle) -> tuple[Task, Made | Failed]:
         """The oldest task of a worker and what came of it."""
-        task = member.tasks[0]
-        ready = [descriptor for descriptor, _ in member.poll.poll(self.timeout * 1000)]
+        task = worker.tasks[0]
+        ready = [descriptor for descriptor, _ in worker.poll.poll(self.timeout * 1000)]
         if not ready:
-            raise WorkerSilentError(self._scene(member, task), self.timeout, self._stack_now(member))
-        if member.connection.fileno() in ready:
+            raise WorkerSilentError(self._failure(worker, task), self.timeout, worker.stack_now())
+        if worker.connection.fileno() in ready:
             try:
-                reply = member.connection.recv()
+                reply = worker.connection.recv()
             except (EOFError, OSError):
-                raise self._died(member) from None
-            return member.tasks.popleft(), reply
-        raise self._died(next(other for other in self._members if other.process.sentinel in ready))
+                raise self._died(worker) from None
+            return worker.tasks.popleft(), reply
+        raise self._died(next(other for other in self._workers if other.process.sentinel in ready))
 
     def _drop_abandoned(self) -> None:
         """Take back what a pass asked for that its consumer left early."""
-        for member in self._members:
-            while member.tasks:
-                task, _ = self._answer(member)
-                member.free_slots.append(task.slot)
+        for worker in self._workers:
+            while worker.tasks:
+                task, _ = self._answer(worker)
+                worker.free_slots.append(task.slot)
 
-    def _died(self, member: _Member) -> WorkerDiedError:
-        member.process.join(CLOSE_SECONDS)
+    def _died(self, worker: WorkerHandle) -> WorkerDiedError:
+        worker.process.join(CLOSE_SECONDS)
         # What it had answered before lies in the pipe; the task after that is the one that it died with.
         with contextlib.suppress(EOFError, OSError):
-            while member.tasks and member.connection.poll():
-                member.connection.recv()
-                member.tasks.popleft()
-        scene = self._scene(member, member.tasks[0] if member.tasks else None)
-        return WorkerDiedError(scene, member.process.exitcode, _read(member.black_box))
+            while worker.tasks and worker.connection.poll():
+                worker.connection.recv()
+                worker.tasks.popleft()
+        failure = self._failure(worker, worker.tasks[0] if worker.tasks else None)
+        return WorkerDiedError(failure, worker.process.exitcode, worker.stack())
 
-    def _scene(self, member: _Member, task: Task | None) -> Scene:
-        return Scene(
+    def _failure(self, worker: WorkerHandle, task: Task | None) -> WorkerFailure:
+        return WorkerFailure(
             rank=self.rank,
-            worker_id=self._members.index(member),
-            pid=member.process.pid,
+            worker_id=self._workers.index(worker),
+            pid=worker.process.pid,
             request=task.request if task else None,
             ring_bytes=self.ring.num_bytes,
             num_slots=self.ring.num_slots,
@@ -247,88 +205,6 @@ class WorkerPool:
             mp_context=self.mp_context,
         )
 
-    def _stack_now(self, member: _Member) -> str:
-        # It may be gone by now.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(member.process.pid, STACK_SIGNALS[1])
-        time.sleep(STACK_SECONDS)
-        return _read(member.black_box)
-
     def close(self) -> None:
         """End all workers within one deadline and free what they shared; harmless twice."""
         self._finalizer()
-
-
-@contextlib.contextmanager
-def _refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
-    """What the system refuses to a pool, as a sentence: descriptors, processes or memory."""
-    workers = counted(num_workers, "data worker needs", "data workers need")
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise UserError(
-                f"{workers} about {num_workers * DESCRIPTORS_PER_WORKER} more file "
-                f"descriptors, but {num_descriptors()} of {descriptor_limit()} are in use; raise the limit "
-                "with ulimit -n 4096, or give a smaller --num_workers."
-            ) from None
-        if error.errno == errno.EAGAIN:
-            raise UserError(
-                f"{num_workers} data workers are more processes than this machine lets its user start, who "
-                f"may have {process_limit()}; raise the limit with ulimit -u, or give a smaller "
-                "--num_workers."
-            ) from None
-        if error.errno in (errno.ENOMEM, errno.EFBIG):
-            raise UserError(
-                f"The batches of {counted(num_workers, 'data worker')} take up to {gib(num_bytes)}, more "
-                "than this machine gives; give a smaller --batch_size, --history, --prefetch_factor or "
-                "--num_workers."
-            ) from None
-        raise
-
-
-def _end(members: list[_Member], ring: Ring) -> None:
-    born = [member for member in members if member.process.pid is not None]
-    for member in born:
-        try:
-            member.connection.send(None)
-        except OSError:
-            continue
-    deadline = time.monotonic() + CLOSE_SECONDS
-    for member in born:
-        member.process.join(max(0.0, deadline - time.monotonic()))
-    for member in born:
-        # Nothing is lost: a worker only reads.
-        if member.process.is_alive():
-            member.process.kill()
-        member.process.join()
-        member.process.close()
-    for member in members:
-        member.connection.close()
-        member.black_box.close()
-    members.clear()
-    ring.close()
-
-
-def _check_pickle(source: BatchSource, mp_context: str) -> None:
-    """Refuse a data set that cannot be sent to a worker, or is large: every worker starts from a copy."""
-    if mp_context == "fork":
-        return
-    name = type(source).__name__
-    try:
-        size = len(pickle.dumps(source))
-    except Exception as error:
-        raise UserError(
-            f"{name} cannot be sent to a data worker ({error}); keep paths and numbers in it, and open "
-            "files, locks and tensors where they are first used."
-        ) from error
-    if size > PICKLE_LIMIT:
-        raise UserError(
-            f"{name} pickles to {size:,} bytes, which every worker would copy, and {PICKLE_LIMIT:,} is the "
-            "limit; keep the data in files that are memory-mapped where they are first used."
-        )
-
-
-def _read(file: AnonymousFile) -> str:
-    size = os.fstat(file.descriptor).st_size
-    return os.pread(file.descriptor, size, 0).decode(errors="replace")

@@ -21,7 +21,7 @@ import numpy as np
 ALIGNMENT = 64
 
 
-class Place(NamedTuple):
+class ArrayLayout(NamedTuple):
     """Where an array lies in its slot."""
 
     offset: int
@@ -79,11 +79,11 @@ class Ring:
         """For the process that may write to the slot."""
         return SlotWriter(self, slot)
 
-    def lease(self, slot: int, places: Sequence[Place]) -> tuple[Any, list[np.ndarray]]:
+    def lease(self, slot: int, layouts: Sequence[ArrayLayout]) -> tuple[Any, list[np.ndarray]]:
         """The arrays of a slot, not copied, and an object that lives while any of them or a view does."""
         leased: Any = (ctypes.c_char * self.slot_bytes).from_buffer(self.memory, slot * self.slot_bytes)
         arrays = [
-            np.ndarray(place.shape, place.dtype, buffer=leased, offset=place.offset) for place in places
+            np.ndarray(layout.shape, layout.dtype, buffer=leased, offset=layout.offset) for layout in layouts
         ]
         return leased, arrays
 
@@ -129,7 +129,7 @@ class SlotWriter:
         self._used = -(-(first + num_bytes) // ALIGNMENT) * ALIGNMENT
         return self._memory[first : first + num_bytes].view(dtype).reshape(shape)
 
-    def place(self, array: Any) -> Place:
+    def put(self, array: Any) -> ArrayLayout:
         """Where an array lies; one that was not made by `empty` is copied into the slot first.
 
         Raises:
@@ -142,7 +142,7 @@ class SlotWriter:
             copy = self.empty(array.shape, array.dtype)
             copy[...] = array
             array = copy
-        return Place(_address(array) - self._start, array.dtype.str, array.shape)
+        return ArrayLayout(_address(array) - self._start, array.dtype.str, array.shape)
 
     def _holds(self, array: np.ndarray) -> bool:
         offset = _address(array) - self._start

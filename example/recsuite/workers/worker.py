@@ -24,7 +24,7 @@ import numpy as np
 from recsuite.errors import UserError
 from recsuite.runtime.console import install_print
 from recsuite.runtime.host import die_with_parent, keep_freed_memory
-from recsuite.workers.ring import AnonymousFile, Place, Ring
+from recsuite.workers.ring import AnonymousFile, ArrayLayout, Ring
 
 # What the trainer decides about is not the workers' to act on: a batch system sends both to every process.
 TRAINERS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -55,7 +55,7 @@ class Task(NamedTuple):
 class Made(NamedTuple):
     """The batch of a task lies in its slot."""
 
-    places: list[Place]
+    layouts: list[ArrayLayout]
 
 
 class Failed(NamedTuple):
@@ -73,7 +73,7 @@ class Worker:
     rank: int
     worker_id: int
     # A worker that dies of a signal leaves its stack there.
-    black_box: AnonymousFile
+    crash_log: AnonymousFile
 
     def __str__(self) -> str:
         return f"RANK {self.rank} W {self.worker_id}"
@@ -96,7 +96,7 @@ def serve(worker: Worker, source: BatchSource, ring: Ring, connection: Connectio
 def _answer(task: Task, source: BatchSource, ring: Ring) -> Made | Failed:
     try:
         writer = ring.writer(task.slot)
-        return Made([writer.place(array) for array in source.make(task.request, writer.empty)])
+        return Made([writer.put(array) for array in source.make(task.request, writer.empty)])
     except Exception as error:
         return Failed(traceback.format_exc(), str(error) if isinstance(error, UserError) else None)
 
@@ -110,10 +110,10 @@ def _settle(worker: Worker) -> None:
         os._exit(1)
     for number in TRAINERS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    # The first is for whoever asks `kill -USR1`; the trainer asks with the second, and reads the black box.
+    # The first is for whoever asks `kill -USR1`; the trainer asks with the second, and reads the crash log.
     faulthandler.register(STACK_SIGNALS[0])
-    faulthandler.register(STACK_SIGNALS[1], file=worker.black_box.descriptor)
-    faulthandler.enable(file=worker.black_box.descriptor)
+    faulthandler.register(STACK_SIGNALS[1], file=worker.crash_log.descriptor)
+    faulthandler.enable(file=worker.crash_log.descriptor)
     # They were blocked when this process was born, so that none came before it could take them.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*TRAINERS_SIGNALS, *STACK_SIGNALS))
     keep_freed_memory()

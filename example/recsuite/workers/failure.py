@@ -14,7 +14,7 @@ NEARLY_FULL = 0.9
 
 
 @dataclass(frozen=True)
-class Scene:
+class WorkerFailure:
     """Which worker, which batch, and the memory that batches lie in."""
 
     rank: int
@@ -39,9 +39,9 @@ class WorkerError(Exception):
 class WorkerRaisedError(WorkerError):
     """A worker raised an exception."""
 
-    def __init__(self, scene: Scene, traceback: str) -> None:
+    def __init__(self, failure: WorkerFailure, traceback: str) -> None:
         super().__init__(
-            f"An exception in {scene}.\n"
+            f"An exception in {failure}.\n"
             f"{traceback.rstrip()}\n"
             "What to do: the last line says what went wrong; --num_workers 0 raises it in the main process, "
             "where a debugger can stop at it."
@@ -51,9 +51,9 @@ class WorkerRaisedError(WorkerError):
 class WorkerDiedError(WorkerError):
     """A worker is gone without a word."""
 
-    def __init__(self, scene: Scene, exitcode: int | None, stack: str) -> None:
-        what, remedy = _explain(scene, exitcode)
-        lines = [f"Lost {scene}.", what, *([f"Where it was:\n{stack.rstrip()}"] if stack else [])]
+    def __init__(self, failure: WorkerFailure, exitcode: int | None, stack: str) -> None:
+        what, remedy = _explain(failure, exitcode)
+        lines = [f"Lost {failure}.", what, *([f"Where it was:\n{stack.rstrip()}"] if stack else [])]
         super().__init__("\n".join([*lines, f"What to do: {remedy}"]))
         self.exitcode = exitcode
 
@@ -61,24 +61,24 @@ class WorkerDiedError(WorkerError):
 class WorkerSilentError(WorkerError):
     """A worker lives, but has not answered in time."""
 
-    def __init__(self, scene: Scene, timeout: float, stack: str) -> None:
+    def __init__(self, failure: WorkerFailure, timeout: float, stack: str) -> None:
         where = (
             f"Where it is:\n{stack.rstrip()}"
             if stack
             else "It did not say where it is: it has not begun yet, or it is stopped."
         )
         super().__init__(
-            f"Nothing for {timeout:g} s from {scene}.\n{where}\n"
+            f"Nothing for {timeout:g} s from {failure}.\n{where}\n"
             "What to do: if a batch may take that long, give a larger --worker_timeout; if not, the stack "
             "shows what it waits for."
         )
 
 
-def _explain(scene: Scene, exitcode: int | None) -> tuple[str, str]:
+def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
     """What an exit code means, with the facts that matter to it, and the remedy."""
     if exitcode is None:
         return "Its connection broke while it lives.", "start again; if it comes back, give --num_workers 0."
-    if exitcode == SERVER_GONE and scene.mp_context == "forkserver":
+    if exitcode == SERVER_GONE and failure.mp_context == "forkserver":
         return (
             "The server that forks workers is gone, and took the worker with it.",
             "find out who ended it (a signal to the whole process group, most often), and start again.",
@@ -105,7 +105,7 @@ def _explain(scene: Scene, exitcode: int | None) -> tuple[str, str]:
         full = used > NEARLY_FULL * size
         return (
             f"{fact}: a page of mapped memory could not be had. Either a file was cut while it was read, or "
-            f"the memory is full.\n{shared_memory_in_words(scene)}\n{memory_in_words()}",
+            f"the memory is full.\n{shared_memory_in_words(failure)}\n{memory_in_words()}",
             "leave the files of the data set alone while it is used (those cut are made again at the next "
             "start); where memory is full, give a smaller --batch_size, --prefetch_factor or --num_workers"
             + ("; /dev/shm is full: make room, or docker run --shm-size=1g." if full else "."),
@@ -119,13 +119,13 @@ def _explain(scene: Scene, exitcode: int | None) -> tuple[str, str]:
     return f"{fact}, which somebody sent.", "find out who sent it, and start again."
 
 
-def shared_memory_in_words(scene: Scene) -> str:
+def shared_memory_in_words(failure: WorkerFailure) -> str:
     """The state of /dev/shm, beside what the batches need."""
     used, size = shared_memory()
-    slot = scene.ring_bytes // scene.num_slots
-    need = scene.ring_bytes * scene.local_world_size
+    slot = failure.ring_bytes // failure.num_slots
+    need = failure.ring_bytes * failure.local_world_size
     return (
         f"/dev/shm: {mib(used)} of {mib(size)} in use, by others: the batches lie in anonymous memory, "
-        f"{scene.num_slots} slots of at most {mib(slot)} for each of {scene.local_world_size} ranks, "
+        f"{failure.num_slots} slots of at most {mib(slot)} for each of {failure.local_world_size} ranks, "
         f"{mib(need)} in all."
     )
