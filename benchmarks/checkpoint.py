@@ -25,7 +25,7 @@ from checkpoint_tables import draw, judge, render
 from environment import DOCS, describe, finish, make_parser
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import open_columns
+from recsuite.datasets.preparation.cache import open_columns
 
 PAGE = DOCS / "checkpoints.md"
 MARKS = ("<!-- checkpoint: made by benchmarks/checkpoint.py -->", "<!-- end of checkpoint -->")

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 
 DIM = 64
@@ -320,7 +321,8 @@ def training_steps(
     learner: Any, columns: Columns, config: Config, context: RuntimeContext
 ) -> Iterator[Callable[[], float]]:
     """A function that makes the next training step and returns its seconds, without those of its batch."""
-    from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+    from recsuite.datasets.batches import RatingBatches
+    from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.training.trainer import InputPipeline, make_pipeline
 
     dataset = RatingBatches(columns, config, context.rank, context.world_size)

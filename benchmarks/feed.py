@@ -29,10 +29,12 @@ from environment import DOCS, describe, finish, make_parser
 from feed_tables import draw, judge, render
 
 from recsuite.config.config import Config
+from recsuite.datasets.batches import RatingBatches, Request
 
 # Workers import this file again: nothing heavy at its top level.
-from recsuite.datasets.columns import Columns, open_columns
-from recsuite.datasets.dataloader import BatchLoader, EpochSampler, RatingBatches, Request, build_dataloader
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.shuffle import shuffled
 from recsuite.runtime.host import available_memory, keep_freed_memory
 

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import open_columns
-from recsuite.datasets.dataloader import EpochSampler, RatingBatches, Request, build_dataloader
+from recsuite.datasets.batches import RatingBatches, Request
+from recsuite.datasets.loader import EpochSampler, build_dataloader
+from recsuite.datasets.preparation.cache import open_columns
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "example" / "example.py"
 NUM_WORKERS = 2

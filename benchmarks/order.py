@@ -21,8 +21,8 @@ import numpy as np
 from environment import describe
 
 from recsuite.config.config import Config
-from recsuite.datasets import dataloader
-from recsuite.datasets.columns import open_columns
+from recsuite.datasets import batches
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.shuffle import shuffled
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 
@@ -75,7 +75,7 @@ def train(config: Config, context: RuntimeContext, order: Order) -> float:
     from recsuite.training.trainer import train as train_model
 
     torch.manual_seed(config.runtime.seed)
-    with mock.patch.object(dataloader, "shuffled", order), open_data(config, context) as data:
+    with mock.patch.object(batches, "shuffled", order), open_data(config, context) as data:
         return train_model(data, config, context).test["rmse"]
 
 

@@ -84,7 +84,8 @@ class Here:
 
     def _batches(self, batch_size: int) -> Iterator[Any]:
         """Batches without an end."""
-        from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+        from recsuite.datasets.batches import RatingBatches
+        from recsuite.datasets.loader import EpochSampler, build_dataloader
         from recsuite.training.trainer import InputPipeline
 
         config = self.config.replaced(batch_size=batch_size)

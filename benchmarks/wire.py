@@ -30,8 +30,8 @@ from environment import describe, finish, make_parser
 from train_team import Order
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import open_columns
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.preparation.cache import open_columns
 from tests.cluster.machines import Cluster, Machine, why_not
 
 ONE, TWO, CROWDED = "one machine", "two machines", "two crowded machines"

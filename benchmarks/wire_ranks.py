@@ -15,7 +15,7 @@ from train_here import Here
 from train_team import serve, take_answers
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import open_columns
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import end_process, init_runtime
 
 # A key of 4 bytes is the shortest that a table of any size can have.

@@ -38,7 +38,7 @@ from recsuite.workers.failure import WorkerError
 
 if TYPE_CHECKING:
     from recsuite.datasets.columns import Columns
-    from recsuite.training.metrics import Metrics
+    from recsuite.datasets.metrics import Metrics
     from recsuite.training.trainer import Run
     from recsuite.training.watch import Watch
 
@@ -50,7 +50,7 @@ SYNTHETIC_NOTICE = (
 def __getattr__(name: str) -> Any:
     # These need torch or TorchRec, so they are imported when somebody asks for them.
     if name == "build_dataloader":
-        from recsuite.datasets.dataloader import build_dataloader
+        from recsuite.datasets.loader import build_dataloader
 
         return build_dataloader
     if name == "train":

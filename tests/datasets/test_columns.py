@@ -19,12 +19,12 @@ import pytest
 
 from recsuite.checkpoint.storage.manifest import sealed
 from recsuite.config.config import Config
-from recsuite.datasets import columns as columns_module
-from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.columns import Columns, MappedColumn
 from recsuite.datasets.features import UNKNOWN_ROW
-from recsuite.datasets.mapped import MappedColumn
 from recsuite.datasets.movielens.formats import RawData, locate, read
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.preparation import cache
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 
 
@@ -76,13 +76,13 @@ def test_columns_are_made_once_and_remade_when_a_source_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
-    make = columns_module._make
+    make = cache.make_columns
 
     def counting_make(*arguments: object) -> None:
         made.append(arguments)
         make(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(columns_module, "_make", counting_make)
+    monkeypatch.setattr(cache, "make_columns", counting_make)
     config = Config.of(data_path=str(folder))
     first = open_columns(config)
     assert open_columns(config) == first
@@ -91,9 +91,9 @@ def test_columns_are_made_once_and_remade_when_a_source_changes(
         file.write(f"1::{(folder / 'movies.dat').read_bytes().split(b'::')[0].decode()}::5::1046390399\n")
     assert len(column(open_columns(config), "rating")) == 20_001
     assert len(made) == 2
-    monkeypatch.setattr(columns_module, "FEATURES", columns_module.FEATURES[:-1])
+    monkeypatch.setattr(cache, "FEATURES", cache.FEATURES[:-1])
     assert "genres" not in [table.name for table in open_columns(config).tables]
-    monkeypatch.setattr(columns_module, "FORMAT", columns_module.FORMAT + 1)
+    monkeypatch.setattr(cache, "FORMAT", cache.FORMAT + 1)
     open_columns(config)
     assert len(made) == 4
 
@@ -156,7 +156,7 @@ def test_a_fault_of_the_program_in_a_look_at_columns_is_none_of_the_columns(
     open_columns(Config.of(data_path=str(folder)))
     for fault in (TypeError, ValueError, KeyError):
         mock = Mock(side_effect=fault("of the program"))
-        monkeypatch.setattr("recsuite.files.check_file", mock)
+        monkeypatch.setattr("recsuite.datasets.columns.check_file", mock)
         with pytest.raises(fault, match="of the program"):
             open_columns(Config.of(data_path=str(folder)))
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import _check_same_data, check_same_flags, of_this_machine
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from tests.support.launch import SUPPORT, succeeded, torchrun
 

@@ -13,17 +13,13 @@ import pytest
 import torch
 
 from recsuite.config.config import Config
-from recsuite.datasets import dataloader
-from recsuite.datasets.columns import Columns, open_columns
-from recsuite.datasets.dataloader import (
-    EpochSampler,
-    RatingBatches,
-    Request,
-    build_dataloader,
-    choose_num_workers,
-)
+from recsuite.datasets import loader as loader_module
+from recsuite.datasets.batches import RatingBatches, Request
+from recsuite.datasets.columns import Columns
 from recsuite.datasets.features import FEATURES, UNKNOWN_ROW
+from recsuite.datasets.loader import EpochSampler, build_dataloader, choose_num_workers
 from recsuite.datasets.movielens.formats import locate, read
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError, counted
 from tests.support.launch import GPUS, python, succeeded
 
@@ -153,7 +149,8 @@ def test_features_may_stand_in_any_order(
     columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # Lists, and the features of movies, before all others; batches keep features with one value in front.
-    monkeypatch.setattr("recsuite.datasets.columns.FEATURES", (FEATURES[6], *FEATURES[4:6], *FEATURES[:4]))
+    table = (FEATURES[6], *FEATURES[4:6], *FEATURES[:4])
+    monkeypatch.setattr("recsuite.datasets.preparation.cache.FEATURES", table)
     other = open_columns(config.replaced(cache_dir=str(tmp_path)))
     names = [table.name for table in other.tables]
     assert names == ["user", "gender", "age", "occupation", "movie", "year", "genres"]
@@ -188,7 +185,8 @@ PROBE = """
 import json, multiprocessing, os, sys
 import numpy as np
 from recsuite.config.config import Config
-from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.loader import EpochSampler, build_dataloader
 
 HEAVY = ("torch", "torchrec", "fbgemm_gpu", "pandas", "pyarrow")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_IO_THREADS")
@@ -205,7 +203,7 @@ class Probe(RatingBatches):
         return [np.frombuffer(json.dumps(found).encode(), np.uint8)] * 5
 
 if __name__ == "__main__":
-    from recsuite.datasets.columns import open_columns
+    from recsuite.datasets.preparation.cache import open_columns
     from recsuite.runtime.process import init_runtime, cleanup_runtime
     import example
     from recsuite.training import trainer as train
@@ -258,9 +256,10 @@ def test_a_pool_survives_the_epochs_and_gives_each_its_own_order(columns: Column
 
 PINNED = """
 import sys
-from recsuite.datasets.columns import open_columns
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.config.config import Config
-from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.loader import EpochSampler, build_dataloader
 
 if __name__ == "__main__":
     for num_workers in (0, 1):
@@ -321,7 +320,7 @@ def test_auto_measures_the_batch_apart_from_the_step(
         told.append((batch_seconds, step_seconds))
         return 0, "0"
 
-    monkeypatch.setattr(dataloader, "choose_num_workers", choose)
+    monkeypatch.setattr(loader_module, "choose_num_workers", choose)
     dataset = SlowBatches(columns, config, 0, 1)
     chosen = config.replaced(num_workers="auto")
     with build_dataloader(dataset, EpochSampler(dataset), chosen) as loader:
@@ -338,7 +337,7 @@ def test_auto_gives_the_batches_of_no_workers_whatever_it_decides(
     dataset = RatingBatches(columns, config, 0, 1)
     sampler = EpochSampler(dataset)
     expected = list(build_dataloader(dataset, sampler, config))
-    monkeypatch.setattr(dataloader, "choose_num_workers", lambda *costs: (2, "2, as it was told"))
+    monkeypatch.setattr(loader_module, "choose_num_workers", lambda *costs: (2, "2, as it was told"))
     with build_dataloader(dataset, sampler, config.replaced(num_workers="auto")) as loader:
         for _ in range(2):
             for one, other in zip(expected, loader, strict=True):

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import Columns, open_columns
-from recsuite.datasets.dataloader import RatingBatches, Request
+from recsuite.datasets.batches import RatingBatches, Request
+from recsuite.datasets.columns import Columns
 from recsuite.datasets.features import FEATURES, UNKNOWN_ROW, Feature
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.opening import open_data
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.recommend import open_viewer, page
@@ -40,7 +41,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 def opened(config: Config, table: Sequence[Feature], patch: pytest.MonkeyPatch) -> Columns:
-    patch.setattr("recsuite.datasets.columns.FEATURES", tuple(table))
+    patch.setattr("recsuite.datasets.preparation.cache.FEATURES", tuple(table))
     return open_columns(config)
 
 
@@ -84,7 +85,7 @@ def test_a_training_learns_the_same_for_any_order_of_the_table(
     config = config.replaced(task=task)
     losses, tests = [], []
     for table in TABLES:
-        monkeypatch.setattr("recsuite.datasets.columns.FEATURES", table)
+        monkeypatch.setattr("recsuite.datasets.preparation.cache.FEATURES", table)
         with open_data(config, context) as data:
             run = train(data, config, context)
         losses.append([loss for epoch in run.epochs for loss in epoch.losses])
@@ -105,7 +106,7 @@ def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(
     config = config.replaced(task="ranking")
     ranks = []
     for table in TABLES:
-        monkeypatch.setattr("recsuite.datasets.columns.FEATURES", table)
+        monkeypatch.setattr("recsuite.datasets.preparation.cache.FEATURES", table)
         with open_data(config, context) as data:
             learner = build_learner(data.columns, config, context)
             evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config, context)

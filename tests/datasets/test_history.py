@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import Columns, open_columns
-from recsuite.datasets.dataloader import Batch, RatingBatches, Request
+from recsuite.datasets.batches import Batch, RatingBatches, Request
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.cache import open_columns
 from tests.support.launch import EXAMPLE, succeeded
 
 LENGTH = 3

@@ -35,8 +35,9 @@ from recsuite.checkpoint.storage.manifest import (
 )
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
-from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.formats import locate, read
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
 from recsuite.serving import served as serving

@@ -12,8 +12,9 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 
 from recsuite.checkpoint.full import tensors_of
 from recsuite.config.config import Config
-from recsuite.datasets.columns import open_columns
-from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.loader import EpochSampler, build_dataloader
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan as sharding
 from recsuite.sharding.cpu_tables import CpuTables

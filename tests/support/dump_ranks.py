@@ -126,7 +126,7 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
     from recsuite.checkpoint.full import tensors_of
     from recsuite.checkpoint.storage.directory import deltas_in, step_of
     from recsuite.checkpoint.storage.manifest import Progress
-    from recsuite.datasets.columns import open_columns
+    from recsuite.datasets.preparation.cache import open_columns
     from recsuite.training.trainer import build_learner
 
     columns = open_columns(config)
@@ -244,7 +244,7 @@ def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str
     from recsuite.checkpoint.full import tensors_of
     from recsuite.checkpoint.restore import load_state
     from recsuite.checkpoint.storage.directory import deltas_in, dumps_in, state_at, step_of
-    from recsuite.datasets.columns import open_columns
+    from recsuite.datasets.preparation.cache import open_columns
     from recsuite.training.trainer import build_learner
 
     columns = open_columns(config)
@@ -337,7 +337,8 @@ def noting(dataset: Any, taken: list[int]) -> Any:
 
 
 def feed_of(columns: Any, config: Config, context: RuntimeContext) -> Any:
-    from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+    from recsuite.datasets.batches import RatingBatches
+    from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.training.trainer import InputPipeline
 
     dataset = RatingBatches(columns, config, context.rank, context.world_size)

@@ -27,7 +27,8 @@ from recsuite.checkpoint.full import Tensors, tensors_of
 from recsuite.checkpoint.storage.directory import newest_in, state_at
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 from recsuite.training.trainer import TrainState, build_learner

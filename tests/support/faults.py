@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import example
-from recsuite.datasets.dataloader import RatingBatches, Request
+from recsuite.datasets.batches import RatingBatches, Request
 from recsuite.runtime.process import end_with
 from tests.support.sources import FAILING_STEP, FAULTS
 

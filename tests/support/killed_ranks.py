@@ -46,8 +46,9 @@ from recsuite.checkpoint.storage.directory import (
 )
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.host import die_with_parent
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.trainer import TrainState, build_learner

@@ -30,7 +30,7 @@ def main() -> None:
 
 def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Metrics of fixed weights for 0 and 2 workers, losses of both loops, and what the pool gave."""
-    from recsuite.datasets.columns import open_columns
+    from recsuite.datasets.preparation.cache import open_columns
     from recsuite.runtime.collectives import once_per_node
     from recsuite.sharding import plan as sharding
 
@@ -61,7 +61,8 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
 def build(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, Any]:
     """TrainState and feed, as `train` makes them."""
-    from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+    from recsuite.datasets.batches import RatingBatches
+    from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.training.trainer import InputPipeline, build_learner
 
     sampler = EpochSampler(RatingBatches(columns, config, context.rank, context.world_size))

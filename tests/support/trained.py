@@ -11,7 +11,8 @@ from recsuite.checkpoint.checkpointer import find_state, keeping_dumps, load_sta
 from recsuite.checkpoint.full import tensors_of
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.trainer import TrainState, build_learner

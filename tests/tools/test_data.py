@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets import columns
 from recsuite.datasets.movielens import formats as movielens
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.tools import data as data_checks
 from recsuite.tools.doctor import examined
 from recsuite.tools.machine import Need
@@ -22,7 +22,7 @@ def test_data_and_columns_are_named_with_their_sizes(synthetic_folder: Path, tmp
     assert data.text.startswith(f"{synthetic_folder}: 4 files, 0.")
     assert "no columns of these data yet, made at the first start" in cache.text
     assert not (tmp_path / "cache").exists()
-    folder = columns.open_columns(config).folder
+    folder = open_columns(config).folder
     _, cache = data_checks.check_data(config)
     assert cache.state == "ok"
     assert cache.text.startswith(f"{folder}: ")
@@ -113,6 +113,6 @@ def test_the_need_assumed_before_the_columns_are_made_is_close_to_theirs(
 ) -> None:
     config = Config.of(data_path=str(synthetic_folder), cache_dir=str(tmp_path))
     assumed = data_checks.ring_need(config, 1, 1).num_bytes
-    columns.open_columns(config)
+    open_columns(config)
     real = data_checks.ring_need(config, 1, 1).num_bytes
     assert real <= assumed < 2 * real

@@ -12,8 +12,8 @@ import pytest
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.datasets.columns import open_columns
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.preparation.cache import open_columns
 from tests.support.early_ranks import PLANTED, STEPS_OF_AN_EPOCH
 from tests.support.forked import Launch
 from tests.support.launch import SUPPORT, read_json, succeeded

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import Columns, open_columns
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.cache import open_columns
 from tests.support.forked import Launch
 from tests.support.launch import GPUS, SUPPORT, read_json, succeeded, torchrun
 

@@ -231,10 +231,11 @@ def test_a_worker_that_is_busy_dies_with_its_killed_trainer(place: Place) -> Non
 ENDINGS = """
 import sys
 from recsuite.config.config import Config
-from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.loader import EpochSampler, build_dataloader
 
 def use(how):
-    from recsuite.datasets.columns import open_columns
+    from recsuite.datasets.preparation.cache import open_columns
     config = Config.of(data_path={data!r}, batch_size=64, num_workers=4)
     dataset = RatingBatches(open_columns(config), config, 0, 1)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
@@ -247,7 +248,7 @@ def use(how):
         print("the end begins", flush=True)
 
 def forget():
-    from recsuite.datasets.columns import open_columns
+    from recsuite.datasets.preparation.cache import open_columns
     config = Config.of(data_path={data!r}, batch_size=64, num_workers=4)
     dataset = RatingBatches(open_columns(config), config, 0, 1)
     global loader

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
+from recsuite.datasets.batches import RatingBatches
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
 from recsuite.datasets.features import FEATURES, Table
+from recsuite.datasets.loader import EpochSampler, build_dataloader
 from tests.support.launch import python, succeeded
 
 MIB = 2**20

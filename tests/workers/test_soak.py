@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.dataloader import EpochSampler, RatingBatches, build_dataloader
+from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.errors import UserError
 from recsuite.runtime import host as machine
 from recsuite.workers.failure import WorkerError

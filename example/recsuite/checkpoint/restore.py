@@ -25,10 +25,10 @@ from recsuite.checkpoint.storage.shards import check_parts, reading
 from recsuite.config.config import Config
 from recsuite.config.keeping import NEWEST
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.metrics import LABELS, main_metric
 from recsuite.errors import UserError, counted
 from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.metrics import LABELS, main_metric
 from recsuite.training.trainer import TrainState
 
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.metrics import LABELS, METRICS, TOP, Metrics, main_metric
 from recsuite.errors import UserError, counted
 from recsuite.monitoring.page import replace_file
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import stack_versions
-from recsuite.training.metrics import LABELS, METRICS, TOP, Metrics, main_metric
 
 if TYPE_CHECKING:
     from recsuite.checkpoint.storage.manifest import Progress

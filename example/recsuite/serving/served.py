@@ -35,7 +35,7 @@ from recsuite.checkpoint.storage.directory import (
 )
 from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
 from recsuite.datasets.features import HISTORY, vocabulary_of
-from recsuite.datasets.movielens.parsing import HIGHEST_RATING, LOWEST_RATING
+from recsuite.datasets.movielens.parsing.ratings import HIGHEST_RATING, LOWEST_RATING
 from recsuite.errors import UserError, printable
 from recsuite.serving.snapshot import (
     HISTORY_RATINGS,

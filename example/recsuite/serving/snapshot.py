@@ -33,10 +33,10 @@ from recsuite.checkpoint.storage.manifest import (
 )
 from recsuite.checkpoint.storage.shards import check_parts, parts_of, read_whole, reading, shape_of
 from recsuite.datasets.features import ENTITIES, FEATURES, HISTORY, UNKNOWN_ROW, Feature, vocabulary_of
+from recsuite.datasets.metrics import LABELS, main_metric
 from recsuite.errors import UserError, printable
 from recsuite.models.interaction import Interaction
 from recsuite.models.two_tower import TwoTower
-from recsuite.training.metrics import LABELS, main_metric
 
 # What a model takes beside the features: the rating of each movie of a history.
 HISTORY_RATINGS = "history_ratings"

@@ -26,8 +26,8 @@ MOST_GENRES = 10
 
 def check_data(config: Config) -> list[Finding]:
     """Where the data and their columns lie, and their size; unlike a run it obtains and makes none."""
-    from recsuite.datasets.columns import find_columns
     from recsuite.datasets.movielens.formats import NUM_RATINGS, find_files, locate
+    from recsuite.datasets.preparation.cache import find_columns
 
     try:
         source, files = find_files(config)
@@ -80,9 +80,10 @@ def check_cache(cache: Path, columns: Columns | None, num_ratings: int) -> Findi
 
 def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     """What the workers' batches take, from the columns if they are made, else from what MovieLens has."""
-    from recsuite.datasets.columns import Columns, find_columns
-    from recsuite.datasets.dataloader import RatingBatches
+    from recsuite.datasets.batches import RatingBatches
+    from recsuite.datasets.columns import Columns
     from recsuite.datasets.features import FEATURES, HISTORY, Table
+    from recsuite.datasets.preparation.cache import find_columns
     from recsuite.workers.pool import SLOTS_BEYOND_PREFETCH
 
     tables = tuple(Table(feature, 1, MOST_GENRES if feature.multi else 1) for feature in FEATURES)

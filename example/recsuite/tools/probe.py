@@ -90,7 +90,8 @@ def probe_worker(probe: type[Probe], config: Config, deadline: float = WORKER_DE
         UserError: when it may not be started.
         WorkerError: when it dies, or does not answer within the deadline, in seconds.
     """
-    from recsuite.datasets.dataloader import RatingBatches, check_start_method
+    from recsuite.datasets.batches import RatingBatches
+    from recsuite.datasets.loader import check_start_method
     from recsuite.workers.pool import WorkerPool
 
     check_start_method(config.loader.mp_context)

@@ -15,11 +15,9 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recsuite.config.config import Config
+from recsuite.datasets.batches import RatingBatches, places_of
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.dataloader import RatingBatches, places_of
-from recsuite.runtime.process import RuntimeContext
-from recsuite.runtime.progress_bar import stage
-from recsuite.training.metrics import (
+from recsuite.datasets.metrics import (
     LIKED,
     Calibration,
     Metrics,
@@ -28,6 +26,8 @@ from recsuite.training.metrics import (
     measure_ranks,
     no_metrics,
 )
+from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.progress_bar import stage
 
 if TYPE_CHECKING:
     from recsuite.models.task import RatingBatch

@@ -22,8 +22,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
+from recsuite.datasets.batches import Batch
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.dataloader import Batch, BatchLoader
+from recsuite.datasets.loader import BatchLoader
+from recsuite.datasets.metrics import Metrics, is_better, main_metric
 from recsuite.datasets.opening import Data
 from recsuite.errors import UserError
 from recsuite.models.task import RatingBatch
@@ -34,7 +36,6 @@ from recsuite.runtime.progress_bar import stage
 from recsuite.runtime.ranges import STEP, named
 from recsuite.sharding.plan import build_model, describe_plan
 from recsuite.training.evaluation import Evaluator, make_evaluator
-from recsuite.training.metrics import Metrics, is_better, main_metric
 from recsuite.training.stopwatch import Stopwatch
 from recsuite.training.watch import Watch
 from recsuite.training.weights import BestInMemory, check_sound, unsound

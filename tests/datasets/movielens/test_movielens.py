@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import open_columns
 from recsuite.datasets.movielens.formats import RawData, locate, read
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 
 GENRES_100K = ["unknown", "Action", "Adventure", "Animation", *(f"Genre{number}" for number in range(4, 19))]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recsuite.datasets.movielens import synthetic
+from recsuite.datasets.movielens import world as planted
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.errors import UserError
 
@@ -184,11 +184,11 @@ def test_oracle_is_calibrated_at_every_level(world: World) -> None:
 
 
 def test_expected_rating_is_the_mean_of_drawn_ratings() -> None:
-    noise = synthetic.World().noise_std * np.random.default_rng(0).standard_normal(200_000)
-    expected = synthetic._expected_ratings(synthetic.World())
+    noise = planted.World().noise_std * np.random.default_rng(0).standard_normal(200_000)
+    expected = planted._expected_ratings(planted.World())
     for score in (-2, 1.25, 3.5, 4.75, 8):
         drawn = np.rint(np.clip(score + noise, 1, 5))
-        step = round((score - synthetic.MIN_SCORE) * synthetic.SCORE_STEPS)
+        step = round((score - planted.MIN_SCORE) * planted.SCORE_STEPS)
         assert expected[step] == pytest.approx(drawn.mean(), abs=0.01)
 
 
@@ -205,7 +205,7 @@ def test_most_test_users_have_older_ratings_to_learn_from(world: World) -> None:
 
 
 def test_later_user_blocks_are_as_good_as_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(synthetic, "USERS_PER_BLOCK", 300)
+    monkeypatch.setattr(planted, "USERS_PER_BLOCK", 300)
     write_synthetic(tmp_path / "blocks", 20_000, seed=0)
     blocks = read(tmp_path / "blocks")
     assert len(blocks.users) > 300
@@ -229,14 +229,17 @@ def test_too_few_ratings_are_refused(tmp_path: Path) -> None:
         write_synthetic(tmp_path / "tiny", 999, seed=0)
 
 
-@pytest.mark.parametrize("step", ["_write_movies", "_write_users", "_append_lines", "_draw_times"])
+@pytest.mark.parametrize(
+    "step",
+    ["synthetic._write_movies", "synthetic._write_users", "synthetic._append_lines", "world._draw_times"],
+)
 def test_full_disk_leaves_nothing_and_is_said_in_one_sentence(
     step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(synthetic, step, fail)
+    monkeypatch.setattr(f"recsuite.datasets.movielens.{step}", fail)
     with pytest.raises(UserError) as caught:
         write_synthetic(tmp_path / "world", 1_000, seed=0)
     assert str(caught.value) == (

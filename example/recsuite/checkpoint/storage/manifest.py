@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.errors import UserError, printable
-from recsuite.files import FileEntry, check_file, check_size, digest_of, digest_of_bytes, explained, flush
+from recsuite.files import (
+    LARGEST,
+    FileEntry,
+    check_file,
+    check_size,
+    digest_of,
+    digest_of_bytes,
+    explained,
+    flush,
+    sealed,
+)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -24,8 +34,6 @@ VOCABULARY = "vocabulary.json"
 CONFIG = "config.json"
 # What an export says of its features; a dump has those of `features.py`.
 FEATURES_FILE = "features.json"
-# The name of a manifest's own digest in it.
-SEAL = "xxh3_128"
 TEXTS = ("vocabulary", "optimizer", "ratings")
 # What the header of a safetensors file calls the types of tensors, and what a manifest calls them.
 TYPES = {
@@ -40,8 +48,6 @@ TYPES = {
     "F32": "float32",
     "F64": "float64",
 }
-# More than anything counts here; below it every number is one in other languages and in numpy too.
-LARGEST = 2**53
 MOST_DIMENSIONS = 8
 LONGEST_TEXT = 1000
 LARGEST_MANIFEST = 2**26
@@ -135,13 +141,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     path.write_text(json.dumps(sealed({"format": FORMAT, **dataclasses.asdict(manifest)}), indent=1))
     flush(path)
     flush(folder)
-
-
-def sealed(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a manifest with their own digest, which tells whether any of them was changed."""
-    rest = {name: value for name, value in fields.items() if name != SEAL}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return {**rest, SEAL: digest_of_bytes(text.encode())}
 
 
 def read_manifest(folder: Path) -> Manifest:

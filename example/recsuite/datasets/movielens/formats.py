@@ -18,8 +18,10 @@ from filelock import FileLock, Timeout
 
 from recsuite.config.config import Config
 from recsuite.config.data import OFFICIAL_SPLITS
-from recsuite.datasets.duplicates import settle
-from recsuite.datasets.movielens.parsing import LAYOUTS, Layout, Reader, read_movies, read_ratings, read_users
+from recsuite.datasets.movielens.parsing.entities import read_movies, read_users
+from recsuite.datasets.movielens.parsing.ratings import read_ratings
+from recsuite.datasets.movielens.parsing.reader import LAYOUTS, Layout, Reader
+from recsuite.datasets.preparation.duplicates import settle
 from recsuite.errors import UserError
 
 if TYPE_CHECKING:

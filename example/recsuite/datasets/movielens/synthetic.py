@@ -16,13 +16,23 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from recsuite.datasets.movielens.world import (
+    DEFAULT_WORLD,
+    MOVIE_BIAS_STD,
+    MOVIE_EXPLAINED,
+    USER_BIAS_STD,
+    USER_EXPLAINED,
+    World,
+    draw_counts,
+    draw_ratings,
+    standardized,
+    with_unknown,
+)
 from recsuite.errors import UserError
 from recsuite.runtime.progress_bar import stage
 
@@ -55,59 +65,13 @@ LAST_YEAR = 2000
 FIRST_YEAR = 1919
 MEAN_MOVIE_AGE = 14.0
 SHARE_OF_ID_GAPS = 0.02
-
-MIN_RATINGS_PER_USER = 20
-# Spread of the log-normal activity: half of the users rate fewer than 100 movies, a few rate a thousand.
-ACTIVITY_SIGMA = 1.2
 # The chance to be picked grows like exp(POPULARITY_SLOPE * rank / num_movies), which gives the top tenth more
 # than half of the ratings; the share that is spread evenly gets the rare movies a few.
 POPULARITY_SLOPE = 11.0
 UNIFORM_SHARE = 0.06
 
-# Tuned together at a million ratings: ml-1m's histogram, an RMSE of about 0.86 for the oracle and 0.91 for a
-# model of biases alone. With some 130 ratings per user to learn from, every strong factor costs a trained
-# model about 0.6 % of RMSE over the oracle, so only the first is strong.
-MEAN_SCORE = 3.7
-USER_BIAS_STD = 0.48
-MOVIE_BIAS_STD = 0.54
-# Shares of the variance that the side features explain: enough to be worth having, not enough alone.
-USER_EXPLAINED = 0.5
-MOVIE_EXPLAINED = 0.7
-# Scores lie on this grid, so the oracle is a table, and another machine's last bits change no byte.
-SCORE_STEPS = 256
-MIN_SCORE, MAX_SCORE = -3, 9
 
-# From 2000-04-25 to 2003-02-28, in seconds since 1970, UTC.
-FIRST_TIME = 956_620_800
-LAST_TIME = 1_046_390_400
-SESSION_SECONDS = 3600
-# A user's first session lies in this first part of the period and the others anywhere after it, so that the
-# users of the newest ratings have older ones to learn from.
-JOIN_PERIOD = 0.6
-SESSIONS = 6
-# Bounds the memory; part of the format, since it decides which random number goes where.
-USERS_PER_BLOCK = 4096
-
-
-@dataclass(frozen=True)
-class World:
-    """What a world may differ in from the default one, for seeing what does not hold in that one alone.
-
-    noise_std: of a rating around its score, in stars; factor_stds: of the user's side of each planted factor;
-    mean_ratings_per_user: at most; smaller sets have less.
-    """
-
-    noise_std: float = 0.9
-    factor_stds: tuple[float, ...] = (0.3, 0.1, 0.06, 0.04)
-    mean_ratings_per_user: float = 165
-
-    @property
-    def rank(self) -> int:
-        """The number of planted factors."""
-        return len(self.factor_stds)
-
-
-def write_synthetic(folder: Path, num_ratings: int, seed: int, world: World = World()) -> None:
+def write_synthetic(folder: Path, num_ratings: int, seed: int, world: World = DEFAULT_WORLD) -> None:
     """Write the synthetic data set; the same arguments give the same bytes.
 
     The folder appears complete or not at all: the files are written to `.<folder>.partial`, which is renamed
@@ -148,8 +112,8 @@ def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> Non
     movies, movie_ids, picks = _write_movies(folder / "movies.dat", num_movies, world, _generator(seed, 1))
     users = _write_users(folder / "users.dat", num_users, world, _generator(seed, 2))
     rng = _generator(seed, 3)
-    counts = _draw_counts(rng, num_ratings, num_users, num_movies)
-    blocks = _draw_ratings(rng, users, movies, counts, picks, world)
+    counts = draw_counts(rng, num_ratings, num_users, num_movies)
+    blocks = draw_ratings(rng, users, movies, counts, picks, world)
     oracle, done, squared_error = np.empty(num_ratings, np.float32), 0, 0.0
     drawing = stage("drawing synthetic ratings", num_ratings, "ratings")
     with (folder / "ratings.dat").open("wb") as file, drawing as reached:
@@ -211,9 +175,9 @@ def _write_movies(
     chances = (1 - UNIFORM_SHARE) * skewed / skewed.sum() + UNIFORM_SHARE / num_movies
     known = has_genre @ rng.standard_normal((len(names), 1 + world.rank))
     known /= np.sqrt(has_genre.sum(axis=1, keepdims=True))
-    known += _standardized(years)[:, None] * rng.standard_normal(1 + world.rank) / 2
-    known[:, 0] += _standardized(popularity)
-    parameters = _with_unknown(rng, known, MOVIE_EXPLAINED)
+    known += standardized(years)[:, None] * rng.standard_normal(1 + world.rank) / 2
+    known[:, 0] += standardized(popularity)
+    parameters = with_unknown(rng, known, MOVIE_EXPLAINED)
     # Centered over ratings rather than movies, so that liked popular movies do not shift the mean rating.
     parameters[:, 0] = MOVIE_BIAS_STD * (parameters[:, 0] - chances @ parameters[:, 0])
     return parameters, ids, np.cumsum(chances)
@@ -239,98 +203,4 @@ def _write_users(path: Path, num_users: int, world: World, rng: np.random.Genera
     known = np.zeros((num_users, 1 + world.rank))
     for size, rows in ((2, is_man), (len(AGES), age_rows), (NUM_OCCUPATIONS, occupations)):
         known += rng.standard_normal((size, 1 + world.rank))[rows]
-    return _with_unknown(rng, known, USER_EXPLAINED) * (USER_BIAS_STD, *world.factor_stds)
-
-
-def _with_unknown(rng: np.random.Generator, known: np.ndarray, explained: float) -> np.ndarray:
-    """Columns of variance 1, of which `known` explains the given share."""
-    unknown = rng.standard_normal(known.shape)
-    return math.sqrt(explained) * _standardized(known) + math.sqrt(1 - explained) * unknown
-
-
-def _standardized(columns: np.ndarray) -> np.ndarray:
-    return (columns - columns.mean(axis=0)) / columns.std(axis=0)
-
-
-def _draw_counts(rng: np.random.Generator, num_ratings: int, num_users: int, num_movies: int) -> np.ndarray:
-    """Ratings of each user, int64 [num_users], with the sum num_ratings."""
-    spare = num_ratings - MIN_RATINGS_PER_USER * num_users
-    shares = np.exp(ACTIVITY_SIGMA * rng.standard_normal(num_users))
-    # Whoever has rated a third of the catalogue is running out of movies.
-    limit = (num_movies / 3 - MIN_RATINGS_PER_USER) / spare
-    shares = np.minimum(shares / shares.sum(), limit)
-    ends = np.rint(np.cumsum(shares / shares.sum()) * spare).astype(np.int64)
-    return MIN_RATINGS_PER_USER + np.diff(ends, prepend=0)
-
-
-def _draw_ratings(
-    rng: np.random.Generator,
-    users: np.ndarray,
-    movies: np.ndarray,
-    counts: np.ndarray,
-    picks: np.ndarray,
-    world: World,
-) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield (user row, movie row, rating, time, expected rating), each [ratings of a block of users]."""
-    expected_of_step = _expected_ratings(world)
-    for first in range(0, len(users), USERS_PER_BLOCK):
-        block = counts[first : first + USERS_PER_BLOCK]
-        user_rows, movie_rows = _draw_pairs(rng, block, picks)
-        times = _draw_times(rng, len(block), user_rows)
-        user_rows += first
-        scores = MEAN_SCORE + users[user_rows, 0] + movies[movie_rows, 0]
-        for factor in range(1, 1 + world.rank):
-            scores += users[user_rows, factor] * movies[movie_rows, factor]
-        steps = np.rint((np.clip(scores, MIN_SCORE, MAX_SCORE) - MIN_SCORE) * SCORE_STEPS).astype(np.int64)
-        noisy = MIN_SCORE + steps / SCORE_STEPS + world.noise_std * rng.standard_normal(len(steps))
-        ratings = np.rint(np.clip(noisy, 1, 5)).astype(np.int64)
-        yield user_rows, movie_rows, ratings, times, expected_of_step[steps]
-
-
-def _expected_ratings(world: World) -> np.ndarray:
-    """The expected rating at each step of the score, float32 [steps].
-
-    A rating is 1 plus the number of thresholds 1.5, 2.5, 3.5 and 4.5 below the noisy score, so its
-    expectation is 1 plus the sum of their normal probabilities.
-    """
-    width = world.noise_std * math.sqrt(2)
-    scores = np.arange(MIN_SCORE * SCORE_STEPS, MAX_SCORE * SCORE_STEPS + 1) / SCORE_STEPS
-    above = [[math.erfc((half - score) / width) / 2 for half in (1.5, 2.5, 3.5, 4.5)] for score in scores]
-    return (1 + np.sum(above, axis=1)).astype(np.float32)
-
-
-def _draw_pairs(
-    rng: np.random.Generator, counts: np.ndarray, picks: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw each user's movies without replacement.
-
-    Args:
-        counts: movies per user, int64 [users].
-        picks: cumulative chance of the movies, float64 [movies].
-
-    Returns:
-        User rows and movie rows, each int64 [sum of counts], sorted by user, then movie.
-    """
-    missing, complete, pairs = counts, [], np.empty(0, np.int64)
-    # A movie drawn twice is drawn anew, for the users who still miss one: few after the first rounds.
-    while missing.any():
-        drawn = np.searchsorted(picks[:-1], rng.random(missing.sum()), side="right")
-        pairs = np.concatenate([pairs, np.repeat(np.arange(len(counts)), missing) * len(picks) + drawn])
-        pairs.sort()
-        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
-        user_rows = pairs // len(picks)
-        missing = np.where(missing > 0, counts - np.bincount(user_rows, minlength=len(counts)), 0)
-        complete.append(pairs[missing[user_rows] == 0])
-        pairs = pairs[missing[user_rows] > 0]
-    return np.divmod(np.sort(np.concatenate(complete)), len(picks))
-
-
-def _draw_times(rng: np.random.Generator, num_users: int, user_rows: np.ndarray) -> np.ndarray:
-    """Draw the second of each rating, int64 [ratings]: a few sessions per user, the first the longest."""
-    joined = JOIN_PERIOD * rng.random((num_users, 1))
-    later = joined + (1 - joined) * rng.random((num_users, SESSIONS - 1))
-    sessions = np.concatenate([joined, later], axis=1) * (LAST_TIME - FIRST_TIME - SESSION_SECONDS)
-    # Squared, so that the first session has four ratings in ten.
-    session = (SESSIONS * np.square(rng.random(len(user_rows)))).astype(np.int64)
-    within = rng.integers(SESSION_SECONDS, size=len(user_rows))
-    return FIRST_TIME + sessions[user_rows, session].astype(np.int64) + within
+    return with_unknown(rng, known, USER_EXPLAINED) * (USER_BIAS_STD, *world.factor_stds)

@@ -1,4 +1,4 @@
-"""Batches as a pure function of position, and the loader that gets them from a pool of workers.
+"""Batches as a pure function of position.
 
 An item of the data set is a whole batch, asked for by (split, epoch, step): nothing is drawn, nothing is
 remembered, so any number of workers of any start method gives the same batches, bit for bit. A worker reads
@@ -8,40 +8,25 @@ this module imports, a worker imports: no torch, no TorchRec, no pandas.
 
 from __future__ import annotations
 
-import math
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import Columns
+from recsuite.datasets.columns import Columns, MappedColumn
 from recsuite.datasets.features import ENTITIES, UNKNOWN_ROW
-from recsuite.datasets.mapped import MappedColumn
 from recsuite.datasets.shuffle import shuffled
-from recsuite.errors import UserError, counted
-from recsuite.runtime.host import allowed_cores, spare_cores
-from recsuite.runtime.launch import Launch, read_launch
 
 if TYPE_CHECKING:
     import torch
-
-    from recsuite.workers.pool import WorkerPool
-
 
 SPLITS = ("train", "validation", "test", "catalogue")
 # Small batches are shuffled together: numpy's overhead for each would be more than the work.
 POSITIONS_AT_ONCE = 32_768
 # Of so many training ratings one counts as that of an unknown user.
 FORGOTTEN_EVERY = 64
-# What --num_workers auto measures, and the share of time below which waiting is not worth a process.
-WARM_UP_STEPS = 5
-TIMED_STEPS = 20
-WAIT_WORTH_A_WORKER = 0.02
 
 
 class Request(NamedTuple):
@@ -277,205 +262,3 @@ def to_tensors(arrays: Sequence[np.ndarray]) -> Batch:
     import torch
 
     return Batch(*map(torch.from_numpy, arrays))
-
-
-class EpochSampler:
-    """The requests of one pass, in order. Lives in the main process, which chooses the pass."""
-
-    def __init__(self, dataset: RatingBatches) -> None:
-        self.dataset = dataset
-        self.split = "train"
-        self.epoch = 0
-        self.first = 0
-
-    def __iter__(self) -> Iterator[Request]:
-        # Bound now: workers ask ahead, and must not be asked for another pass in the middle of this one.
-        split, epoch, first = self.split, self.epoch, self.first
-        return (Request(split, epoch, step, first) for step in range(len(self)))
-
-    def __len__(self) -> int:
-        return self.dataset.num_steps(self.split, self.first)
-
-
-class BatchLoader:
-    """An iterable of batches, and the workers that make them; ends them as a context manager.
-
-    Each `iter` is one pass over what the sampler names. A batch is the consumer's for as long as it holds it.
-    """
-
-    def __init__(self, dataset: RatingBatches, sampler: EpochSampler, config: Config) -> None:
-        self.dataset = dataset
-        self.sampler = sampler
-        self.config = config
-        self.pool: WorkerPool | None = None
-        self._pin = _has_cuda()
-        self._undecided = config.loader.num_workers == "auto"
-        if config.loader.num_workers != 0:
-            check_start_method(config.loader.mp_context)
-            _warn(config, read_launch())
-        if isinstance(config.loader.num_workers, int) and config.loader.num_workers > 0:
-            self.pool = self._start_pool(config.loader.num_workers)
-
-    def __len__(self) -> int:
-        """Batches in a pass."""
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[Batch]:
-        """One pass. The workers begin with it now, before its first batch is asked for.
-
-        Raises:
-            UserError: when the data cannot be read any more.
-            WorkerError: when a worker raises, dies or is silent for --worker_timeout seconds.
-        """
-        requests = iter(self.sampler)
-        if self._undecided:
-            return self._try_out(requests)
-        return self._rest(requests)
-
-    def _rest(self, requests: Iterator[Request]) -> Iterator[Batch]:
-        arrays = self.pool.batches(requests) if self.pool else map(self.dataset.make, requests)
-        return map(self._finished, arrays)
-
-    def __enter__(self) -> BatchLoader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the workers, within seconds; harmless twice, and done at the exit of the interpreter too."""
-        if self.pool is not None:
-            self.pool.close()
-
-    def _start_pool(self, num_workers: int) -> WorkerPool:
-        from recsuite.workers.pool import WorkerPool
-
-        config, launch = self.config, read_launch()
-        return WorkerPool(
-            self.dataset,
-            num_workers=num_workers,
-            prefetch_factor=config.loader.prefetch_factor,
-            timeout=config.loader.worker_timeout,
-            mp_context=config.loader.mp_context,
-            rank=launch.rank,
-            local_world_size=launch.local_world_size,
-        )
-
-    def _finished(self, arrays: Sequence[np.ndarray]) -> Batch:
-        batch = to_tensors(arrays)
-        if self._pin:
-            # The copy keeps the ring's slots free of the device's pace: torch knows when it is done with
-            # page-locked memory of its own.
-            return Batch(*(tensor.pin_memory() for tensor in batch))
-        return batch
-
-    def _try_out(self, requests: Iterator[Request]) -> Iterator[Batch]:
-        """The first steps without workers, timed; then the number of workers is decided.
-
-        A batch does not depend on who makes it, so the pool may start in the middle of a pass.
-        """
-        start, making = time.perf_counter(), 0.0
-        for steps, request in enumerate(requests, start=1):
-            begin = time.perf_counter()
-            batch = self._finished(self.dataset.make(request))
-            making += time.perf_counter() - begin
-            yield batch
-            if steps == WARM_UP_STEPS:
-                _synchronize()
-                start, making = time.perf_counter(), 0.0
-            if steps == WARM_UP_STEPS + TIMED_STEPS:
-                break
-        else:
-            # A shorter pass tells too little; the next one goes on trying.
-            return
-        _synchronize()
-        batch_seconds = making / TIMED_STEPS
-        step_seconds = (time.perf_counter() - start) / TIMED_STEPS - batch_seconds
-        num_workers, why = choose_num_workers(
-            batch_seconds, step_seconds, allowed_cores(), read_launch().local_world_size
-        )
-        print(f"--num_workers auto: {why}")
-        self._undecided = False
-        if num_workers > 0:
-            self.pool = self._start_pool(num_workers)
-        yield from self._rest(requests)
-
-
-def choose_num_workers(
-    batch_seconds: float, step_seconds: float, num_cores: int, local_world_size: int
-) -> tuple[int, str]:
-    """How many workers a rank needs so that its steps do not wait, and the arithmetic in words."""
-    share = batch_seconds / (batch_seconds + step_seconds)
-    spare = spare_cores(local_world_size, num_cores)
-    # A consumer that only receives has steps of no time.
-    needed = math.ceil(batch_seconds / max(step_seconds, 1e-9))
-    facts = (
-        f"a batch takes {batch_seconds * 1e3:.2f} ms and a step {step_seconds * 1e3:.2f} ms; "
-        f"{counted(num_cores, 'core')} for {counted(local_world_size, 'rank')} leave {spare} beside each"
-    )
-    if share <= WAIT_WORTH_A_WORKER:
-        return 0, f"0, as waiting {share:.1%} of the time is worth no process ({facts})"
-    if spare == 0:
-        return 0, f"0, as there is no core for one ({facts})"
-    if needed <= spare:
-        return needed, f"{needed}, as {needed} keep pace ({facts})"
-    return spare, f"{spare}, as {needed} would keep pace but there is no core for more ({facts})"
-
-
-def check_start_method(mp_context: str) -> None:
-    """Refuse to fork a process that uses CUDA.
-
-    Raises:
-        UserError: for fork, when CUDA is initialised.
-    """
-    if mp_context == "fork" and "torch" in sys.modules:
-        import torch
-
-        if torch.cuda.is_initialized():
-            raise UserError(
-                "--mp_context fork cannot be used once CUDA is initialised, as a forked worker can neither "
-                "use nor free what it inherits of it; give spawn or forkserver."
-            )
-
-
-def _warn(config: Config, launch: Launch) -> None:
-    """Say, once on a machine, what is allowed and seldom wise."""
-    if launch.local_rank != 0:
-        return
-    if config.loader.mp_context == "fork":
-        print("--mp_context fork: workers inherit the locks of all threads, and may hang; spawn does not")
-    num_workers = (
-        0 if config.loader.num_workers == "auto" else int(config.loader.num_workers) * launch.local_world_size
-    )
-    if num_workers > allowed_cores():
-        workers, cores = counted(num_workers, "data worker"), counted(allowed_cores(), "core")
-        print(f"{workers} on this machine share {cores} with the ranks")
-
-
-def build_dataloader(dataset: RatingBatches, sampler: EpochSampler, config: Config) -> BatchLoader:
-    """A loader of whole batches: in this process for --num_workers 0, else from a persistent pool.
-
-    Spawned, unless --mp_context says otherwise, because a forked worker inherits the CUDA context and the
-    locks of every thread. Persistent, and one pool for training and evaluation: the sampler's requests say
-    which. The workers start at once, while the caller goes on. Batches come out pinned where there is a CUDA
-    device; the copy to the device is the main process's, after `init_runtime` has set it. Not collective.
-
-    Raises:
-        UserError: when the data set cannot be sent to a worker, or the machine cannot start that many.
-    """
-    return BatchLoader(dataset, sampler, config)
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _synchronize() -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -28,10 +28,6 @@ LABELS = {
     "hr_at_10": "HR@10",
     "ndcg_at_10": "NDCG@10",
 }
-# Damping of the bias baseline: a user or movie with this many ratings is believed half-way. The usual
-# value; weaker and stronger ones gave a weaker baseline on ml-latest-small.
-DAMPING = 5.0
-BASELINE_ROUNDS = 10
 # Newton's method doubles the digits in each round; the ridge keeps a link finite where predictions put all
 # liked ratings above all others, and is too small to be seen elsewhere.
 LINK_ROUNDS = 25
@@ -143,57 +139,6 @@ def measure_ranks(ranks: np.ndarray) -> Metrics:
     return {"hr_at_10": float(hits.mean()), "ndcg_at_10": float((hits / np.log2(1.0 + ranks)).mean())}
 
 
-def popularity_ranks(user: np.ndarray, movie: np.ndarray, num_known: int, num_movies: int) -> np.ndarray:
-    """Ranks, int64, of the ratings from number `num_known` on, when movies are ranked by their number of
-    known ratings; of those that the user is known to have rated only the test movie itself is ranked.
-
-    Takes int [n] and int [n]. Ties count against a movie.
-    """
-    known, cases = slice(None, num_known), slice(num_known, None)
-    counts = np.bincount(movie[known], minlength=num_movies)
-    # (user, movie) and (user, popularity) as one number each.
-    pairs = np.unique(user[known].astype(np.int64) * num_movies + movie[known])
-    step = int(counts.max(initial=0)) + 1
-    seen = np.sort(pairs // num_movies * step + counts[pairs % num_movies])
-    case_user, own = user[cases].astype(np.int64), counts[movie[cases]]
-    popular = num_movies - np.sort(counts).searchsorted(own)
-    popular_seen = seen.searchsorted((case_user + 1) * step) - seen.searchsorted(case_user * step + own)
-    is_seen = np.isin(case_user * num_movies + movie[cases], pairs)
-    # The test movie counts once: among the popular ones, where it takes the place of the 1 of the first rank.
-    return popular - (popular_seen - is_seen)
-
-
 def _chunks(number: int) -> Iterator[slice]:
     for first in range(0, number, CHUNK):
         yield slice(first, first + CHUNK)
-
-
-@dataclass(frozen=True)
-class Biases:
-    """The bias baseline: mean rating, and how far each user and movie lies from it, float64."""
-
-    mean: float
-    user: np.ndarray
-    movie: np.ndarray
-
-    def predict(self, user: np.ndarray, movie: np.ndarray) -> np.ndarray:
-        """Predicted ratings, float64 [n], for positions of users and movies, int [n]."""
-        return self.mean + self.user[user] + self.movie[movie]
-
-
-def fit_biases(
-    user: np.ndarray, movie: np.ndarray, rating: np.ndarray, num_users: int, num_movies: int
-) -> Biases:
-    """Damped least squares for rating = mean + user bias + movie bias, by alternation.
-
-    Takes int [n], int [n] and float [n]; a user or movie without a rating gets bias 0.
-    """
-    mean = float(rating.mean(dtype=np.float64))
-    residual = rating.astype(np.float64) - mean
-    user_bias, movie_bias = np.zeros(num_users), np.zeros(num_movies)
-    user_weight = DAMPING + np.bincount(user, minlength=num_users)
-    movie_weight = DAMPING + np.bincount(movie, minlength=num_movies)
-    for _ in range(BASELINE_ROUNDS):
-        movie_bias = np.bincount(movie, residual - user_bias[user], num_movies) / movie_weight
-        user_bias = np.bincount(user, residual - movie_bias[movie], num_users) / user_weight
-    return Biases(mean, user_bias, movie_bias)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recsuite.training.metrics import (
+from recsuite.datasets.metrics import (
     LIKED,
     Calibration,
     auc,
-    fit_biases,
     fit_link,
     is_better,
     measure,
     measure_ranks,
-    popularity_ranks,
 )
+from recsuite.datasets.preparation.baselines import fit_biases, popularity_ranks
 
 NO_LINK = Calibration(float("nan"), float("nan"))
 

@@ -1,0 +1,55 @@
+"""What each user rated before each rating."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The ratings in the order in which they are stored: positions of users and movies and table rows of
+    movies, int32 [ratings]; ratings, float32; time, int64.
+    """
+
+    user: np.ndarray
+    movie: np.ndarray
+    movie_row: np.ndarray
+    rating: np.ndarray
+    time: np.ndarray
+
+
+def write_histories(folder: Path, stored: Stored, sizes: tuple[int, int, int]) -> tuple[np.ndarray, int]:
+    """Write what users rated, as training and validation know it, and as the test does; returns where the
+    histories of all ratings end, int32 [ratings], and how long the longest is.
+    """
+    num_train, num_validation, _ = sizes
+    num_known = num_train + num_validation
+    ends, lengths = _write_history(folder, "", stored, num_train)
+    ends_in_test, lengths_in_test = _write_history(folder, "test_", stored, num_known)
+    ends[num_known:], lengths[num_known:] = ends_in_test[num_known:], lengths_in_test[num_known:]
+    return ends, int(lengths.max())
+
+
+def _write_history(folder: Path, prefix: str, stored: Stored, num_told: int) -> tuple[np.ndarray, np.ndarray]:
+    """Write the first ratings, which are told of, user after user; returns for all ratings where their
+    histories end, int32 [ratings], and how long they are.
+    """
+    order = np.lexsort([stored.time, stored.user])
+    is_told = order < num_told
+    before: np.ndarray = np.cumsum(is_told) - is_told
+    # Ratings of one user in one second do not know of each other: all of them end where the first does.
+    first = np.ones(len(order), bool)
+    first[1:] = (np.diff(stored.user[order]) != 0) | (np.diff(stored.time[order]) != 0)
+    ends = np.empty(len(order), np.int32)
+    ends[order] = before[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))]
+    told = order[is_told]
+    bits = stored.rating[told].view(np.int32)
+    np.save(folder / f"{prefix}history.npy", np.stack([stored.movie_row[told], bits], axis=1))
+    np.save(folder / f"{prefix}seen.npy", stored.movie[told])
+    counts = np.bincount(stored.user[told], minlength=int(stored.user.max()) + 1)
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    np.save(folder / f"{prefix}history_offsets.npy", offsets)
+    return ends, ends - offsets[stored.user]

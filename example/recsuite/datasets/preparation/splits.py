@@ -1,0 +1,115 @@
+"""Which ratings are for training, for validation and for the test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from recsuite.config.config import Config
+from recsuite.datasets.preparation.duplicates import describe_leak
+from recsuite.errors import UserError, counted
+
+if TYPE_CHECKING:
+    from recsuite.datasets.movielens.formats import RawData
+
+
+def split(raw: RawData, config: Config) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
+    """The order in which ratings are stored, int64 [ratings]; how many are for training, validation and the
+    test; and what there is to say of it.
+    """
+    # Stable, so that ratings of one second keep the order of the file on every machine.
+    by_time = np.argsort(raw.ratings.time, kind="stable")
+    user = raw.ratings.user_id[by_time]
+    is_test, notes = _choose_test(raw, by_time, config)
+    is_validation = _choose_validation(user, ~is_test, config)
+    is_train = ~is_test & ~is_validation
+    sizes = int(is_train.sum()), int(is_validation.sum()), int(is_test.sum())
+    if sizes[0] == 0 or sizes[2] == 0:
+        raise UserError(
+            f"--split {config.data.split} of {len(user)} ratings with --test_fraction "
+            f"{config.data.test_fraction} and --validation_fraction {config.data.validation_fraction} leaves "
+            f"{sizes[0]} for training and {sizes[2]} for the test; give fractions that leave some for both."
+        )
+    if sizes[1] == 0:
+        notes.append("no rating is for validation: there are no results on the way, and no early stopping")
+    if config.data.duplicates == "keep":
+        notes += describe_leak(raw.ratings, by_time[is_test])
+    return np.concatenate([by_time[is_train], by_time[is_validation], by_time[is_test]]), sizes, notes
+
+
+def _choose_test(raw: RawData, by_time: np.ndarray, config: Config) -> tuple[np.ndarray, list[str]]:
+    """Whether each rating, in the order of time, is for the test, bool [ratings]; and what to say of it."""
+    number = len(by_time)
+    if raw.official_test is not None:
+        return raw.official_test[by_time], []
+    time = raw.ratings.time[by_time]
+    if config.data.split == "leave_one_out":
+        return _choose_newest_of_each(raw.ratings.user_id[by_time], time)
+    num_test = round(number * config.data.test_fraction)
+    is_test = np.arange(number) >= number - num_test
+    if config.data.split == "random":
+        return np.random.default_rng([config.runtime.seed, 1]).permutation(is_test), []
+    return is_test, _describe_cut(time, number - num_test)
+
+
+def _describe_cut(time: np.ndarray, cut: int) -> list[str]:
+    """What to say where the test begins among ratings of one time. time: in its order, int64 [ratings].
+
+    Raises:
+        UserError: when all have one time, so that none is newer than another.
+    """
+    if len(time) > 1 and time[0] == time[-1]:
+        raise UserError(
+            f"--split time of {len(time):,} ratings that all have the time {time[0]} has no newest ones; "
+            "give --split random."
+        )
+    if not 0 < cut < len(time) or time[cut - 1] != time[cut]:
+        return []
+    first, end = np.searchsorted(time, time[cut], "left"), np.searchsorted(time, time[cut], "right")
+    return [
+        f"the test begins among {end - first:,} ratings of one time ({time[cut]}): the last {end - cut:,} of "
+        "them in the file are in it"
+    ]
+
+
+def _choose_newest_of_each(user: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Whether each rating is the last one of its user, bool [ratings]; and what to say of it."""
+    newest, num_single = _newest_of_each(user)
+    is_test = np.zeros(len(user), bool)
+    is_test[newest] = True
+    notes = []
+    if num_single:
+        single = counted(num_single, "user has", "users have")
+        notes.append(f"{single} a single rating, which is for training: the test has none")
+    # In the order of their users' ids, as `newest` is.
+    place = np.searchsorted(user[newest], user).clip(max=max(0, len(newest) - 1))
+    is_as_new = (user[newest][place] == user) & (time[newest][place] == time) if len(newest) else is_test
+    num_tied = int((np.bincount(place[is_as_new], minlength=1) > 1).sum())
+    if num_tied:
+        notes.append(
+            f"{num_tied:,} of {len(newest):,} users have several ratings of the time of their newest: the "
+            "last of them in the file is in the test"
+        )
+    return is_test, notes
+
+
+def _choose_validation(user: np.ndarray, is_left: np.ndarray, config: Config) -> np.ndarray:
+    """Whether each rating, in the order of time, is for validation, bool [ratings]: --validation_fraction of
+    those that are left beside the test, drawn by the seed; for leave_one_out among the newest left of each
+    user.
+
+    Not the newest for --split time: what is newest tells most of the test.
+    """
+    left = np.flatnonzero(is_left)
+    wanted = round(len(left) * config.data.validation_fraction)
+    among = left[_newest_of_each(user[left])[0]] if config.data.split == "leave_one_out" else left
+    is_validation = np.zeros(len(user), bool)
+    is_validation[np.random.default_rng([config.runtime.seed, 2]).permutation(among)[:wanted]] = True
+    return is_validation
+
+
+def _newest_of_each(user: np.ndarray) -> tuple[np.ndarray, int]:
+    """The place of the last rating of each user with two or more, int64; and how many users have one."""
+    _, from_end, counts = np.unique(user[::-1], return_index=True, return_counts=True)
+    return len(user) - 1 - from_end[counts > 1], int((counts == 1).sum())
