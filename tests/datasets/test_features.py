@@ -123,8 +123,8 @@ def test_what_is_recommended_and_known_is_the_same_for_any_order_of_the_table(
 
     pages = []
     for place, table in enumerate(TABLES):
-        for module in ("columns", "snapshot"):
-            monkeypatch.setattr(f"{module}.FEATURES", table)
+        for module in ("datasets.preparation.cache", "serving.snapshot"):
+            monkeypatch.setattr(f"recsuite.{module}.FEATURES", table)
         save_dir = str(tmp_path / str(place))
         train_and_report(config.replaced(save_dir=save_dir, dump=True), context)
         model = ServedModel.open(Path(save_dir))
