@@ -1,0 +1,128 @@
+"""Which part of the library may import which: all arrows point the same way, and modules form no circle."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch import ROOT
+
+SOURCES = ROOT / "example"
+# A folder, a file or a module, and what it may import. Scripts, `launcher` and `tools` may import everything.
+MAY_IMPORT = {
+    "errors": "",
+    "files": "errors",
+    "config": "errors files",
+    "runtime": "errors files config",
+    "workers": "errors files config runtime",
+    "datasets": "errors files config runtime workers",
+    "models": "errors config runtime.ranges datasets.features",
+    "sharding": "errors files config runtime workers datasets models",
+    "checkpoint.storage": "errors files",
+    "training": "errors files config runtime workers datasets models sharding checkpoint.storage",
+    "checkpoint": "errors files config runtime workers datasets models sharding training",
+    "serving": "errors files config models datasets.features checkpoint.storage",
+    "monitoring": "errors files config runtime datasets models sharding checkpoint.storage training",
+}
+# What is still to be untied.
+KNOWN = {
+    ("recsuite.datasets.columns", "recsuite.checkpoint.storage.manifest"),
+    ("recsuite.datasets.columns", "recsuite.training.metrics"),
+    ("recsuite.datasets.opening", "recsuite.monitoring.report"),
+    ("recsuite.models.task", "recsuite.datasets.columns"),
+    ("recsuite.runtime.ending.recovery", "recsuite.checkpoint.storage.directory"),
+    ("recsuite.serving.recommend", "recsuite.checkpoint.recorded"),
+    ("recsuite.serving.recommend", "recsuite.datasets.movielens.formats"),
+    ("recsuite.serving.served", "recsuite.datasets.movielens.parsing"),
+    ("recsuite.serving.snapshot", "recsuite.training.metrics"),
+    ("recsuite.training.trainer", "recsuite.monitoring.report"),
+    ("recsuite.training.watch", "recsuite.monitoring.event_log"),
+    ("recsuite.training.watch", "recsuite.monitoring.profiler"),
+}
+# Modules that still speak of movies where they mean items.
+KNOWN_MOVIES = {
+    "recsuite.config.data",
+    "recsuite.config.keeping",
+    "recsuite.config.learning",
+    "recsuite.config.parser",
+    "recsuite.datasets.columns",
+    "recsuite.datasets.dataloader",
+    "recsuite.datasets.duplicates",
+    "recsuite.datasets.features",
+    "recsuite.datasets.opening",
+    "recsuite.models.interaction",
+    "recsuite.models.task",
+    "recsuite.models.two_tower",
+    "recsuite.monitoring.report",
+    "recsuite.serving.recommend",
+    "recsuite.serving.served",
+    "recsuite.serving.snapshot",
+    "recsuite.tools.data",
+    "recsuite.training.evaluation",
+    "recsuite.training.metrics",
+}
+
+
+def name_of(path: Path) -> str:
+    """The module that a file is."""
+    return ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in sorted(SOURCES.rglob("*.py"))}
+
+
+def imported(nodes: Iterator[ast.AST]) -> set[str]:
+    """The modules of this repository that some of a module's nodes import."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            # `from package import module` and `from module import name` look alike.
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (names & MODULES.keys()) or {node.module}
+    return found & MODULES.keys()
+
+
+def is_within(module: str, part: str) -> bool:
+    """Whether a module is a part of the library, or lies in it."""
+    return f"{module}.".startswith(f"recsuite.{part}.")
+
+
+def part_of(module: str) -> str | None:
+    """The part of the library that a module belongs to; None where it may import everything."""
+    parts = [part for part in MAY_IMPORT if is_within(module, part) and not module.endswith(".__main__")]
+    return max(parts, key=len, default=None)
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_a_part_imports_nothing_above_it(part: str) -> None:
+    allowed = [part, *MAY_IMPORT[part].split()]
+    found = {
+        (module, other)
+        for module, path in MODULES.items()
+        if part_of(module) == part
+        for other in imported(ast.walk(ast.parse(path.read_text())))
+        if not any(is_within(other, each) for each in allowed)
+    }
+    assert found - KNOWN == set()
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {name: imported(iter(ast.parse(path.read_text()).body)) for name, path in MODULES.items()}
+    # Raises an exception that names the circle.
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_the_library_knows_movies_in_one_folder_alone() -> None:
+    found = {
+        module
+        for module, path in MODULES.items()
+        if module.startswith("recsuite.") and not is_within(module, "datasets.movielens")
+        if "movie" in path.read_text().lower()
+    }
+    assert found - KNOWN_MOVIES == set()
