@@ -29,9 +29,10 @@ from recsuite.runtime.ending.failures import (
     report_lost_worker,
     report_mistake,
 )
+from recsuite.runtime.ending.recovery import Recovery
 from recsuite.runtime.host import check_descriptors
 from recsuite.runtime.launch import read_launch
-from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_with, init_runtime
+from recsuite.runtime.process import RuntimeContext, advise, cleanup_runtime, end_with, init_runtime
 from recsuite.runtime.progress_bar import shown, stage
 from recsuite.runtime.versions import check_stack
 from recsuite.workers.failure import WorkerError
@@ -126,12 +127,15 @@ def run(config: Config, given: frozenset[str] = frozenset()) -> None:
 
     given: the flags of the command line; others are those of the checkpoint that is loaded or gone on from.
     """
+    from recsuite.checkpoint.storage.directory import newest_in
+
     modes = {"train": train_and_report, "compact": compact_dumps, "load": load_and_report}
     goes_on = bool(config.checkpoint.load or config.checkpoint.compact or config.checkpoint.resume)
     if not goes_on:
         announce_data(config)
     try:
         context = init_runtime(config)
+        advise(Recovery(config, newest_in).after_lost_peer)
         from recsuite.datasets.opening import check_same_flags, of_this_machine
 
         check_same_flags(config)
@@ -143,7 +147,7 @@ def run(config: Config, given: frozenset[str] = frozenset()) -> None:
         for mode in config.modes:
             modes[mode](config, context)
     except Exception as error:
-        name_lost_peers(error, config)
+        name_lost_peers(error, config.runtime.timeout, Recovery(config, newest_in))
         raise
     finally:
         cleanup_runtime()

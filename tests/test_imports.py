@@ -32,7 +32,6 @@ MAY_IMPORT = {
 KNOWN = {
     "datasets": "checkpoint.storage training monitoring",
     "models": "datasets",
-    "runtime": "checkpoint.storage",
     "serving": "checkpoint.recorded datasets training.metrics",
     "training": "monitoring",
 }

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.config.config import Config
 from recsuite.errors import BrokenLaunchError, LostPeerError
+from recsuite.runtime import process
 from recsuite.runtime.ending import failures, recovery
 from recsuite.runtime.ending.failures import name_lost_peers, report_broken_launch
-from recsuite.runtime.ending.recovery import after_lost_peer, way_on
+from recsuite.runtime.ending.recovery import MACHINES, Recovery
 from recsuite.runtime.peers.error_file import is_said
+from recsuite.runtime.peers.heartbeat import Heartbeat
 from recsuite.runtime.peers.rollcall import ALL_ANSWER
 
+HERE = Recovery(Config())
 GONE = "rank 1 on node-1 has ended; seen by rank 0 on node-0"
 CLOSED = "[gloo/transport/tcp/pair.cc:538] Connection closed by peer [10.77.0.2]:1234"
 LATE = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for recv operation to complete"
@@ -30,7 +35,7 @@ def test_an_error_of_a_collective_becomes_a_sentence_when_a_rank_is_gone(
 ) -> None:
     monkeypatch.setattr(failures, "lost_peers", lambda: GONE)
     with pytest.raises(BrokenLaunchError) as found:
-        name_lost_peers(RuntimeError(error), Config())
+        name_lost_peers(RuntimeError(error), 300, HERE)
     assert str(found.value) == (
         f"{first}. What to do: start again, with --dump to have something that --resume can go on from."
     )
@@ -42,18 +47,18 @@ def test_an_error_of_a_collective_that_no_lost_rank_explains_keeps_its_traceback
 ) -> None:
     monkeypatch.setattr(failures, "lost_peers", lambda: ALL_ANSWER)
     with pytest.raises(LostPeerError, match=ALL_ANSWER) as found:
-        name_lost_peers(error, Config())
+        name_lost_peers(error, 300, HERE)
     assert not isinstance(found.value, BrokenLaunchError)
     assert found.value.__cause__ is error
     # Nor is a fault of the program's own one of the launch.
     monkeypatch.setattr(failures, "lost_peers", lambda: GONE)
-    name_lost_peers(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), Config())
+    name_lost_peers(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), 300, HERE)
 
 
 def test_a_stray_connection_is_told_of_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "lost_peers", lambda: ALL_ANSWER)
     with pytest.raises(BrokenLaunchError, match=r"a connection came to port 7[.] What to do: start again"):
-        name_lost_peers(BrokenLaunchError("a connection came to port 7"), Config())
+        name_lost_peers(BrokenLaunchError("a connection came to port 7"), 300, HERE)
 
 
 def test_a_lost_rank_is_said_once_and_the_launcher_is_told_that_it_was(
@@ -73,26 +78,38 @@ def test_a_lost_rank_is_said_once_and_the_launcher_is_told_that_it_was(
 def test_the_way_on_is_a_checkpoint_where_there_is_one_and_torchruns_restart_where_that_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert way_on(Config.of(load=str(tmp_path))) == "start again"
+    for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 4), ("LOCAL_WORLD_SIZE", 2)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "node-0")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert Recovery(Config.of(load=str(tmp_path)), newest_in).way_on() == "start again"
     config = Config.of(dump=True, save_dir=str(tmp_path))
-    assert way_on(config) == f"start again; {tmp_path} holds no checkpoint yet"
+    mine = Recovery(config, newest_in)
+    assert mine.way_on() == f"start again; {tmp_path} holds no checkpoint yet"
     (tmp_path / "step-000000007").mkdir()
-    there = f"start again{recovery.MACHINES}; --resume goes on from {tmp_path}/step-000000007"
-    assert after_lost_peer(config, spans_machines=True) == f"What to do: {there}."
+    there = f"start again{MACHINES}; --resume goes on from {tmp_path}/step-000000007"
+    assert mine.after_lost_peer() == f"What to do: {there}."
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     again = "torchrun tries to start the ranks again (restart 2 of 3)"
-    assert after_lost_peer(config, spans_machines=True) == f"{again}; without --resume they begin anew."
-    resumed = config.replaced(resume=True)
-    assert after_lost_peer(resumed, spans_machines=True) == f"{again}."
+    assert mine.after_lost_peer() == f"{again}; without --resume they begin anew."
+    assert Recovery(config.replaced(resume=True), newest_in).after_lost_peer() == f"{again}."
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
-    assert after_lost_peer(config, spans_machines=True) == f"What to do: {there}."
+    assert mine.after_lost_peer() == f"What to do: {there}."
 
 
-def test_a_shared_folder_that_does_not_answer_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("newest", [None, lambda _: time.sleep(0.5)])
+def test_a_folder_that_nobody_can_look_into_is_named_and_not_waited_for(
+    newest: Callable[[Path], None] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "FOLDER_SECONDS", 0.05)
-    monkeypatch.setattr(recovery, "_look_in", lambda *_: time.sleep(0.5))
-    config = Config.of(dump=True, save_dir=str(tmp_path))
-    assert way_on(config) == f"start again; --resume goes on from the last checkpoint in {tmp_path}"
+    found = Recovery(Config.of(dump=True, save_dir=str(tmp_path)), newest).way_on()
+    assert found == f"start again; --resume goes on from the last checkpoint in {tmp_path}"
+
+
+def test_the_advice_of_a_script_is_that_of_its_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat = Heartbeat(1, 0)
+    monkeypatch.setattr(process, "RUNNING", [heartbeat])
+    process.advise(lambda: "call for help")
+    assert heartbeat.advice() == "call for help"
+    heartbeat.stop()

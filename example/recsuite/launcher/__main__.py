@@ -22,7 +22,7 @@ from recsuite.config.parser import parse_args as parse_flags
 from recsuite.errors import UserError, counted
 from recsuite.launcher.stuck import end_when_stuck
 from recsuite.runtime.console import UNREAD, end_when_unread
-from recsuite.runtime.ending.recovery import way_on
+from recsuite.runtime.ending.recovery import Recovery
 from recsuite.runtime.host import (
     ONE_MACHINE,
     allowed_cores,
@@ -214,11 +214,15 @@ def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments
 
 def _way_on(arguments: argparse.Namespace) -> str:
     """What a launch with the same arguments can go on from."""
+    # Most launches end well, and need none of this.
+    from recsuite.checkpoint.storage.directory import newest_in
+
     try:
-        return way_on(parse_flags(arguments.training_script_args))
+        config = parse_flags(arguments.training_script_args)
     except UserError:
         # Another script, with flags of its own.
-        return way_on(None)
+        return Recovery(None).way_on()
+    return Recovery(config, newest_in).way_on()
 
 
 def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from recsuite.config.config import Config
 from recsuite.errors import UserError, counted
 from recsuite.runtime.console import install_print, quieten_libraries, restore_print
-from recsuite.runtime.ending.recovery import after_lost_peer
+from recsuite.runtime.ending.recovery import Recovery
 from recsuite.runtime.host import (
     allowed_cores,
     die_with_parent,
@@ -142,6 +142,14 @@ def lost_peers() -> str:
     return next((heartbeat.fault() for heartbeat in RUNNING), "")
 
 
+def advise(advice: Callable[[], str]) -> None:
+    """Have this process end, when others are lost, with this advice instead of one that knows no checkpoint.
+    Not collective.
+    """
+    for heartbeat in RUNNING:
+        heartbeat.advice = advice
+
+
 def end_process(status: int) -> NoReturn:
     """End this process at once, when all is written, without the destructors of C++ libraries.
 
@@ -204,7 +212,7 @@ def _join(launch: Launch, device: torch.device, config: Config) -> None:
         return
     deadline = time.monotonic() + timeout
     spans = launch.spans_machines
-    heartbeat = Heartbeat(timeout, launch.local_rank, lambda: after_lost_peer(config, spans))
+    heartbeat = Heartbeat(timeout, launch.local_rank, Recovery(config).after_lost_peer)
     RUNNING.append(heartbeat)
     master = os.environ["MASTER_ADDR"]
     with heartbeat.within(f"joining the other ranks at {master}:{os.environ['MASTER_PORT']}"):

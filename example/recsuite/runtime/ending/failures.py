@@ -10,9 +10,8 @@ import sys
 import time
 import traceback
 
-from recsuite.config.config import Config
 from recsuite.errors import BrokenLaunchError, LostPeerError, UserError
-from recsuite.runtime.ending.recovery import after_lost_peer
+from recsuite.runtime.ending.recovery import Recovery
 from recsuite.runtime.launch import read_launch
 from recsuite.runtime.peers.error_file import leave_for_torchrun
 from recsuite.runtime.peers.heartbeat import in_silence
@@ -52,7 +51,7 @@ def report_lost_worker(screen: str) -> None:
     print(screen, file=sys.stderr, flush=True)
 
 
-def name_lost_peers(error: Exception, config: Config) -> None:
+def name_lost_peers(error: Exception, timeout: float, recovery: Recovery) -> None:
     """Find out, where an exception says only that another rank went away, which one, on which machine, and
     how to go on.
 
@@ -66,12 +65,12 @@ def name_lost_peers(error: Exception, config: Config) -> None:
     if fault == ALL_ANSWER:
         raise LostPeerError(fault) from error
     if fault:
-        fault = in_silence(fault, config.runtime.timeout) if _is_silence(error) else fault
+        fault = in_silence(fault, timeout) if _is_silence(error) else fault
     elif isinstance(error, LostPeerError):
         fault = str(error)
     else:
         return
-    raise BrokenLaunchError(f"{fault}. {after_lost_peer(config, read_launch().spans_machines)}") from error
+    raise BrokenLaunchError(f"{fault}. {recovery.after_lost_peer()}") from error
 
 
 def report_broken_launch(error: BrokenLaunchError) -> None:

@@ -47,7 +47,7 @@ class Heartbeat:
 
     def __init__(self, timeout: float, local_rank: int, advice: Callable[[], str] = str) -> None:
         self.timeout = timeout
-        self._advice = advice
+        self.advice = advice
         self.local_rank = local_rank
         # Of torchrun's kind. Another parent, such as a shell, may end or be stopped as it likes.
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0
@@ -173,7 +173,7 @@ class Heartbeat:
         """End because of ranks that are lost: a sentence says it, where it is known which they are."""
         if self.peers is None or fault == ALL_ANSWER:
             self._die(sentence)
-        sentence = f"{sentence}. {self._advice()}"
+        sentence = f"{sentence}. {self.advice()}"
         # The launcher ends the others meanwhile, and each would say the same.
         time.sleep(0.0 if self.local_rank == 0 else CALL_SECONDS)
         _say(sentence)
