@@ -20,7 +20,8 @@ from train_team import DIM, MEAN_RATING, MLP_DIMS, serve, take_answers
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.features import FEATURES, Table
+from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.schema import Table
 from recsuite.runtime.process import RuntimeContext, end_process, init_runtime
 from recsuite.training.stopwatch import Stopwatch
 
@@ -44,7 +45,7 @@ def columns_of(folder: Path) -> Columns:
         numbers[name] = len(np.load(folder / f"{name}_features.npy", mmap_mode="r"))
     num_ratings = len(np.load(folder / "rows.npy", mmap_mode="r"))
     tables = tuple(
-        Table(feature, numbers[feature.name] + 1) for feature in FEATURES if feature.name in numbers
+        Table(feature, numbers[feature.name] + 1) for feature in SCHEMA.features if feature.name in numbers
     )
     users, movies = numbers.values()
     nothing: dict[str, Any] = {
@@ -58,9 +59,10 @@ def columns_of(folder: Path) -> Columns:
     return Columns(
         folder=str(folder),
         source="",
+        schema=SCHEMA,
         num_train=num_ratings,
         num_users=users,
-        num_movies=movies,
+        num_items=movies,
         mean_rating=MEAN_RATING,
         tables=tables,
         **nothing,

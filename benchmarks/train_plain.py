@@ -17,10 +17,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from train_team import DIM, MEAN_RATING, MLP_DIMS, serve, take_answers
 
-from recsuite.datasets.features import FEATURES
+from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.models.interaction import Interaction
 
-USER, MOVIE = (feature for feature in FEATURES if feature.name in ("user", "movie"))
+USER, MOVIE = (feature for feature in SCHEMA.features if feature.name in ("user", "movie"))
 LR, DENSE_LR = 0.04, 0.001
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -20,11 +21,12 @@ import pytest
 from recsuite.checkpoint.storage.manifest import sealed
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns, MappedColumn
-from recsuite.datasets.features import UNKNOWN_ROW
-from recsuite.datasets.movielens.formats import RawData, locate, read
+from recsuite.datasets.movielens.formats import locate, read
+from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation import cache
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import UNKNOWN_ROW, RawData
 from recsuite.errors import UserError
 
 
@@ -91,7 +93,7 @@ def test_columns_are_made_once_and_remade_when_a_source_changes(
         file.write(f"1::{(folder / 'movies.dat').read_bytes().split(b'::')[0].decode()}::5::1046390399\n")
     assert len(column(open_columns(config), "rating")) == 20_001
     assert len(made) == 2
-    monkeypatch.setattr(cache, "FEATURES", cache.FEATURES[:-1])
+    monkeypatch.setattr(cache, "SCHEMA", dataclasses.replace(SCHEMA, features=SCHEMA.features[:-1]))
     assert "genres" not in [table.name for table in open_columns(config).tables]
     monkeypatch.setattr(cache, "FORMAT", cache.FORMAT + 1)
     open_columns(config)
@@ -251,7 +253,7 @@ def parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     config = Config.of(data_path=str(tmp_path / "data"))
     raw = read(*locate(config), config)
     # What is made again is always the same; to parse it anew would take most of the time.
-    monkeypatch.setattr("recsuite.datasets.movielens.formats.read", lambda *arguments: raw)
+    monkeypatch.setattr("recsuite.datasets.preparation.cache.read", lambda *arguments: raw)
     return config
 
 
@@ -338,7 +340,7 @@ def test_files_that_change_while_they_are_read_leave_no_columns(
         path.write_bytes(path.read_bytes()[:-1])
         return raw
 
-    monkeypatch.setattr("recsuite.datasets.movielens.formats.read", changing_read)
+    monkeypatch.setattr("recsuite.datasets.preparation.cache.read", changing_read)
     with pytest.raises(UserError, match="changed while they were read; start again"):
         open_columns(Config.of(data_path=str(folder)))
     assert [path.name for path in (folder / ".columns").iterdir()] == [".lock"]
@@ -397,7 +399,7 @@ def test_a_cache_of_somebody_else_is_used_while_it_is_whole_and_refused_in_a_sen
 
 
 def test_a_folder_that_forbids_writing_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recsuite.datasets.movielens.formats.DATA_ROOT", folder.parent / "elsewhere")
+    monkeypatch.setattr("recsuite.datasets.preparation.cache.DATA_ROOT", folder.parent / "elsewhere")
     folder.chmod(0o555)
     try:
         found = open_columns(Config.of(data_path=str(folder)))

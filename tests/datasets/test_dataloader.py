@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import time
@@ -16,10 +17,11 @@ from recsuite.config.config import Config
 from recsuite.datasets import loader as loader_module
 from recsuite.datasets.batches import RatingBatches, Request
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.features import FEATURES, UNKNOWN_ROW
 from recsuite.datasets.loader import EpochSampler, build_dataloader, choose_num_workers
 from recsuite.datasets.movielens.formats import locate, read
+from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError, counted
 from tests.support.launch import GPUS, python, succeeded
 
@@ -123,15 +125,15 @@ def test_a_batch_holds_the_features_that_the_files_say(
     vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_text())
     batch = RatingBatches(columns, config, 0, 1)[Request("test", 0, 0)]
     # The first test rating is the oldest of the newest fifth.
-    oldest = np.argsort(raw.ratings.time, kind="stable")[columns.range_of("test").start]
-    user = raw.users.set_index("user_id").loc[raw.ratings.user_id[oldest]]
-    movie = raw.movies.set_index("movie_id").loc[raw.ratings.movie_id[oldest]]
+    oldest = np.argsort(raw.events.time, kind="stable")[columns.range_of("test").start]
+    user = raw.users.set_index("user_id").loc[raw.events.user_id[oldest]]
+    movie = raw.items.set_index("movie_id").loc[raw.events.item_id[oldest]]
     expected = {
-        "user": [raw.ratings.user_id[oldest]],
+        "user": [raw.events.user_id[oldest]],
         "gender": [user["gender"]],
         "age": [user["age"]],
         "occupation": [user["occupation"]],
-        "movie": [raw.ratings.movie_id[oldest]],
+        "movie": [raw.events.item_id[oldest]],
         "year": [movie["year"]],
         "genres": movie["genres"],
     }
@@ -149,8 +151,10 @@ def test_features_may_stand_in_any_order(
     columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # Lists, and the features of movies, before all others; batches keep features with one value in front.
-    table = (FEATURES[6], *FEATURES[4:6], *FEATURES[:4])
-    monkeypatch.setattr("recsuite.datasets.preparation.cache.FEATURES", table)
+    table = (SCHEMA.features[6], *SCHEMA.features[4:6], *SCHEMA.features[:4])
+    monkeypatch.setattr(
+        "recsuite.datasets.preparation.cache.SCHEMA", dataclasses.replace(SCHEMA, features=table)
+    )
     other = open_columns(config.replaced(cache_dir=str(tmp_path)))
     names = [table.name for table in other.tables]
     assert names == ["user", "gender", "age", "occupation", "movie", "year", "genres"]

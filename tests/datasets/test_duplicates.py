@@ -57,10 +57,10 @@ def test_of_several_ratings_one_counts(
 ) -> None:
     config = write(tmp_path, RATINGS).replaced(duplicates=how)
     raw = read(*locate(config), config)
-    found = raw.ratings
-    columns = (found.user_id, found.movie_id, found.rating, found.time)
+    found = raw.events
+    columns = (found.user_id, found.item_id, found.label, found.time)
     assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == sorted(ONCE + counting)
-    assert found.rating.dtype == np.float32
+    assert found.label.dtype == np.float32
     assert raw.num_skipped == 3
     assert raw.skipped == [
         "5 ratings are of a movie that the same user rated more than once (2 such pairs): "
@@ -75,7 +75,7 @@ def test_ratings_without_duplicates_stay_as_they_are_and_nothing_is_said(tmp_pat
     for how in ("last", "first", "mean", "keep"):
         config = write(tmp_path, ONCE).replaced(duplicates=how)
         raw = read(*locate(config), config)
-        assert raw.ratings.rating.tolist() == [4.0, 2.0, 3.5]
+        assert raw.events.label.tolist() == [4.0, 2.0, 3.5]
         assert (raw.skipped, raw.num_skipped) == ([], 0)
 
 

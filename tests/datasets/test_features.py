@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
@@ -13,10 +14,11 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.datasets.batches import RatingBatches, Request
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.features import FEATURES, UNKNOWN_ROW, Feature
+from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.recommend import open_viewer, page
@@ -26,7 +28,7 @@ from recsuite.training.trainer import InputPipeline, train
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
-USER, GENDER, _, _, MOVIE, YEAR, GENRES = FEATURES
+USER, GENDER, _, _, MOVIE, YEAR, GENRES = SCHEMA.features
 # Each entity's own feature before and after another one, in either order of entities.
 TABLES = [(USER, GENDER, MOVIE, YEAR, GENRES), (GENRES, YEAR, MOVIE, GENDER, USER)]
 
@@ -40,8 +42,12 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     )
 
 
+def schema_of(table: Sequence[Feature]) -> Schema:
+    return dataclasses.replace(SCHEMA, features=tuple(table))
+
+
 def opened(config: Config, table: Sequence[Feature], patch: pytest.MonkeyPatch) -> Columns:
-    patch.setattr("recsuite.datasets.preparation.cache.FEATURES", tuple(table))
+    patch.setattr("recsuite.datasets.preparation.cache.SCHEMA", schema_of(table))
     return open_columns(config)
 
 
@@ -75,7 +81,7 @@ def test_batches_hold_the_same_of_every_feature_for_every_order_of_the_table(
         # Lists stand last in a batch, wherever they are in the table.
         found = opened(config, [*table[: place % 5], GENRES, *table[place % 5 :]], monkeypatch)
         assert [by_name(found, config, request) for request in requests] == expected
-        np.testing.assert_array_equal(found.movie_shares(), usual.movie_shares())
+        np.testing.assert_array_equal(found.item_shares(), usual.item_shares())
 
 
 @pytest.mark.parametrize("task", ["rating", "ranking"])
@@ -85,7 +91,7 @@ def test_a_training_learns_the_same_for_any_order_of_the_table(
     config = config.replaced(task=task)
     losses, tests = [], []
     for table in TABLES:
-        monkeypatch.setattr("recsuite.datasets.preparation.cache.FEATURES", table)
+        monkeypatch.setattr("recsuite.datasets.preparation.cache.SCHEMA", schema_of(table))
         with open_data(config, context) as data:
             run = train(data, config, context)
         losses.append([loss for epoch in run.epochs for loss in epoch.losses])
@@ -106,7 +112,7 @@ def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(
     config = config.replaced(task="ranking")
     ranks = []
     for table in TABLES:
-        monkeypatch.setattr("recsuite.datasets.preparation.cache.FEATURES", table)
+        monkeypatch.setattr("recsuite.datasets.preparation.cache.SCHEMA", schema_of(table))
         with open_data(config, context) as data:
             learner = build_learner(data.columns, config, context)
             evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config, context)
@@ -124,7 +130,7 @@ def test_what_is_recommended_and_known_is_the_same_for_any_order_of_the_table(
     pages = []
     for place, table in enumerate(TABLES):
         for module in ("datasets.preparation.cache", "serving.snapshot"):
-            monkeypatch.setattr(f"recsuite.{module}.FEATURES", table)
+            monkeypatch.setattr(f"recsuite.{module}.SCHEMA", schema_of(table))
         save_dir = str(tmp_path / str(place))
         train_and_report(config.replaced(save_dir=save_dir, dump=True), context)
         model = ServedModel.open(Path(save_dir))
@@ -141,6 +147,6 @@ def test_a_table_without_an_entitys_own_feature_is_refused(
     config: Config, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = {"user": "gender, age, occupation for a user", "movie": "year for a movie"}
-    table = [feature for feature in FEATURES if feature.name != missing]
+    table = [feature for feature in SCHEMA.features if feature.name != missing]
     with pytest.raises(UserError, match=f'{others[missing]}, and not the feature "{missing}" itself'):
         opened(config, table, monkeypatch)

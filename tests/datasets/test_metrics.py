@@ -64,13 +64,13 @@ def test_the_bias_baseline_finds_planted_biases() -> None:
     biases = fit_biases(user, movie, 3.5 + users[user] + movies[movie], 50, 40)
     assert biases.mean == pytest.approx(3.5)
     np.testing.assert_allclose(biases.user, users, atol=2e-3)
-    np.testing.assert_allclose(biases.movie, movies, atol=2e-3)
+    np.testing.assert_allclose(biases.item, movies, atol=2e-3)
 
 
 def test_a_user_without_ratings_has_bias_zero() -> None:
     biases = fit_biases(np.array([0]), np.array([0]), np.array([5.0]), 2, 2)
     assert biases.user[1] == 0
-    assert biases.movie[1] == 0
+    assert biases.item[1] == 0
 
 
 def test_the_log_loss_has_the_value_worked_out_by_hand() -> None:

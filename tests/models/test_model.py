@@ -13,9 +13,9 @@ from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.batches import RatingBatches
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.features import UNKNOWN_ROW
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
 from recsuite.models.interaction import Interaction
 from recsuite.models.task import RatingBatch, Recommender

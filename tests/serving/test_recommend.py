@@ -17,7 +17,7 @@ from recsuite.checkpoint.storage.directory import publish
 from recsuite.checkpoint.storage.manifest import CONFIG
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
-from recsuite.datasets.movielens.formats import Ratings, RawData
+from recsuite.datasets.schema import Events, RawData
 from recsuite.errors import UserError
 from recsuite.serving import recommend
 from recsuite.serving.recommend import DAMPING, MOST_LIKED, Viewer, open_viewer, page
@@ -51,20 +51,20 @@ def rows_of(text: str) -> list[tuple[int, str, float]]:
 
 
 def titles_of(viewer: Viewer, movie_ids: Any) -> list[str]:
-    titles = viewer.raw.movies.set_index("movie_id")["title"]
+    titles = viewer.raw.items.set_index("movie_id")["title"]
     return titles.loc[list(movie_ids)].tolist()
 
 
 def busiest_user(model: ServedModel) -> str:
-    users, counts = np.unique(viewer_of(model, "1").raw.ratings.user_id, return_counts=True)
+    users, counts = np.unique(viewer_of(model, "1").raw.events.user_id, return_counts=True)
     return str(users[counts.argmax()])
 
 
 def test_a_user_is_shown_the_best_of_what_is_not_rated_yet(model: ServedModel) -> None:
     viewer = viewer_of(model, busiest_user(model))
     everything = rows_of(page(model, viewer, 10_000))
-    rated = set(viewer.movie_ids.tolist())
-    ids = [movie for movie in viewer.raw.movies["movie_id"].tolist() if model.knows("movie", movie)]
+    rated = set(viewer.item_ids.tolist())
+    ids = [movie for movie in viewer.raw.items["movie_id"].tolist() if model.knows("movie", movie)]
     unrated = [movie for movie in ids if movie not in rated]
     assert 0 < len(unrated) < len(ids)
     # Titles of a synthetic world may repeat.
@@ -77,7 +77,7 @@ def test_a_user_is_shown_the_best_of_what_is_not_rated_yet(model: ServedModel) -
 
 def test_a_title_does_nothing_to_a_terminal(model: ServedModel) -> None:
     viewer = viewer_of(model, busiest_user(model))
-    viewer.raw.movies["title"] = "\x1b[2J\n\x9b31m Mis\xe9rables"
+    viewer.raw.items["title"] = "\x1b[2J\n\x9b31m Mis\xe9rables"
     shown = page(model, viewer, 3)
     assert shown.replace("\n", "").isprintable()
     assert [title for _, title, _ in rows_of(shown)] == ["\\x1b[2J \\x9b31m Mis\xe9rables"] * 3
@@ -86,14 +86,14 @@ def test_a_title_does_nothing_to_a_terminal(model: ServedModel) -> None:
 def test_the_scores_are_the_models_and_know_the_last_ratings(model: ServedModel) -> None:
     viewer = viewer_of(model, "7")
     (_, title, number), *_ = rows_of(page(model, viewer, 1))
-    movies, users = viewer.raw.movies, viewer.raw.users
+    movies, users = viewer.raw.items, viewer.raw.users
     user = users[users["user_id"] == 7].iloc[0]
-    order = viewer.raw.ratings.time[viewer.raw.ratings.user_id == 7].argsort(kind="stable")[
+    order = viewer.raw.events.time[viewer.raw.events.user_id == 7].argsort(kind="stable")[
         -FLAGS.data.history :
     ]
     last = [
-        column[viewer.raw.ratings.user_id == 7][order].tolist()
-        for column in (viewer.raw.ratings.movie_id, viewer.raw.ratings.rating)
+        column[viewer.raw.events.user_id == 7][order].tolist()
+        for column in (viewer.raw.events.item_id, viewer.raw.events.label)
     ]
     found = [
         model.score(
@@ -116,9 +116,9 @@ def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
     viewer = viewer_of(model, busiest_user(model))
     text = page(model, viewer, 3)
     liked = re.findall(r"^  ([\d.]+)  (.+)$", text, re.MULTILINE)
-    assert [float(rating) for rating, _ in liked] == sorted(viewer.ratings.tolist())[: -MOST_LIKED - 1 : -1]
-    assert {title for _, title in liked} <= set(titles_of(viewer, viewer.movie_ids))
-    assert f"rated {len(viewer.ratings):,} movies" in text
+    assert [float(rating) for rating, _ in liked] == sorted(viewer.labels.tolist())[: -MOST_LIKED - 1 : -1]
+    assert {title for _, title in liked} <= set(titles_of(viewer, viewer.item_ids))
+    assert f"rated {len(viewer.labels):,} movies" in text
     assert text.startswith(f"step {model.position.step}, ")
 
 
@@ -140,11 +140,11 @@ def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
     ],
 )
 def test_a_user_is_a_whole_number_of_64_bits_or_nobody(user: str, number: int | None) -> None:
-    ratings = Ratings(np.array([-5, 7, 7]), np.array([1, 2, 3]), np.ones(3, np.float32), np.arange(3))
+    ratings = Events(np.array([-5, 7, 7]), np.array([1, 2, 3]), np.ones(3, np.float32), np.arange(3))
     frame = pandas.DataFrame({"user_id": [-5, 7]})
     viewer = Viewer(RawData(ratings, frame, frame), user, longest_history=5)
     assert viewer.id == number
-    assert len(viewer.ratings) == {-5: 1, 7: 2}.get(number or 0, 0)
+    assert len(viewer.labels) == {-5: 1, 7: 2}.get(number or 0, 0)
 
 
 def test_a_user_with_a_sign_is_read_from_the_command_line() -> None:
@@ -157,12 +157,12 @@ def test_an_unknown_user_is_shown_the_popular_movies_and_told_so(model: ServedMo
     viewer = viewer_of(model, user)
     text = page(model, viewer, 5)
     assert f"the model knows no user {user}; these are the popular movies" in text
-    ratings = viewer.raw.ratings
-    mean = float(ratings.rating.mean(dtype=np.float64))
+    events = viewer.raw.events
+    mean = float(events.label.mean(dtype=np.float64))
     damped = {
         movie: (float(mine.sum()) + DAMPING * mean) / (len(mine) + DAMPING)
-        for movie in np.unique(ratings.movie_id).tolist()
-        for mine in [ratings.rating[ratings.movie_id == movie].astype(np.float64)]
+        for movie in np.unique(events.item_id).tolist()
+        for mine in [events.label[events.item_id == movie].astype(np.float64)]
     }
     best = sorted(damped, key=lambda movie: -damped[movie])[:5]
     assert [title for _, title, _ in rows_of(text)] == titles_of(viewer, best)

@@ -92,7 +92,7 @@ def raw_test_values(data: Path) -> dict[str, list[Any]]:
     columns, raw = open_columns(config), read(*locate(config), config)
     positions = columns.range_of("test")
     user, movie, _, _ = np.load(Path(columns.folder) / "rows.npy")[positions.start :].T
-    users, movies = raw.users.iloc[user], raw.movies.iloc[movie]
+    users, movies = raw.users.iloc[user], raw.items.iloc[movie]
     values = {
         table.name: (users if table.feature.entity == "user" else movies)[table.feature.column].tolist()
         for table in columns.tables

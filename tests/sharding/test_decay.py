@@ -14,9 +14,9 @@ from recsuite.checkpoint.delta import shards_of
 from recsuite.checkpoint.full import tensors_of
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.datasets.features import UNKNOWN_ROW
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.models.interaction import Interaction
 from recsuite.models.task import RatingBatch
 from recsuite.runtime.process import cleanup_runtime, init_runtime

@@ -129,13 +129,13 @@ def test_ranks_equal_those_of_the_whole_matrix_of_scores_for_1_2_and_3_ranks(
     vectors = {name: np.array(numbers) for name, numbers in found[1]["ranking"]["vectors"].items()}
     scores = (vectors[split][:, ::2].T @ vectors["catalogue"][:, 1::2]).astype(np.float32)
     positions = columns.range_of(split)
-    assert scores.shape == (len(positions), columns.num_movies)
+    assert scores.shape == (len(positions), columns.num_items)
     seen = movies_of_users(columns, columns.num_train if split == "validation" else positions.start)
     cases = np.load(Path(columns.folder) / "rows.npy")[positions.start : positions.stop, :2].tolist()
     expected, if_tied = [], []
     for (user, movie), row in zip(cases, scores, strict=True):
         others = [
-            other for other in range(columns.num_movies) if other not in seen.get(user, ()) and other != movie
+            other for other in range(columns.num_items) if other not in seen.get(user, ()) and other != movie
         ]
         expected.append(1 + int((row[others] >= row[movie]).sum()))
         if_tied.append(1 + len(others))

@@ -12,8 +12,9 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.datasets.batches import RatingBatches
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.features import FEATURES, Table
 from recsuite.datasets.loader import EpochSampler, build_dataloader
+from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.schema import Table
 from tests.support.launch import python, succeeded
 
 MIB = 2**20
@@ -35,9 +36,11 @@ def planted_columns(folder: Path, number: int) -> Columns:
     movie_features[:, 3] = 1
     np.save(folder / "movie_features.npy", movie_features)
     np.save(folder / "genres_values.npy", np.arange(9, dtype=np.int32))
-    tables = tuple(Table(feature, 9) for feature in FEATURES)
+    tables = tuple(Table(feature, 9) for feature in SCHEMA.features)
     num_train = number - 1000
-    return Columns(str(folder), "", num_train, 0, 1000, 0, NUM_USERS, NUM_MOVIES, 3.5, 0, tables, {}, ())
+    return Columns(
+        str(folder), "", SCHEMA, num_train, 0, 1000, 0, NUM_USERS, NUM_MOVIES, 3.5, 0, tables, {}, ()
+    )
 
 
 def memory(pid: int | str) -> dict[str, float]:

@@ -119,7 +119,7 @@ class Checkpointer:
         self.plan = describe_plan(learner.model, self.columns, self.config)
         if self.config.checkpoint.inc_dump:
             self.touched = TouchedRows(learner.model, self.tensors)
-            self.raw_values = Vocabulary(self.vocabulary)
+            self.raw_values = Vocabulary(self.vocabulary, self.columns.schema)
             if self.resumed is None:
                 self.dump(self.start)
             else:

@@ -36,7 +36,7 @@ from recsuite.checkpoint.full import Tensors, write_config
 from recsuite.checkpoint.storage.manifest import Manifest, write_manifest
 from recsuite.checkpoint.storage.shards import part_name, parts_of, write_part
 from recsuite.config.config import Config
-from recsuite.datasets.features import vocabulary_of
+from recsuite.datasets.schema import Schema
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, reason_of
 from recsuite.runtime.collectives import all_gather_object, raise_on_all
@@ -96,14 +96,15 @@ def shards_of(tensors: Tensors) -> dict[str, dict[str, list[Shard]]]:
 class Vocabulary:
     """The raw values of table rows, in the form in which a part has them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, schema: Schema) -> None:
+        self._schema = schema
         self._ids = {
             name: _with_unknown(np.array(ids)) for name, ids in json.loads(path.read_bytes()).items()
         }
 
     def raw_ids(self, table: str, rows: np.ndarray) -> np.ndarray:
         """The raw values of some rows of a table."""
-        return self._ids[vocabulary_of(table)][rows]
+        return self._ids[self._schema.vocabulary_of(table)][rows]
 
 
 def _with_unknown(values: np.ndarray) -> np.ndarray:

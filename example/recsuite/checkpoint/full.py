@@ -164,7 +164,8 @@ def read_parts(folder: Path, tensors: Tensors) -> None:
 
 def features_of(columns: Columns) -> dict[str, Any]:
     """Table to what its rows stand for, as a manifest has it."""
-    return {table.name: dataclasses.asdict(table.feature) for table in columns.tables}
+    recorded = columns.schema.recorded
+    return {table.name: dataclasses.asdict(recorded(table.feature)) for table in columns.tables}
 
 
 def check_fit(

@@ -16,7 +16,7 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns, MappedColumn
-from recsuite.datasets.features import ENTITIES, UNKNOWN_ROW
+from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW, USER
 from recsuite.datasets.shuffle import shuffled
 
 if TYPE_CHECKING:
@@ -31,20 +31,21 @@ FORGOTTEN_EVERY = 64
 
 class Request(NamedTuple):
     """Which batch: step `step` of pass `epoch` over the split "train", "validation" or "test", both counted
-    from 0; or over the "catalogue", where each movie has a row.
+    from 0; or over the "catalogue", where each item has a row.
 
     first: the place in the pass at which step 0 begins; a pass that was interrupted goes on from there, on
-    any number of ranks.
+    any number of ranks. noun: what an event, or an item, is called.
     """
 
     split: str
     epoch: int
     step: int
     first: int = 0
+    noun: str = "event"
 
     def __str__(self) -> str:
-        begin = f", counted from rating {self.first:,}" if self.first else ""
-        what = "movies" if self.split == "catalogue" else f"{self.split} ratings"
+        begin = f", counted from {self.noun} {self.first:,}" if self.first else ""
+        what = f"{self.noun}s" if self.split == "catalogue" else f"{self.split} {self.noun}s"
         return f"step {self.step + 1} of epoch {self.epoch + 1} over the {what}{begin}"
 
 
@@ -81,6 +82,7 @@ class RatingBatches:
 
     def __init__(self, columns: Columns, config: Config, rank: int, world_size: int) -> None:
         self.folder = columns.folder
+        self.schema = columns.schema
         self.tables = columns.tables
         self.ranges = {split: columns.range_of(split) for split in SPLITS}
         self.batch_size = config.loader.batch_size
@@ -94,7 +96,7 @@ class RatingBatches:
             ]
             for entity in ENTITIES
         }
-        self._place_of_user = columns.place_of("user")
+        self._place_of_user = columns.place_of(USER)
         self._columns: dict[str, MappedColumn] = {}
         # The positions of the last steps asked for, and which steps those are.
         self._block: tuple[tuple[str, int, int, int], np.ndarray] | None = None
@@ -150,7 +152,7 @@ class RatingBatches:
         """Let a few ratings be of an unknown user, so that training learns what a new one is like."""
         begin = request.first + (request.step * self.world_size + self.rank) * self.batch_size
         # The order is another one in each pass, so these are others too.
-        of_user = single[ENTITIES.index("user")]
+        of_user = single[ENTITIES.index(USER)]
         of_user[self._place_of_user, -begin % FORGOTTEN_EVERY :: FORGOTTEN_EVERY] = UNKNOWN_ROW
 
     def __getstate__(self) -> dict[str, Any]:
@@ -187,7 +189,7 @@ class RatingBatches:
         positions = self._positions(request)
         if request.split != "catalogue":
             return self._column("rows").take(positions, axis=0)
-        # As if the first user had rated each movie, before any other: who asks looks at the movies alone.
+        # As if the first user had an event with each item, before any other: who asks looks at items alone.
         rows = np.zeros((len(positions), 4), np.int32)
         rows[:, 1] = positions
         return rows
@@ -196,7 +198,7 @@ class RatingBatches:
         """Table rows of the features with one value, [features, n] for each entity; and those with lists."""
         single, lists = [], []
         for entity, ids in zip(ENTITIES, rows.T, strict=False):
-            features = self._column(f"{entity}_features").take(ids, axis=0).T
+            features = self._column(f"{self.schema.name_of(entity)}_features").take(ids, axis=0).T
             names = self._with_lists[entity]
             num_single = len(features) - 2 * len(names)
             single.append(features[:num_single])

@@ -1,19 +1,21 @@
 """A data set as columns on disk: parsed once, memory-mapped by every process of the machine.
 
     <cache>/<split>-<digest>/
-        rows.npy                   int32 [ratings, 4]: user, movie, bits of the float32 rating, end of history
-        rating.npy  time.npy       float32, int64 [ratings]
-        user_features.npy          int32 [users, features]: table rows
-        movie_features.npy         int32 [movies, features]: table rows; of a multi-valued feature two
+        rows.npy                   int32 [events, 4]: user, item, bits of the float32 label, end of history
+        rating.npy  time.npy       float32, int64 [events]: label, time
+        <user>_features.npy        int32 [users, features]: table rows
+        <item>_features.npy        int32 [items, features]: table rows; of a multi-valued feature two
                                    columns: where its values begin, and their number
-        <feature>_values.npy       int32: table rows of a multi-valued feature, movie after movie
-        history.npy                int32 [training ratings, 2]: row of the table "movie", bits of the rating;
+        <feature>_values.npy       int32: table rows of a multi-valued feature, item after item
+        history.npy                int32 [training events, 2]: row of the items' table, bits of the label;
                                    user after user, each in the order of time
-        seen.npy                   int32 [training ratings]: their movies, in the same order
+        seen.npy                   int32 [training events]: their items, in the same order
         history_offsets.npy        int64 [users that rated + 1]: where each user's history begins
         test_history.npy ...       the same three of training and validation ratings, for the test
         vocabulary.json            feature -> raw values in the order of their table rows 1, 2, ...
         manifest.json              what `Columns` holds
+
+where <user> and <item> are what the schema of the data set calls them.
 
 The training ratings come first, then those for validation, then the test, each part in the order of time: a
 split is a range of positions. What is gathered is stored in rows, so that a rating costs one cache line; what
@@ -40,8 +42,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from recsuite.datasets.features import ENTITIES, Table, place_of_identity
 from recsuite.datasets.metrics import METRICS, Metrics
+from recsuite.datasets.schema import ENTITIES, ITEM, Schema, Table
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, SEAL, FileEntry, check_file, sealed
 from recsuite.runtime.progress_bar import stage
@@ -50,7 +52,7 @@ MANIFEST = "manifest.json"
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
 # On disk: its row, rating and time, and twice its place in a history and among what was seen.
-BYTES_OF_A_RATING = 16 + 4 + 8 + 2 * (8 + 4)
+BYTES_OF_AN_EVENT = 16 + 4 + 8 + 2 * (8 + 4)
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,13 @@ class Columns:
 
     folder: str
     source: str
+    schema: Schema
     num_train: int
     num_validation: int
     num_test: int
     num_skipped: int
     num_users: int
-    num_movies: int
+    num_items: int
     mean_rating: float
     longest_history: int
     tables: tuple[Table, ...]
@@ -79,11 +82,11 @@ class Columns:
 
     def range_of(self, split: str) -> range:
         """The positions of "train", "validation" or "test" in the rating columns, or of "catalogue": all
-        movies.
+        items.
         """
         sizes = {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
         if split == "catalogue":
-            return range(self.num_movies)
+            return range(self.num_items)
         names = list(sizes)
         first = sum(sizes[name] for name in names[: names.index(split)])
         return range(first, first + sizes[split])
@@ -98,17 +101,17 @@ class Columns:
         return np.load(Path(self.folder) / f"{name}.npy", mmap_mode="r")
 
     def place_of(self, entity: str) -> int:
-        """The column of `<entity>_features.npy` that tells its users or movies apart."""
-        return place_of_identity(entity, [table.feature for table in self.tables])
+        """The column of `<entity>_features.npy` that tells its users or items apart."""
+        return self.schema.place_of(entity, [table.feature for table in self.tables])
 
-    def movie_shares(self) -> np.ndarray:
-        """The share of the training ratings that is of each row of the table "movie", float32 [rows].
+    def item_shares(self) -> np.ndarray:
+        """The share of the training ratings that is of each row of the items' table, float32 [rows].
 
-        A row that no training rating has, such as that of unknown movies, counts as one rating.
+        A row that no training rating has, such as that of unknown items, counts as one rating.
         """
-        row_of_movie = self.column("movie_features")[:, self.place_of("movie")]
-        rows = row_of_movie[self.column("rows")[: self.num_train, 1]]
-        counts = np.bincount(rows, minlength=int(row_of_movie.max()) + 1)
+        row_of_item = self.column(f"{self.schema.item}_features")[:, self.place_of(ITEM)]
+        rows = row_of_item[self.column("rows")[: self.num_train, 1]]
+        counts = np.bincount(rows, minlength=int(row_of_item.max()) + 1)
         return (np.maximum(counts, 1) / self.num_train).astype(np.float32)
 
 
@@ -143,7 +146,9 @@ class MappedColumn:
             )
 
 
-def load_columns(folder: Path, source: Path, every_byte: bool = True) -> tuple[Columns | None, str]:
+def load_columns(
+    folder: Path, source: Path, schema: Schema, every_byte: bool = True
+) -> tuple[Columns | None, str]:
     """What the manifest says; or None and why it is not believed, nothing where there are no columns."""
     if not folder.exists():
         return None, ""
@@ -153,7 +158,7 @@ def load_columns(folder: Path, source: Path, every_byte: bool = True) -> tuple[C
         return None, str(error)
     try:
         manifest = json.loads(content)
-        entries, columns = _described(manifest, folder, source)
+        entries, columns = _described(manifest, folder, source, schema)
     except (ValueError, TypeError, RecursionError) as error:
         return None, f"{MANIFEST} does not describe columns ({type(error).__name__}: {printable(error)})."
     if manifest.get(SEAL) != sealed(manifest)[SEAL]:
@@ -165,7 +170,9 @@ def load_columns(folder: Path, source: Path, every_byte: bool = True) -> tuple[C
     return columns, ""
 
 
-def _described(manifest: Any, folder: Path, source: Path) -> tuple[tuple[FileEntry, ...], Columns]:
+def _described(
+    manifest: Any, folder: Path, source: Path, schema: Schema
+) -> tuple[tuple[FileEntry, ...], Columns]:
     """The files and the columns of which a manifest tells, of what JSON held for it.
 
     Raises:
@@ -176,10 +183,15 @@ def _described(manifest: Any, folder: Path, source: Path) -> tuple[tuple[FileEnt
     entries = _made_of(tuple[FileEntry, ...], manifest.get("files"))
     rest = {name: value for name, value in manifest.items() if name != SEAL}
     files = {entry.name: entry.xxh3_128 for entry in entries}
-    columns = _made_of(Columns, {**rest, "folder": str(folder), "source": str(source), "files": files})
+    # What a data set calls its items is the name under which it counts them.
+    rest["num_items"] = rest.pop(f"num_{schema.items}", None)
+    named = {"folder": str(folder), "source": str(source), "schema": schema, "files": files}
+    columns = _made_of(Columns, {**rest, **named})
+    tables = [dataclasses.replace(table, feature=schema.restored(table.feature)) for table in columns.tables]
+    columns = dataclasses.replace(columns, tables=tuple(tables))
     for what, needed, there in (
         ("baselines of the task", METRICS, columns.baselines),
-        ("table of the feature", ENTITIES, [table.name for table in columns.tables]),
+        ("table of the feature", map(schema.name_of, ENTITIES), [table.name for table in columns.tables]),
     ):
         missing = [name for name in needed if name not in there]
         if missing:

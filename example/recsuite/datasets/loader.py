@@ -38,7 +38,9 @@ class EpochSampler:
     def __iter__(self) -> Iterator[Request]:
         # Bound now: workers ask ahead, and must not be asked for another pass in the middle of this one.
         split, epoch, first = self.split, self.epoch, self.first
-        return (Request(split, epoch, step, first) for step in range(len(self)))
+        schema = self.dataset.schema
+        noun = schema.item if split == "catalogue" else schema.label
+        return (Request(split, epoch, step, first, noun) for step in range(len(self)))
 
     def __len__(self) -> int:
         return self.dataset.num_steps(self.split, self.first)

@@ -16,7 +16,7 @@ Metrics = dict[str, float]
 
 # A rating of 4 or more counts as a recommendation.
 LIKED = 4.0
-# How many movies are recommended: the K of HR@K and NDCG@K.
+# How many items are recommended: the K of HR@K and NDCG@K.
 TOP = 10
 METRICS = {"rating": ("rmse", "mae", "auc", "log_loss"), "ranking": ("hr_at_10", "ndcg_at_10")}
 # How a metric is called where people read it.
@@ -129,9 +129,9 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def measure_ranks(ranks: np.ndarray) -> Metrics:
-    """Hit rate and NDCG of the first `TOP` movies, for the ranks of the test movies, int [n], from 1 on.
+    """Hit rate and NDCG of the first `TOP` items, for the ranks of the test items, int [n], from 1 on.
 
-    A case has one relevant movie, so its ideal gain is 1.
+    A case has one relevant item, so its ideal gain is 1.
     """
     if len(ranks) == 0:
         return no_metrics("ranking")

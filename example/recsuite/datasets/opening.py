@@ -14,8 +14,8 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import RatingBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
-from recsuite.datasets.movielens.formats import PREPARATION_DEADLINE
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.source import PREPARATION_DEADLINE
 from recsuite.errors import UserError
 from recsuite.monitoring.report import describe_data
 from recsuite.runtime.collectives import all_gather_object, once_per_node

@@ -1,4 +1,4 @@
-"""From looked-up table rows to vectors of users and movies, and from those to a rating.
+"""From looked-up table rows to vectors of users and items, and from those to a rating.
 
 Knows tensors; nothing of where the rows come from, so that what trains them over many ranks and what serves
 them alone compute the same. Shapes: B ratings, D numbers in a table row.
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from recsuite.datasets.features import HISTORY, Feature
+from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 
 
 class LookedUp(Protocol):
@@ -27,9 +27,9 @@ class LookedUp(Protocol):
 
 
 class Vectors(nn.Module):
-    """One vector for the user of each rating, and one for the movie.
+    """One vector for the user of each rating, and one for the item.
 
-    The rows of a user's features add up to one vector, those of a movie's to another; a list-valued feature
+    The rows of a user's features add up to one vector, those of a item's to another; a list-valued feature
     counts with its mean. Number 0 of a vector is the bias; the other D - 1 are the factors. With a history
     the user's vector gets the mean of its rows, which lie in a table of their own, each times a weight.
 
@@ -40,18 +40,19 @@ class Vectors(nn.Module):
     def __init__(self, features: Sequence[Feature]) -> None:
         super().__init__()
         self.features = list(features)
+        self.has_history = HISTORY in [feature.name for feature in features]
         self.row_scale: torch.Tensor
         self.register_buffer("row_scale", torch.tensor(1.0))
 
     def join(
         self, looked_up: Mapping[str, LookedUp], history_weights: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The vectors of users and movies, float32 [B, D] both; history_weights: one for each of its rows."""
-        user, movie = self._add_up(looked_up, "user"), self._add_up(looked_up, "movie")
-        if HISTORY in self.features:
-            history = looked_up[HISTORY.name]
+        """The vectors of users and items, float32 [B, D] both; history_weights: one for each of its rows."""
+        user, item = self._add_up(looked_up, USER), self._add_up(looked_up, ITEM)
+        if self.has_history:
+            history = looked_up[HISTORY]
             user = user + _means(history.values(), history_weights, history.lengths())
-        return _Scale.apply(user, self.row_scale), _Scale.apply(movie, self.row_scale)
+        return _Scale.apply(user, self.row_scale), _Scale.apply(item, self.row_scale)
 
     def _add_up(self, looked_up: Mapping[str, LookedUp], entity: str) -> torch.Tensor:
         vectors = []
@@ -66,9 +67,9 @@ class Vectors(nn.Module):
 
 
 class Interaction(Vectors):
-    """Predicts mean + biases + <user factors, movie factors> + MLP(user, movie, user * movie).
+    """Predicts mean + biases + <user factors, item factors> + MLP(user, item, user * item).
 
-    The product of the factors is what makes the ranking of movies differ from user to user. A history counts
+    The product of the factors is what makes the ranking of items differ from user to user. A history counts
     by how far its ratings are above the mean (after Koren, "Factorization Meets the Neighborhood", 2008, who
     divides by the root of their number; the mean predicted better).
     """
@@ -87,15 +88,15 @@ class Interaction(Vectors):
 
     def predict(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
         """Predicted ratings, float32 [B]; history_ratings: float32, one for each row of the history."""
-        user, movie = self.join(looked_up, history_ratings - self.mean_rating)
-        product = user * movie
-        biases = user[:, 0] + movie[:, 0]
+        user, item = self.join(looked_up, history_ratings - self.mean_rating)
+        product = user * item
+        biases = user[:, 0] + item[:, 0]
         # The dot product of the factors, without that of the biases.
         dot = product.sum(dim=1) - product[:, 0]
-        deep = self._deep(user, movie, product).squeeze(1)
+        deep = self._deep(user, item, product).squeeze(1)
         return self.mean_rating + biases + dot + deep
 
-    def _deep(self, user: torch.Tensor, movie: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+    def _deep(self, user: torch.Tensor, item: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
         """The MLP on the factors of three vectors, float32 [B, 1].
 
         In its first layer weights of zero for the biases cost less than copies of the vectors without them,
@@ -105,7 +106,7 @@ class Interaction(Vectors):
         assert isinstance(first, nn.Linear)
         weights = nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0))
         hidden = torch.addmm(first.bias, user, weights[:, 0].t())
-        hidden = torch.addmm(hidden, movie, weights[:, 1].t())
+        hidden = torch.addmm(hidden, item, weights[:, 1].t())
         hidden = torch.addmm(hidden, product, weights[:, 2].t())
         for layer in others:
             hidden = layer(hidden)

@@ -18,7 +18,7 @@ from torchrec.streamable import Pipelineable
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.features import Table
+from recsuite.datasets.schema import Table
 from recsuite.models.interaction import Interaction
 from recsuite.models.two_tower import TwoTower
 from recsuite.runtime.ranges import named
@@ -68,7 +68,8 @@ def make_task(columns: Columns, config: Config) -> RatingTask | RankingTask:
         head = Interaction(features, *shape, columns.mean_rating)
         return RatingTask(Recommender(columns.tables, config.model.embedding_dim, head))
     recommender = Recommender(columns.tables, config.model.embedding_dim, TwoTower(features, *shape))
-    return RankingTask(recommender, SampledSoftmax(torch.from_numpy(columns.movie_shares())))
+    loss = SampledSoftmax(torch.from_numpy(columns.item_shares()))
+    return RankingTask(recommender, loss, columns.schema.item)
 
 
 def make_embeddings(tables: Sequence[Table], embedding_dim: int) -> EmbeddingCollection:
@@ -125,58 +126,62 @@ class RatingTask(nn.Module):
 
 
 class RankingTask(nn.Module):
-    """The ranking model with its loss: which of the movies of the batch did each user rate?"""
+    """The ranking model with its loss: which of the items of the batch did each user choose?
 
-    def __init__(self, recommender: Recommender, loss: SampledSoftmax) -> None:
+    item: the feature that tells items apart.
+    """
+
+    def __init__(self, recommender: Recommender, loss: SampledSoftmax, item: str) -> None:
         super().__init__()
         self.recommender = recommender
         self.loss = loss
+        self.item = item
 
     def forward(self, batch: RatingBatch) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         """The weighted mean of `sampled_softmax` over this rank's B rows, [], and the output that stays.
 
-        The output is the loss again and the vectors of users and movies, float32 [B, 2, D], without gradient.
+        The output is the loss again and the vectors of users and items, float32 [B, 2, D], without gradient.
         """
         vectors = self.recommender(batch.features, batch.history_ratings)
-        loss = self.loss(vectors, batch.features["movie"].values(), batch.weights)
+        loss = self.loss(vectors, batch.features[self.item].values(), batch.weights)
         return loss, (loss.detach(), vectors.detach())
 
 
 class SampledSoftmax(nn.Module):
     """The loss of a ranking.
 
-    movie_shares: of the training ratings, float32 [rows of the table "movie"], none of them 0.
+    item_shares: of the training ratings, float32 [rows of the items' table], none of them 0.
     """
 
-    def __init__(self, movie_shares: torch.Tensor) -> None:
+    def __init__(self, item_shares: torch.Tensor) -> None:
         super().__init__()
         self.log_shares: torch.Tensor
         # Not dumped: the data say it.
-        self.register_buffer("log_shares", movie_shares.log(), persistent=False)
+        self.register_buffer("log_shares", item_shares.log(), persistent=False)
 
     def forward(self, vectors: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The weighted mean over B ratings, []. vectors: of users and movies, [B, 2, D]; rows: of the movies,
+        """The weighted mean over B ratings, []. vectors: of users and items, [B, 2, D]; rows: of the items,
         int64 [B].
         """
         parts = (tensor.split(COMPETITORS) for tensor in (vectors, rows, weights))
         losses = [
-            sampled_softmax(part[:, 0], part[:, 1], movies, self.log_shares[movies], real > 0)
-            for part, movies, real in zip(*parts, strict=True)
+            sampled_softmax(part[:, 0], part[:, 1], items, self.log_shares[items], real > 0)
+            for part, items, real in zip(*parts, strict=True)
         ]
         return (weights * torch.cat(losses)).mean()
 
 
 def sampled_softmax(
-    user: torch.Tensor, movie: torch.Tensor, rows: torch.Tensor, log_shares: torch.Tensor, real: torch.Tensor
+    user: torch.Tensor, item: torch.Tensor, rows: torch.Tensor, log_shares: torch.Tensor, real: torch.Tensor
 ) -> torch.Tensor:
-    """For n users, how surprised a softmax over the movies of all n is by their own, float32 [n].
+    """For n users, how surprised a softmax over the items of all n is by their own, float32 [n].
 
-    Takes vectors [n, D] and, for each movie, table row, logarithm of its share of the training ratings, and
-    whether it is no padding, [n]. A movie is here as often as it is popular; to take that out again, each
-    score is lowered by the logarithm of the movie's share (Yi et al., "Sampling-bias-corrected neural
-    modeling for large corpus item recommendations", 2019). The same movie elsewhere is no competitor.
+    Takes vectors [n, D] and, for each item, table row, logarithm of its share of the training ratings, and
+    whether it is no padding, [n]. An item is here as often as it is popular; to take that out again, each
+    score is lowered by the logarithm of the item's share (Yi et al., "Sampling-bias-corrected neural
+    modeling for large corpus item recommendations", 2019). The same item elsewhere is no competitor.
     """
-    scores = user @ movie.T - log_shares
+    scores = user @ item.T - log_shares
     is_none = (rows.unsqueeze(1) == rows) | ~real
     is_none.fill_diagonal_(False)
     scores = scores.masked_fill(is_none, -torch.inf)

@@ -1,6 +1,6 @@
-"""From looked-up table rows to a score for ranking: a vector of the user, one of the movie, their product.
+"""From looked-up table rows to a score for ranking: a vector of the user, one of the item, their product.
 
-Because the two meet in nothing but a product, the scores of all users and movies are a product of matrices.
+Because the two meet in nothing but a product, the scores of all users and items are a product of matrices.
 Like `interaction.py` it knows tensors, and nothing of where the rows come from. Shapes: B ratings, D numbers
 in a table row.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from recsuite.datasets.features import HISTORY, Feature
+from recsuite.datasets.schema import HISTORY, Feature
 from recsuite.models.interaction import LookedUp, Vectors, make_mlp, repeated
 
 # Logarithms of probabilities spread wider than stars. Rows count so many times, which is the same as so many
@@ -20,7 +20,7 @@ SCALE = 5.0
 
 
 class TwoTower(Vectors):
-    """Scores movies for a user: movie bias + <user factors, movie factors>.
+    """Scores items for a user: item bias + <user factors, item factors>.
 
     An MLP adds to the user's factors what it makes of them. A history counts whatever its ratings, with its
     sum divided by the root of its length.
@@ -31,21 +31,21 @@ class TwoTower(Vectors):
         self.tower = make_mlp([embedding_dim - 1, *mlp_dims, embedding_dim - 1])
 
     def forward(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
-        """The vectors of users and movies, float32 [B, 2, D], whose product is the score.
+        """The vectors of users and items, float32 [B, 2, D], whose product is the score.
 
         The ratings of the histories count for nothing.
         """
-        user, movie = self.join(looked_up, self._history_weights(looked_up))
+        user, item = self.join(looked_up, self._history_weights(looked_up))
         factors = SCALE * user[:, 1:]
         factors = factors + self.tower(factors)
-        # The bias of a movie counts once.
+        # The bias of an item counts once.
         user = torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
-        return torch.stack([user, SCALE * movie], dim=1)
+        return torch.stack([user, SCALE * item], dim=1)
 
     def _history_weights(self, looked_up: Mapping[str, LookedUp]) -> torch.Tensor:
-        if HISTORY not in self.features:
+        if not self.has_history:
             return self.row_scale.new_zeros(0)
-        history = looked_up[HISTORY.name]
+        history = looked_up[HISTORY]
         lengths = history.lengths().to(torch.int64)
         return repeated(lengths.to(torch.float32).sqrt(), lengths, len(history.values()))
 

@@ -28,7 +28,7 @@ def describe_data(columns: Columns, config: Config) -> str:
     lines = [
         f"{columns.source}: {columns.num_train:,} ratings for training, {columns.num_validation:,} for "
         f"validation, {columns.num_test:,} for the test (--split {config.data.split}), "
-        f"{counted(columns.num_users, 'user')}, {counted(columns.num_movies, 'movie')}"
+        f"{counted(columns.num_users, 'user')}, {counted(columns.num_items, columns.schema.item)}"
     ]
     return "\n".join([*lines, *columns.notes])
 
@@ -102,7 +102,7 @@ def describe_failure(columns: Columns, config: Config, test: Metrics) -> str:
     if config.model.task == "rating":
         plain = {"the mean of all ratings": baselines["global mean"][name]}
     else:
-        chance = sum(1 / math.log2(1 + rank) for rank in range(1, TOP + 1)) / columns.num_movies
+        chance = sum(1 / math.log2(1 + rank) for rank in range(1, TOP + 1)) / columns.num_items
         plain = {"popularity": baselines["popularity"][name], "a random order": chance}
     sign = 1 if lower_is_better else -1
     # A result that is no number is worse than all.
@@ -178,7 +178,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             "num_validation": columns.num_validation,
             "num_test": columns.num_test,
             "num_users": columns.num_users,
-            "num_movies": columns.num_movies,
+            f"num_{columns.schema.items}": columns.num_items,
             "tables": {table.name: table.rows for table in columns.tables},
             "notes": columns.notes,
         },

@@ -28,6 +28,7 @@ from recsuite.checkpoint.storage.manifest import (
 )
 from recsuite.checkpoint.storage.shards import write_part
 from recsuite.config.config import Config
+from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, written_aside
 from recsuite.serving.served import read_settled
@@ -75,7 +76,7 @@ def _write_beside(snapshot: Snapshot, target: Path) -> int:
 def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
     vocabulary = {name: list(rows) for name, rows in snapshot.vocabulary.items()}
     tables = [
-        {**dataclasses.asdict(feature), "rows": len(snapshot.tables[feature.name])}
+        {**dataclasses.asdict(SCHEMA.recorded(feature)), "rows": len(snapshot.tables[feature.name])}
         for feature in snapshot.features
     ]
     texts = {VOCABULARY: json.dumps(vocabulary), FEATURES_FILE: json.dumps({"tables": tables}, indent=1)}

@@ -1,7 +1,7 @@
 """What a model recommends to one user, with titles, and again whenever a trainer has dumped a newer one.
 
-A movie is recommended if the training saw it and the user has not rated it. Somebody of whom the model knows
-nothing is shown the popular movies: the highest means of their ratings, each damped by DAMPING ratings at the
+An item is recommended if the training saw it and the user has not rated it. Somebody of whom the model knows
+nothing is shown the popular items: the highest means of their ratings, each damped by DAMPING ratings at the
 mean of all, so that one enthusiast makes no favourite.
 """
 
@@ -23,8 +23,8 @@ from recsuite.checkpoint.recorded import data_flags_of, merged, typed
 from recsuite.checkpoint.storage.directory import LATEST, asked_for, newest_in, step_of
 from recsuite.checkpoint.storage.manifest import describe_choice
 from recsuite.config.config import Config
-from recsuite.datasets.features import HISTORY, Feature
-from recsuite.datasets.movielens.formats import RawData, locate, read
+from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Feature, RawData
+from recsuite.datasets.source import SCHEMA, locate, read
 from recsuite.errors import UserError, counted, printable
 from recsuite.models.two_tower import TwoTower
 from recsuite.serving.served import Follower, ServedModel
@@ -37,9 +37,9 @@ POLL_SECONDS = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-    """Movies in their order: positions in `RawData.movies`, int64 [n], and a number for each, [n]."""
+    """Items in their order: positions in `RawData.items`, int64 [n], and a number for each, [n]."""
 
-    movies: np.ndarray
+    items: np.ndarray
     numbers: np.ndarray
 
 
@@ -72,7 +72,8 @@ def open_viewer(model: ServedModel, config: Config) -> Viewer:
     config = _with_data_of(written, recorded, config)
     folder, layout = locate(config)
     raw = read(folder, layout, config)
-    for name, ids in (("user", raw.users["user_id"]), ("movie", raw.movies["movie_id"])):
+    for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
+        name, ids = SCHEMA.name_of(entity), frame[SCHEMA.column_of(entity)]
         strange = model.snapshot.vocabulary.get(name, {}).keys() - set(ids.tolist())
         if strange:
             raise UserError(
@@ -135,46 +136,48 @@ class Viewer:
         self.name = user
         self.longest_history = longest_history
         self.id = _id_of(user)
-        ratings = raw.ratings
-        mine = np.flatnonzero(ratings.user_id == self.id) if self.id is not None else np.zeros(0, np.int64)
-        mine = mine[np.argsort(ratings.time[mine], kind="stable")]
+        events = raw.events
+        mine = np.flatnonzero(events.user_id == self.id) if self.id is not None else np.zeros(0, np.int64)
+        mine = mine[np.argsort(events.time[mine], kind="stable")]
         # The oldest first.
-        self.movie_ids, self.ratings = ratings.movie_id[mine], ratings.rating[mine]
+        self.item_ids, self.labels = events.item_id[mine], events.label[mine]
 
     def liked(self) -> Listing:
-        """The highest rated movies, of equal ones the newest first."""
-        best = np.lexsort([-np.arange(len(self.ratings)), -self.ratings])[:MOST_LIKED]
-        return Listing(self._places(self.movie_ids[best]), self.ratings[best])
+        """The items with the highest labels, of equal ones the newest first."""
+        best = np.lexsort([-np.arange(len(self.labels)), -self.labels])[:MOST_LIKED]
+        return Listing(self._places(self.item_ids[best]), self.labels[best])
 
-    def _places(self, movie_ids: np.ndarray) -> np.ndarray:
+    def _places(self, item_ids: np.ndarray) -> np.ndarray:
         import pandas
 
-        return pandas.Index(self.raw.movies["movie_id"]).get_indexer(movie_ids)
+        return pandas.Index(self.raw.items[SCHEMA.column_of(ITEM)]).get_indexer(item_ids)
 
     def is_known_to(self, model: ServedModel) -> bool:
         """Whether a model learned of this user, or can be told what the user rated."""
-        return model.knows("user", self.id) or (HISTORY in model.snapshot.features and len(self.ratings) > 0)
+        return model.knows(SCHEMA.user, self.id) or (
+            HISTORY in model.snapshot.tables and len(self.labels) > 0
+        )
 
     def unseen(self, model: ServedModel) -> np.ndarray:
-        """The movies that the user has not rated and the training has seen, int64 [n]."""
-        ids = self.raw.movies["movie_id"].to_numpy()
-        trained = np.array([model.knows("movie", movie) for movie in ids.tolist()], bool)
-        return np.flatnonzero(trained & ~np.isin(ids, self.movie_ids))
+        """The items that the user has not rated and the training has seen, int64 [n]."""
+        ids = self.raw.items[SCHEMA.column_of(ITEM)].to_numpy()
+        trained = np.array([model.knows(SCHEMA.item, item) for item in ids.tolist()], bool)
+        return np.flatnonzero(trained & ~np.isin(ids, self.item_ids))
 
-    def values(self, features: Sequence[Feature], movies: np.ndarray) -> dict[str, Sequence[Any]]:
-        """What the model is told about this user and some movies."""
-        of_user = self.raw.users[self.raw.users["user_id"] == self.id]
-        of_movies = self.raw.movies.iloc[movies]
+    def values(self, features: Sequence[Feature], items: np.ndarray) -> dict[str, Sequence[Any]]:
+        """What the model is told about this user and some items."""
+        of_user = self.raw.users[self.raw.users[SCHEMA.column_of(USER)] == self.id]
+        of_items = self.raw.items.iloc[items]
         values: dict[str, Sequence[Any]] = {}
         for feature in features:
-            frame = of_user if feature.entity == "user" else of_movies
-            if feature.entity in ("user", "movie") and feature.column in frame:
+            frame = of_user if feature.entity == USER else of_items
+            if feature.entity in ENTITIES and feature.column in frame:
                 column = frame[feature.column].tolist()
-                values[feature.name] = column * len(movies) if feature.entity == "user" else column
-        if HISTORY in features:
-            last = slice(max(0, len(self.ratings) - self.longest_history), None)
-            values[HISTORY.name] = [self.movie_ids[last].tolist()] * len(movies)
-            values[HISTORY_RATINGS] = [self.ratings[last].tolist()] * len(movies)
+                values[feature.name] = column * len(items) if feature.entity == USER else column
+        if HISTORY in [feature.name for feature in features]:
+            last = slice(max(0, len(self.labels) - self.longest_history), None)
+            values[HISTORY] = [self.item_ids[last].tolist()] * len(items)
+            values[HISTORY_RATINGS] = [self.labels[last].tolist()] * len(items)
         return values
 
 
@@ -187,56 +190,56 @@ def _id_of(user: str) -> int | None:
 
 
 def best_for(viewer: Viewer, model: ServedModel, top: int) -> Listing:
-    """The movies with the highest predictions for a user."""
-    movies = viewer.unseen(model)
-    scores = model.score(viewer.values(model.snapshot.features, movies)).numpy()
-    return _highest(movies, scores, top)
+    """The items with the highest predictions for a user."""
+    items = viewer.unseen(model)
+    scores = model.score(viewer.values(model.snapshot.features, items)).numpy()
+    return _highest(items, scores, top)
 
 
 def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
-    """The movies with the highest damped means, of those that a user has not rated."""
+    """The items with the highest damped means, of those that a user has not rated."""
     import pandas
 
-    ratings, movies = viewer.raw.ratings, viewer.raw.movies
-    place = pandas.Index(movies["movie_id"]).get_indexer(ratings.movie_id)
-    counts = np.bincount(place, minlength=len(movies))
-    sums = np.bincount(place, weights=ratings.rating, minlength=len(movies))
-    mean = ratings.rating.mean(dtype=np.float64)
+    events, items = viewer.raw.events, viewer.raw.items
+    place = pandas.Index(items[SCHEMA.column_of(ITEM)]).get_indexer(events.item_id)
+    counts = np.bincount(place, minlength=len(items))
+    sums = np.bincount(place, weights=events.label, minlength=len(items))
+    mean = events.label.mean(dtype=np.float64)
     unseen = viewer.unseen(model)
     return _highest(unseen, ((sums + DAMPING * mean) / (counts + DAMPING))[unseen], top)
 
 
-def _highest(movies: np.ndarray, numbers: np.ndarray, top: int) -> Listing:
-    # Stable, so that equal movies keep the order of the file on every machine.
+def _highest(items: np.ndarray, numbers: np.ndarray, top: int) -> Listing:
+    # Stable, so that equal items keep the order of the file on every machine.
     order = np.argsort(-numbers, kind="stable")[:top]
-    return Listing(movies[order], numbers[order])
+    return Listing(items[order], numbers[order])
 
 
 def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> str:
     """Which state it is and its age, what the user liked before, and what is recommended."""
     known = viewer.is_known_to(model)
     found = best_for(viewer, model, top) if known else popular(viewer, model, top)
-    titles = viewer.raw.movies["title"].map(printable).to_numpy()
+    titles = viewer.raw.items["title"].map(printable).to_numpy()
     choice = describe_choice(model.position, checkpoint, model.snapshot.metric)
     lines = [f"{choice}, {_describe_age(model.age)} old"]
-    if len(viewer.ratings):
-        lines.append(f"user {viewer.name} rated {counted(len(viewer.ratings), 'movie')}, and liked most:")
+    if len(viewer.labels):
+        lines.append(f"user {viewer.name} rated {counted(len(viewer.labels), SCHEMA.item)}, and liked most:")
         liked = viewer.liked()
-        stars = zip(liked.numbers, titles[liked.movies], strict=True)
+        stars = zip(liked.numbers, titles[liked.items], strict=True)
         lines += [f"  {rating:.1f}  {title}" for rating, title in stars]
     if not known:
         lines.append(
-            f"the model knows no user {viewer.name}; these are the popular movies, by the mean of their "
-            f"ratings damped by {DAMPING} at the mean of all"
+            f"the model knows no user {viewer.name}; these are the popular {SCHEMA.items}, by the mean of "
+            f"their {SCHEMA.labels} damped by {DAMPING} at the mean of all"
         )
     # What a model for ranking gives is no number of stars.
     ranks = isinstance(model.snapshot.interaction, TwoTower)
     heading = ("score" if ranks else "predicted") if known else "mean"
-    return "\n".join([*lines, _table(found, titles[found.movies].tolist(), heading)])
+    return "\n".join([*lines, _table(found, titles[found.items].tolist(), heading)])
 
 
 def _table(found: Listing, titles: Sequence[str], heading: str) -> str:
-    """Rank, title and number, one movie a line."""
+    """Rank, title and number, one item a line."""
     width = max(map(len, ["title", *titles]))
     lines = [f"| rank | {'title':<{width}} | {heading:>9} |", f"|-----:|{'-' * (width + 2)}|----------:|"]
     for rank, (title, number) in enumerate(zip(titles, found.numbers, strict=True), start=1):

@@ -34,8 +34,8 @@ from recsuite.checkpoint.storage.directory import (
     suggesting,
 )
 from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
-from recsuite.datasets.features import HISTORY, vocabulary_of
-from recsuite.datasets.movielens.parsing.ratings import HIGHEST_RATING, LOWEST_RATING
+from recsuite.datasets.schema import HISTORY
+from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError, printable
 from recsuite.serving.snapshot import (
     HISTORY_RATINGS,
@@ -93,7 +93,7 @@ class ServedModel:
             UserError: when the model has no such feature, or it has values of another type.
         """
         is_name = isinstance(feature, str)
-        rows = self._snapshot.vocabulary.get(vocabulary_of(feature)) if is_name else None
+        rows = self._snapshot.vocabulary.get(SCHEMA.vocabulary_of(feature)) if is_name else None
         if rows is None:
             raise UserError(
                 f"There is no feature {printable(feature)}; the model has {', '.join(self._snapshot.tables)}."
@@ -140,25 +140,25 @@ class ServedModel:
 
 def _flat_ratings(values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
     """The ratings of all histories, float32, after each was held against its history."""
-    movies, ratings = values.get(HISTORY.name, ()), values.get(HISTORY_RATINGS, ())
+    movies, ratings = values.get(HISTORY, ()), values.get(HISTORY_RATINGS, ())
     if len(movies) != len(ratings):
-        raise UserError(f"A {HISTORY.name} and {HISTORY_RATINGS} belong together; give both or neither.")
+        raise UserError(f"A {HISTORY} and {HISTORY_RATINGS} belong together; give both or neither.")
     for rated, given in zip(movies, ratings, strict=True):
         check_list(HISTORY_RATINGS, given)
         if len(rated) != len(given):
             raise UserError(
-                f"A {HISTORY.name} has {len(rated)} and its {HISTORY_RATINGS} {len(given)} values; give each "
+                f"A {HISTORY} has {len(rated)} and its {HISTORY_RATINGS} {len(given)} values; give each "
                 "as many."
             )
     flat = [rating for given in ratings for rating in given]
     # NaN is in no range.
     strange = not_of(numbers.Real, flat) or [
-        rating for rating in flat if not LOWEST_RATING <= rating <= HIGHEST_RATING
+        rating for rating in flat if not SCHEMA.lowest_label <= rating <= SCHEMA.highest_label
     ]
     if strange:
         raise UserError(
-            f"{HISTORY_RATINGS} has {printable(repr(strange[0]))}; give numbers from {LOWEST_RATING:g} to "
-            f"{HIGHEST_RATING:g}, as the training saw them."
+            f"{HISTORY_RATINGS} has {printable(repr(strange[0]))}; give numbers from "
+            f"{SCHEMA.lowest_label:g} to {SCHEMA.highest_label:g}, as the training saw them."
         )
     return torch.tensor(list(map(float, flat)), dtype=torch.float32)
 

@@ -32,13 +32,14 @@ from recsuite.checkpoint.storage.manifest import (
     read_manifest,
 )
 from recsuite.checkpoint.storage.shards import check_parts, parts_of, read_whole, reading, shape_of
-from recsuite.datasets.features import ENTITIES, FEATURES, HISTORY, UNKNOWN_ROW, Feature, vocabulary_of
 from recsuite.datasets.metrics import LABELS, main_metric
+from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, Feature
+from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError, printable
 from recsuite.models.interaction import Interaction
 from recsuite.models.two_tower import TwoTower
 
-# What a model takes beside the features: the rating of each movie of a history.
+# What a model takes beside the features: the label of each item of a history.
 HISTORY_RATINGS = "history_ratings"
 
 
@@ -97,7 +98,7 @@ class Snapshot:
     def look_up(self, values: Mapping[str, Sequence[Any]]) -> dict[str, Rows]:
         """The rows of raw values; those that are not given count as unknown, and a history as empty."""
         allowed = {feature.name for feature in self.features}
-        if HISTORY in self.features:
+        if HISTORY in allowed:
             allowed.add(HISTORY_RATINGS)
         if not isinstance(values, Mapping) or not values or not values.keys() <= allowed:
             found = sorted(map(str, values.keys() - allowed)) if isinstance(values, Mapping) else []
@@ -112,12 +113,12 @@ class Snapshot:
         }
 
     def _rows_of(self, feature: Feature, given: Sequence[Any] | None, size: int) -> Rows:
-        rows = self.vocabulary[vocabulary_of(feature.name)]
+        rows = self.vocabulary[SCHEMA.vocabulary_of(feature.name)]
         if given is None:
             given = [[] if feature.multi else None] * size
         _check_types(feature, given, rows)
-        # As in training: a movie without a genre has the genre "unknown".
-        empty = [] if feature == HISTORY else [None]
+        # As in training: an item without a value has the value "unknown".
+        empty = [] if feature.name == HISTORY else [None]
         lists = [list(value) or empty if feature.multi else [value] for value in given]
         found = torch.tensor([rows.get(value, UNKNOWN_ROW) for values in lists for value in values])
         counts = torch.tensor([len(values) for values in lists], dtype=torch.int64)
@@ -247,7 +248,7 @@ def _check_rows(
     """Each table must have a row for every raw value, and one more."""
     for feature in features:
         rows = shape_of(folder, manifest, f"tables.{feature.name}.weight")[0]
-        known = len(vocabulary.get(vocabulary_of(feature.name), ())) + 1
+        known = len(vocabulary.get(SCHEMA.vocabulary_of(feature.name), ())) + 1
         if rows != known:
             raise UserError(f"{folder} has {rows:,} rows for {feature.name}, and {known:,} values.")
 
@@ -258,16 +259,17 @@ def _read_features(folder: Path, manifest: Manifest) -> tuple[Feature, ...]:
         features = _read_exported_features(folder / FEATURES_FILE)
     else:
         names = {name.split(".")[1] for name in manifest.tensors if name.startswith("tables.")}
-        ours = (*sorted(FEATURES, key=lambda feature: feature.multi), HISTORY)
+        ours = (*sorted(SCHEMA.features, key=lambda feature: feature.multi), SCHEMA.history)
         strange = names - {feature.name for feature in ours}
         if strange:
             raise UserError(
-                f"{folder} has the feature {printable(min(strange))}, which features.py does not name."
+                f"{folder} has the feature {printable(min(strange))}, which the schema of the data set "
+                "does not name."
             )
         features = tuple(feature for feature in ours if feature.name in names)
     for entity in ENTITIES:
         if entity not in {feature.entity for feature in features}:
-            raise UserError(f"{folder} has no feature of a {entity}, and a model needs one.")
+            raise UserError(f"{folder} has no feature of a {SCHEMA.name_of(entity)}, and a model needs one.")
     return features
 
 
@@ -276,12 +278,12 @@ def _read_exported_features(path: Path) -> tuple[Feature, ...]:
     if not isinstance(tables, list):
         raise UserError(f"{path} does not list the features of a model.")
     fields = {"name": str, "entity": str, "column": str, "multi": bool}
-    known = {*ENTITIES, HISTORY.entity}
+    known = {*map(SCHEMA.name_of, ENTITIES), HISTORY}
     for table in tables:
         fits = isinstance(table, dict) and all(type(table.get(name)) is kind for name, kind in fields.items())
         if not fits or table["entity"] not in known:
             raise UserError(f"{path} has {printable(table)}, which is no feature.")
-    features = tuple(Feature(**{name: table[name] for name in fields}) for table in tables)
+    features = tuple(SCHEMA.restored(Feature(**{name: table[name] for name in fields})) for table in tables)
     if len({feature.name for feature in features}) < len(features):
         raise UserError(f"{path} has a feature twice.")
     return features

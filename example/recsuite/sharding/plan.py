@@ -31,7 +31,7 @@ from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.features import UNKNOWN_ROW
+from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
 from recsuite.models.task import RankingTask, RatingTask, make_task
 from recsuite.runtime.host import allowed_memory

@@ -26,8 +26,8 @@ MOST_GENRES = 10
 
 def check_data(config: Config) -> list[Finding]:
     """Where the data and their columns lie, and their size; unlike a run it obtains and makes none."""
-    from recsuite.datasets.movielens.formats import NUM_RATINGS, find_files, locate
     from recsuite.datasets.preparation.cache import find_columns
+    from recsuite.datasets.source import NUM_EVENTS, find_files, locate
 
     try:
         source, files = find_files(config)
@@ -53,21 +53,21 @@ def check_data(config: Config) -> list[Finding]:
     num_ratings = (
         config.data.synthetic_ratings
         if config.data.is_synthetic
-        else NUM_RATINGS.get(config.data.dataset, size // SHORTEST_LINE)
+        else NUM_EVENTS.get(config.data.dataset, size // SHORTEST_LINE)
     )
     return [data, check_cache(cache.absolute(), columns, num_ratings)]
 
 
 def check_cache(cache: Path, columns: Columns | None, num_ratings: int) -> Finding:
     """Where the columns lie and their size, or whether there is room for them."""
-    from recsuite.datasets.columns import BYTES_OF_A_RATING
+    from recsuite.datasets.columns import BYTES_OF_AN_EVENT
 
     if columns is not None:
         size = sum(path.stat().st_size for path in Path(columns.folder).iterdir())
         return Finding("cache", "ok", f"{columns.folder}: {human_size(size)}")
     parent = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(parent).free
-    need = LITTLE_DISK + BYTES_OF_A_RATING * num_ratings
+    need = LITTLE_DISK + BYTES_OF_AN_EVENT * num_ratings
     text = f"{cache}: no columns of these data yet, made at the first start; {human_size(free)} free"
     text += f" for up to {human_size(need)}"
     return judge(
@@ -82,13 +82,14 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     """What the workers' batches take, from the columns if they are made, else from what MovieLens has."""
     from recsuite.datasets.batches import RatingBatches
     from recsuite.datasets.columns import Columns
-    from recsuite.datasets.features import FEATURES, HISTORY, Table
     from recsuite.datasets.preparation.cache import find_columns
+    from recsuite.datasets.schema import Table
+    from recsuite.datasets.source import SCHEMA
     from recsuite.workers.pool import SLOTS_BEYOND_PREFETCH
 
-    tables = tuple(Table(feature, 1, MOST_GENRES if feature.multi else 1) for feature in FEATURES)
-    tables = (*tables, Table(HISTORY, 1, config.data.history))
-    columns = Columns("", "", 0, 0, 0, 0, 0, 0, 0.0, config.data.history, tables, {}, ())
+    tables = tuple(Table(feature, 1, MOST_GENRES if feature.multi else 1) for feature in SCHEMA.features)
+    tables = (*tables, Table(SCHEMA.history, 1, config.data.history))
+    columns = Columns("", "", SCHEMA, 0, 0, 0, 0, 0, 0, 0.0, config.data.history, tables, {}, ())
     # Where the data cannot be read, their own line says so.
     with contextlib.suppress(OSError, UserError):
         columns = find_columns(config)[1] or columns

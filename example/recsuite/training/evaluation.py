@@ -96,7 +96,8 @@ def shown_batches(
 ) -> Iterator[RatingBatch]:
     """The batches of a pass, and how far it has come. Not collective."""
     sizes, done = feed.loader.dataset.step_sizes(split), 0
-    unit, quiet = ("movies" if split == "catalogue" else "ratings"), context.rank != 0
+    schema, quiet = feed.loader.dataset.schema, context.rank != 0
+    unit = schema.items if split == "catalogue" else schema.labels
     with stage(f"evaluation, {split}", sum(sizes), unit, quiet=quiet) as reached:
         for size, batch in zip(sizes, feed.batches(split, epoch), strict=True):
             yield batch

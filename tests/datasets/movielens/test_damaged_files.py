@@ -200,10 +200,10 @@ def read_damaged(draw: Draw, folder: Path) -> str:
 
     def act() -> None:
         raw = read(*locate(config), config)
-        assert len(raw.ratings.rating) > 0
-        assert LOWEST_RATING <= raw.ratings.rating.min() <= raw.ratings.rating.max() <= HIGHEST_RATING
-        assert 0 <= raw.ratings.time.min() <= raw.ratings.time.max() <= LAST_TIME
-        assert set(raw.ratings.movie_id.tolist()) <= set(raw.movies["movie_id"].tolist())
+        assert len(raw.events.label) > 0
+        assert LOWEST_RATING <= raw.events.label.min() <= raw.events.label.max() <= HIGHEST_RATING
+        assert 0 <= raw.events.time.min() <= raw.events.time.max() <= LAST_TIME
+        assert set(raw.events.item_id.tolist()) <= set(raw.items["movie_id"].tolist())
         # A second rating of a movie is no bad row.
         bad = [note for note in raw.skipped if "rated more than once" not in note]
         assert bool(bad) <= skip

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.movielens.formats import RawData, locate, read
+from recsuite.datasets.movielens.formats import locate, read
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import RawData
 from recsuite.errors import UserError
 
 GENRES_100K = ["unknown", "Action", "Adventure", "Animation", *(f"Genre{number}" for number in range(4, 19))]
@@ -69,13 +70,13 @@ def refusal(folder: Path, **options: str | float) -> str:
 
 def test_ml_1m_is_read_whole(ml_1m: Path) -> None:
     raw = load(ml_1m)
-    assert raw.ratings.user_id.tolist() == [1, 1, 2]
-    assert raw.ratings.movie_id.tolist() == [1, 2, 1]
-    assert raw.ratings.rating.tolist() == [5, 3, 4]
-    assert raw.ratings.time.tolist() == [978300760, 978302109, 978301968]
-    assert raw.movies["title"].tolist() == ["Toy Story (1995)", "Mis\u00e9rables, Les: Part (1998)"]
-    assert raw.movies["year"].tolist() == [1995, 1998]
-    assert raw.movies["genres"].tolist() == [["Animation", "Comedy"], ["Drama"]]
+    assert raw.events.user_id.tolist() == [1, 1, 2]
+    assert raw.events.item_id.tolist() == [1, 2, 1]
+    assert raw.events.label.tolist() == [5, 3, 4]
+    assert raw.events.time.tolist() == [978300760, 978302109, 978301968]
+    assert raw.items["title"].tolist() == ["Toy Story (1995)", "Mis\u00e9rables, Les: Part (1998)"]
+    assert raw.items["year"].tolist() == [1995, 1998]
+    assert raw.items["genres"].tolist() == [["Animation", "Comedy"], ["Drama"]]
     assert raw.users.to_dict("list") == {
         "user_id": [1, 2],
         "gender": ["F", "M"],
@@ -89,17 +90,17 @@ def test_ml_10m_has_half_stars_utf_8_titles_and_no_users_file(ml_1m: Path) -> No
     (ml_1m / "ratings.dat").write_text("8::1::0.5::1\n3::2::4.5::2\n")
     (ml_1m / "movies.dat").write_bytes("1::Am\u00e9lie (2001)::Comedy\n2::B (1999)::Drama\n".encode())
     raw = load(ml_1m)
-    assert raw.ratings.rating.tolist() == [0.5, 4.5]
-    assert raw.movies["title"][0] == "Am\u00e9lie (2001)"
+    assert raw.events.label.tolist() == [0.5, 4.5]
+    assert raw.items["title"][0] == "Am\u00e9lie (2001)"
     assert raw.users["user_id"].tolist() == [3, 8]
 
 
 def test_the_csv_sets_are_read_whole(ml_csv: Path) -> None:
     raw = load(ml_csv)
-    assert raw.ratings.rating.tolist() == [4.0, 0.5, 2.5]
-    assert raw.movies["title"].tolist() == ["Story, A (1995)", "Untitled"]
-    assert raw.movies["genres"].tolist() == [["Drama", "War"], []]
-    assert raw.movies["year"].isna().tolist() == [False, True]
+    assert raw.events.label.tolist() == [4.0, 0.5, 2.5]
+    assert raw.items["title"].tolist() == ["Story, A (1995)", "Untitled"]
+    assert raw.items["genres"].tolist() == [["Drama", "War"], []]
+    assert raw.items["year"].isna().tolist() == [False, True]
 
 
 @pytest.fixture
@@ -123,8 +124,8 @@ def ml_100k(tmp_path: Path) -> Path:
 
 def test_ml_100k_is_read_whole(ml_100k: Path) -> None:
     raw = load(ml_100k)
-    assert raw.ratings.rating.tolist() == [5, 3, 1]
-    assert raw.movies["genres"].tolist() == [["Action", "Animation"], []]
+    assert raw.events.label.tolist() == [5, 3, 1]
+    assert raw.items["genres"].tolist() == [["Action", "Animation"], []]
     assert raw.users["age"].tolist() == [24, 53]
     assert raw.users["occupation"].tolist() == ["technician", "other"]
 
@@ -148,8 +149,8 @@ def test_windows_line_ends_and_trailing_blank_lines_are_read(ml_1m: Path) -> Non
         content = (ml_1m / name).read_bytes()
         (ml_1m / name).write_bytes(content.replace(b"\n", b"\r\n") + b"\r\n\r\n")
     found = load(ml_1m)
-    assert found.ratings.rating.tolist() == expected.ratings.rating.tolist()
-    assert found.movies.equals(expected.movies)
+    assert found.events.label.tolist() == expected.events.label.tolist()
+    assert found.items.equals(expected.items)
     assert found.users.equals(expected.users)
 
 
@@ -194,7 +195,7 @@ def test_bad_ratings_are_counted_and_left_out_when_asked(ml_1m: Path, row: str, 
     lines = (ml_1m / "ratings.dat").read_text().splitlines()
     write(ml_1m, {"ratings.dat": "\n".join([lines[0], row, *lines[1:], row])})
     raw = load(ml_1m, bad_rows="skip", max_bad_rows=0.5)
-    assert raw.ratings.rating.tolist() == [5, 3, 4]
+    assert raw.events.label.tolist() == [5, 3, 4]
     (note,) = raw.skipped
     assert note == f"left out 2 bad rows of ratings.dat, the first being line 2 ({reason})"
     config = Config.of(data_path=str(ml_1m), bad_rows="skip", max_bad_rows=0.5, test_fraction=0.4)
@@ -207,9 +208,9 @@ def test_more_bad_rows_than_a_share_are_refused_with_their_number_the_limit_and_
     sentence = refusal(ml_1m, bad_rows="skip")
     assert "ratings.dat, line 99: 1 field instead of 4: 'bad'" in sentence
     assert "2 of 100 rows of the file cannot be read, and --max_bad_rows 0.01 allows 1" in sentence
-    assert len(load(ml_1m, bad_rows="skip", max_bad_rows=0.02, duplicates="keep").ratings.rating) == 98
+    assert len(load(ml_1m, bad_rows="skip", max_bad_rows=0.02, duplicates="keep").events.label) == 98
     write(ml_1m, {"ratings.dat": "\n".join([*[good] * 99, "bad"])})
-    assert len(load(ml_1m, bad_rows="skip", duplicates="keep").ratings.rating) == 99
+    assert len(load(ml_1m, bad_rows="skip", duplicates="keep").events.label) == 99
 
 
 def test_columns_made_under_another_limit_are_not_taken(ml_1m: Path) -> None:
@@ -227,7 +228,7 @@ def test_bad_rows_of_every_kind_count_together(ml_1m: Path) -> None:
     sentence = refusal(ml_1m, bad_rows="skip", max_bad_rows=0.1)
     assert "movies.dat, line 10: movie_id 'x' is not a whole number" in sentence
     assert "2 of 11 rows" in sentence
-    assert len(load(ml_1m, bad_rows="skip", max_bad_rows=0.2).movies) == 9
+    assert len(load(ml_1m, bad_rows="skip", max_bad_rows=0.2).items) == 9
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ def test_a_bad_movie_or_user_is_named(ml_1m: Path, file: str, row: str, reason: 
         opened.write(f"{row}\n".encode())
     assert f"{file}, line 3: {reason}: {row[:120]!r}; mend the file" in refusal(ml_1m)
     raw = load(ml_1m, bad_rows="skip", max_bad_rows=0.5)
-    assert len(raw.movies) == len(raw.users) == 2
+    assert len(raw.items) == len(raw.users) == 2
     assert file in raw.skipped[0]
 
 
@@ -323,8 +324,8 @@ def test_the_mark_of_utf_8_is_no_content(name: str, request: pytest.FixtureReque
     for path in folder.iterdir():
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     found = load(folder, bad_rows="skip", max_bad_rows=0.5)
-    assert found.ratings.user_id.tolist() == expected.ratings.user_id.tolist()
-    assert found.movies.equals(expected.movies)
+    assert found.events.user_id.tolist() == expected.events.user_id.tolist()
+    assert found.items.equals(expected.items)
     assert found.users.equals(expected.users)
     assert found.skipped == expected.skipped
 
@@ -339,15 +340,15 @@ def test_quoted_fields_are_read(ml_csv: Path) -> None:
         (ml_csv / "ratings.csv").read_text().startswith('"userId","movieId","rating","timestamp"\n"5","1",')
     )
     found = load(ml_csv)
-    assert [column.tolist() for column in vars(found.ratings).values()] == [
-        column.tolist() for column in vars(expected.ratings).values()
+    assert [column.tolist() for column in vars(found.events).values()] == [
+        column.tolist() for column in vars(expected.events).values()
     ]
-    assert found.movies.equals(expected.movies)
+    assert found.items.equals(expected.items)
     with (ml_csv / "ratings.csv").open("a") as file:
         file.write('"5","7","9.0","1"\n')
     sentence = refusal(ml_csv)
     assert """ratings.csv, line 5: a rating outside 0.5 to 5.0: '"5","7","9.0","1"'""" in sentence
-    assert load(ml_csv, bad_rows="skip", max_bad_rows=0.5).ratings.user_id.tolist() == [5, 5, 9]
+    assert load(ml_csv, bad_rows="skip", max_bad_rows=0.5).events.user_id.tolist() == [5, 5, 9]
 
 
 @pytest.mark.parametrize(
@@ -367,7 +368,7 @@ def test_a_quote_in_the_wrong_place_is_named_with_its_line(ml_csv: Path, row: st
     lines = (ml_csv / "ratings.csv").read_text().splitlines()
     write(ml_csv, {"ratings.csv": "\n".join([*lines[:2], row, *lines[2:]])})
     assert f"ratings.csv, line 3: {reason}: {row!r}" in refusal(ml_csv)
-    assert load(ml_csv, bad_rows="skip", max_bad_rows=0.5).ratings.user_id.tolist() == [5, 5, 9]
+    assert load(ml_csv, bad_rows="skip", max_bad_rows=0.5).events.user_id.tolist() == [5, 5, 9]
 
 
 def test_lines_of_blanks_and_blanks_around_numbers_are_read_beside_bad_rows(ml_csv: Path) -> None:
@@ -375,7 +376,7 @@ def test_lines_of_blanks_and_blanks_around_numbers_are_read_beside_bad_rows(ml_c
         file.write(" 9 ,1, 3.5,8\n   \nbad\n")
     assert "ratings.csv, line 7: 1 field instead of 4: 'bad'" in refusal(ml_csv)
     raw = load(ml_csv, bad_rows="skip", max_bad_rows=0.5, duplicates="keep")
-    assert raw.ratings.rating.tolist() == [4.0, 0.5, 2.5, 3.5]
+    assert raw.events.label.tolist() == [4.0, 0.5, 2.5, 3.5]
 
 
 def test_a_genre_file_of_another_length_is_refused(ml_100k: Path) -> None:
@@ -488,10 +489,10 @@ def test_a_set_that_cannot_be_downloaded_says_the_two_ways_on(
 @pytest.mark.real_data
 def test_real_movielens_is_read_whole(real_folder: Path) -> None:
     raw = load(real_folder, dataset="ml-latest-small")
-    assert len(raw.ratings.rating) == 100_836
+    assert len(raw.events.label) == 100_836
     assert len(raw.users) == 610
-    assert len(raw.movies) == 9_742
-    assert float(raw.ratings.rating.mean()) == pytest.approx(3.5016, abs=1e-4)
+    assert len(raw.items) == 9_742
+    assert float(raw.events.label.mean()) == pytest.approx(3.5016, abs=1e-4)
 
 
 def test_reading_takes_at_most_twice_what_pandas_takes_for_the_same_bytes(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.json"
 CONFIG = "config.json"
-# What an export says of its features; a dump has those of `features.py`.
+# What an export says of its features; a dump has those of the schema.
 FEATURES_FILE = "features.json"
 TEXTS = ("vocabulary", "optimizer", "ratings")
 # What the header of a safetensors file calls the types of tensors, and what a manifest calls them.

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
 from os.path import isfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -21,11 +19,10 @@ from recsuite.config.data import OFFICIAL_SPLITS
 from recsuite.datasets.movielens.parsing.entities import read_movies, read_users
 from recsuite.datasets.movielens.parsing.ratings import read_ratings
 from recsuite.datasets.movielens.parsing.reader import LAYOUTS, Layout, Reader
+from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.duplicates import settle
+from recsuite.datasets.schema import Events, RawData
 from recsuite.errors import UserError
-
-if TYPE_CHECKING:
-    import pandas
 
 DATA_ROOT = Path(__file__).resolve().parents[4] / "data"
 # Long enough for the largest archive on a slow line; a wait beyond it is a fault.
@@ -47,34 +44,6 @@ NUM_RATINGS = {
 COLUMN = re.compile(
     rb"\x93NUMPY....?.?\{'descr': '<f4', 'fortran_order': False, 'shape': \(\d{1,18},\), \}", re.DOTALL
 )
-
-
-@dataclass
-class Ratings:
-    """One rating a position: user_id and movie_id int64, rating float32, time int64 (seconds since 1970)."""
-
-    user_id: np.ndarray
-    movie_id: np.ndarray
-    rating: np.ndarray
-    time: np.ndarray
-
-
-@dataclass
-class RawData:
-    """A data set as its files show it: raw ids, no table rows yet.
-
-    `movies` and `users` hold one row per movie_id and user_id, with the columns that `features.py` names
-    and the files have. `official_test` marks the test ratings of an official split, bool, one a rating.
-    `skipped` says what was left out, `num_skipped` how many ratings.
-    """
-
-    ratings: Ratings
-    movies: pandas.DataFrame
-    users: pandas.DataFrame
-    official_test: np.ndarray | None = None
-    oracle: np.ndarray | None = None
-    skipped: list[str] = field(default_factory=list)
-    num_skipped: int = 0
 
 
 def locate(config: Config) -> tuple[Path, Layout]:
@@ -142,17 +111,17 @@ def read(folder: Path, layout: Layout, config: Config) -> RawData:
 
     parts = _rating_files(layout, config)
     tables = [read_ratings(reader, part, layout, known_users, known_movies) for part in parts]
-    ratings = Ratings(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
+    events = Events(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
     official_test = None
     if len(parts) == 2:
-        official_test = np.arange(len(ratings.rating)) >= len(tables[0][0])
+        official_test = np.arange(len(events.label)) >= len(tables[0][0])
     if users is None:
         import pandas
 
-        users = pandas.DataFrame({"user_id": np.unique(ratings.user_id)})
-    oracle = _read_oracle(reader, len(ratings.rating))
-    raw = RawData(ratings, movies, users, official_test, oracle, reader.notes, reader.num_skipped_ratings)
-    return settle(raw, config.data.duplicates)
+        users = pandas.DataFrame({"user_id": np.unique(events.user_id)})
+    oracle = _read_oracle(reader, len(events.label))
+    raw = RawData(events, movies, users, official_test, oracle, reader.notes, reader.num_skipped_ratings)
+    return settle(raw, config.data.duplicates, SCHEMA)
 
 
 def source_files(folder: Path, layout: Layout, config: Config) -> list[Path]:

@@ -9,14 +9,14 @@ import numpy as np
 from recsuite.datasets.metrics import LIKED, Metrics, fit_link, measure, measure_ranks
 from recsuite.datasets.preparation.histories import Stored
 
-# Damping of the bias baseline: a user or movie with this many ratings is believed half-way. The usual
+# Damping of the bias baseline: a user or item with this many ratings is believed half-way. The usual
 # value; weaker and stronger ones gave a weaker baseline on ml-latest-small.
 DAMPING = 5.0
 BASELINE_ROUNDS = 10
 
 
 def baselines_of(
-    stored: Stored, sizes: tuple[int, int, int], num_movies: int, oracle: np.ndarray | None
+    stored: Stored, sizes: tuple[int, int, int], num_items: int, oracle: np.ndarray | None
 ) -> dict[str, dict[str, Metrics]]:
     """What a model of each task has to beat on the test ratings.
 
@@ -26,16 +26,16 @@ def baselines_of(
     num_train, num_validation, _ = sizes
     num_known = num_train + num_validation
     validation, test = slice(num_train, num_known), slice(num_known, None)
-    user, movie, rating = stored.user, stored.movie, stored.rating
+    user, item, rating = stored.user, stored.item, stored.label
     early, late = (
-        fit_biases(user[:number], movie[:number], rating[:number], int(user.max()) + 1, num_movies)
+        fit_biases(user[:number], item[:number], rating[:number], int(user.max()) + 1, num_items)
         for number in (num_train, num_known)
     )
     predictions = {
         "global mean": (np.full(num_validation, early.mean), np.full(sizes[2], late.mean)),
         "biases": (
-            early.predict(user[validation], movie[validation]),
-            late.predict(user[test], movie[test]),
+            early.predict(user[validation], item[validation]),
+            late.predict(user[test], item[test]),
         ),
     }
     if oracle is not None:
@@ -44,56 +44,56 @@ def baselines_of(
         name: measure(on_test, rating[test], fit_link(on_validation, rating[validation] >= LIKED))
         for name, (on_validation, on_test) in predictions.items()
     }
-    popularity = measure_ranks(popularity_ranks(user, movie, num_known, num_movies))
+    popularity = measure_ranks(popularity_ranks(user, item, num_known, num_items))
     return {"rating": of_ratings, "ranking": {"popularity": popularity}}
 
 
-def popularity_ranks(user: np.ndarray, movie: np.ndarray, num_known: int, num_movies: int) -> np.ndarray:
-    """Ranks, int64, of the ratings from number `num_known` on, when movies are ranked by their number of
-    known ratings; of those that the user is known to have rated only the test movie itself is ranked.
+def popularity_ranks(user: np.ndarray, item: np.ndarray, num_known: int, num_items: int) -> np.ndarray:
+    """Ranks, int64, of the ratings from number `num_known` on, when items are ranked by their number of
+    known ratings; of those that the user is known to have rated only the test item itself is ranked.
 
-    Takes int [n] and int [n]. Ties count against a movie.
+    Takes int [n] and int [n]. Ties count against a item.
     """
     known, cases = slice(None, num_known), slice(num_known, None)
-    counts = np.bincount(movie[known], minlength=num_movies)
-    # (user, movie) and (user, popularity) as one number each.
-    pairs = np.unique(user[known].astype(np.int64) * num_movies + movie[known])
+    counts = np.bincount(item[known], minlength=num_items)
+    # (user, item) and (user, popularity) as one number each.
+    pairs = np.unique(user[known].astype(np.int64) * num_items + item[known])
     step = int(counts.max(initial=0)) + 1
-    seen = np.sort(pairs // num_movies * step + counts[pairs % num_movies])
-    case_user, own = user[cases].astype(np.int64), counts[movie[cases]]
-    popular = num_movies - np.sort(counts).searchsorted(own)
+    seen = np.sort(pairs // num_items * step + counts[pairs % num_items])
+    case_user, own = user[cases].astype(np.int64), counts[item[cases]]
+    popular = num_items - np.sort(counts).searchsorted(own)
     popular_seen = seen.searchsorted((case_user + 1) * step) - seen.searchsorted(case_user * step + own)
-    is_seen = np.isin(case_user * num_movies + movie[cases], pairs)
-    # The test movie counts once: among the popular ones, where it takes the place of the 1 of the first rank.
+    is_seen = np.isin(case_user * num_items + item[cases], pairs)
+    # The test item counts once: among the popular ones, where it takes the place of the 1 of the first rank.
     return popular - (popular_seen - is_seen)
 
 
 @dataclass(frozen=True)
 class Biases:
-    """The bias baseline: mean rating, and how far each user and movie lies from it, float64."""
+    """The bias baseline: mean rating, and how far each user and item lies from it, float64."""
 
     mean: float
     user: np.ndarray
-    movie: np.ndarray
+    item: np.ndarray
 
-    def predict(self, user: np.ndarray, movie: np.ndarray) -> np.ndarray:
-        """Predicted ratings, float64 [n], for positions of users and movies, int [n]."""
-        return self.mean + self.user[user] + self.movie[movie]
+    def predict(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
+        """Predicted ratings, float64 [n], for positions of users and items, int [n]."""
+        return self.mean + self.user[user] + self.item[item]
 
 
 def fit_biases(
-    user: np.ndarray, movie: np.ndarray, rating: np.ndarray, num_users: int, num_movies: int
+    user: np.ndarray, item: np.ndarray, rating: np.ndarray, num_users: int, num_items: int
 ) -> Biases:
-    """Damped least squares for rating = mean + user bias + movie bias, by alternation.
+    """Damped least squares for rating = mean + user bias + item bias, by alternation.
 
-    Takes int [n], int [n] and float [n]; a user or movie without a rating gets bias 0.
+    Takes int [n], int [n] and float [n]; a user or item without a rating gets bias 0.
     """
     mean = float(rating.mean(dtype=np.float64))
     residual = rating.astype(np.float64) - mean
-    user_bias, movie_bias = np.zeros(num_users), np.zeros(num_movies)
+    user_bias, item_bias = np.zeros(num_users), np.zeros(num_items)
     user_weight = DAMPING + np.bincount(user, minlength=num_users)
-    movie_weight = DAMPING + np.bincount(movie, minlength=num_movies)
+    item_weight = DAMPING + np.bincount(item, minlength=num_items)
     for _ in range(BASELINE_ROUNDS):
-        movie_bias = np.bincount(movie, residual - user_bias[user], num_movies) / movie_weight
-        user_bias = np.bincount(user, residual - movie_bias[movie], num_users) / user_weight
-    return Biases(mean, user_bias, movie_bias)
+        item_bias = np.bincount(item, residual - user_bias[user], num_items) / item_weight
+        user_bias = np.bincount(user, residual - item_bias[item], num_users) / user_weight
+    return Biases(mean, user_bias, item_bias)

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,29 +15,31 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import MANIFEST
-from recsuite.datasets.features import Feature, place_of_identity
 from recsuite.datasets.preparation.baselines import baselines_of
 from recsuite.datasets.preparation.histories import Stored, write_histories
 from recsuite.datasets.preparation.splits import split
 from recsuite.datasets.preparation.vocabulary import write_features
+from recsuite.datasets.schema import ITEM, USER, Schema, Table
 from recsuite.errors import UserError
 from recsuite.files import digest_of, flush, flushed, sealed
 from recsuite.runtime.progress_bar import stage
 
 if TYPE_CHECKING:
-    from recsuite.datasets.movielens.formats import RawData
+    import pandas
+
+    from recsuite.datasets.schema import RawData
 
 # What is under way, by the number of its process, and what may be in it.
 LEFTOVER = re.compile(r"\.making-\d+")
 CONTENT = re.compile(r"\w+\.npy|vocabulary\.json|manifest\.json")
 # Positions and ends are int32.
-MAX_RATINGS = 2**31 - 1
+MAX_EVENTS = 2**31 - 1
 
 # Of making columns, as its progress is told.
 NUM_PARTS = 5
 
 
-def make_columns(folder: Path, raw: RawData, features: Sequence[Feature], config: Config) -> None:
+def make_columns(folder: Path, raw: RawData, schema: Schema, config: Config) -> None:
     """Write columns, and put them where they are to be. Call it with the lock."""
     # The lock is ours, so whatever lies here unfinished was left by a process that died.
     for leftover in filter(_is_leftover, folder.parent.iterdir()):
@@ -46,7 +48,7 @@ def make_columns(folder: Path, raw: RawData, features: Sequence[Feature], config
     making.mkdir()
     try:
         with stage("making columns", NUM_PARTS, "parts", even=False) as reached:
-            manifest = _write_columns(making, raw, features, config, reached)
+            manifest = _write_columns(making, raw, schema, config, reached)
         # The rename must not get to the disk before what it names.
         files = [dataclasses.asdict(flushed(path)) for path in sorted(making.iterdir())]
         (making / MANIFEST).write_text(json.dumps(sealed({**manifest, "files": files}), indent=1))
@@ -59,7 +61,7 @@ def make_columns(folder: Path, raw: RawData, features: Sequence[Feature], config
 
 
 def _is_leftover(path: Path) -> bool:
-    """Whether `_make` made a folder: --cache_dir may be one in which others make things too."""
+    """Whether `make_columns` made a folder: --cache_dir may be one in which others make things too."""
     if not LEFTOVER.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
         return False
     return all(CONTENT.fullmatch(found.name) for found in path.iterdir())
@@ -84,34 +86,33 @@ def _publish(making: Path, folder: Path) -> None:
 
 
 def _write_columns(
-    folder: Path, raw: RawData, features: Sequence[Feature], config: Config, reached: Callable[[int], None]
+    folder: Path, raw: RawData, schema: Schema, config: Config, reached: Callable[[int], None]
 ) -> dict[str, Any]:
-    import pandas
-
-    order, sizes, notes = split(raw, config)
+    order, sizes, notes = split(raw, schema, config)
     num_train = sizes[0]
-    ratings = raw.ratings
-    if len(order) > MAX_RATINGS:
-        raise UserError(f"There are {len(order):,} ratings, and {MAX_RATINGS:,} is the limit; give fewer.")
+    events = raw.events
+    if len(order) > MAX_EVENTS:
+        raise UserError(
+            f"There are {len(order):,} {schema.labels}, and {MAX_EVENTS:,} is the limit; give fewer."
+        )
     reached(1)
-    # Hashed look-ups of raw ids: ids have gaps, positions have none.
-    user = pandas.Index(raw.users["user_id"]).get_indexer(ratings.user_id[order]).astype(np.int32)
-    movie = pandas.Index(raw.movies["movie_id"]).get_indexer(ratings.movie_id[order]).astype(np.int32)
-    rating = ratings.rating[order]
-    np.save(folder / "rating.npy", rating)
-    np.save(folder / "time.npy", ratings.time[order])
+    user = _positions(raw.users[schema.column_of(USER)], events.user_id[order])
+    item = _positions(raw.items[schema.column_of(ITEM)], events.item_id[order])
+    label = events.label[order]
+    np.save(folder / "rating.npy", label)
+    np.save(folder / "time.npy", events.time[order])
     reached(2)
     entities = {
-        "user": (raw.users, np.unique(user[:num_train])),
-        "movie": (raw.movies, np.unique(movie[:num_train])),
+        USER: (raw.users, np.unique(user[:num_train])),
+        ITEM: (raw.items, np.unique(item[:num_train])),
     }
-    tables, left_out = write_features(folder, entities, features)
-    place = place_of_identity("movie", [table.feature for table in tables])
-    movie_rows = np.load(folder / "movie_features.npy")[:, place]
-    stored = Stored(user, movie, movie_rows[movie], rating, ratings.time[order])
+    tables, left_out = write_features(folder, entities, schema)
+    place = schema.place_of(ITEM, [table.feature for table in tables])
+    item_rows = np.load(folder / f"{schema.item}_features.npy")[:, place]
+    stored = Stored(user, item, item_rows[item], label, events.time[order])
     reached(3)
     ends, longest_history = write_histories(folder, stored, sizes)
-    np.save(folder / "rows.npy", np.stack([user, movie, rating.view(np.int32), ends], axis=1))
+    np.save(folder / "rows.npy", np.stack([user, item, label.view(np.int32), ends], axis=1))
     reached(4)
     oracle = None if raw.oracle is None else raw.oracle[order]
     if left_out:
@@ -124,10 +125,23 @@ def _write_columns(
         "num_test": sizes[2],
         "num_skipped": raw.num_skipped,
         "num_users": len(raw.users),
-        "num_movies": len(raw.movies),
+        f"num_{schema.items}": len(raw.items),
         "longest_history": longest_history,
-        "mean_rating": float(rating[:num_train].mean(dtype=np.float64)),
-        "tables": [dataclasses.asdict(table) for table in tables],
-        "baselines": baselines_of(stored, sizes, len(raw.movies), oracle),
+        "mean_rating": float(label[:num_train].mean(dtype=np.float64)),
+        "tables": [_recorded(table, schema) for table in tables],
+        "baselines": baselines_of(stored, sizes, len(raw.items), oracle),
         "notes": [*raw.skipped, *notes],
     }
+
+
+def _positions(ids: pandas.Series, wanted: np.ndarray) -> np.ndarray:
+    """Where each wanted raw id stands among the ids, int32."""
+    import pandas
+
+    # Hashed look-ups: ids have gaps, positions have none.
+    return pandas.Index(ids).get_indexer(wanted).astype(np.int32)
+
+
+def _recorded(table: Table, schema: Schema) -> dict[str, Any]:
+    """What the manifest holds of a table."""
+    return dataclasses.asdict(dataclasses.replace(table, feature=schema.recorded(table.feature)))

@@ -12,8 +12,18 @@ from pathlib import Path
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import DIGEST_THREADS, Columns, load_columns
-from recsuite.datasets.features import FEATURES, HISTORY, Table, vocabulary_of
 from recsuite.datasets.preparation.building import make_columns
+from recsuite.datasets.schema import Table
+from recsuite.datasets.source import (
+    DATA_DEADLINE,
+    DATA_ROOT,
+    NUM_EVENTS,
+    SCHEMA,
+    find_files,
+    locate,
+    read,
+    source_files,
+)
 from recsuite.errors import UserError
 from recsuite.files import digest_of
 from recsuite.runtime.progress_bar import stage
@@ -32,20 +42,18 @@ def open_columns(config: Config) -> Columns:
     """
     from filelock import FileLock, Timeout
 
-    from recsuite.datasets.movielens.formats import DATA_DEADLINE, locate, read, source_files
-
     source, layout = locate(config)
     cache = _cache_folder(source, config)
     files = source_files(source, layout, config)
     digests = _digests(files)
     folder = cache / _name(digests, config)
-    columns, _ = load_columns(folder, source)
+    columns, _ = load_columns(folder, source, SCHEMA)
     if columns is not None:
         return _checked(columns, config)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / ".lock", timeout=DATA_DEADLINE):
-            columns, fault = load_columns(folder, source)
+            columns, fault = load_columns(folder, source, SCHEMA)
             if columns is None:
                 if fault:
                     print(f"the columns in {folder} are damaged and are made again: {fault}")
@@ -54,8 +62,8 @@ def open_columns(config: Config) -> Columns:
                     raw = read(source, layout, config)
                 if _digests(files) != digests:
                     raise UserError(f"The files in {source} changed while they were read; start again.")
-                make_columns(folder, raw, FEATURES, config)
-                columns, _ = load_columns(folder, source, every_byte=False)
+                make_columns(folder, raw, SCHEMA, config)
+                columns, _ = load_columns(folder, source, SCHEMA, every_byte=False)
     except Timeout:
         raise UserError(
             f"Another process has been writing columns to {cache} for {DATA_DEADLINE:.0f} s; "
@@ -77,31 +85,28 @@ def find_columns(config: Config) -> tuple[Path, Columns | None]:
     Raises:
         UserError: when there are no files that columns could be made from, and no set to obtain was named.
     """
-    from recsuite.datasets.movielens.formats import find_files
-
     source, files = find_files(config)
     if not files:
         return Path(config.data.cache_dir or source / ".columns"), None
     cache = _cache_folder(source, config)
-    columns, _ = load_columns(cache / _name(_digests(files), config), source, every_byte=False)
+    columns, _ = load_columns(cache / _name(_digests(files), config), source, SCHEMA, every_byte=False)
     return cache, None if columns is None else _checked(columns, config)
 
 
 def _checked(columns: Columns, config: Config) -> Columns:
     """With the table of the history if that is wanted; refuses a set of a known name and another size."""
-    from recsuite.datasets.movielens.formats import NUM_RATINGS
-
     number = columns.num_train + columns.num_validation + columns.num_test + columns.num_skipped
-    wanted = NUM_RATINGS.get(config.data.dataset, number)
+    wanted = NUM_EVENTS.get(config.data.dataset, number)
     if number != wanted:
         raise UserError(
-            f"{columns.source} holds {number:,} ratings, but {config.data.dataset} has {wanted:,}; remove "
-            "the folder to download it again, or leave --dataset out to read it as it is."
+            f"{columns.source} holds {number:,} {columns.schema.labels}, but {config.data.dataset} has "
+            f"{wanted:,}; remove the folder to download it again, or leave --dataset out to read it as it is."
         )
     if config.data.history == 0:
         return columns
-    movies = next(table for table in columns.tables if table.name == vocabulary_of(HISTORY.name))
-    history = Table(HISTORY, movies.rows, longest=min(config.data.history, columns.longest_history))
+    schema = columns.schema
+    items = next(table for table in columns.tables if table.name == schema.item)
+    history = Table(schema.history, items.rows, longest=min(config.data.history, columns.longest_history))
     return dataclasses.replace(columns, tables=(*columns.tables, history))
 
 
@@ -111,8 +116,6 @@ def _cache_folder(source: Path, config: Config) -> Path:
     # Root may write anywhere; a folder whose mode forbids it is still not ours to write to.
     if os.access(source, os.W_OK) and source.stat().st_mode & 0o222:
         return source / ".columns"
-    from recsuite.datasets.movielens.formats import DATA_ROOT
-
     name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:12]
     return DATA_ROOT / "columns" / f"{source.resolve().name}-{name}"
 
@@ -122,7 +125,7 @@ def _name(digests: dict[str, str], config: Config) -> str:
     drawn = config.data.split in ("time", "random")
     made_from = {
         "format": FORMAT,
-        "features": [dataclasses.astuple(feature) for feature in FEATURES],
+        "features": [dataclasses.astuple(SCHEMA.recorded(feature)) for feature in SCHEMA.features],
         "files": digests,
         "bad_rows": (config.data.bad_rows, config.data.max_bad_rows),
         "duplicates": config.data.duplicates,

@@ -10,14 +10,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Stored:
-    """The ratings in the order in which they are stored: positions of users and movies and table rows of
-    movies, int32 [ratings]; ratings, float32; time, int64.
+    """The events in the order in which they are stored: positions of users and items and table rows of items,
+    int32 [events]; label, float32; time, int64.
     """
 
     user: np.ndarray
-    movie: np.ndarray
-    movie_row: np.ndarray
-    rating: np.ndarray
+    item: np.ndarray
+    item_row: np.ndarray
+    label: np.ndarray
     time: np.ndarray
 
 
@@ -46,9 +46,9 @@ def _write_history(folder: Path, prefix: str, stored: Stored, num_told: int) -> 
     ends = np.empty(len(order), np.int32)
     ends[order] = before[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))]
     told = order[is_told]
-    bits = stored.rating[told].view(np.int32)
-    np.save(folder / f"{prefix}history.npy", np.stack([stored.movie_row[told], bits], axis=1))
-    np.save(folder / f"{prefix}seen.npy", stored.movie[told])
+    bits = stored.label[told].view(np.int32)
+    np.save(folder / f"{prefix}history.npy", np.stack([stored.item_row[told], bits], axis=1))
+    np.save(folder / f"{prefix}seen.npy", stored.item[told])
     counts = np.bincount(stored.user[told], minlength=int(stored.user.max()) + 1)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     np.save(folder / f"{prefix}history_offsets.npy", offsets)

@@ -1,4 +1,4 @@
-"""Which ratings are for training, for validation and for the test."""
+"""Which events are for training, for validation and for the test."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from recsuite.datasets.preparation.duplicates import describe_leak
 from recsuite.errors import UserError, counted
 
 if TYPE_CHECKING:
-    from recsuite.datasets.movielens.formats import RawData
+    from recsuite.datasets.schema import RawData, Schema
 
 
-def split(raw: RawData, config: Config) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
+def split(raw: RawData, schema: Schema, config: Config) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
     """The order in which ratings are stored, int64 [ratings]; how many are for training, validation and the
     test; and what there is to say of it.
     """
     # Stable, so that ratings of one second keep the order of the file on every machine.
-    by_time = np.argsort(raw.ratings.time, kind="stable")
-    user = raw.ratings.user_id[by_time]
+    by_time = np.argsort(raw.events.time, kind="stable")
+    user = raw.events.user_id[by_time]
     is_test, notes = _choose_test(raw, by_time, config)
     is_validation = _choose_validation(user, ~is_test, config)
     is_train = ~is_test & ~is_validation
@@ -34,7 +34,7 @@ def split(raw: RawData, config: Config) -> tuple[np.ndarray, tuple[int, int, int
     if sizes[1] == 0:
         notes.append("no rating is for validation: there are no results on the way, and no early stopping")
     if config.data.duplicates == "keep":
-        notes += describe_leak(raw.ratings, by_time[is_test])
+        notes += describe_leak(raw.events, by_time[is_test], schema)
     return np.concatenate([by_time[is_train], by_time[is_validation], by_time[is_test]]), sizes, notes
 
 
@@ -43,9 +43,9 @@ def _choose_test(raw: RawData, by_time: np.ndarray, config: Config) -> tuple[np.
     number = len(by_time)
     if raw.official_test is not None:
         return raw.official_test[by_time], []
-    time = raw.ratings.time[by_time]
+    time = raw.events.time[by_time]
     if config.data.split == "leave_one_out":
-        return _choose_newest_of_each(raw.ratings.user_id[by_time], time)
+        return _choose_newest_of_each(raw.events.user_id[by_time], time)
     num_test = round(number * config.data.test_fraction)
     is_test = np.arange(number) >= number - num_test
     if config.data.split == "random":

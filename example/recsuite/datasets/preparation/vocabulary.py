@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.datasets.features import Feature, Table, place_of_identity
+from recsuite.datasets.schema import Schema, Table
 
 if TYPE_CHECKING:
     import pandas
 
 
 def write_features(
-    folder: Path, entities: dict[str, tuple[pandas.DataFrame, np.ndarray]], features: Sequence[Feature]
+    folder: Path, entities: dict[str, tuple[pandas.DataFrame, np.ndarray]], schema: Schema
 ) -> tuple[list[Table], list[str]]:
-    """Write table rows for all users and movies.
+    """Write table rows for all users and items.
 
-    A table has a row for each value that the training ratings show, and row 0 for any other: a row that
+    A table has a row for each value that the training events show, and row 0 for any other: a row that
     training never touches would be noise in the test.
     """
     tables: list[Table] = []
     left_out: list[str] = []
     vocabulary: dict[str, list[Any]] = {}
     # Those with lists last, so that all others are joined at once.
-    features = sorted(features, key=lambda feature: feature.multi)
+    features = sorted(schema.features, key=lambda feature: feature.multi)
     for entity, (frame, trained) in entities.items():
-        # Refused before anything is written, for all else looks for it.
-        place_of_identity(entity, features)
         rows: list[np.ndarray] = []
         for feature in (feature for feature in features if feature.entity == entity):
             if feature.column not in frame:
@@ -41,7 +38,7 @@ def write_features(
             known = np.unique(values.loc[trained].dropna())
             positions = _rows_of(values, known)
             if feature.multi:
-                # A movie without a genre has the genre "unknown": no list is empty.
+                # An item without a value has the value "unknown": no list is empty.
                 counts = column.str.len().clip(lower=1).to_numpy(np.int32)
                 np.save(folder / f"{feature.name}_values.npy", positions)
                 rows += [(np.cumsum(counts) - counts).astype(np.int32), counts]
@@ -51,7 +48,7 @@ def write_features(
                 longest = 1
             vocabulary[feature.name] = known.tolist()
             tables.append(Table(feature, len(known) + 1, longest))
-        np.save(folder / f"{entity}_features.npy", np.stack(rows, axis=1))
+        np.save(folder / f"{schema.name_of(entity)}_features.npy", np.stack(rows, axis=1))
     (folder / "vocabulary.json").write_text(json.dumps(vocabulary))
     return sorted(tables, key=lambda table: table.feature.multi), left_out
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from recsuite.datasets.movielens.parsing.entities import WHOLE
 from recsuite.datasets.movielens.parsing.reader import BadRow, Layout, Reader
+from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.errors import UserError, counted
 from recsuite.runtime.progress_bar import stage
 
-LOWEST_RATING, HIGHEST_RATING = 0.5, 5.0
+LOWEST_RATING, HIGHEST_RATING = SCHEMA.lowest_label, SCHEMA.highest_label
 # The last second of the year 9999: what lies beyond was not counted in seconds.
 LAST_TIME = 253_402_300_799
 DECIMAL = re.compile(r"[ \t]*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)[ \t]*", re.ASCII)

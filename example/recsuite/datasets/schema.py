@@ -1,0 +1,164 @@
+"""What a data set looks like, whatever it is of: features of users and items, and events that join the two.
+
+Knows numbers and names only, so a data worker may import it. The features of one family of data sets, and
+what it calls its users, items and labels, are its `Schema`; generic code says user, item, event and label.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from recsuite.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas
+
+# Row 0 of every table stands for "unknown": a value that the training events never show.
+UNKNOWN_ROW = 0
+USER, ITEM = "user", "item"
+# What an event joins, in the order of its columns.
+ENTITIES = (USER, ITEM)
+# The feature that --history adds, and its entity: what the user had before an event, each with its label.
+HISTORY = "history"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One property of a user, of an item or of a history, with an embedding table of its own.
+
+    The name is the key in the KeyedJaggedTensor and the name of the table; the entity is USER, ITEM or
+    HISTORY; the column is where the parsed files keep the raw values, hashable and of one type (lists of them
+    when multi).
+    """
+
+    name: str
+    entity: str
+    column: str
+    multi: bool = False
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What a family of data sets tells of its users and items, and what it calls them.
+
+    features: in any order. user, item: the name of the feature that tells users or items apart. It is the one
+    that a history holds and that a ranking finds, and what files and sentences call a user or an item. label:
+    the noun for what is predicted; lowest_label, highest_label: its range.
+    """
+
+    features: tuple[Feature, ...]
+    user: str
+    item: str
+    label: str
+    lowest_label: float
+    highest_label: float
+
+    def __post_init__(self) -> None:
+        """Refuse a table of features that does not tell users or items apart.
+
+        Raises:
+            UserError: names the entity and the features that it has.
+        """
+        for entity in ENTITIES:
+            name, names = self.name_of(entity), _single(entity, self.features)
+            if name not in names:
+                raise UserError(
+                    f"The table of features has {', '.join(names) or 'nothing'} for a {name}, and not the "
+                    f'feature "{name}" itself; put it back into the schema of the data set.'
+                )
+
+    @property
+    def items(self) -> str:
+        """The noun for several items."""
+        return f"{self.item}s"
+
+    @property
+    def labels(self) -> str:
+        """The noun for several labels, and so for events."""
+        return f"{self.label}s"
+
+    @property
+    def history(self) -> Feature:
+        """The items that the user had before. Its values are rows like those of the items' own feature, in a
+        table of their own.
+        """
+        return Feature(HISTORY, HISTORY, self.column_of(ITEM), multi=True)
+
+    def name_of(self, entity: str) -> str:
+        """What files and sentences call an entity: the name of the feature that tells its members apart."""
+        return {USER: self.user, ITEM: self.item}.get(entity, entity)
+
+    def column_of(self, entity: str) -> str:
+        """Where the parsed files keep the raw ids of users or items."""
+        return next(feature.column for feature in self.features if feature.name == self.name_of(entity))
+
+    def place_of(self, entity: str, features: Sequence[Feature]) -> int:
+        """Where, among an entity's features with one value, the one is that tells its members apart."""
+        return _single(entity, features).index(self.name_of(entity))
+
+    def vocabulary_of(self, table: str) -> str:
+        """The feature whose raw values the rows of a table stand for: a history has those of the items."""
+        return self.item if table == HISTORY else table
+
+    def recorded(self, feature: Feature) -> Feature:
+        """A feature as files have it: they call its entity what the data set calls it."""
+        return dataclasses.replace(feature, entity=self.name_of(feature.entity))
+
+    def restored(self, feature: Feature) -> Feature:
+        """A feature of which a file tells. The inverse of `recorded`."""
+        entities = {self.name_of(entity): entity for entity in ENTITIES}
+        return dataclasses.replace(feature, entity=entities.get(feature.entity, feature.entity))
+
+
+def _single(entity: str, features: Sequence[Feature]) -> list[str]:
+    """The names of an entity's features with one value, in their order."""
+    return [feature.name for feature in features if feature.entity == entity and not feature.multi]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A feature as one data set shows it: how many rows its table has, row 0 included.
+
+    longest: the most values that one event has of it.
+    """
+
+    feature: Feature
+    rows: int
+    longest: int = 1
+
+    @property
+    def name(self) -> str:
+        """The feature's name, which is also the table's."""
+        return self.feature.name
+
+
+@dataclass
+class Events:
+    """One event a position: user_id and item_id int64, label float32, time int64 (seconds since 1970)."""
+
+    user_id: np.ndarray
+    item_id: np.ndarray
+    label: np.ndarray
+    time: np.ndarray
+
+
+@dataclass
+class RawData:
+    """A data set as its files show it: raw ids, no table rows yet.
+
+    `items` and `users` hold one row per id, with the columns that the schema names and the files have.
+    `official_test` marks the test events of an official split, bool, one an event; `oracle` predicts their
+    labels, float32. `skipped` says what was left out, `num_skipped` how many events.
+    """
+
+    events: Events
+    items: pandas.DataFrame
+    users: pandas.DataFrame
+    official_test: np.ndarray | None = None
+    oracle: np.ndarray | None = None
+    skipped: list[str] = field(default_factory=list)
+    num_skipped: int = 0
