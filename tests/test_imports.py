@@ -20,17 +20,16 @@ MAY_IMPORT = {
     "runtime": "errors files config",
     "workers": "errors files config runtime",
     "datasets": "errors files config runtime workers",
-    "models": "errors config runtime.ranges datasets.features",
+    "models": "errors config runtime.ranges datasets.schema",
     "sharding": "errors files config runtime workers datasets models",
     "checkpoint.storage": "errors files",
     "training": "errors files config runtime workers datasets models sharding checkpoint.storage",
     "checkpoint": "errors files config runtime workers datasets models sharding training",
-    "serving": "errors files config models datasets.features checkpoint.storage",
+    "serving": "errors files config models datasets.schema checkpoint.storage",
     "monitoring": "errors files config runtime datasets models sharding checkpoint.storage training",
 }
 # What is still to be untied: who imports what against the table above.
 KNOWN = {
-    "datasets": "checkpoint.storage training monitoring",
     "models": "datasets",
     "serving": "checkpoint.recorded datasets training.metrics",
     "training": "monitoring",

@@ -16,8 +16,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.source import PREPARATION_DEADLINE
-from recsuite.errors import UserError
-from recsuite.monitoring.report import describe_data
+from recsuite.errors import UserError, counted
 from recsuite.runtime.collectives import all_gather_object, once_per_node
 from recsuite.runtime.process import RuntimeContext
 
@@ -58,6 +57,18 @@ def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
     dataset = RatingBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         yield Data(columns, loader)
+
+
+def describe_data(columns: Columns, config: Config) -> str:
+    """What is trained on, and whatever was left out of it."""
+    schema = columns.schema
+    sizes = (
+        f"{columns.source}: {columns.num_train:,} {schema.labels} for training, "
+        f"{columns.num_validation:,} for validation, {columns.num_test:,} for the test "
+        f"(--split {config.data.split}), {counted(columns.num_users, schema.user)}, "
+        f"{counted(columns.num_items, schema.item)}"
+    )
+    return "\n".join([sizes, *columns.notes])
 
 
 def check_same_flags(config: Config) -> None:

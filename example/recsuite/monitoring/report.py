@@ -23,16 +23,6 @@ if TYPE_CHECKING:
     from recsuite.training.trainer import Epoch, Run
 
 
-def describe_data(columns: Columns, config: Config) -> str:
-    """What is trained on, and whatever was left out of it."""
-    lines = [
-        f"{columns.source}: {columns.num_train:,} ratings for training, {columns.num_validation:,} for "
-        f"validation, {columns.num_test:,} for the test (--split {config.data.split}), "
-        f"{counted(columns.num_users, 'user')}, {counted(columns.num_items, columns.schema.item)}"
-    ]
-    return "\n".join([*lines, *columns.notes])
-
-
 def describe_epoch(epoch: Epoch, config: Config) -> str:
     """One line on one epoch."""
     loss = (
