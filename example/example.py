@@ -11,41 +11,29 @@ level imports nothing heavy.
 from __future__ import annotations
 
 import contextlib
-import io
-import signal
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args as parse_args
-from recsuite.config.parser import parse_given
-from recsuite.errors import BrokenLaunchError, UserError
-from recsuite.runtime.collectives import broadcast_from_rank0
-from recsuite.runtime.console import end_when_unread
-from recsuite.runtime.ending.failures import (
-    name_lost_peers,
-    record_crash,
-    report_broken_launch,
-    report_lost_worker,
-    report_mistake,
-)
-from recsuite.runtime.ending.recovery import Recovery
-from recsuite.runtime.host import check_descriptors
-from recsuite.runtime.launch import read_launch
-from recsuite.runtime.process import RuntimeContext, advise, cleanup_runtime, end_with, init_runtime
+from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import cleanup_runtime as cleanup_runtime
+from recsuite.runtime.process import init_runtime as init_runtime
 from recsuite.runtime.progress_bar import shown, stage
-from recsuite.runtime.versions import check_stack
-from recsuite.workers.failure import WorkerError
+from recsuite.tools.session import (
+    announce_data,
+    check_machine,
+    exit_status,
+    joined,
+    parse_once,
+    run_alone,
+    run_script,
+)
 
 if TYPE_CHECKING:
     from recsuite.datasets.columns import Columns
     from recsuite.datasets.metrics import Metrics
     from recsuite.training.trainer import Run
     from recsuite.training.watch import Watch
-
-SYNTHETIC_NOTICE = (
-    "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
-)
 
 
 def __getattr__(name: str) -> Any:
@@ -62,101 +50,31 @@ def __getattr__(name: str) -> Any:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the modes that the command line names; returns the exit status: 2 for a user's mistake.
+    """Do what the command line asks for; returns the exit status: 2 for a user's mistake."""
+    return exit_status(lambda: start(argv))
 
-    With --doctor it is 1 if anything on the page is a fault.
-    """
-    try:
-        with _one_voice():
-            config, given = parse_given(argv)
-        if config.monitoring.doctor:
-            return examine_machine(config)
-        check_descriptors()
-        check_stack()
-        with shown():
-            if config.is_alone:
-                run_alone(config)
-            else:
-                run(config, given)
-    except UserError as error:
-        report_mistake(str(error))
-        return 2
-    except WorkerError as error:
-        report_lost_worker(str(error))
-        return 1
-    except BrokenLaunchError as error:
-        report_broken_launch(error)
-        return 1
-    except SystemExit as ended:
-        # Told to end by a signal, after a dump.
-        return int(str(ended.code or 0))
-    except Exception as error:
-        record_crash(error)
-        raise
+
+def start(argv: list[str] | None) -> int:
+    """Parse, check, and run on one process or on all; returns the exit status."""
+    config, given = parse_once(argv)
+    if config.is_alone:
+        return run_alone(config)
+    check_machine()
+    with shown():
+        run(config, given)
     return 0
-
-
-def examine_machine(config: Config) -> int:
-    """Print the doctor's page from rank 0, whatever is broken; returns the exit status. Not collective."""
-    if read_launch().rank != 0:
-        return 0
-    from recsuite.tools.doctor import examine
-    from recsuite.tools.findings import has_fault, page
-
-    findings = examine(config)
-    print(page(findings))
-    return 1 if has_fault(findings) else 0
-
-
-def run_alone(config: Config) -> None:
-    """Export or recommend, on rank 0 of a launch. Not collective."""
-    if read_launch().rank != 0:
-        return
-    if config.serving.export:
-        from recsuite.serving.export import export
-
-        export(config)
-    else:
-        from recsuite.serving.recommend import recommend
-
-        recommend(config)
 
 
 def run(config: Config, given: frozenset[str] = frozenset()) -> None:
     """Run the modes of the configuration. Collective: every rank.
 
-    given: the flags of the command line; others are those of the checkpoint that is loaded or gone on from.
+    given: the flags of the command line; the others are those of the checkpoint that is read, if one is.
     """
-    from recsuite.checkpoint.storage.directory import newest_in
-
     modes = {"train": train_and_report, "compact": compact_dumps, "load": load_and_report}
-    goes_on = bool(config.checkpoint.load or config.checkpoint.compact or config.checkpoint.resume)
-    if not goes_on:
-        announce_data(config)
-    try:
-        context = init_runtime(config)
-        advise(Recovery(config, newest_in).after_lost_peer)
-        from recsuite.datasets.opening import check_same_flags, of_this_machine
-
-        check_same_flags(config)
-        if goes_on:
-            from recsuite.checkpoint.recorded import with_recorded
-
-            config = of_this_machine(config, broadcast_from_rank0(lambda: with_recorded(config, given)))
-            announce_data(config)
+    announce_data(config)
+    with joined(config, given) as (config, context):
         for mode in config.modes:
             modes[mode](config, context)
-    except Exception as error:
-        name_lost_peers(error, config.runtime.timeout, Recovery(config, newest_in))
-        raise
-    finally:
-        cleanup_runtime()
-
-
-def announce_data(config: Config) -> None:
-    """Say from rank 0 if the ratings are not real ones. Not collective."""
-    if config.data.is_synthetic and read_launch().rank == 0:
-        print(SYNTHETIC_NOTICE)
 
 
 def train_and_report(config: Config, context: RuntimeContext) -> None:
@@ -230,18 +148,5 @@ def compact_dumps(config: Config, context: RuntimeContext) -> None:
         compact(build_learner(data.columns, config, context), data.columns, config, context)
 
 
-@contextlib.contextmanager
-def _one_voice() -> Iterator[None]:
-    """Let rank 0 alone print the help text."""
-    quiet = read_launch().rank != 0
-    with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
-        yield
-
-
 if __name__ == "__main__":
-    # Python's KeyboardInterrupt is lost when it comes up inside a callback from C++, as in every backward.
-    # The plain signal always ends the process, its workers end with it, and no file is ever half written. A
-    # training that dumps has a handler of its own.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    end_when_unread(dumps_first=True)
-    end_with(main)
+    run_script(main)

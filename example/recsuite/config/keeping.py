@@ -60,6 +60,11 @@ class CheckpointConfig(Section):
         """Whether checkpoints of the training are written."""
         return self.dump or self.inc_dump or self.resume
 
+    @property
+    def reads(self) -> bool:
+        """Whether the work begins from a checkpoint, whose flags hold where none are given."""
+        return bool(self.load) or self.compact or self.resume
+
     def validate(self) -> None:
         """Refuse impossible values.
 

@@ -14,7 +14,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.host import allowed_cores, descriptor_limit, spare_cores
 from recsuite.runtime.launch import read_launch
 from recsuite.tools.data import check_data, ring_need
-from recsuite.tools.findings import Finding
+from recsuite.tools.findings import Finding, has_fault, page
 from recsuite.tools.machine import (
     check_cores,
     check_descriptors,
@@ -26,6 +26,13 @@ from recsuite.tools.machine import (
 )
 from recsuite.tools.probe import check_worker
 from recsuite.workers.failure import WorkerError
+
+
+def diagnose(config: Config) -> int:
+    """Print the page; returns the exit status, 1 if anything on it is a fault. Not collective."""
+    findings = examine(config)
+    print(page(findings))
+    return 1 if has_fault(findings) else 0
 
 
 def examine(config: Config) -> list[Finding]:

@@ -1,0 +1,175 @@
+"""What every script shares around its own work: its start, the flags that its ranks agree on, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import signal
+from collections.abc import Callable, Iterator
+
+from recsuite.config.config import Config
+from recsuite.config.parser import parse_given
+from recsuite.errors import BrokenLaunchError, UserError
+from recsuite.runtime.collectives import broadcast_from_rank0
+from recsuite.runtime.console import end_when_unread
+from recsuite.runtime.ending.failures import (
+    name_lost_peers,
+    record_crash,
+    report_broken_launch,
+    report_lost_worker,
+    report_mistake,
+)
+from recsuite.runtime.ending.recovery import Recovery
+from recsuite.runtime.host import check_descriptors
+from recsuite.runtime.launch import read_launch
+from recsuite.runtime.process import RuntimeContext, advise, cleanup_runtime, end_with, init_runtime
+from recsuite.runtime.progress_bar import shown
+from recsuite.runtime.versions import check_stack
+from recsuite.workers.failure import WorkerError
+
+SYNTHETIC_NOTICE = (
+    "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
+)
+
+
+def run_script(main: Callable[[], int]) -> None:
+    """Run a script's `main` as the whole work of this process, and exit with the status that it returns."""
+    # Python's KeyboardInterrupt is lost when it comes up inside a callback from C++, as in every backward.
+    # The plain signal always ends the process, its workers end with it, and no file is ever half written. A
+    # training that writes checkpoints has a handler of its own.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_when_unread(dumps_first=True)
+    end_with(main)
+
+
+def exit_status(work: Callable[[], int]) -> int:
+    """The status that the work returns, or that of what it raised: 2 for a user's mistake.
+
+    A mistake, a lost worker and a lost peer are one message each, without a traceback. Any other exception is
+    recorded for torchrun's report and raised again.
+    """
+    try:
+        return work()
+    except UserError as error:
+        report_mistake(str(error))
+        return 2
+    except WorkerError as error:
+        report_lost_worker(str(error))
+        return 1
+    except BrokenLaunchError as error:
+        report_broken_launch(error)
+        return 1
+    except SystemExit as ended:
+        # --help was printed, or a signal ended the training after a checkpoint.
+        return int(str(ended.code or 0))
+    except Exception as error:
+        record_crash(error)
+        raise
+
+
+def parse_once(argv: list[str] | None) -> tuple[Config, frozenset[str]]:
+    """`parse_given`, where rank 0 alone prints the help text. Not collective.
+
+    Raises:
+        UserError: see `parse_given`.
+        SystemExit: after --help.
+    """
+    quiet = read_launch().rank != 0
+    with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
+        return parse_given(argv)
+
+
+def check_machine() -> None:
+    """Refuse too few file descriptors and packages that do not belong together. Imports no torch.
+
+    Raises:
+        UserError: with the command that mends it.
+    """
+    check_descriptors()
+    check_stack()
+
+
+def run_alone(config: Config) -> int:
+    """Examine the machine, export or recommend, on rank 0 of a launch; returns the exit status. Not
+    collective.
+
+    Raises:
+        UserError: when it cannot be done.
+    """
+    if read_launch().rank != 0:
+        return 0
+    if config.monitoring.doctor:
+        from recsuite.tools.doctor import diagnose
+
+        return diagnose(config)
+    check_machine()
+    with shown():
+        _serve(config)
+    return 0
+
+
+def _serve(config: Config) -> None:
+    if config.serving.export:
+        from recsuite.serving.export import export
+
+        export(config)
+    else:
+        from recsuite.serving.recommend import recommend
+
+        recommend(config)
+
+
+def announce_data(config: Config) -> None:
+    """Say from rank 0 if the ratings are not real ones. Not collective.
+
+    With a checkpoint to read, that is known only once its flags are: `joined` says it then.
+    """
+    if not config.checkpoint.reads:
+        _say_if_synthetic(config)
+
+
+@contextlib.contextmanager
+def joined(config: Config, given: frozenset[str] = frozenset()) -> Iterator[tuple[Config, RuntimeContext]]:
+    """The process group of this launch, and the configuration on which its ranks agree. Collective: every
+    rank.
+
+    given: the flags of the command line; the others are those of the training whose checkpoint is read.
+
+    Raises:
+        UserError: on every rank, when machines were given different flags, or the checkpoint others.
+        BrokenLaunchError: for any exception that says only that another rank is lost: which, and how to
+            continue.
+    """
+    # Not at the top: every data worker imports this file, and needs no checkpoint.
+    from recsuite.checkpoint.storage.directory import newest_in
+
+    recovery = Recovery(config, newest_in)
+    try:
+        context = init_runtime(config)
+        advise(recovery.after_lost_peer)
+        yield _agree_on_flags(config, given), context
+    except Exception as error:
+        name_lost_peers(error, config.runtime.timeout, recovery)
+        raise
+    finally:
+        cleanup_runtime()
+
+
+def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
+    """The same configuration on every rank, but for what is a machine's own. Collective: every rank."""
+    # This imports torch, which a data worker must not.
+    from recsuite.datasets.opening import check_same_flags, of_this_machine
+
+    check_same_flags(config)
+    if not config.checkpoint.reads:
+        return config
+    from recsuite.checkpoint.recorded import with_recorded
+
+    config = of_this_machine(config, broadcast_from_rank0(lambda: with_recorded(config, given)))
+    _say_if_synthetic(config)
+    return config
+
+
+def _say_if_synthetic(config: Config) -> None:
+    if config.data.is_synthetic and read_launch().rank == 0:
+        print(SYNTHETIC_NOTICE)
