@@ -14,7 +14,7 @@ from recsuite.datasets.movielens import world
 from recsuite.datasets.movielens.parsing import ratings, reader
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.runtime.console import install_print, restore_print
+from recsuite.runtime.console import install_tag, remove_tag
 from recsuite.runtime.progress_bar import Stage, shown, stage
 
 
@@ -73,14 +73,14 @@ def test_the_innermost_stage_speaks(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_other_lines_break_the_silence_too(capsys: pytest.CaptureFixture[str]) -> None:
-    install_print("RANK 0")
+    install_tag("RANK 0")
     try:
         with shown(interval=0.5), stage("epoch 1/8"):
             for _ in range(8):
                 print("something")
                 time.sleep(0.1)
     finally:
-        restore_print()
+        remove_tag()
     assert set(capsys.readouterr().out.splitlines()) == {"[RANK 0] something"}
 
 

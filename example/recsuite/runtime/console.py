@@ -28,14 +28,42 @@ NOISE = (
 NOISY_LOGGERS = ("torch.fx._symbolic_trace",)
 
 
+class TaggedFormatter(logging.Formatter):
+    """Begins each line of a message with who says it, where that is known."""
+
+    def __init__(self, tag: str = "") -> None:
+        super().__init__()
+        self.prefix = f"[{tag}] " if tag else ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        return self.tagged(super().format(record))
+
+    def tagged(self, text: str) -> str:
+        """A text as it is shown."""
+        return "\n".join(self.prefix + line for line in text.split("\n"))
+
+
+class ConsoleHandler(logging.Handler):
+    """Writes records to what is standard output at that moment."""
+
+    # The moment of the last line, by the monotonic clock.
+    when = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`; what a stream refuses is an error here, as it is for `print`."""
+        self.when = time.monotonic()
+        # Of one piece: where output is not buffered, the line of another rank could come before its end.
+        sys.stdout.write(f"{self.format(record)}\n")
+        sys.stdout.flush()
+
+
 class TaggedPrint:
-    """A `print` that begins each line with a tag; it keeps the one it stands in for."""
+    """A `print` for the lines of others, tagged like the program's own; it keeps the one it stands in for."""
 
     def __init__(self, original: Callable[..., None], tag: str) -> None:
         self.original = original
-        self.tag = tag
-        # The moment of the last line, by the monotonic clock.
-        self.when = 0.0
+        self.formatter = TaggedFormatter(tag)
 
     def __call__(
         self, *values: object, sep: str | None = " ", end: str | None = "\n", **options: Any
@@ -44,21 +72,42 @@ class TaggedPrint:
         if options.get("file") not in (None, sys.stdout, sys.stderr):
             self.original(*values, sep=sep, end=end, **options)
             return
-        text = (" " if sep is None else sep).join(map(str, values))
-        self.when = time.monotonic()
-        tagged = "\n".join(f"[{self.tag}] {line}" for line in text.split("\n"))
-        # Of one piece: where output is not buffered, the line of another rank could come before its end.
-        self.original(tagged + ("\n" if end is None else end), **{**options, "end": "", "flush": True})
+        text = self.formatter.tagged((" " if sep is None else sep).join(map(str, values)))
+        CONSOLE.when = time.monotonic()
+        # In one piece too.
+        self.original(text + ("\n" if end is None else end), **{**options, "end": "", "flush": True})
 
 
-def install_print(tag: str) -> None:
-    """Put a tagged print in the place of `print`; a second time replaces the first."""
-    restore_print()
+# The program's own lines: whoever wants them elsewhere adds a handler.
+LOG = logging.getLogger("recsuite")
+LOG.setLevel(logging.INFO)
+# A library that configures the root logger would have each line twice.
+LOG.propagate = False
+CONSOLE = ConsoleHandler()
+CONSOLE.setFormatter(TaggedFormatter())
+LOG.addHandler(CONSOLE)
+
+
+def say(text: str) -> None:
+    """Write a line of the program's own, or several."""
+    LOG.info("%s", text)
+
+
+def seconds_of_silence() -> float:
+    """Since the last line of this process that was tagged or the program's own."""
+    return time.monotonic() - CONSOLE.when
+
+
+def install_tag(tag: str) -> None:
+    """Have all lines begin with a tag, also those of `print`; a second one replaces the first."""
+    remove_tag()
+    CONSOLE.setFormatter(TaggedFormatter(tag))
     builtins.print = TaggedPrint(builtins.print, tag)
 
 
-def restore_print() -> None:
-    """Give back the `print` that `install_print` found."""
+def remove_tag() -> None:
+    """Give back the `print` that `install_tag` found."""
+    CONSOLE.setFormatter(TaggedFormatter())
     if isinstance(builtins.print, TaggedPrint):
         builtins.print = builtins.print.original
 

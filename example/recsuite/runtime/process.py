@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from recsuite.config.config import Config
 from recsuite.errors import UserError, counted
-from recsuite.runtime.console import install_print, quieten_libraries, restore_print
+from recsuite.runtime.console import install_tag, quieten_libraries, remove_tag, say
 from recsuite.runtime.ending.recovery import Recovery
 from recsuite.runtime.host import (
     allowed_cores,
@@ -63,7 +63,7 @@ class RuntimeContext:
         if self.rank != 0:
             return
         if tagged:
-            print(text)
+            say(text)
         else:
             sys.stdout.write(f"{text}\n")
 
@@ -95,7 +95,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     np.random.seed(config.runtime.seed)
     torch.manual_seed(config.runtime.seed)
     _join(launch, device, config)
-    install_print(f"RANK {launch.rank}")
+    install_tag(f"RANK {launch.rank}")
     context = RuntimeContext(
         launch.rank, launch.local_rank, launch.world_size, launch.local_world_size, device, num_threads
     )
@@ -113,7 +113,7 @@ def cleanup_runtime() -> None:
     While an exception is on its way nobody is waited for, and the group is left to the end of the process:
     with nccl, destroying it waits for peers that wait for this rank.
     """
-    restore_print()
+    remove_tag()
     heartbeats, RUNNING[:] = list(RUNNING), []
     if sys.exc_info()[0] is None and "torch.distributed" in sys.modules:
         with contextlib.ExitStack() as stack:

@@ -10,7 +10,6 @@ A thread speaks, so work that is one long call into a library is not silent eith
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import sys
 import threading
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from recsuite.runtime.console import TaggedPrint
+from recsuite.runtime.console import say, seconds_of_silence
 
 # Of silence; what looks whether they are over comes by ten times as often.
 INTERVAL_SECONDS = 8.0
@@ -76,7 +75,7 @@ class Clock:
         self.interval = interval
         self.stages: list[Stage] = []
         self._ended = threading.Event()
-        self._last = time.monotonic()
+        self._start = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
         self._thread.start()
 
@@ -91,12 +90,8 @@ class Clock:
             for innermost in self.stages[-1:]:
                 if innermost.bar is not None:
                     innermost.bar.refresh()
-                elif time.monotonic() - self._last_said() >= self.interval:
-                    print(innermost, flush=True)
-                    self._last = time.monotonic()
-
-    def _last_said(self) -> float:
-        return max(self._last, builtins.print.when if isinstance(builtins.print, TaggedPrint) else 0.0)
+                elif min(time.monotonic() - self._start, seconds_of_silence()) >= self.interval:
+                    say(str(innermost))
 
 
 _clock: ContextVar[Clock | None] = ContextVar("clock", default=None)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from recsuite.errors import UserError
-from recsuite.runtime.console import install_print
+from recsuite.runtime.console import install_tag
 from recsuite.runtime.host import die_with_parent, keep_freed_memory
 from recsuite.workers.ring import AnonymousFile, ArrayLayout, Ring
 
@@ -121,7 +121,7 @@ def _settle(worker: Worker) -> None:
     # A sandbox, or a policy lower still, may refuse it.
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    install_print(str(worker))
+    install_tag(str(worker))
     if "torch" in sys.modules:
         import torch
 
