@@ -24,6 +24,7 @@ from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, LARGEST,
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.keeping import NEWEST
 from recsuite.errors import UserError, printable
+from recsuite.runtime.console import say
 
 # What the ratings are called. Another place is no other data: their digest tells.
 NAME_FLAGS = ("dataset", "synthetic_ratings")
@@ -78,7 +79,7 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     others = {name: value for name, value in chosen.items() if value != config.flags[name]}
     if others:
         shown = " ".join(f"--{name} {_shown(value)}" for name, value in others.items())
-        print(f"as in the training: {shown}")
+        say(f"as in the training: {shown}")
     return merged(folder, config, others)
 
 
@@ -131,11 +132,11 @@ def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, A
     strange = recorded.keys() - flag_names().keys()
     if strange:
         shown = ", ".join(sorted(printable(name) for name in strange))
-        print(f"left out of {folder / CONFIG} what this program has no flag for: {shown}")
+        say(f"left out of {folder / CONFIG} what this program has no flag for: {shown}")
     missing = [name for name in names if name not in recorded]
     if missing:
         shown = ", ".join(f"--{name}" for name in missing)
-        print(f"{folder / CONFIG} does not have {shown}; the defaults count, or what is given")
+        say(f"{folder / CONFIG} does not have {shown}; the defaults count, or what is given")
 
 
 def _is_of(kind: Any, value: Any) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from recsuite.config.config import Config
 from recsuite.datasets.batches import Batch, RatingBatches, Request, to_tensors
 from recsuite.errors import UserError, counted
+from recsuite.runtime.console import say
 from recsuite.runtime.host import allowed_cores, spare_cores
 from recsuite.runtime.launch import Launch, read_launch
 
@@ -145,7 +146,7 @@ class BatchLoader:
         num_workers, why = choose_num_workers(
             batch_seconds, step_seconds, allowed_cores(), read_launch().local_world_size
         )
-        print(f"--num_workers auto: {why}")
+        say(f"--num_workers auto: {why}")
         self._undecided = False
         if num_workers > 0:
             self.pool = self._start_pool(num_workers)
@@ -194,13 +195,13 @@ def _warn(config: Config, launch: Launch) -> None:
     if launch.local_rank != 0:
         return
     if config.loader.mp_context == "fork":
-        print("--mp_context fork: workers inherit the locks of all threads, and may hang; spawn does not")
+        say("--mp_context fork: workers inherit the locks of all threads, and may hang; spawn does not")
     num_workers = (
         0 if config.loader.num_workers == "auto" else int(config.loader.num_workers) * launch.local_world_size
     )
     if num_workers > allowed_cores():
         workers, cores = counted(num_workers, "data worker"), counted(allowed_cores(), "core")
-        print(f"{workers} on this machine share {cores} with the ranks")
+        say(f"{workers} on this machine share {cores} with the ranks")
 
 
 def build_dataloader(dataset: RatingBatches, sampler: EpochSampler, config: Config) -> BatchLoader:

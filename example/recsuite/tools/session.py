@@ -11,7 +11,7 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
 from recsuite.errors import BrokenLaunchError, UserError
 from recsuite.runtime.collectives import broadcast_from_rank0
-from recsuite.runtime.console import end_when_unread
+from recsuite.runtime.console import end_when_unread, say
 from recsuite.runtime.ending.failures import (
     name_lost_peers,
     record_crash,
@@ -172,4 +172,4 @@ def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
 
 def _say_if_synthetic(config: Config) -> None:
     if config.data.is_synthetic and read_launch().rank == 0:
-        print(SYNTHETIC_NOTICE)
+        say(SYNTHETIC_NOTICE)

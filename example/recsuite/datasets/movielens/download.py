@@ -32,6 +32,7 @@ from recsuite.datasets.movielens.connection import (
     words_of,
 )
 from recsuite.errors import UserError, printable
+from recsuite.runtime.console import say
 
 SOURCE = "https://files.grouplens.org/datasets/movielens/"
 
@@ -151,7 +152,7 @@ def _fetch(url: str, path: Path, digest: str | None, limit: int, patience: Patie
             if failed >= patience.attempts:
                 raise
             pause = min(patience.backoff * 2 ** (failed - 1), patience.left())
-            print(f"Trying {printable(url)} again in {pause:.1f} s: {error}", flush=True)
+            say(f"Trying {printable(url)} again in {pause:.1f} s: {error}")
             time.sleep(pause)
 
 
@@ -170,7 +171,7 @@ def _attempt(url: str, path: Path, digest: str | None, limit: int, patience: Pat
         _check_size(offset + (response.length or 0), limit)
         if first and digest:
             size = "size unknown" if response.length is None else f"{response.length / 1e6:.1f} MB"
-            print(f"Downloading {printable(url)} ({size})", flush=True)
+            say(f"Downloading {printable(url)} ({size})")
         for block in blocks(response, patience):
             offset += len(block)
             _check_size(offset, limit)

@@ -26,6 +26,7 @@ from recsuite.datasets.source import (
 )
 from recsuite.errors import UserError
 from recsuite.files import digest_of
+from recsuite.runtime.console import say
 from recsuite.runtime.progress_bar import stage
 
 FORMAT = 7
@@ -56,8 +57,8 @@ def open_columns(config: Config) -> Columns:
             columns, fault = load_columns(folder, source, SCHEMA)
             if columns is None:
                 if fault:
-                    print(f"the columns in {folder} are damaged and are made again: {fault}")
-                print(f"reading {source}; its columns will lie in {folder}")
+                    say(f"the columns in {folder} are damaged and are made again: {fault}")
+                say(f"reading {source}; its columns will lie in {folder}")
                 with stage("reading the files"):
                     raw = read(source, layout, config)
                 if _digests(files) != digests:
