@@ -1,8 +1,7 @@
 """Measure how fast batches come out of the loader, how soon the first one, and what memory workers take.
 
     python benchmarks/feed.py --write             everything: a quarter of an hour on two cores, 9 GB
-    python benchmarks/feed.py --ratings 100000 --memory 100000 --trained 20000 --epochs 1 \
-        --seconds 0.05 --rounds 1 --starts 1
+    python benchmarks/feed.py --quick             a part of it, once
 
 Prints each figure beside its bar; with --write it also writes docs/feed.json, docs/feed.png and the part of
 docs/loader.md between the feed marks. The ratings are drawn into --folder and kept there. Measures; asserts
@@ -42,8 +41,21 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = DOCS / "loader.md"
 MARKS = ("<!-- feed: made by benchmarks/feed.py -->", "<!-- end of feed -->")
 BATCH_SIZES = (1024, 8192, 65_536)
-NUM_WORKERS = (1, 2, 4)
-START_METHODS = ("spawn", "forkserver")
+# Of the light row and of the heavy one.
+BATCHES = {"light": BATCH_SIZES, "heavy": BATCH_SIZES}
+POOLS = tuple((method, number) for method in ("spawn", "forkserver") for number in (1, 2, 4))
+# What --quick measures: every bar, once.
+QUICK = {
+    "ratings": 100_000,
+    "memory": [100_000],
+    "trained": 20_000,
+    "epochs": 1,
+    "seconds": 0.05,
+    "rounds": 1,
+    "starts": 1,
+    "batches": {"light": (8192, 65_536), "heavy": (8192,)},
+    "pools": (("spawn", 2),),
+}
 WARM_UP_STEPS = 20
 MEMORY_LIMIT = 2 * 2**30
 
@@ -65,6 +77,8 @@ def _parse_flags() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.7, help="of one measurement of a rate")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each rate, in turns")
     parser.add_argument("--starts", type=int, default=5, help="measurements of the first batch")
+    parser.add_argument("--quick", action="store_true", help="every bar once, on few ratings")
+    parser.set_defaults(batches=BATCHES, pools=POOLS)
     parser.add_argument(
         "--trained", type=int, default=1_000_000, help="ratings of the training that may wait"
     )
@@ -75,7 +89,9 @@ def _parse_flags() -> argparse.Namespace:
         default=[1_000_000, 10_000_000, 100_000_000],
         help="sizes whose workers' memory is shown; the last one is trained on in 2 GiB",
     )
-    return parser.parse_args()
+    flags = parser.parse_args()
+    vars(flags).update(QUICK if flags.quick else {})
+    return flags
 
 
 def measure(flags: argparse.Namespace) -> dict[str, Any]:
@@ -93,8 +109,8 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
         "trained": flags.trained,
         "start": first_batches(columns, base, flags.starts),
         "heavy start": first_batches(heavy_columns, heavy, flags.starts),
-        "light": [rates(columns, base, size, flags) for size in BATCH_SIZES],
-        "heavy": [rates(heavy_columns, heavy, size, flags) for size in BATCH_SIZES],
+        "light": [rates(columns, base, size, flags) for size in flags.batches["light"]],
+        "heavy": [rates(heavy_columns, heavy, size, flags) for size in flags.batches["heavy"]],
         "waits": {str(number): data_waits(number, flags) for number in (0, 2)},
         "memory": {str(number): _memory("workers", flags.folder, number, number) for number in flags.memory},
         "small memory": {
@@ -196,9 +212,8 @@ def rates(columns: Columns, base: Config, batch_size: int, flags: argparse.Names
         row_bytes = sum(part.numel() * part.element_size() for part in batch) / batch_size
         limit = figures["limit"] = Limit(dataset, row_bytes, flags.seconds)
         add("0", num_workers=0)
-        for method in START_METHODS:
-            for number in NUM_WORKERS:
-                add(f"{method} {number}", num_workers=number, mp_context=method)
+        for method, number in flags.pools:
+            add(f"{method} {number}", num_workers=number, mp_context=method)
         # Twice: the first pass warms up and finds the number of steps, the second touches the pages of those.
         for figure in [*figures.values()] * 2:
             figure()

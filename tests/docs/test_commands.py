@@ -16,7 +16,7 @@ import pytest
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.documents import PAGES, blocks, commands, short_form
-from tests.support.launch import ROOT, python, read_json, run_command, succeeded
+from tests.support.launch import ROOT, python, run_command, succeeded
 from tests.support.quick_python import quick_python
 
 Lines = tuple[str, ...]
@@ -33,17 +33,14 @@ ROW = re.compile(r"^\| (.+?) +\|((?: +[\d.]+ \|)+)", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The repository in another folder, with a tenth of the ratings as the default data set."""
+def installed(few_ratings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The repository in another folder, with few ratings as the default data set."""
     if not (ROOT / ".venv" / ".installed-dev").is_file():
         pytest.skip("needs the installation that `./run.sh test` makes in .venv")
     folder = tmp_path_factory.mktemp("documents") / "clone"
     unwanted = shutil.ignore_patterns(".venv", ".git", "data", "runs", "dumps", ".*_cache", "__pycache__")
     shutil.copytree(ROOT, folder, ignore=unwanted)
-    data = folder / "data" / "synthetic-1000000-seed0"
-    write_synthetic(data, 100_000, seed=0)
-    says = read_json(data / "oracle.json")
-    (data / "oracle.json").write_text(json.dumps({**says, "num_ratings": 1_000_000}))
+    shutil.copytree(few_ratings, folder / "data")
     with quick_python(folder):
         yield folder
 

@@ -25,8 +25,7 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 
-from recsuite.datasets.movielens.synthetic import write_synthetic
-from tests.support.launch import ROOT, family, free_port, read_json, run_command, started, succeeded
+from tests.support.launch import ROOT, family, free_port, run_command, started, succeeded
 
 DEPLOY = ROOT / "deploy"
 SCHEMAS = {
@@ -97,7 +96,7 @@ class Image:
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Image:
+def image(few_ratings: Path, tmp_path: Path) -> Image:
     """The image, with packages from this installation, and few ratings as the default data set."""
     if not (ROOT / ".venv" / ".installed").is_file():
         pytest.skip("needs the installation that `./run.sh test` makes in .venv")
@@ -115,10 +114,7 @@ def image(tmp_path: Path) -> Image:
             succeeded(run_command(shlex.split(rest), cwd=app, env={"VARIANT": "cpu"}))
         elif word in ("ENTRYPOINT", "CMD"):
             forms[word] = json.loads(rest)
-    folder = app / "data" / "synthetic-1000000-seed0"
-    write_synthetic(folder, 100_000, seed=0)
-    says = read_json(folder / "oracle.json")
-    (folder / "oracle.json").write_text(json.dumps({**says, "num_ratings": 1_000_000}))
+    shutil.copytree(few_ratings, app / "data")
     return Image(app, shared, forms["ENTRYPOINT"], forms["CMD"])
 
 
