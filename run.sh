@@ -14,12 +14,12 @@ lock_deadline=3600
 usage() {
   cat <<'TEXT'
 usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --help" lists the flags
-       ./run.sh dump [FLAGS...]      train, and dump the model to --save_dir after every epoch
-       ./run.sh inc_dump [FLAGS...]  train, and dump increments: the rows that changed
-       ./run.sh load [PATH] [FLAGS...]     evaluate the best state in --save_dir, or the one in PATH
-       ./run.sh compact [FLAGS...]   fold increments into one dump
-       ./run.sh export PATH [FLAGS...]     write the best state into the new folder PATH, for a server
-       ./run.sh recommend --user ID [FLAGS...]  print what the best state recommends
+       ./run.sh dump [FLAGS...]      train, and write a full checkpoint to --save_dir after every epoch
+       ./run.sh inc_dump [FLAGS...]  train, and write deltas: the rows that changed
+       ./run.sh load [PATH] [FLAGS...]     evaluate the best checkpoint in --save_dir, or that in PATH
+       ./run.sh compact [FLAGS...]   merge deltas into one full checkpoint
+       ./run.sh export PATH [FLAGS...]     write the best one into the new folder PATH, for a server
+       ./run.sh recommend --user ID [FLAGS...]  print what the best checkpoint recommends
        ./run.sh report RUN... [--output FILE]  draw one HTML page from runs, each a --report_dir or a folder
                                      of such; FILE is report.html if not given
        ./run.sh doctor [FLAGS...]    install if needed, then examine this machine for what train with these
@@ -35,7 +35,7 @@ Environment:
   NNODES         machines that train together (default: 1), or MIN:MAX: as many of them as are there
   RDZV_ENDPOINT  HOST:PORT of one of them, the same on each; needed when NNODES is above 1
   MAX_RESTARTS   how often ranks are started again after one has failed (default: 0); with --resume among
-                 the FLAGS they go on from the last checkpoint
+                 the FLAGS they continue from the last checkpoint
   VARIANT        cpu or cuda (default: cuda where nvidia-smi lists a GPU, else cpu)
   PYTHON         the Python, 3.10 or newer, that .venv is made with (default: python3)
 TEXT

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 
-from recsuite.config.parser import _build_parser
+from recsuite.config.parser import build_parser
 
 PAGE = Path(__file__).with_name("flags.md")
 HEAD = """# Every flag
@@ -36,7 +36,7 @@ def main() -> None:
 
 def page() -> str:
     """The page: a table for each group of the parser's flags."""
-    groups = _build_parser()._action_groups
+    groups = build_parser()._action_groups
     return HEAD + "".join(_section(group) for group in groups if list(_rows(group)))
 
 

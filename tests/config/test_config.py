@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.parser import parse_args
+from recsuite.config.parser import parse_args, sentences_of
+from recsuite.config.section import Section
 from recsuite.errors import UserError
 from tests.support.launch import python
 
@@ -92,15 +94,24 @@ def test_values_become_their_fields_types() -> None:
         ("--seed -1", "--seed -1 is out of range"),
         ("--keep 0 --dump", "--keep 0 is too small; give at least 1"),
         ("--dump_every -1 --dump", "--dump_every -1 is negative; give 0 for none"),
-        ("--dump_every 5", "--dump_every says how dumps are made, and none are made; give --dump too"),
-        ("--async_dump --load", "--async_dump says how dumps are made, and none are made; give --dump too"),
-        ("--compact --dump_every 5", "--dump_every says how dumps are made, and none are made"),
-        ("--save_dir here", "--save_dir here is for dumps, and none are made or read; give --dump or --load"),
+        (
+            "--dump_every 5",
+            "--dump_every says how checkpoints are written, and none are written; give --dump too",
+        ),
+        (
+            "--async_dump --load",
+            "--async_dump says how checkpoints are written, and none are written; give --dump too",
+        ),
+        ("--compact --dump_every 5", "--dump_every says how checkpoints are written, and none are written"),
+        (
+            "--save_dir here",
+            "--save_dir here is for checkpoints, and none are written or read; give --dump or",
+        ),
         ("--until 5", "--until 5 says where a load stops, and none is asked for; give --load too"),
         ("--checkpoint latest", "--checkpoint latest says what is read, and nothing is; give --load too"),
         (
             "--recommend --user 5 --follow --checkpoint best",
-            "--follow takes the latest state, not the best; leave out --checkpoint",
+            "--follow takes the latest checkpoint, not the best; leave out --checkpoint",
         ),
         (
             "--load elsewhere --resume",
@@ -123,6 +134,51 @@ def test_a_bad_value_is_refused_in_one_sentence(arguments: str, sentence: str) -
         parse_args(arguments.split())
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_flags_are_set_by_name_whatever_section_they_are_in() -> None:
+    config = Config.of(epochs=2, batch_size=512, save_dir="here")
+    assert (config.training.epochs, config.loader.batch_size) == (2, 512)
+    other = config.replaced(epochs=3, seed=7)
+    assert (other.training.epochs, other.loader.batch_size, other.runtime.seed) == (3, 512, 7)
+    # It is another one; the first stays as it was.
+    assert (config.training.epochs, config.runtime.seed) == (2, 0)
+    assert Config.of() == Config()
+    with pytest.raises(KeyError, match="epoch"):
+        Config.of(epoch=2)
+
+
+def test_the_flags_of_a_configuration_make_it_again() -> None:
+    config = Config.of(epochs=2, mlp_dims=(8, 4), num_workers="auto", load="newest", until=3)
+    assert list(config.flags) == list(flag_names())
+    assert Config.of(**config.flags) == config
+
+
+@pytest.mark.parametrize("section", sections().values(), ids=lambda section: section.__name__)
+def test_the_defaults_of_a_section_are_valid_and_each_flag_has_a_sentence(section: type[Section]) -> None:
+    section().validate()
+    names = [field.name for field in dataclasses.fields(section)]
+    assert section().is_default(*names)
+    sentences = sentences_of(section)
+    assert list(sentences) == names
+    assert all(sentence.endswith(".") for sentence in sentences.values())
+
+
+@pytest.mark.parametrize("section", sections().values(), ids=lambda section: section.__name__)
+def test_a_section_refuses_its_own_values_by_the_flag(section: type[Section]) -> None:
+    wrong = {
+        **dict.fromkeys(section.CHOICES, "other"),
+        **dict.fromkeys(section.POSITIVE, 0),
+        **{name: most + 1 for name, most in section.MOST.items()},
+    }
+    for name, value in wrong.items():
+        with pytest.raises(UserError, match=rf"^--{name} {value} is "):
+            section(**{name: value}).validate()
+
+
+def test_no_two_sections_have_a_flag_of_the_same_name() -> None:
+    names = [field.name for section in sections().values() for field in dataclasses.fields(section)]
+    assert len(names) == len(set(names)) == len(flag_names())
 
 
 def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.config.parser import _build_parser
+from recsuite.config.parser import build_parser
 from tests.support.documents import PAGES, README, blocks, name_of
 from tests.support.launch import ROOT, python, read_json, succeeded
 
@@ -67,7 +67,7 @@ def test_every_file_that_a_document_names_is_there(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_flag_that_a_document_names_is_one(page: Path) -> None:
-    known = {*_build_parser()._option_string_actions, *OTHER_FLAGS}
+    known = {*build_parser()._option_string_actions, *OTHER_FLAGS}
     named = {
         flag for code in re.findall(r"`([^`]+)`", in_prose(page)) for flag in re.findall(r"--[\w-]+", code)
     }
@@ -96,7 +96,7 @@ def test_the_tree_of_the_readme_names_every_folder() -> None:
 def test_the_page_of_flags_is_that_of_the_parser() -> None:
     made = succeeded(python(DOCS / "make_flags.py"))
     assert (DOCS / "flags.md").read_text() == made, "run python docs/make_flags.py --write"
-    for flag in _build_parser()._option_string_actions:
+    for flag in build_parser()._option_string_actions:
         assert flag in ("-h", "--help") or f"`{flag}`" in made
 
 

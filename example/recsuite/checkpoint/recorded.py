@@ -21,8 +21,8 @@ from recsuite.checkpoint.storage.directory import (
     suggesting,
 )
 from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, LARGEST, read_config
+from recsuite.config.checkpoint import NEWEST
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.keeping import NEWEST
 from recsuite.errors import UserError, printable
 from recsuite.runtime.console import say
 

@@ -22,8 +22,8 @@ from recsuite.checkpoint.storage.directory import (
 )
 from recsuite.checkpoint.storage.manifest import Manifest, Progress, describe_choice, describe_step
 from recsuite.checkpoint.storage.shards import check_parts, reading
+from recsuite.config.checkpoint import NEWEST
 from recsuite.config.config import Config
-from recsuite.config.keeping import NEWEST
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import LABELS, main_metric
 from recsuite.errors import UserError, counted

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from os.path import commonpath, exists, isdir, realpath
 from typing import Any
 
+from recsuite.config.checkpoint import NEWEST, CheckpointConfig, ServingConfig
 from recsuite.config.data import DataConfig, LoaderConfig
-from recsuite.config.keeping import NEWEST, CheckpointConfig, ServingConfig
-from recsuite.config.learning import ModelConfig, OptimizerConfig, TrainingConfig
-from recsuite.config.running import MonitoringConfig, RuntimeConfig
+from recsuite.config.runtime import MonitoringConfig, RuntimeConfig
 from recsuite.config.section import Section, require
+from recsuite.config.training import ModelConfig, OptimizerConfig, TrainingConfig
 
 # Of --weight_decay in all passes: rows are held divided by what they decayed to, which has to be a float32.
 MOST_DECAY = 60
@@ -108,8 +108,8 @@ class Config:
         uses = section.dumps or section.load or section.compact or flags["export"] or flags["recommend"]
         require(
             bool(uses) or section.is_default("save_dir"),
-            f"--save_dir {section.save_dir} is for dumps, and none are made or read; give --dump or --load "
-            "too",
+            f"--save_dir {section.save_dir} is for checkpoints, and none are written or read; give --dump or "
+            "--load too",
         )
         save_dir = realpath(section.save_dir)
         require(

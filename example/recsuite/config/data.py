@@ -1,4 +1,4 @@
-"""The flags that say what is learned from, and those of the loader."""
+"""The flags of the data set and of the loader that makes batches of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATASETS = (
 
 @dataclass(frozen=True)
 class DataConfig(Section):
-    """Which ratings, and which of them are for what."""
+    """Which ratings are read, and which of them are for training, validation and test."""
 
     CHOICES: ClassVar = {
         "dataset": DATASETS,
@@ -67,12 +67,12 @@ class DataConfig(Section):
     """Share of the rows of a file that --bad_rows skip may leave out; more stop."""
 
     duplicates: str = "last"
-    """Which of several ratings of one movie by one user counts: the last in time, the first, or their mean,
+    """Which of several ratings of one item by one user counts: the last in time, the first, or their mean,
     which has the time of the last; or keep, all of them, also where the split comes between them."""
 
     history: int = 30
-    """How many of the last movies that the user rated strictly before a rating the model receives, each
-    with its rating."""
+    """How many of the items that the user rated last, strictly before a rating, the model receives with it,
+    each with its rating; 0 means none."""
 
     @property
     def is_synthetic(self) -> bool:

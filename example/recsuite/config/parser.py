@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from recsuite.config.checkpoint import NEWEST
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.keeping import NEWEST
 from recsuite.config.section import Section, require
 from recsuite.errors import UserError
 
@@ -35,7 +35,7 @@ def parse_given(argv: list[str] | None = None) -> tuple[Config, frozenset[str]]:
     Raises:
         UserError: see `parse_args`.
     """
-    found, unknown = _build_parser().parse_known_args(argv)
+    found, unknown = build_parser().parse_known_args(argv)
     if unknown:
         raise UserError(
             f"Unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}; see --help for every flag."
@@ -46,7 +46,7 @@ def parse_given(argv: list[str] | None = None) -> tuple[Config, frozenset[str]]:
     checkpoint = config.checkpoint.checkpoint
     require(
         not config.serving.follow or "checkpoint" not in values or checkpoint == "latest",
-        f"--follow takes the latest state, not the {checkpoint}; leave out --checkpoint",
+        f"--follow takes the latest checkpoint, not the {checkpoint}; leave out --checkpoint",
     )
     return config, frozenset(values)
 
@@ -58,9 +58,12 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message[0].upper()}{message[1:]}; see --help for every flag.")
 
 
-def _build_parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """A parser with a group of flags for each section, and its sentence above them."""
     parser = _Parser(
         prog="example.py",
+        # One line instead of all flags twice.
+        usage="%(prog)s [FLAGS...]",
         description="Train a sharded recommender on MovieLens.",
         # A prefix that fits today may fit two flags tomorrow.
         allow_abbrev=False,

@@ -1,4 +1,4 @@
-"""The flags of the process among others, and of what looks at it."""
+"""The flags of the processes that run together, and of what is recorded of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recsuite.config.section import Section, require
 
 @dataclass(frozen=True)
 class RuntimeConfig(Section):
-    """What every rank depends on, whatever it does."""
+    """What all processes of a run share."""
 
     POSITIVE: ClassVar = ("timeout",)
 
@@ -35,7 +35,7 @@ class RuntimeConfig(Section):
 
 @dataclass(frozen=True)
 class MonitoringConfig(Section):
-    """What is seen of a training."""
+    """What is recorded of a training."""
 
     MOST: ClassVar = {"profile": 10_000}
 

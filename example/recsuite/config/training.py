@@ -1,4 +1,4 @@
-"""The flags that say what learns, and how: the model, its optimizer, the training."""
+"""The flags of the model, of its optimizer and of the training."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ WIDEST, DEEPEST = 2**14, 100
 
 @dataclass(frozen=True)
 class ModelConfig(Section):
-    """What is learned, and by a model of which size."""
+    """What is learned, and how large the model is."""
 
     CHOICES: ClassVar = {"task": ("rating", "ranking")}
     MOST: ClassVar = {"embedding_dim": 2**14}
 
     task: str = "rating"
-    """What is learned: how many stars a user gives (rating), or which movie a user rates at all (ranking)."""
+    """What is learned: how many stars a user gives (rating), or which item a user rates at all (ranking)."""
 
     embedding_dim: int = 32
     """Numbers per table row, a multiple of 4: the first is the row's bias, the others its factors."""
@@ -51,11 +51,11 @@ class ModelConfig(Section):
 
 @dataclass(frozen=True)
 class OptimizerConfig(Section):
-    """Learning rates, and the decay of tables and of the dense part."""
+    """Learning rates, and decay of the tables and of the dense part."""
 
     lr: float = 0.04
     """Learning rate of the embedding tables (row-wise Adagrad) for a global batch of 4,096 ratings; for
-    others times the root of the ratio; falls linearly to zero over the run."""
+    another one multiplied by the square root of the ratio; falls linearly to zero over the run."""
 
     dense_lr: float = 0.001
     """Learning rate of the dense part (AdamW), falling like --lr."""
@@ -85,7 +85,7 @@ class OptimizerConfig(Section):
 
 @dataclass(frozen=True)
 class TrainingConfig(Section):
-    """How long a model learns."""
+    """How long the model learns."""
 
     CHOICES: ClassVar = {"pipeline": ("auto", "plain", "sparse_dist")}
     POSITIVE: ClassVar = ("epochs",)

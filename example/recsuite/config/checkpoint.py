@@ -1,4 +1,4 @@
-"""The flags of checkpoints, and of what serves them."""
+"""The flags of checkpoints, and of what is done with one without a training."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ class CheckpointConfig(Section):
     POSITIVE: ClassVar = ("keep",)
 
     dump: bool = False
-    """Train, and dump the model to --save_dir at the end of every epoch."""
+    """Train, and write a full checkpoint to --save_dir at the end of every epoch."""
 
     inc_dump: bool = False
-    """Train, and dump increments to --save_dir: a full dump first, then at every moment to dump the rows that
-    changed since the last one; with --dump the end of an epoch gets a full dump too."""
+    """Train, and write deltas to --save_dir: a full checkpoint first, then deltas with the rows that changed
+    since the last one; with --dump the end of an epoch gets a full checkpoint too."""
 
     resume: bool = False
-    """Continue from the newest checkpoint in --save_dir, or begin where there is none; dumps like --dump, or
-    with --inc_dump increments."""
+    """Continue from the newest checkpoint in --save_dir, or begin where there is none; writes checkpoints
+    like --dump, or deltas with --inc_dump."""
 
     load: str = ""
-    """Evaluate a dump or increment: the folder named, or the --checkpoint in --save_dir where none is
-    named."""
+    """Evaluate a checkpoint: the folder named, or the --checkpoint in --save_dir where none is named."""
 
     compact: bool = False
-    """Fold the newest increments in --save_dir and the dump that they build on into one new dump."""
+    """Merge the newest deltas in --save_dir and the full checkpoint that they build on into a new one."""
 
     until: int = -1
-    """Step after which --load replays no more increments; -1 means all of them."""
+    """Step after which --load applies no more deltas; -1 means all of them."""
 
     checkpoint: str = "best"
-    """Which state in --save_dir is loaded, exported or asked: the best on the validation ratings, or the
-    latest. --resume and --follow take the latest, --until and a folder that is named say it themselves."""
+    """Which checkpoint in --save_dir --load, --export and --recommend take: the best on the validation
+    ratings, or the latest. --resume and --follow always take the latest; --until, or a folder after --load,
+    names one instead."""
 
     save_dir: str = "dumps"
-    """Folder of the dumps, the same one for all ranks."""
+    """Folder of the checkpoints, the same one for all ranks."""
 
     dump_every: int = 0
-    """Dump after every so many steps too; 0 means at the end of an epoch alone."""
+    """Write a checkpoint after every so many steps too; 0 means at the end of an epoch alone."""
 
     keep: int = 3
-    """How many full dumps are kept: the newest; the best, and those that increments build on, stay too."""
+    """How many full checkpoints are kept, the newest; the best, and those that deltas build on, stay too."""
 
     async_dump: bool = False
     """Write full checkpoints while the training continues, from a copy in memory."""
@@ -75,7 +75,7 @@ class CheckpointConfig(Section):
         for name in ("dump_every", "keep", "async_dump"):
             require(
                 self.dumps or (self.compact and name == "keep") or self.is_default(name),
-                f"--{name} says how dumps are made, and none are made; give --dump too",
+                f"--{name} says how checkpoints are written, and none are written; give --dump too",
             )
         require(
             self.until == -1 or bool(self.load),
@@ -87,7 +87,7 @@ class CheckpointConfig(Section):
 
 @dataclass(frozen=True)
 class ServingConfig(Section):
-    """What becomes of a checkpoint without a training."""
+    """What is exported or recommended from a checkpoint."""
 
     POSITIVE: ClassVar = ("top",)
     MOST: ClassVar = {"top": 10_000}
@@ -105,7 +105,7 @@ class ServingConfig(Section):
     """How many movies --recommend prints."""
 
     follow: bool = False
-    """Have --recommend take the newest checkpoint, and print again whenever there is a newer one."""
+    """Have --recommend take the newest checkpoint, and print again whenever a newer one is written."""
 
     def validate(self) -> None:
         """Refuse impossible values.
