@@ -1,6 +1,6 @@
 """Batches as a pure function of position.
 
-An item of the data set is a whole batch, asked for by (split, epoch, step): nothing is drawn, nothing is
+An element of the data set is a whole batch, asked for by (split, epoch, step): nothing is drawn, nothing is
 remembered, so any number of workers of any start method gives the same batches, bit for bit. A worker reads
 memory-mapped columns and fills numpy arrays in shared memory; they become tensors in the main process. What
 this module imports, a worker imports: no torch, no TorchRec, no pandas.
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation", "test", "catalogue")
 # Small batches are shuffled together: numpy's overhead for each would be more than the work.
 POSITIONS_AT_ONCE = 32_768
-# Of so many training ratings one counts as that of an unknown user.
+# One of so many training events counts as that of an unknown user, so that row 0 learns what a new user is
+# like, and few enough users lose an event to it.
 FORGOTTEN_EVERY = 64
 
 
@@ -33,10 +34,11 @@ class Request(NamedTuple):
     """Which batch: step `step` of pass `epoch` over the split "train", "validation" or "test", both counted
     from 0; or over the "catalogue", where each item has a row.
 
-    first: the place in the pass at which step 0 begins; a pass that was interrupted goes on from there, on
+    first: the place in the pass at which step 0 begins; a pass that was interrupted continues from there, on
     any number of ranks. noun: what an event, or an item, is called.
     """
 
+    # The epoch travels with each request: a worker that remembered one could be asked for a step of another.
     split: str
     epoch: int
     step: int
@@ -67,7 +69,7 @@ class Batch(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """A feature with lists for n ratings: the values, list after list, and how many are each rating's, [n].
+    """A feature with lists for n events: the values, list after list, and how many are each event's, [n].
 
     padding: how many unknown rows stand for a row that pads the batch.
     """
@@ -114,7 +116,7 @@ class RatingBatches:
         return -(-(len(self.ranges[split]) - first) // (self.batch_size * self.world_size))
 
     def step_sizes(self, split: str, first: int = 0) -> list[int]:
-        """Ratings in each global batch of a pass: all are alike but the last."""
+        """Events in each global batch of a pass: all are alike but the last."""
         return [self._step_size(split, step, first) for step in range(self.num_steps(split, first))]
 
     def __getitem__(self, request: Request) -> Batch:
@@ -124,9 +126,10 @@ class RatingBatches:
     def make(self, request: Request, empty: Callable[..., np.ndarray] = np.empty) -> Sequence[np.ndarray]:
         """The arrays of a `Batch`, in its order, allocated by `empty`.
 
-        Training ratings come in an order shuffled anew each epoch, each once. Padding has the unknown row of
+        Training events come in an order shuffled anew each epoch, each once. Padding has the unknown row of
         every feature, once, and no history: with weight 0 it gets no gradient.
         """
+        # Before each batch: a file that was cut meanwhile would end the process by a signal, and say nothing.
         for column in self._columns.values():
             column.check()
         rows = self._rows(request)
@@ -136,10 +139,10 @@ class RatingBatches:
             self._forget_users(single, request)
         history_ratings = np.zeros(0, np.float32)
         if self.history:
-            told, counts = self._find_history(rows, "test_" if request.split == "test" else "")
-            lists.append(Lists(told[:, 0], counts, padding=0))
-            history_ratings = empty(len(told), np.float32)
-            history_ratings[:] = told[:, 1].view(np.float32)
+            known, counts = self._find_history(rows, "test_" if request.split == "test" else "")
+            lists.append(Lists(known[:, 0], counts, padding=0))
+            history_ratings = empty(len(known), np.float32)
+            history_ratings[:] = known[:, 1].view(np.float32)
         values, lengths = self._join(single, lists, empty)
         ratings, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
         ratings[:num_real], ratings[num_real:] = rows[:, 2].view(np.float32), 0
@@ -149,7 +152,7 @@ class RatingBatches:
         return values, lengths, ratings, weights, history_ratings
 
     def _forget_users(self, single: list[np.ndarray], request: Request) -> None:
-        """Let a few ratings be of an unknown user, so that training learns what a new one is like."""
+        """Let a few events be of an unknown user, so that training learns what a new one is like."""
         begin = request.first + (request.step * self.world_size + self.rank) * self.batch_size
         # The order is another one in each pass, so these are others too.
         of_user = single[ENTITIES.index(USER)]
@@ -163,7 +166,7 @@ class RatingBatches:
         return min(full, len(self.ranges[split]) - first - step * full)
 
     def _positions(self, request: Request) -> np.ndarray:
-        """Positions in the rating columns, int64 [at most batch_size]: this rank's slice of the step."""
+        """Positions in the columns of events, int64 [at most batch_size]: this rank's slice of the step."""
         num_steps = max(1, POSITIONS_AT_ONCE // self.batch_size)
         block, place = divmod(request.step, num_steps)
         wanted = (request.split, request.epoch, request.first, block)
@@ -185,7 +188,7 @@ class RatingBatches:
         return positions
 
     def _rows(self, request: Request) -> np.ndarray:
-        """What `rows.npy` holds of the ratings of a request, int32 [n, 4]."""
+        """What `rows.npy` holds of the events of a request, int32 [n, 4]."""
         positions = self._positions(request)
         if request.split != "catalogue":
             return self._column("rows").take(positions, axis=0)
@@ -209,8 +212,8 @@ class RatingBatches:
         return single, lists
 
     def _find_history(self, rows: np.ndarray, prefix: str) -> tuple[np.ndarray, np.ndarray]:
-        """What the users rated before, rating after rating: table rows and the bits of ratings, [sum, 2]; and
-        how many each rating has of them, [n]. prefix: of the columns that hold it.
+        """What the users had before, event after event: table rows and the bits of labels, [sum, 2]; and how
+        many each event has of them, [n]. prefix: of the columns that hold it.
         """
         begins, ends = self._column(f"{prefix}history_offsets").take(rows[:, 0]), rows[:, 3]
         starts = np.maximum(begins, ends - self.history)
@@ -241,7 +244,7 @@ class RatingBatches:
     def _column(self, name: str) -> np.ndarray:
         folder = Path(self.folder)
         if not self._columns:
-            # All at once: a training goes on when the files are removed, and comes to the test at its end.
+            # All at once: a training continues when the files are removed, and comes to the test at its end.
             self._columns = {path.stem: MappedColumn(path) for path in sorted(folder.glob("*.npy"))}
         if name not in self._columns:
             self._columns[name] = MappedColumn(folder / f"{name}.npy")

@@ -17,11 +17,11 @@
 
 where <user> and <item> are what the schema of the data set calls them.
 
-The training ratings come first, then those for validation, then the test, each part in the order of time: a
-split is a range of positions. What is gathered is stored in rows, so that a rating costs one cache line; what
-is scanned, the ratings, in a column too. A rating's history ends before the first rating of its user that is
-not older than it. It holds training ratings alone, and for a test rating also validation ratings, which a
-model in use would know of: neither a test rating nor the rating itself can be in it.
+The training events come first, then those for validation, then the test, each part in the order of time: a
+split is a range of positions. What is gathered is stored in rows, so that an event costs one cache line; what
+is scanned, the labels, in a column too. An event's history ends before the first event of its user that is
+not older than it. It holds training events alone, and for a test event also validation events, which a model
+in use would know of: neither a test event nor the event itself can be in it.
 
 The folder appears in one rename. Its name holds a digest of all that it was made from (every byte of the
 source files, feature table, split, format), so a changed source is another folder, and none is ever stale.
@@ -59,7 +59,7 @@ BYTES_OF_AN_EVENT = 16 + 4 + 8 + 2 * (8 + 4)
 class Columns:
     """One data set on disk: where it lies, how long its splits are, which tables its features need.
 
-    baselines: task to name to metrics on the test; digest: of the ratings in their order, and of where the
+    baselines: task to name to metrics on the test; digest: of the events in their order, and of where the
     splits begin; files: name to digest.
     """
 
@@ -81,7 +81,7 @@ class Columns:
     files: dict[str, str] = field(default_factory=dict)
 
     def range_of(self, split: str) -> range:
-        """The positions of "train", "validation" or "test" in the rating columns, or of "catalogue": all
+        """The positions of "train", "validation" or "test" in the columns of events, or of "catalogue": all
         items.
         """
         sizes = {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
@@ -105,9 +105,10 @@ class Columns:
         return self.schema.place_of(entity, [table.feature for table in self.tables])
 
     def item_shares(self) -> np.ndarray:
-        """The share of the training ratings that is of each row of the items' table, float32 [rows].
+        """The share of the training events that is of each row of the items' table, float32 [rows].
 
-        A row that no training rating has, such as that of unknown items, counts as one rating.
+        A row that no training event has, such as that of unknown items, counts as one event: the
+        loss of a ranking takes the logarithm.
         """
         row_of_item = self.column(f"{self.schema.item}_features")[:, self.place_of(ITEM)]
         rows = row_of_item[self.column("rows")[: self.num_train, 1]]
@@ -133,7 +134,7 @@ class MappedColumn:
             ) from None
 
     def check(self) -> None:
-        """Refuse to go on with a file that was cut: touching a page beyond its end would kill the process.
+        """Refuse to continue with a file that was cut: touching a page beyond its end would kill the process.
 
         Raises:
             UserError: names the file and both sizes.
@@ -149,7 +150,7 @@ class MappedColumn:
 def load_columns(
     folder: Path, source: Path, schema: Schema, every_byte: bool = True
 ) -> tuple[Columns | None, str]:
-    """What the manifest says; or None and why it is not believed, nothing where there are no columns."""
+    """The columns that a manifest describes; or None and why they are refused: "" where there are none."""
     if not folder.exists():
         return None, ""
     try:
@@ -173,10 +174,10 @@ def load_columns(
 def _described(
     manifest: Any, folder: Path, source: Path, schema: Schema
 ) -> tuple[tuple[FileEntry, ...], Columns]:
-    """The files and the columns of which a manifest tells, of what JSON held for it.
+    """The files and the columns that a manifest describes, from what JSON held for it.
 
     Raises:
-        TypeError, ValueError: when it tells of none.
+        TypeError, ValueError: when it describes none.
     """
     if not isinstance(manifest, dict):
         raise TypeError("it holds no names with their values")
@@ -216,7 +217,7 @@ def _made_of(kind: Any, value: Any) -> Any:
     if get_origin(kind) is dict and isinstance(value, dict):
         return {name: _made_of(of[1], held) for name, held in value.items()}
     if type(value) is not kind or (kind is int and not 0 <= value <= LARGEST):
-        raise TypeError(f"{value!r} is no {kind}")
+        raise TypeError(f"{value!r} is not a {kind}")
     return value
 
 

@@ -138,7 +138,7 @@ class BatchLoader:
             if steps == WARM_UP_STEPS + TIMED_STEPS:
                 break
         else:
-            # A shorter pass tells too little; the next one goes on trying.
+            # A shorter pass tells too little; the next one continues to try.
             return
         _synchronize()
         batch_seconds = making / TIMED_STEPS
@@ -209,8 +209,8 @@ def build_dataloader(dataset: RatingBatches, sampler: EpochSampler, config: Conf
 
     Spawned, unless --mp_context says otherwise, because a forked worker inherits the CUDA context and the
     locks of every thread. Persistent, and one pool for training and evaluation: the sampler's requests say
-    which. The workers start at once, while the caller goes on. Batches come out pinned where there is a CUDA
-    device; the copy to the device is the main process's, after `init_runtime` has set it. Not collective.
+    which. The workers start at once, while the caller continues. Batches come out pinned where there is CUDA;
+    the copy to the device is the main process's, after `init_runtime` has set it. Not collective.
 
     Raises:
         UserError: when the data set cannot be sent to a worker, or the machine cannot start that many.

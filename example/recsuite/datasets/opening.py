@@ -49,7 +49,7 @@ def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
     Raises:
         UserError: when the data cannot be had, differ between machines, or the workers cannot start.
     """
-    # Ranks of one machine share what its first one has read and held against its digests.
+    # Every byte is read and digested once on a machine, by its first rank, and not once for each rank.
     everyones = once_per_node(context, lambda: (gethostname(), open_columns(config)), PREPARATION_DEADLINE)
     _check_same_data(everyones)
     columns = everyones[context.rank][1]

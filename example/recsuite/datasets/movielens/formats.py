@@ -175,7 +175,7 @@ def _check_synthetic(folder: Path, config: Config) -> None:
     oracle = folder / "oracle.json"
     try:
         found = json.loads(oracle.read_bytes()) if oracle.is_file() else {}
-    # One that is damaged tells of no ratings.
+    # A damaged one describes no ratings.
     except ValueError:
         found = {}
     wanted = {"num_ratings": config.data.synthetic_ratings, "seed": config.runtime.seed}
@@ -193,12 +193,12 @@ def _read_oracle(reader: Reader, num_ratings: int) -> np.ndarray | None:
     if not path.is_file():
         return None
     try:
-        # Mapped, for the size that a damaged head tells of is then that of the file.
+        # Mapped: a damaged head that claims a wrong size is then found out by the size of the file.
         oracle = np.load(path, mmap_mode="r") if _is_column(path) else None
     except ValueError:
         oracle = None
     if oracle is None:
-        raise UserError(f"{path} is damaged: it is no column of float32; remove it, or the folder.")
+        raise UserError(f"{path} is damaged: it is not a column of float32; remove it, or the folder.")
     if len(oracle) != num_ratings:
         reader.notes.append(f"left out the oracle: it knows {len(oracle):,} ratings, not {num_ratings:,}")
         return None

@@ -1,4 +1,4 @@
-"""The table of features of MovieLens: what a model is told about a user and a movie.
+"""The table of features of MovieLens: what a model learns about a user and a movie.
 
 Parsing, batches, embedding tables and tests all derive from it; adding a feature is one line here, if the
 files have its column.

@@ -1,4 +1,6 @@
-"""The baselines that a model has to beat: biases for ratings, popularity for rankings."""
+"""The baselines that a model has to beat: biases for labels, popularity for rankings.
+
+Computed once, when columns are made, and kept with them: they depend on the data and the split alone."""
 
 from __future__ import annotations
 

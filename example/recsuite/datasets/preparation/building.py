@@ -35,7 +35,7 @@ CONTENT = re.compile(r"\w+\.npy|vocabulary\.json|manifest\.json")
 # Positions and ends are int32.
 MAX_EVENTS = 2**31 - 1
 
-# Of making columns, as its progress is told.
+# The parts of making columns that the progress bar counts.
 NUM_PARTS = 5
 
 
@@ -48,6 +48,7 @@ def make_columns(folder: Path, raw: RawData, schema: Schema, config: Config) -> 
     making.mkdir()
     try:
         with stage("making columns", NUM_PARTS, "parts", even=False) as reached:
+            # Written under a name of its own: a process that dies here leaves no columns that look complete.
             manifest = _write_columns(making, raw, schema, config, reached)
         # The rename must not get to the disk before what it names.
         files = [dataclasses.asdict(flushed(path)) for path in sorted(making.iterdir())]
@@ -118,7 +119,7 @@ def _write_columns(
     if left_out:
         notes.append(f"left out the features that the files do not have: {', '.join(left_out)}")
     return {
-        # Of all that a position of the training stands for.
+        # Of all that a position of the training stands for, which is how a checkpoint says how far it is.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
         "num_train": num_train,
         "num_validation": sizes[1],

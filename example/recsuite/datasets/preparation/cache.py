@@ -29,6 +29,7 @@ from recsuite.files import digest_of
 from recsuite.runtime.console import say
 from recsuite.runtime.progress_bar import stage
 
+# To be raised with every change of what columns hold: older ones are then made again, not misread.
 FORMAT = 7
 
 
@@ -48,12 +49,14 @@ def open_columns(config: Config) -> Columns:
     files = source_files(source, layout, config)
     digests = _digests(files)
     folder = cache / _name(digests, config)
+    # Without the lock first: most runs find their columns, also in a folder that they may not write.
     columns, _ = load_columns(folder, source, SCHEMA)
     if columns is not None:
         return _checked(columns, config)
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / ".lock", timeout=DATA_DEADLINE):
+            # Again: whoever had the lock may have made them.
             columns, fault = load_columns(folder, source, SCHEMA)
             if columns is None:
                 if fault:
@@ -138,7 +141,7 @@ def _name(digests: dict[str, str], config: Config) -> str:
 
 
 def _digests(files: Sequence[Path]) -> dict[str, str]:
-    """Name to digest. A file's time says little of it: a copy keeps it, and a clock may stand."""
+    """Name to digest. Not the time of change, which a copy keeps and a wrong clock makes meaningless."""
     try:
         with stage("checking the files"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
             return dict(zip([path.name for path in files], pool.map(digest_of, files), strict=True))

@@ -1,4 +1,6 @@
-"""What each user rated before each rating."""
+"""What each user had before each event: of the training events, and for the test of those of validation too.
+
+Stored once for each user, not once for each event: an event knows where in it its own history ends."""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ class Stored:
 
 
 def write_histories(folder: Path, stored: Stored, sizes: tuple[int, int, int]) -> tuple[np.ndarray, int]:
-    """Write what users rated, as training and validation know it, and as the test does; returns where the
-    histories of all ratings end, int32 [ratings], and how long the longest is.
+    """Write what users had, as training and validation know it, and as the test does; returns where the
+    histories of all events end, int32 [events], and how long the longest is.
     """
     num_train, num_validation, _ = sizes
     num_known = num_train + num_validation
@@ -33,23 +35,26 @@ def write_histories(folder: Path, stored: Stored, sizes: tuple[int, int, int]) -
     return ends, int(lengths.max())
 
 
-def _write_history(folder: Path, prefix: str, stored: Stored, num_told: int) -> tuple[np.ndarray, np.ndarray]:
-    """Write the first ratings, which are told of, user after user; returns for all ratings where their
-    histories end, int32 [ratings], and how long they are.
+def _write_history(
+    folder: Path, prefix: str, stored: Stored, num_known: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Write the first events, which are known, user after user; returns for all events where their histories
+    end, int32 [events], and how long they are.
     """
     order = np.lexsort([stored.time, stored.user])
-    is_told = order < num_told
-    before: np.ndarray = np.cumsum(is_told) - is_told
-    # Ratings of one user in one second do not know of each other: all of them end where the first does.
+    is_known = order < num_known
+    before: np.ndarray = np.cumsum(is_known) - is_known
+    # Events of one user in one second do not know of each other: the histories of all of them end where that
+    # of the first does.
     first = np.ones(len(order), bool)
     first[1:] = (np.diff(stored.user[order]) != 0) | (np.diff(stored.time[order]) != 0)
     ends = np.empty(len(order), np.int32)
     ends[order] = before[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))]
-    told = order[is_told]
-    bits = stored.label[told].view(np.int32)
-    np.save(folder / f"{prefix}history.npy", np.stack([stored.item_row[told], bits], axis=1))
-    np.save(folder / f"{prefix}seen.npy", stored.item[told])
-    counts = np.bincount(stored.user[told], minlength=int(stored.user.max()) + 1)
+    known = order[is_known]
+    bits = stored.label[known].view(np.int32)
+    np.save(folder / f"{prefix}history.npy", np.stack([stored.item_row[known], bits], axis=1))
+    np.save(folder / f"{prefix}seen.npy", stored.item[known])
+    counts = np.bincount(stored.user[known], minlength=int(stored.user.max()) + 1)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     np.save(folder / f"{prefix}history_offsets.npy", offsets)
     return ends, ends - offsets[stored.user]

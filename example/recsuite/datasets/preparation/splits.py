@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def split(raw: RawData, schema: Schema, config: Config) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
-    """The order in which ratings are stored, int64 [ratings]; how many are for training, validation and the
+    """The order in which events are stored, int64 [events]; how many are for training, validation and the
     test; and what there is to say of it.
     """
-    # Stable, so that ratings of one second keep the order of the file on every machine.
+    # Stable, so that events of one second keep the order of the file on every machine.
     by_time = np.argsort(raw.events.time, kind="stable")
     user = raw.events.user_id[by_time]
     is_test, notes = _choose_test(raw, by_time, config)
@@ -27,19 +27,21 @@ def split(raw: RawData, schema: Schema, config: Config) -> tuple[np.ndarray, tup
     sizes = int(is_train.sum()), int(is_validation.sum()), int(is_test.sum())
     if sizes[0] == 0 or sizes[2] == 0:
         raise UserError(
-            f"--split {config.data.split} of {len(user)} ratings with --test_fraction "
+            f"--split {config.data.split} of {len(user)} {schema.labels} with --test_fraction "
             f"{config.data.test_fraction} and --validation_fraction {config.data.validation_fraction} leaves "
             f"{sizes[0]} for training and {sizes[2]} for the test; give fractions that leave some for both."
         )
     if sizes[1] == 0:
-        notes.append("no rating is for validation: there are no results on the way, and no early stopping")
+        notes.append(
+            f"no {schema.label} is for validation: there are no results on the way, and no early stopping"
+        )
     if config.data.duplicates == "keep":
         notes += describe_leak(raw.events, by_time[is_test], schema)
     return np.concatenate([by_time[is_train], by_time[is_validation], by_time[is_test]]), sizes, notes
 
 
 def _choose_test(raw: RawData, by_time: np.ndarray, config: Config) -> tuple[np.ndarray, list[str]]:
-    """Whether each rating, in the order of time, is for the test, bool [ratings]; and what to say of it."""
+    """Whether each event, in the order of time, is for the test, bool [events]; and what to say of it."""
     number = len(by_time)
     if raw.official_test is not None:
         return raw.official_test[by_time], []
@@ -54,7 +56,7 @@ def _choose_test(raw: RawData, by_time: np.ndarray, config: Config) -> tuple[np.
 
 
 def _describe_cut(time: np.ndarray, cut: int) -> list[str]:
-    """What to say where the test begins among ratings of one time. time: in its order, int64 [ratings].
+    """What to say where the test begins among events of one time. time: in its order, int64 [events].
 
     Raises:
         UserError: when all have one time, so that none is newer than another.
@@ -74,7 +76,7 @@ def _describe_cut(time: np.ndarray, cut: int) -> list[str]:
 
 
 def _choose_newest_of_each(user: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Whether each rating is the last one of its user, bool [ratings]; and what to say of it."""
+    """Whether each event is the last one of its user, bool [events]; and what to say of it."""
     newest, num_single = _newest_of_each(user)
     is_test = np.zeros(len(user), bool)
     is_test[newest] = True
@@ -95,11 +97,11 @@ def _choose_newest_of_each(user: np.ndarray, time: np.ndarray) -> tuple[np.ndarr
 
 
 def _choose_validation(user: np.ndarray, is_left: np.ndarray, config: Config) -> np.ndarray:
-    """Whether each rating, in the order of time, is for validation, bool [ratings]: --validation_fraction of
+    """Whether each event, in the order of time, is for validation, bool [events]: --validation_fraction of
     those that are left beside the test, drawn by the seed; for leave_one_out among the newest left of each
     user.
 
-    Not the newest for --split time: what is newest tells most of the test.
+    Not the newest for --split time: the newest events are the most informative ones about the test.
     """
     left = np.flatnonzero(is_left)
     wanted = round(len(left) * config.data.validation_fraction)
@@ -110,6 +112,6 @@ def _choose_validation(user: np.ndarray, is_left: np.ndarray, config: Config) ->
 
 
 def _newest_of_each(user: np.ndarray) -> tuple[np.ndarray, int]:
-    """The place of the last rating of each user with two or more, int64; and how many users have one."""
+    """The place of the last event of each user with two or more, int64; and how many users have one."""
     _, from_end, counts = np.unique(user[::-1], return_index=True, return_counts=True)
     return len(user) - 1 - from_end[counts > 1], int((counts == 1).sum())

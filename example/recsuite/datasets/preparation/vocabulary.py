@@ -1,4 +1,4 @@
-"""Raw values of features become rows of tables."""
+"""The raw values of features, and the table rows that stand for them."""
 
 from __future__ import annotations
 
