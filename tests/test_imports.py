@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,7 @@ MAY_IMPORT = {
     "checkpoint.storage": "errors files",
     "training": "errors files config runtime workers datasets models sharding checkpoint.storage",
     "checkpoint": "errors files config runtime workers datasets models sharding training",
-    "serving": "errors files config models datasets.schema checkpoint.storage",
+    "serving": "errors files config models datasets.schema datasets.source checkpoint.storage",
     "monitoring": "errors files config runtime datasets models sharding checkpoint.storage training",
 }
 # What is still to be untied: who imports what against the table above.
@@ -34,8 +35,6 @@ KNOWN = {
     "serving": "checkpoint.recorded datasets training.metrics",
     "training": "monitoring",
 }
-# The parts that still speak of movies where they mean items.
-KNOWN_MOVIES = {"config", "datasets", "models", "monitoring", "serving", "tools", "training"}
 
 
 def name_of(path: Path) -> str:
@@ -89,11 +88,26 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     graphlib.TopologicalSorter(graph).prepare()
 
 
-def test_the_library_knows_movies_in_one_folder_alone() -> None:
+def test_the_library_speaks_of_movies_in_one_folder_alone() -> None:
     found = {
         module
         for module, path in MODULES.items()
         if module.startswith("recsuite.") and not is_within(module, "datasets.movielens")
-        if not any(is_within(module, part) for part in KNOWN_MOVIES) and "movie" in path.read_text().lower()
+        # The name of the data sets is no word for an item. Serving's example is still to be reworded.
+        if not is_within(module, "serving")
+        if re.search(r"movie(?!lens)", path.read_text(), re.IGNORECASE)
     }
     assert found == set()
+
+
+def test_one_module_chooses_the_family_of_data_sets() -> None:
+    found = {
+        module
+        for module, path in MODULES.items()
+        if not is_within(module, "datasets.movielens")
+        if any(
+            is_within(other, "datasets.movielens")
+            for other in imported(ast.walk(ast.parse(path.read_text())))
+        )
+    }
+    assert found == {"recsuite.datasets.source"}

@@ -102,7 +102,7 @@ class ServingConfig(Section):
     """Raw id of the user that --recommend is for."""
 
     top: int = 10
-    """How many movies --recommend prints."""
+    """How many items --recommend prints."""
 
     follow: bool = False
     """Have --recommend take the newest checkpoint, and print again whenever a newer one is written."""

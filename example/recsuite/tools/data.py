@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 LITTLE_DISK = 10 * 2**20
 # Bytes of "1,1,4.0,123456789" and its end: no file has more ratings than lines of that.
 SHORTEST_LINE = 18
-# The most genres of a movie in any MovieLens set, for batches whose columns are not made yet.
-MOST_GENRES = 10
+# The most values that a known set has in a list, for batches whose columns are not made yet.
+MOST_VALUES = 10
 
 
 def check_data(config: Config) -> list[Finding]:
@@ -79,7 +79,7 @@ def check_cache(cache: Path, columns: Columns | None, num_ratings: int) -> Findi
 
 
 def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
-    """What the workers' batches take, from the columns if they are made, else from what MovieLens has."""
+    """What the workers' batches take, from the columns if they are made, else from what known sets have."""
     from recsuite.datasets.batches import RatingBatches
     from recsuite.datasets.columns import Columns
     from recsuite.datasets.preparation.cache import find_columns
@@ -87,7 +87,7 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     from recsuite.datasets.source import SCHEMA
     from recsuite.workers.pool import SLOTS_BEYOND_PREFETCH
 
-    tables = tuple(Table(feature, 1, MOST_GENRES if feature.multi else 1) for feature in SCHEMA.features)
+    tables = tuple(Table(feature, 1, MOST_VALUES if feature.multi else 1) for feature in SCHEMA.features)
     tables = (*tables, Table(SCHEMA.history, 1, config.data.history))
     columns = Columns("", "", SCHEMA, 0, 0, 0, 0, 0, 0, 0.0, config.data.history, tables, {}, ())
     # Where the data cannot be read, their own line says so.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from recsuite.models.task import RatingBatch
     from recsuite.training.trainer import InputPipeline
 
-# Users times movies that are scored at once: 32 MiB as float64.
+# Users times items that are scored at once: 32 MiB as float64.
 SCORES_AT_ONCE = 2**22
 
 
@@ -121,10 +121,10 @@ def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.nda
 
 
 class Cases:
-    """What a rank ranks: the ratings of its batches of a split, each with a user who has seen other movies.
+    """What a rank ranks: the ratings of its batches of a split, each with a user who has seen other items.
 
-    movies: positions of the movies that were rated, int64 [n], in the order of the batches. Seen by a user
-    are, for the validation ratings, the movies of the training ratings, and for the test those of both.
+    items: positions of the items of these, int64 [n], in the order of the batches. Seen by a user
+    are, for the validation ratings, the items of the training ratings, and for the test those of both.
     """
 
     def __init__(self, columns: Columns, dataset: RatingBatches, split: str) -> None:
@@ -134,7 +134,7 @@ class Cases:
         rows = columns.column("rows")[positions.start + numbers[numbers < len(positions)]]
         self.shape = shape
         self.number = len(positions)
-        self.movies = rows[:, 1].astype(np.int64)
+        self.items = rows[:, 1].astype(np.int64)
         self._users = rows[:, 0].astype(np.int64)
         prefix = "test_" if split == "test" else ""
         self._seen, self._offsets = (
@@ -142,10 +142,10 @@ class Cases:
         )
 
     def not_competing(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
-        """The movies that some cases are not ranked against, those seen and their own: numbers of cases,
-        counted from the first of the part, and positions of movies, int64 [k] both.
+        """The items that some cases are not ranked against, those seen and their own: numbers of cases,
+        counted from the first of the part, and positions of items, int64 [k] both.
         """
-        users, own = self._users[part], self.movies[part]
+        users, own = self._users[part], self.items[part]
         starts = self._offsets[users]
         counts = self._offsets[users + 1] - starts
         case = np.arange(len(users))
@@ -154,9 +154,9 @@ class Cases:
 
 
 class RankingEvaluator:
-    """Ranks each rated movie among all movies that its user has not seen.
+    """Ranks each rated item among all items that its user has not seen.
 
-    Each rank keeps the vectors of its own users, and all movies come by in blocks, so users times movies are
+    Each rank keeps the vectors of its own users, and all items come by in blocks, so users times items are
     nowhere. Scores are float64 products, rounded to float32 before they are compared: how a product is summed
     depends on the number of ranks, and what is left of it does not.
     """
@@ -179,8 +179,8 @@ class RankingEvaluator:
 
     @torch.no_grad()
     def ranks(self, model: DistributedModelParallel, split: str, epoch: int) -> np.ndarray:
-        """For all ratings of a split, in their order, the rank of the movie for the user, int64, from 1 on:
-        every other movie that the user has not seen and that scores as high counts. The same on every rank.
+        """For all ratings of a split, in their order, the rank of the item for the user, int64, from 1 on:
+        every other item that the user has not seen and that scores as high counts. The same on every rank.
         """
         cases = self.cases[split]
         if cases.number == 0:
@@ -188,35 +188,35 @@ class RankingEvaluator:
         model.eval()
         users, own = self._embed(model, split, epoch)
         found = torch.ones(cases.shape, dtype=torch.int64, device=self.context.device)
-        mine = found.view(-1)[: len(cases.movies)]
-        for first, movies in self._catalogue(model, epoch):
-            step = max(1, SCORES_AT_ONCE // len(movies))
+        mine = found.view(-1)[: len(cases.items)]
+        for first, items in self._catalogue(model, epoch):
+            step = max(1, SCORES_AT_ONCE // len(items))
             for part in (slice(start, start + step) for start in range(0, len(mine), step)):
-                # A score that is no number counts against the movie too.
-                is_above = ~((users[part].double() @ movies.T).float() < own[part].unsqueeze(1))
-                case, movie = cases.not_competing(part)
-                here = (movie >= first) & (movie < first + len(movies))
-                is_above[torch.from_numpy(case[here]), torch.from_numpy(movie[here] - first)] = False
+                # A score that is no number counts against the item too.
+                is_above = ~((users[part].double() @ items.T).float() < own[part].unsqueeze(1))
+                case, item = cases.not_competing(part)
+                here = (item >= first) & (item < first + len(items))
+                is_above[torch.from_numpy(case[here]), torch.from_numpy(item[here] - first)] = False
                 mine[part] += is_above.sum(dim=1)
         return in_order(found, cases.number, self.context)
 
     def _embed(
         self, model: DistributedModelParallel, split: str, epoch: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The users' vectors, float32 [n, D], and the scores of their own movies, float32 [n]."""
+        """The users' vectors, float32 [n, D], and the scores of their own items, float32 [n]."""
         cases, device = self.cases[split], self.context.device
         # As in `RatingEvaluator.predict`.
         users = torch.empty(*cases.shape, self.embedding_dim, device=device)
         scores = torch.empty(cases.shape, device=device)
         for step, batch in enumerate(shown_batches(self.feed, split, epoch, self.context)):
-            user, movie = model(batch.to(device, non_blocking=True))[1][1].unbind(dim=1)
+            user, item = model(batch.to(device, non_blocking=True))[1][1].unbind(dim=1)
             users[step] = user
-            scores[step] = (user.double() * movie.double()).sum(dim=1)
-        number = len(cases.movies)
+            scores[step] = (user.double() * item.double()).sum(dim=1)
+        number = len(cases.items)
         return users.flatten(0, 1)[:number], scores.flatten()[:number]
 
     def _catalogue(self, model: DistributedModelParallel, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """All movies in blocks: the position of the first, and their vectors, float64 [m, D]."""
+        """All items in blocks: the position of the first, and their vectors, float64 [m, D]."""
         dataset = self.feed.loader.dataset
         first = 0
         sizes = dataset.step_sizes("catalogue")
