@@ -14,7 +14,7 @@ from typing import Any
 from bars import bar_lines
 
 from recsuite.runtime.host import allowed_cores, available_memory
-from recsuite.runtime.versions import stack_versions
+from recsuite.runtime.versions import installed_versions
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 CPUINFO = Path("/proc/cpuinfo")
@@ -25,7 +25,7 @@ def describe() -> dict[str, Any]:
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": describe_machine(),
-        "versions": stack_versions(),
+        "versions": installed_versions(),
     }
 
 

@@ -58,7 +58,7 @@ def test_a_rank_that_is_killed_on_another_machine_is_one_sentence_and_no_report(
     first, second = (command.text() for command in commands)
     (sentence,) = [line for line in first.splitlines() if line.startswith("example.py: ")]
     assert "rank 1 on node-1 has ended; seen by rank 0 on node-0. What to do: start again on the" in sentence
-    assert f"; --resume goes on from {newest_in(tmp_path / 'dumps')}." in sentence
+    assert f"; --resume continues from {newest_in(tmp_path / 'dumps')}." in sentence
     assert "rank 1 (pid " in second
     for text in (first, second):
         assert not re.search("Traceback|FAILED|exitcode", text), text

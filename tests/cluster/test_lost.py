@@ -74,7 +74,7 @@ def test_survivors_end_in_time_say_who_is_missing_and_can_go_on(
     kept = newest_in(tmp_path / "dumps")
     way_on = (
         "What to do: start again on the machines that are left, with their number as NNODES and one of them "
-        f"in RDZV_ENDPOINT; --resume goes on from {kept}."
+        f"in RDZV_ENDPOINT; --resume continues from {kept}."
     )
     for rank in survivors:
         *_, sentence = rank.text().splitlines()

@@ -50,7 +50,7 @@ def test_more_processes_than_cores_are_told_what_that_costs(
         (None, 4, "most often by the kernel, when the memory limit is reached, or else by somebody"),
     ],
 )
-def test_a_killed_rank_is_named_with_the_likely_reason_and_the_way_on(
+def test_a_killed_rank_is_named_with_the_likely_reason_and_how_to_continue(
     before: int | None, after: int, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(launcher, "oom_kills", lambda: after)
@@ -61,8 +61,8 @@ def test_a_killed_rank_is_named_with_the_likely_reason_and_the_way_on(
     assert ("a smaller --batch_size" in said) == (before != after)
     (tmp_path / "step-000000007").mkdir()
     (tmp_path / "latest").symlink_to("step-000000007")
-    assert "--resume goes on from" in launcher._way_on(argparse.Namespace(training_script_args=flags))
-    assert "with --dump to have something" in launcher._way_on(argparse.Namespace(training_script_args=[]))
+    for given, words in ((flags, "--resume continues from"), ([], "with --dump to have something")):
+        assert words in launcher._how_to_continue(argparse.Namespace(training_script_args=given))
 
 
 def test_a_rank_killed_in_a_launch_is_told_of_instead_of_a_table(script: Path, tmp_path: Path) -> None:

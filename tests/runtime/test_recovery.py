@@ -37,7 +37,7 @@ def test_an_error_of_a_collective_becomes_a_sentence_when_a_rank_is_gone(
     with pytest.raises(BrokenLaunchError) as found:
         name_lost_peers(RuntimeError(error), 300, HERE)
     assert str(found.value) == (
-        f"{first}. What to do: start again, with --dump to have something that --resume can go on from."
+        f"{first}. What to do: start again, with --dump to have something that --resume can continue from."
     )
 
 
@@ -75,19 +75,19 @@ def test_a_lost_rank_is_said_once_and_the_launcher_is_told_that_it_was(
     assert not is_said("Signal 9 (SIGKILL) received by PID 77")
 
 
-def test_the_way_on_is_a_checkpoint_where_there_is_one_and_torchruns_restart_where_that_comes(
+def test_a_launch_continues_from_a_checkpoint_where_there_is_one_or_is_restarted_by_torchrun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 4), ("LOCAL_WORLD_SIZE", 2)):
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("MASTER_ADDR", "node-0")
     monkeypatch.setenv("MASTER_PORT", "1")
-    assert Recovery(Config.of(load=str(tmp_path)), newest_in).way_on() == "start again"
+    assert Recovery(Config.of(load=str(tmp_path)), newest_in).how_to_continue() == "start again"
     config = Config.of(dump=True, save_dir=str(tmp_path))
     mine = Recovery(config, newest_in)
-    assert mine.way_on() == f"start again; {tmp_path} holds no checkpoint yet"
+    assert mine.how_to_continue() == f"start again; {tmp_path} holds no checkpoint yet"
     (tmp_path / "step-000000007").mkdir()
-    there = f"start again{MACHINES}; --resume goes on from {tmp_path}/step-000000007"
+    there = f"start again{MACHINES}; --resume continues from {tmp_path}/step-000000007"
     assert mine.after_lost_peer() == f"What to do: {there}."
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -103,8 +103,8 @@ def test_a_folder_that_nobody_can_look_into_is_named_and_not_waited_for(
     newest: Callable[[Path], None] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recovery, "FOLDER_SECONDS", 0.05)
-    found = Recovery(Config.of(dump=True, save_dir=str(tmp_path)), newest).way_on()
-    assert found == f"start again; --resume goes on from the last checkpoint in {tmp_path}"
+    found = Recovery(Config.of(dump=True, save_dir=str(tmp_path)), newest).how_to_continue()
+    assert found == f"start again; --resume continues from the last checkpoint in {tmp_path}"
 
 
 def test_the_advice_of_a_script_is_that_of_its_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:

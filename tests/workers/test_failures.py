@@ -90,7 +90,7 @@ def launch(place: Place, num_ranks: int, fault: str, *flags: object) -> subproce
         (3, "kill 9", ["It was killed by signal 9 (SIGKILL)", "Memory now:"]),
         (1, "bus error", ["It was killed by signal 7 (SIGBUS)", "/dev/shm:", "for each of 1 ranks"]),
         (1, "crash", ["It was killed by signal 11 (SIGSEGV)", "string_at"]),
-        (1, "unpicklable", ["which is no array of numbers"]),
+        (1, "unpicklable", ["which is not an array of numbers"]),
     ],
 )
 def test_a_failing_worker_ends_all_ranks_with_its_screen(

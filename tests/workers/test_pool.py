@@ -245,7 +245,7 @@ def fail(fault: str, **options: Any) -> tuple[WorkerError, float]:
             WorkerRaisedError,
             ["NeedsTwoError: 7: seven is too many", "sources.py", "--num_workers 0"],
         ),
-        ("unpicklable", WorkerRaisedError, ["TypeError", "lock", "which is no array of numbers"]),
+        ("unpicklable", WorkerRaisedError, ["TypeError", "lock", "which is not an array of numbers"]),
         ("kill 9", WorkerDiedError, ["killed by signal 9 (SIGKILL)", "memory limit", "Memory now:", "dmesg"]),
         ("bus error", WorkerDiedError, ["signal 7 (SIGBUS)", "/dev/shm:", "slots of at most", "_bus_error"]),
         ("crash", WorkerDiedError, ["signal 11 (SIGSEGV)", "native code", "Where it was:", "string_at"]),

@@ -61,7 +61,7 @@ from recsuite.files import digest_of
 from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.runtime.ending.termination import Termination, status_of
 from recsuite.runtime.process import RuntimeContext
-from recsuite.runtime.versions import stack_versions
+from recsuite.runtime.versions import installed_versions
 from recsuite.sharding.plan import describe_plan
 from recsuite.training.trainer import TrainState, check_finite
 from recsuite.training.weights import check_sound, unsound
@@ -96,7 +96,7 @@ class Checkpointer:
         self.vocabulary = Path(columns.folder) / VOCABULARY
         self.failure = ""
         # Asked for once: that takes as long as to write a small increment.
-        self.versions = stack_versions()
+        self.versions = installed_versions()
         self.vocabulary_digest = digest_of(self.vocabulary)
         # What a rank of an earlier attempt still writes must not come into a folder of this one.
         self.attempt: str = broadcast_from_rank0(new_attempt)

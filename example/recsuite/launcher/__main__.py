@@ -194,7 +194,7 @@ def _check_processes(arguments: argparse.Namespace) -> None:
 
 
 def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments: argparse.Namespace) -> str:
-    """Why a rank was probably killed, what memory there is, and how to go on."""
+    """Why a rank was probably killed, what memory there is, and how to continue."""
     kills = oom_kills()
     memory = "where memory was short give fewer processes, a smaller --batch_size or a higher limit; "
     if kills is None or kills_before is None:
@@ -208,12 +208,12 @@ def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments
     return (
         f"rank {', '.join(map(str, ranks))} (pid {pid}) was killed by signal 9 (SIGKILL), {why}.\n"
         f"{memory_in_words()}\n"
-        f"What to do: {memory}{_way_on(arguments)}."
+        f"What to do: {memory}{_how_to_continue(arguments)}."
     )
 
 
-def _way_on(arguments: argparse.Namespace) -> str:
-    """What a launch with the same arguments can go on from."""
+def _how_to_continue(arguments: argparse.Namespace) -> str:
+    """What a launch with the same arguments can continue from."""
     # Most launches end well, and need none of this.
     from recsuite.checkpoint.storage.directory import newest_in
 
@@ -221,8 +221,8 @@ def _way_on(arguments: argparse.Namespace) -> str:
         config = parse_flags(arguments.training_script_args)
     except UserError:
         # Another script, with flags of its own.
-        return Recovery(None).way_on()
-    return Recovery(config, newest_in).way_on()
+        return Recovery(None).how_to_continue()
+    return Recovery(config, newest_in).how_to_continue()
 
 
 def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
@@ -232,7 +232,7 @@ def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
     if isinstance(error, RendezvousClosedError):
         return (
             "another machine has ended this launch, with or without success; its output says why, and "
-            "--resume goes on from the last checkpoint"
+            "--resume continues from the last checkpoint"
         )
     if isinstance(error, RendezvousTimeoutError):
         return (
@@ -241,7 +241,7 @@ def _lost_rendezvous(error: Exception, arguments: argparse.Namespace) -> str:
         )
     return (
         f"the launcher at the rendezvous, {arguments.rdzv_endpoint}, has ended or cannot be reached; if it "
-        "gives no reason, start again with the address of a machine that is there, and --resume to go on "
+        "gives no reason, start again with the address of a machine that is there, and --resume to continue "
         "from the last checkpoint"
     )
 

@@ -35,7 +35,7 @@ def end_when_stuck(script_args: Sequence[str]) -> None:
     ends a rank that was stopped for --timeout: it may be alone on its machine, with nobody to notice.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    # What is no number is for the ranks to refuse.
+    # The ranks refuse what is not a number.
     parser.add_argument("--timeout", default=Config().runtime.timeout)
     given = parser.parse_known_args(list(script_args))[0].timeout
     timeout = float(given) if str(given).isdigit() else float(Config().runtime.timeout)

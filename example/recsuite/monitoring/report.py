@@ -16,7 +16,7 @@ from recsuite.datasets.metrics import LABELS, METRICS, TOP, Metrics, main_metric
 from recsuite.errors import UserError, counted
 from recsuite.monitoring.page import replace_file
 from recsuite.runtime.process import RuntimeContext
-from recsuite.runtime.versions import stack_versions
+from recsuite.runtime.versions import installed_versions
 
 if TYPE_CHECKING:
     from recsuite.checkpoint.storage.manifest import Progress
@@ -158,7 +158,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "config": config.flags,
-        "versions": stack_versions(),
+        "versions": installed_versions(),
         "world_size": context.world_size,
         "device": context.device.type,
         "threads_per_rank": context.num_threads,

@@ -120,7 +120,7 @@ class _Pipe(io.FileIO):
         self._dumps_first = dumps_first
 
     def write(self, data: Any) -> int:
-        """Write, or end this process: in the middle of a dump, a line must not raise."""
+        """Write, or end this process: a line must not raise while a checkpoint is written."""
         try:
             return super().write(data)
         except BrokenPipeError:

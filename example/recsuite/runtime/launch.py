@@ -41,7 +41,7 @@ def read_launch() -> Launch:
     """The launch environment.
 
     Raises:
-        UserError: when it is there in part only, or is no number.
+        UserError: when it is there in part only, or is not a number.
     """
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]

@@ -1,4 +1,4 @@
-"""What long work says of itself while it goes on: a bar on a terminal, elsewhere a line before ten seconds of
+"""What long work reports while it runs: a bar on a terminal, elsewhere a line before ten seconds of
 silence are over.
 
     with shown():                                 once in a process; without it stages say nothing

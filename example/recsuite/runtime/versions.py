@@ -1,6 +1,7 @@
 """Start-up check that torch, torchrec and fbgemm belong together, read from the installed metadata.
 
-It imports none of the three: with a wrong trio the import itself fails, in a wall of loader messages.
+It imports none of the three: with versions that do not match the import itself fails, with pages of messages
+from the dynamic loader.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from recsuite.errors import UserError
 
-# The trio that requirements.txt and requirements-cuda.txt pin.
+# Those that requirements.txt and requirements-cuda.txt pin.
 TORCH = "2.13.0"
 TORCHREC = "1.8.0"
 FBGEMM = "1.8.0"
@@ -23,7 +24,7 @@ FBGEMM = "1.8.0"
 FBGEMM_WHEELS = ("fbgemm-gpu", "fbgemm-gpu-cpu")
 
 
-def check_stack() -> None:
+def check_versions() -> None:
     """Refuse an installation that cannot start.
 
     Raises:
@@ -51,7 +52,7 @@ def has_cuda_kernels() -> bool:
     return _version("fbgemm-gpu") is not None
 
 
-def stack_versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """The versions a report names, "missing" for what is not installed."""
     fbgemm = [f"{name} {_version(name)}" for name in FBGEMM_WHEELS if _version(name)]
     versions = {name: _version(name) or "missing" for name in ("torch", "torchrec", "pandas", "numpy")}
@@ -77,14 +78,14 @@ def _partner(torch: str) -> str | None:
 
 
 def _mend(wheels: list[str], everything: bool = False) -> str:
-    """The commands that lead to the pinned trio, or to all the pinned packages."""
+    """The commands that lead to the three pinned packages, or to all the pinned packages."""
     # A single fbgemm wheel says which kind is wanted. With both or none torch says it: its CUDA build asks
     # for NVIDIA's libraries.
     wheel = wheels[0] if len(wheels) == 1 else FBGEMM_WHEELS[0 if _torch_wants_cuda() else 1]
     cuda = wheel == "fbgemm-gpu"
     requirements = Path(__file__).resolve().parents[3] / f"requirements{'-cuda' if cuda else ''}.txt"
-    trio = f"torch=={TORCH} torchrec=={TORCHREC} {wheel}=={FBGEMM}"
-    what = f"-r {shlex.quote(str(requirements))}" if everything else trio
+    three = f"torch=={TORCH} torchrec=={TORCHREC} {wheel}=={FBGEMM}"
+    what = f"-r {shlex.quote(str(requirements))}" if everything else three
     # A bare "pip" may belong to another Python.
     pip = f"{shlex.quote(sys.executable)} -m pip"
     uninstall = f"{pip} uninstall -y {' '.join(FBGEMM_WHEELS)}"

@@ -14,7 +14,7 @@ from recsuite.errors import counted
 from recsuite.runtime.host import available_memory, cgroup_memory, gib, shared_memory, spare_cores
 from recsuite.runtime.launch import Launch
 from recsuite.runtime.process import choose_device
-from recsuite.runtime.versions import check_stack, stack_versions
+from recsuite.runtime.versions import check_versions, installed_versions
 from recsuite.tools.findings import Finding, human_size, judge
 from recsuite.workers.failure import NEARLY_FULL
 
@@ -37,8 +37,8 @@ class Need:
 
 def check_trio() -> Finding:
     """The versions of the packages, and whether they belong together."""
-    check_stack()
-    versions = stack_versions()
+    check_versions()
+    versions = installed_versions()
     named = [text if text.startswith(name) else f"{name} {text}" for name, text in versions.items()]
     missing = "missing" in versions.values()
     text = f"{', '.join(named)}{'' if missing else '; they belong together'}"

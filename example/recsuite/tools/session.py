@@ -24,7 +24,7 @@ from recsuite.runtime.host import check_descriptors
 from recsuite.runtime.launch import read_launch
 from recsuite.runtime.process import RuntimeContext, advise, cleanup_runtime, end_with, init_runtime
 from recsuite.runtime.progress_bar import shown
-from recsuite.runtime.versions import check_stack
+from recsuite.runtime.versions import check_versions
 from recsuite.workers.failure import WorkerError
 
 SYNTHETIC_NOTICE = (
@@ -86,7 +86,7 @@ def check_machine() -> None:
         UserError: with the command that mends it.
     """
     check_descriptors()
-    check_stack()
+    check_versions()
 
 
 def run_alone(config: Config) -> int:

@@ -133,11 +133,11 @@ class SlotWriter:
         """Where an array lies; one that was not made by `empty` is copied into the slot first.
 
         Raises:
-            TypeError: when it is no array of numbers.
+            TypeError: when it is not an array of numbers.
         """
         given, array = array, np.asarray(array)
         if array.dtype.hasobject:
-            raise TypeError(f"a batch holds {given!r}, which is no array of numbers")
+            raise TypeError(f"a batch holds {given!r}, which is not an array of numbers")
         if not self._holds(array):
             copy = self.empty(array.shape, array.dtype)
             copy[...] = array

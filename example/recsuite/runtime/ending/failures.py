@@ -53,7 +53,7 @@ def report_lost_worker(screen: str) -> None:
 
 def name_lost_peers(error: Exception, timeout: float, recovery: Recovery) -> None:
     """Find out, where an exception says only that another rank went away, which one, on which machine, and
-    how to go on.
+    how to continue.
 
     Raises:
         BrokenLaunchError: with that, from the exception.

@@ -1,4 +1,4 @@
-"""What to do after a launch that ended by no mistake of the program's, and from where it can go on."""
+"""What to do after a launch that lost a process or a machine, and from which checkpoint it can continue."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ MACHINES = " on the machines that are left, with their number as NNODES and one 
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a launch with the same flags can go on from.
+    """What a launch with the same flags can continue from.
 
-    config: None for a script with flags of its own; newest_in: finds the newest checkpoint of a folder. It is
-    handed in, because what a checkpoint is, is nothing that the runtime knows.
+    config: None for a script with flags of its own; newest_in: finds the newest checkpoint of a folder. The
+    caller passes it, because the runtime knows nothing of checkpoints; without it only the folder is named.
     """
 
     config: Config | None
     newest_in: Callable[[Path], Path | None] | None = None
 
-    def way_on(self, where: str = "") -> str:
-        """Words for where to start again, and from what; where: on which machines."""
+    def how_to_continue(self, where: str = "") -> str:
+        """A sentence without its full stop; where: on which machines to start again."""
         again = f"start again{where}"
         if self.config is None or "train" not in self.config.modes:
             return again
         if not self.config.checkpoint.dumps:
-            return f"{again}, with --dump to have something that --resume can go on from"
+            return f"{again}, with --dump to have something that --resume can continue from"
         save_dir = Path(self.config.checkpoint.save_dir)
-        found: list[str] = []
+        found = [f"--resume continues from the last checkpoint in {save_dir}"]
         thread = threading.Thread(target=self._look_in, args=(save_dir, found), name="newest", daemon=True)
         thread.start()
         thread.join(FOLDER_SECONDS)
-        return f"{again}; {found[0] if found else f'--resume goes on from the last checkpoint in {save_dir}'}"
+        return f"{again}; {found[-1]}"
 
     def after_lost_peer(self) -> str:
-        """What to do when ranks are gone, in words that end a report of it."""
+        """What to do when ranks are gone: the last sentence of a report of that."""
         done, most = (
             int(os.environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS")
         )
@@ -55,7 +55,7 @@ class Recovery:
             is_new = self.config is not None and not self.config.checkpoint.resume
             anew = "; without --resume they begin anew" if is_new else ""
             return f"torchrun tries to start the ranks again (restart {done + 1} of {most}){anew}."
-        return f"What to do: {self.way_on(MACHINES if read_launch().spans_machines else '')}."
+        return f"What to do: {self.how_to_continue(MACHINES if read_launch().spans_machines else '')}."
 
     def _look_in(self, save_dir: Path, found: list[str]) -> None:
         if self.newest_in is None:
@@ -63,6 +63,5 @@ class Recovery:
         # What cannot be read now may be readable when somebody starts again.
         with contextlib.suppress(UserError):
             newest = self.newest_in(save_dir)
-            found.append(
-                f"--resume goes on from {newest}" if newest else f"{save_dir} holds no checkpoint yet"
-            )
+            none = f"{save_dir} holds no checkpoint yet"
+            found.append(f"--resume continues from {newest}" if newest else none)

@@ -1,8 +1,8 @@
 """Each rank shows the others that it lives, and looks whether they and its launcher still do.
 
-The waits of a training have --timeout as their deadline. But while data are prepared or a dump is written a
-rank may wait for hours, and some calls into libraries know no deadline at all. Whoever waits there for a
-process that was stopped, or for a machine that was cut off, is ended by this thread.
+The waits of a training have --timeout as their deadline. But while data are prepared or a checkpoint is
+written a rank may wait for hours, and some calls into libraries have no deadline at all. A rank that waits
+there for a process that was stopped, or for a machine that was cut off, is ended by this thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Heartbeat:
     do when one is lost.
 
     A peer that is gone is no silence: the launcher ends the ranks of its machine, and connections to other
-    machines break. Who does not wait for any of them may go on for as long.
+    machines break. A rank that does not wait for any of them may continue for that long.
     """
 
     def __init__(self, timeout: float, local_rank: int, advice: Callable[[], str] = str) -> None:

@@ -74,8 +74,8 @@ class Visitors:
         self._known: set[int] = set()
 
     def check(self) -> None:
-        """Refuse to go on when one of them is another user. Those that this process went to are where its own
-        ranks said that they are.
+        """Refuse to continue when one of them is another user. Those that this process went to are where its
+        own ranks said that they are.
 
         Raises:
             UserError: when there is one.

@@ -1,4 +1,4 @@
-"""What `stack.check_stack` accepts and refuses, with invented metadata, and that it agrees with the lists."""
+"""What `check_versions` accepts and refuses, with invented metadata, and that it agrees with the lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recsuite.errors import UserError
-from recsuite.runtime import versions as stack
+from recsuite.runtime import versions
 
 Install = Callable[..., None]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -41,16 +41,16 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def refusal() -> str:
     with pytest.raises(UserError) as caught:
-        stack.check_stack()
+        versions.check_versions()
     return str(caught.value)
 
 
 def test_the_real_installation_passes() -> None:
-    stack.check_stack()
+    versions.check_versions()
 
 
 @pytest.mark.parametrize(
-    "versions",
+    "installed",
     [
         {"torch": "2.13.0+cpu", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"},
         {"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu": "1.8.0"},
@@ -58,9 +58,9 @@ def test_the_real_installation_passes() -> None:
         {"torch": "2.11.0", "torchrec": "1.6.1", "fbgemm-gpu-cpu": "1.6.0"},
     ],
 )
-def test_versions_of_one_generation_pass(install: Install, versions: dict[str, str]) -> None:
-    install(versions)
-    stack.check_stack()
+def test_versions_of_one_generation_pass(install: Install, installed: dict[str, str]) -> None:
+    install(installed)
+    versions.check_versions()
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_nothing_installed_is_one_sentence_too(install: Install) -> None:
 
 def test_the_versions_for_reports_name_the_fbgemm_wheel(install: Install) -> None:
     install({"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0", "numpy": "2.4.6"})
-    versions = stack.stack_versions()
-    assert versions.pop("python").startswith("3.")
-    assert versions == {
+    found = versions.installed_versions()
+    assert found.pop("python").startswith("3.")
+    assert found == {
         "torch": "2.13.0",
         "torchrec": "1.8.0",
         "fbgemm": "fbgemm-gpu-cpu 1.8.0",
@@ -144,7 +144,7 @@ def test_the_versions_for_reports_name_the_fbgemm_wheel(install: Install) -> Non
 )
 def test_the_trio_is_what_the_requirements_pin(filename: str, wheel: str) -> None:
     pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (REPOSITORY / filename).read_text(), re.MULTILINE))
-    trio = {"torch": stack.TORCH, "torchrec": stack.TORCHREC, wheel: stack.FBGEMM}
+    trio = {"torch": versions.TORCH, "torchrec": versions.TORCHREC, wheel: versions.FBGEMM}
     assert {name: pins.get(name) for name in trio} == trio
 
 
@@ -166,11 +166,11 @@ def test_the_two_variants_pin_the_same_versions() -> None:
     cuda = {
         line for line in (REPOSITORY / "requirements-cuda.txt").read_text().splitlines() if line[0] != "#"
     }
-    assert cuda - cpu == {f"fbgemm-gpu=={stack.FBGEMM}"}
+    assert cuda - cpu == {f"fbgemm-gpu=={versions.FBGEMM}"}
 
 
 def test_the_check_imports_none_of_the_packages() -> None:
     heavy = "{'torch', 'torchrec', 'fbgemm_gpu'}"
-    check = "from recsuite.runtime.versions import check_stack; check_stack()"
+    check = "from recsuite.runtime.versions import check_versions; check_versions()"
     code = f"import sys; {check}; sys.exit(len({heavy} & {{*sys.modules}}))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
