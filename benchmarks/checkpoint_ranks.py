@@ -1,7 +1,7 @@
 """What each rank of a launch of benchmarks/checkpoint.py runs: checkpoint_ranks.py PART SETTINGS RESULTS
 
 PART is one of `PARTS`; SETTINGS is a JSON file, see `Settings`; rank 0 writes what was found to RESULTS. What
-is measured is what users run: the keeper of dumps, its tracker, and the loading of a state.
+is measured is what users run: the checkpointer of dumps, its tracker, and the loading of a state.
 """
 
 from __future__ import annotations
@@ -131,18 +131,18 @@ def measure_dumps(settings: Settings, config: Config, context: RuntimeContext) -
     columns = wide_columns(settings, config)
     learner = build_learner(columns, config, context)
     shard = _gathered(sum(len(array) for array in _shard_bytes(tensors_of(learner))))
-    keeper = Checkpointer(None, "benchmark", columns, config, context)
-    keeper.begin(learner)
-    memory = {"while steps wait": peak_memory(lambda: keeper.dump(keeper.start), max(shard))}
-    rounds = Rounds(keeper, settings, context)
+    checkpointer = Checkpointer(None, "benchmark", columns, config, context)
+    checkpointer.begin(learner)
+    memory = {"while steps wait": peak_memory(lambda: checkpointer.dump(checkpointer.start), max(shard))}
+    rounds = Rounds(checkpointer, settings, context)
     found = {"shard bytes": shard, **rounds.measure()}
     config = config.replaced(inc_dump=False, async_dump=True)
     beside = Checkpointer(None, "benchmark", columns, config, context)
     beside.begin(learner)
-    found["beside"] = steps_beside(beside, learner, columns, config, context, rounds.position())
+    found["beside"] = steps_beside(beside, learner, columns, config, context, rounds.progress())
 
     def dump_beside() -> None:
-        beside.dump(rounds.position())
+        beside.dump(rounds.progress())
         beside.close()
 
     memory["beside steps"] = peak_memory(dump_beside, max(shard))
@@ -175,16 +175,16 @@ class Rounds:
     meets them alike.
     """
 
-    def __init__(self, keeper: Any, settings: Settings, context: RuntimeContext) -> None:
-        self.keeper = keeper
+    def __init__(self, checkpointer: Any, settings: Settings, context: RuntimeContext) -> None:
+        self.checkpointer = checkpointer
         self.settings = settings
         self.context = context
         self.clock = Clock()
         self.draw = np.random.default_rng(context.rank)
-        self.save_dir = Path(keeper.config.checkpoint.save_dir)
+        self.save_dir = Path(checkpointer.config.checkpoint.save_dir)
         self.step = 0
 
-    def position(self) -> Any:
+    def progress(self) -> Any:
         """The next one, in the middle of an epoch."""
         from recsuite.checkpoint.storage.manifest import Progress
 
@@ -193,7 +193,8 @@ class Rounds:
 
     def measure(self) -> dict[str, Any]:
         """All rounds, after one that warms up."""
-        from recsuite.checkpoint.storage.directory import deltas_in, dumps_in, retire
+        from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in
+        from recsuite.checkpoint.storage.writer import retire
 
         found: dict[str, Any] = {"plain": [], "dump": [], "removing": []}
         found["deltas"] = {str(share): [] for share in SHARES}
@@ -210,7 +211,7 @@ class Rounds:
                     found[name].append(value)
                 for share, figures in deltas.items():
                     found["deltas"][share].append(figures)
-        found["dump bytes"] = _bytes_in(dumps_in(self.save_dir)[-1])
+        found["dump bytes"] = _bytes_in(full_checkpoints_in(self.save_dir)[-1])
         return found
 
     def prepare(self) -> None:
@@ -224,12 +225,13 @@ class Rounds:
 
     def dump(self) -> dict[str, float]:
         """Seconds of a full dump, and of removing the one before it."""
-        from recsuite.checkpoint.storage.directory import dumps_in, retire
+        from recsuite.checkpoint.storage.directory import full_checkpoints_in
+        from recsuite.checkpoint.storage.writer import retire
 
         self.prepare()
-        position = self.position()
-        seconds = self.clock(lambda: self.keeper.dump(position))
-        (old,) = dumps_in(self.save_dir)[:-1]
+        progress = self.progress()
+        seconds = self.clock(lambda: self.checkpointer.dump(progress))
+        (old,) = full_checkpoints_in(self.save_dir)[:-1]
         removing = self.clock(lambda: retire(old) if self.context.rank == 0 else None)
         return {"dump": seconds, "removing": removing}
 
@@ -242,7 +244,7 @@ class Rounds:
 
     def _write_plain(self) -> None:
         with open(self._plain_file(), "wb", buffering=0) as file:
-            for array in _shard_bytes(self.keeper.tensors):
+            for array in _shard_bytes(self.checkpointer.tensors):
                 for start in range(0, len(array), MOST_AT_ONCE):
                     written = file.write(array.data[start : start + MOST_AT_ONCE])
                     assert written == len(array[start : start + MOST_AT_ONCE])
@@ -253,12 +255,12 @@ class Rounds:
 
     def delta(self, share: float) -> dict[str, float]:
         """An increment after a share of each rank's rows of the large table was touched."""
-        marks = self.keeper.touched.marks["user"]
+        marks = self.checkpointer.touched.marks["user"]
         touched = max(1, round(share * len(marks)))
         marks[self.draw.permutation(len(marks))[:touched]] = True
-        position = self.position()
-        seconds = self.clock(lambda: self.keeper.after_step(position, 0.5))
-        size = _bytes_in(self.save_dir / f"delta-{position.step:09d}")
+        progress = self.progress()
+        seconds = self.clock(lambda: self.checkpointer.after_step(progress, 0.5))
+        size = _bytes_in(self.save_dir / f"delta-{progress.step:09d}")
         # Gathered last: what all have looked at may be removed.
         return {"bytes": size, "seconds": seconds, "rows": sum(_gathered(touched))}
 
@@ -285,18 +287,18 @@ def peak_memory(action: Callable[[], None], shard_bytes: int) -> dict[str, float
 
 
 def steps_beside(
-    keeper: Any, learner: Any, columns: Columns, config: Config, context: RuntimeContext, position: Any
+    checkpointer: Any, learner: Any, columns: Columns, config: Config, context: RuntimeContext, progress: Any
 ) -> dict[str, float]:
     """Seconds of a step before a dump, and of one while it is written from a copy; and of making the copy."""
     import torch
     import torch.distributed as dist
 
-    final = Path(config.checkpoint.save_dir) / f"step-{position.step:09d}"
+    final = Path(config.checkpoint.save_dir) / f"step-{progress.step:09d}"
     with training_steps(learner, columns, config, context) as step:
         before = [step() for _ in range(2 * BLOCK_STEPS)][BLOCK_STEPS:]
         dist.barrier()
         start = time.perf_counter()
-        keeper.dump(position)
+        checkpointer.dump(progress)
         # Not until all are done, as for other figures: the writing has begun and would be in it.
         copying = time.perf_counter() - start
         during: list[float] = []
@@ -306,7 +308,7 @@ def steps_beside(
             # Seen by one and told to all, as a step needs all.
             done = torch.tensor(int(context.rank == 0 and final.is_dir()))
             dist.all_reduce(done, dist.ReduceOp.MAX)
-    keeper.close()
+    checkpointer.close()
     return {
         "step before": statistics.median(before),
         "step during": statistics.median(during),
@@ -343,13 +345,13 @@ def training_steps(
 
 def measure_loads(settings: Settings, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Seconds to load the newest dump beside reading as many bytes, from the page cache and from the disk."""
-    from recsuite.checkpoint.restore import load_state
-    from recsuite.checkpoint.storage.directory import state_at
+    from recsuite.checkpoint.restore import restore
+    from recsuite.checkpoint.storage.chain import chain_at
     from recsuite.training.trainer import build_learner
 
     columns = wide_columns(settings, config)
     learner = build_learner(columns, config, context)
-    state = state_at(Path(config.checkpoint.save_dir))
+    state = chain_at(Path(config.checkpoint.save_dir))
     parts = sorted(state.base.glob("*.safetensors"))
     clock, plain = Clock(), PlainRead(parts, context)
     found: dict[str, Any] = {"ranks": context.world_size, "bytes": sum(path.stat().st_size for path in parts)}
@@ -359,9 +361,7 @@ def measure_loads(settings: Settings, config: Config, context: RuntimeContext) -
             for name in ("plain", "load") if number % 2 else ("load", "plain"):
                 if cache == "from disk":
                     forget(state.base, context)
-                took = clock(
-                    plain if name == "plain" else lambda: load_state(state, learner, columns, context)
-                )
+                took = clock(plain if name == "plain" else lambda: restore(state, learner, columns, context))
                 if number >= 0:
                     seconds[name].append(took)
         found[cache] = seconds

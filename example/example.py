@@ -112,12 +112,12 @@ def train_watched(config: Config, context: RuntimeContext, watch: Watch) -> Run:
         # The workers start while this imports TorchRec.
         with watch.stopwatch.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
             from recsuite.training.trainer import train
-        keeper = None
+        checkpointer = None
         if config.checkpoint.dumps:
-            from recsuite.checkpoint.checkpointer import keeping_dumps
+            from recsuite.checkpoint.session import checkpointing
 
-            keeper = stack.enter_context(keeping_dumps(data.columns, config, context))
-        return train(data, config, context, keeper, watch)
+            checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
+        return train(data, config, context, checkpointer, watch)
 
 
 def load_and_report(config: Config, context: RuntimeContext) -> None:
@@ -125,16 +125,16 @@ def load_and_report(config: Config, context: RuntimeContext) -> None:
     from recsuite.datasets.opening import open_data
 
     with open_data(config, context) as data:
-        from recsuite.checkpoint.restore import load_chosen
-        from recsuite.checkpoint.storage.manifest import describe_step
+        from recsuite.checkpoint.restore import restore_chosen
+        from recsuite.checkpoint.storage.choice import describe_step
         from recsuite.training.evaluation import make_evaluator
         from recsuite.training.trainer import InputPipeline, build_learner
 
         learner = build_learner(data.columns, config, context)
-        position = load_chosen(config, learner, data.columns, context).position
+        progress = restore_chosen(config, learner, data.columns, context).progress
         evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config, context)
-        test = evaluator.test(learner.model, position.epoch)
-    show_test(describe_step(position), test, data.columns, config, context)
+        test = evaluator.test(learner.model, progress.epoch)
+    show_test(describe_step(progress), test, data.columns, config, context)
 
 
 def compact_dumps(config: Config, context: RuntimeContext) -> None:
@@ -142,7 +142,7 @@ def compact_dumps(config: Config, context: RuntimeContext) -> None:
     from recsuite.datasets.opening import open_data
 
     with open_data(config, context) as data:
-        from recsuite.checkpoint.checkpointer import compact
+        from recsuite.checkpoint.compaction import compact
         from recsuite.training.trainer import build_learner
 
         compact(build_learner(data.columns, config, context), data.columns, config, context)

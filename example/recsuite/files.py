@@ -7,14 +7,12 @@ writes it: a report that can be drawn again does not wait for the disk, a checkp
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import xxhash
 
@@ -22,10 +20,6 @@ from recsuite.errors import UserError
 
 # What is read for a digest should still be in the core's cache when it is digested.
 BLOCK_BYTES = 2**20
-# The name of a manifest's own digest in it.
-SEAL = "xxh3_128"
-# More than anything counts in a manifest; below it every number is one in other languages and in numpy too.
-LARGEST = 2**53
 
 
 def reason_of(error: OSError) -> str:
@@ -110,13 +104,6 @@ def digest_of(path: Path) -> str:
 def digest_of_bytes(content: bytes) -> str:
     """The digest of bytes that were read already."""
     return xxhash.xxh3_128_hexdigest(content)
-
-
-def sealed(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a manifest with their own digest, which tells whether any of them was changed."""
-    rest = {name: value for name, value in fields.items() if name != SEAL}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return {**rest, SEAL: digest_of_bytes(text.encode())}
 
 
 def flushed(path: Path) -> FileEntry:

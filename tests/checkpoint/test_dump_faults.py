@@ -23,20 +23,15 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
 from recsuite.checkpoint import checkpointer as dumps
-from recsuite.checkpoint.checkpointer import Checkpointer, _retire_folded, compact, keeping_dumps
+from recsuite.checkpoint.checkpointer import Checkpointer
+from recsuite.checkpoint.compaction import _retire_compacted, compact
 from recsuite.checkpoint.full import Tensors, tensors_of
-from recsuite.checkpoint.storage import directory as save_dir
+from recsuite.checkpoint.session import checkpointing
+from recsuite.checkpoint.storage import chain, writer
 from recsuite.checkpoint.storage import shards as parts
-from recsuite.checkpoint.storage.directory import (
-    BEST,
-    LATEST,
-    check_whole,
-    chosen_state,
-    dumps_in,
-    newest_in,
-    state_at,
-    step_of,
-)
+from recsuite.checkpoint.storage.chain import chain_at, check_whole
+from recsuite.checkpoint.storage.choice import chosen_chain
+from recsuite.checkpoint.storage.directory import BEST, LATEST, full_checkpoints_in, newest_in, step_of
 from recsuite.checkpoint.storage.manifest import MANIFEST, VOCABULARY, Progress, read_manifest, write_manifest
 from recsuite.datasets.opening import open_data
 from recsuite.errors import UserError
@@ -136,7 +131,7 @@ def test_what_the_system_refuses_the_writer_of_parts_is_told_as_what_it_is(
 
     monkeypatch.setattr(parts, "save_file", refuse)
     with pytest.raises(OSError, match=words):
-        parts.write_part(tmp_path / "part", {})
+        parts.write_shard_file(tmp_path / "part", {})
 
 
 # --- folders that cannot be written, and trainers that meet ---
@@ -145,7 +140,7 @@ READ_ONLY = """
 import sys
 from pathlib import Path
 from recsuite.errors import UserError
-from recsuite.checkpoint.storage.directory import writing
+from recsuite.checkpoint.storage.writer import writing
 try:
     with writing(Path(sys.argv[1])): print("in")
 except UserError as error: print(error)
@@ -190,8 +185,8 @@ def test_a_full_disk_leaves_the_dumps_before_and_ends_with_status_2(
     assert "Traceback" not in result.stderr
     # All epochs were trained, and evaluated.
     assert "epoch 3/3" in result.stdout
-    assert len(dumps_in(copy)) in (1, 2)
-    check_whole(state_at(copy))
+    assert len(full_checkpoints_in(copy)) in (1, 2)
+    check_whole(chain_at(copy))
 
 
 def test_a_second_trainer_on_the_folder_is_refused_and_the_first_goes_on(
@@ -239,10 +234,10 @@ def test_what_is_loaded_is_the_state_of_its_step(trained: Trained) -> None:
 def test_a_model_whose_loss_is_no_number_is_not_dumped(trained: Trained, loss: float) -> None:
     before = sorted(trained.folder.iterdir())
     config = trained.config.replaced(dump=True, resume=True, keep=1)
-    with keeping_dumps(trained.columns, config, trained.context) as keeper:
-        keeper.begin(trained.learner)
+    with checkpointing(trained.columns, config, trained.context) as checkpointer:
+        checkpointer.begin(trained.learner)
         with pytest.raises(UserError, match=rf"The loss is {loss} at step 5: the training diverged"):
-            keeper.after_step(Progress(5, 0, 5), loss)
+            checkpointer.after_step(Progress(5, 0, 5), loss)
     assert sorted(trained.folder.iterdir()) == before
 
 
@@ -261,19 +256,19 @@ def test_what_an_old_writer_writes_late_is_in_no_folder_of_the_next_attempt(
         # What a rank does: it makes the folder of its attempt where that is gone, and writes its part.
         making[0].mkdir(exist_ok=True)
         (making[0] / "part-00002.safetensors").write_bytes(b"late")
-        save_dir.publish(folder, final, keep)
+        writer.publish(folder, final, keep)
 
     monkeypatch.setattr(dumps, "publish", publish)
     for _ in range(2):
         with (
             contextlib.suppress(UserError),
-            keeping_dumps(trained.columns, config, trained.context) as keeper,
+            checkpointing(trained.columns, config, trained.context) as checkpointer,
         ):
-            keeper.begin(trained.learner)
-            keeper.after_step(Progress(5, 0, 5), 0.5)
+            checkpointer.begin(trained.learner)
+            checkpointer.after_step(Progress(5, 0, 5), 0.5)
     final = trained.folder / f"{kind}-000000005"
     assert newest_in(trained.folder) == final
-    check_whole(state_at(final))
+    check_whole(chain_at(final))
     assert not (final / "part-00002.safetensors").exists()
     # What is left of it the next trainer removes.
     assert making[0] != making[1]
@@ -301,15 +296,15 @@ def test_a_model_with_weights_of_no_trained_one_is_not_dumped(
 ) -> None:
     before = sorted(trained.folder.iterdir())
     config = trained.config.replaced(dump=True, inc_dump=increments, resume=True, keep=1)
-    with keeping_dumps(trained.columns, config, trained.context) as keeper:
-        keeper.begin(trained.learner)
-        (tensor,) = local_parts(name, keeper.tensors[name])
+    with checkpointing(trained.columns, config, trained.context) as checkpointer:
+        checkpointer.begin(trained.learner)
+        (tensor,) = local_parts(name, checkpointer.tensors[name])
         kept = tensor[1].clone()
         tensor[1, 2] = value
         if increments:
-            mark_step(keeper, keeper.tensors, 5)
+            mark_step(checkpointer, checkpointer.tensors, 5)
         with pytest.raises(UserError, match=diverged(5, name)):
-            keeper.after_step(Progress(5, 0, 5), 0.5)
+            checkpointer.after_step(Progress(5, 0, 5), 0.5)
         tensor[1] = kept
     assert sorted(trained.folder.iterdir()) == before
 
@@ -318,18 +313,18 @@ def train_epoch_of_8_steps(
     trained: Trained,
     folder: Path,
     increments: bool,
-    at_end: Callable[[Checkpointer], None] = lambda keeper: None,
+    at_end: Callable[[Checkpointer], None] = lambda checkpointer: None,
 ) -> None:
     """Train, and do something to what is learned when the last step is done."""
     what: dict[str, Any] = {"dump": not increments, "inc_dump": increments, "dump_every": 0, "resume": False}
     config = trained.config.replaced(save_dir=str(folder), epochs=1, batch_size=2048, **what)
     with (
         open_data(config, trained.context) as data,
-        keeping_dumps(data.columns, config, trained.context) as keeper,
+        checkpointing(data.columns, config, trained.context) as checkpointer,
     ):
         watch = Watch()
-        object.__setattr__(watch, "after_step", lambda step, _: at_end(keeper) if step == 8 else None)
-        training.train(data, config, trained.context, keeper, watch)
+        object.__setattr__(watch, "after_step", lambda step, _: at_end(checkpointer) if step == 8 else None)
+        training.train(data, config, trained.context, checkpointer, watch)
 
 
 @pytest.mark.parametrize("increments", [False, True])
@@ -367,8 +362,8 @@ def test_what_diverges_in_the_last_step_of_an_epoch_is_neither_validated_nor_dum
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def spoil(keeper: Checkpointer) -> None:
-        local_parts(name, keeper.tensors[name])[0].view(-1)[-1] = value
+    def spoil(checkpointer: Checkpointer) -> None:
+        local_parts(name, checkpointer.tensors[name])[0].view(-1)[-1] = value
 
     monkeypatch.setattr(RatingEvaluator, "validate", Mock(side_effect=AssertionError("validated")))
     with pytest.raises(UserError, match=diverged(8, name)):
@@ -382,7 +377,7 @@ def test_other_ratings_are_refused_at_a_resume(trained: Trained) -> None:
     config = trained.config.replaced(resume=True)
     with (
         pytest.raises(UserError, match=r"is of a training on other ratings than these .* here other\)"),
-        keeping_dumps(columns, config, trained.context),
+        checkpointing(columns, config, trained.context),
     ):
         pass
 
@@ -390,7 +385,7 @@ def test_other_ratings_are_refused_at_a_resume(trained: Trained) -> None:
 def test_a_clock_that_jumped_back_changes_nothing(trained: Trained) -> None:
     shutil.rmtree(trained.folder / "delta-000000003")
     shutil.rmtree(trained.folder / "delta-000000004")
-    for number, dump in enumerate(dumps_in(trained.folder)):
+    for number, dump in enumerate(full_checkpoints_in(trained.folder)):
         manifest = read_manifest(dump)
         time = f"20{30 - number}-01-01T00:00:00+00:00"
         write_manifest(dump, dataclasses.replace(manifest, time=time))
@@ -407,15 +402,15 @@ def test_the_best_increment_is_kept_with_all_that_it_builds_on_when_increments_a
     best = publish_at(tmp_path, 20, GOOD, link=link_to(base, 2, 10))
     publish_at(tmp_path, 30, WORSE, link=link_to(base, 3, 20))
     publish_at(tmp_path, 30, WORSE, keep=1)
-    assert _retire_folded(tmp_path, keep=1) == 1
+    assert _retire_compacted(tmp_path, keep=1) == 1
     assert links_in(tmp_path) == {BEST: best.name, LATEST: "step-000000030"}
-    assert chosen_state(tmp_path) == state_at(tmp_path / BEST)
-    assert [step_of(path) for path in chosen_state(tmp_path).folders] == [0, 10, 20]
-    assert state_at(tmp_path).folders == (tmp_path / "step-000000030",)
-    check_whole(chosen_state(tmp_path))
+    assert chosen_chain(tmp_path) == chain_at(tmp_path / BEST)
+    assert [step_of(path) for path in chosen_chain(tmp_path).folders] == [0, 10, 20]
+    assert chain_at(tmp_path).folders == (tmp_path / "step-000000030",)
+    check_whole(chosen_chain(tmp_path))
     # A better one sets them free.
     publish_at(tmp_path, 40, BETTER)
-    assert _retire_folded(tmp_path, keep=1) == 2
+    assert _retire_compacted(tmp_path, keep=1) == 2
     assert names_in(tmp_path) == [BEST, LATEST, "step-000000040"]
 
 
@@ -446,7 +441,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
     "no manifest": (lambda at: (at / FIRST / MANIFEST).unlink(), [FIRST, "holds no manifest"], BASE),
     "another run": (lambda at: edit(at / SECOND, run="other"), ["is of run other"], FIRST),
     "another step": (
-        lambda at: edit(at / SECOND, position=Progress(9)),
+        lambda at: edit(at / SECOND, progress=Progress(9)),
         ["that it is delta-000000009"],
         FIRST,
     ),
@@ -471,7 +466,7 @@ def test_no_rank_reads_other_states_alone_to_name_a_good_one(
 ) -> None:
     flip(trained.folder / BASE / PART)
     # What `loading` reads is shared by all ranks.
-    monkeypatch.setattr(save_dir, "check_whole", Mock(side_effect=AssertionError("read by one rank")))
+    monkeypatch.setattr(chain, "check_whole", Mock(side_effect=AssertionError("read by one rank")))
     trained.refused(f"{BASE}/{PART} is damaged", f"one there is {trained.folder / 'step-000000001'};")
 
 
@@ -529,7 +524,7 @@ def test_without_any_good_dump_the_refusal_says_so(trained: Trained) -> None:
 
 def test_compaction_removes_no_increments_for_the_sake_of_a_damaged_dump(trained: Trained) -> None:
     shutil.copytree(trained.folder / BASE, trained.folder / "step-000000004")
-    edit(trained.folder / "step-000000004", position=Progress(4, 0, 4))
+    edit(trained.folder / "step-000000004", progress=Progress(4, 0, 4))
     flip(trained.folder / "step-000000004" / PART)
     alone = trained.config.replaced(resume=False, inc_dump=False, compact=True)
     before = sorted(path.name for path in trained.folder.iterdir())

@@ -20,16 +20,17 @@ import pytest
 import torch
 
 from recsuite.checkpoint import restore as loading
-from recsuite.checkpoint.checkpointer import compact
+from recsuite.checkpoint.compaction import compact
 from recsuite.checkpoint.full import tensors_of
-from recsuite.checkpoint.restore import load_chosen
-from recsuite.checkpoint.storage.directory import retire
-from recsuite.checkpoint.storage.manifest import MANIFEST, read_manifest, sealed, write_manifest
+from recsuite.checkpoint.restore import restore_chosen
+from recsuite.checkpoint.storage.manifest import MANIFEST, read_manifest, write_manifest
 from recsuite.checkpoint.storage.shards import OFFSETS_KEY
+from recsuite.checkpoint.storage.writer import retire
 from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
-from recsuite.serving import snapshot
+from recsuite.records import sealed
+from recsuite.serving import reader
 from recsuite.serving.export import export
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.killed_ranks import differing, write_step
@@ -203,8 +204,8 @@ def test_a_position_beyond_its_epoch_is_refused_at_a_resume(trained: Trained) ->
     for state in (trained.folder / "step-000000002", trained.folder / DUMP):
         for delta in trained.folder.glob("delta-*"):
             shutil.rmtree(delta)
-        position = dataclasses.replace(read_manifest(state).position, samples=trained.columns.num_train)
-        write_manifest(state, dataclasses.replace(read_manifest(state), position=position))
+        progress = dataclasses.replace(read_manifest(state).progress, samples=trained.columns.num_train)
+        write_manifest(state, dataclasses.replace(read_manifest(state), progress=progress))
     with pytest.raises(UserError, match=r"ratings of its epoch are used, and an epoch has"):
         resume(trained)
 
@@ -385,7 +386,7 @@ def test_a_load_of_the_newest_takes_a_newer_one_where_the_trainer_removes_it(
     for delta in trained.folder.glob("delta-*"):
         shutil.rmtree(delta)
     (trained.folder / "step-000000002").rename(newer)
-    read = loading.read_parts
+    read = loading.read_full
     removed: list[Path] = []
 
     def read_late(folder: Path, tensors: Any) -> None:
@@ -396,16 +397,16 @@ def test_a_load_of_the_newest_takes_a_newer_one_where_the_trainer_removes_it(
             retire(folder)
         read(folder, tensors)
 
-    monkeypatch.setattr(loading, "read_parts", read_late)
+    monkeypatch.setattr(loading, "read_full", read_late)
     config = trained.config.replaced(load="newest")
-    found = load_chosen(config, trained.learner, trained.columns, trained.context)
-    assert ([folder.name for folder in removed], found.position.step) == ([DUMP], 2)
+    found = restore_chosen(config, trained.learner, trained.columns, trained.context)
+    assert ([folder.name for folder in removed], found.progress.step) == ([DUMP], 2)
     assert differing(tensors_of(trained.learner), 2) == []
     # One that was named is not replaced by another.
     removed.clear()
     named = config.replaced(load=str(trained.folder / "step-000000002"))
     with pytest.raises(UserError, match=r"step-000000002 is no dump: there is no such folder"):
-        load_chosen(named, trained.learner, trained.columns, trained.context)
+        restore_chosen(named, trained.learner, trained.columns, trained.context)
 
 
 # --- whose fault it is ---
@@ -419,7 +420,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(
         def fail(*_: Any, fault: type[Exception] = fault) -> None:
             raise fault("ours")
 
-        monkeypatch.setattr(snapshot, "read_whole", fail)
+        monkeypatch.setattr(reader, "read_whole", fail)
         for read in (lambda: ServedModel.open(trained.folder), lambda: Follower(trained.folder)):
             with pytest.raises(fault, match="ours"):
                 read()

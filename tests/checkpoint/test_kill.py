@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from recsuite.checkpoint.storage.directory import CheckpointChain, check_whole, state_at, step_of
+from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at, check_whole
+from recsuite.checkpoint.storage.directory import step_of
 from recsuite.checkpoint.storage.manifest import read_manifest
 from tests.support.launch import (
     EXAMPLE,
@@ -122,7 +123,7 @@ def launched(*launch: str) -> list[str]:
 
 def whole_state(save_dir: Path) -> CheckpointChain:
     """The newest state, complete to the byte."""
-    state = state_at(save_dir)
+    state = chain_at(save_dir)
     check_whole(state)
     return state
 
@@ -194,17 +195,17 @@ def terminate(process: subprocess.Popen[str], pids: list[int]) -> str:
 def resumes(place: Place, save_dir: Path, command: list[str], output: str) -> None:
     """The dump that SIGTERM left is whole, was said, lies inside an epoch, and is gone on from."""
     state = whole_state(save_dir)
-    position = read_manifest(state.folder).position
+    progress = read_manifest(state.folder).progress
     *_, dumped, told = output.splitlines()
     assert dumped.endswith(f"dumped {state.folder}")
     assert f"told to end, stopped at step {step_of(state.folder):,}" in told
-    assert position.samples > 0
-    more = flags(place, save_dir, "--resume", "--epochs", position.epoch + 1)
+    assert progress.samples > 0
+    more = flags(place, save_dir, "--resume", "--epochs", progress.epoch + 1)
     again = succeeded(run_command([*command, *more], env=place.env))
     assert f"loaded {state.base}" in again
-    assert f"; step {position.step:,}, written by" in again
+    assert f"; step {progress.step:,}, written by" in again
     end = whole_state(save_dir)
-    assert read_manifest(end.folder).position.epoch == position.epoch + 1
+    assert read_manifest(end.folder).progress.epoch == progress.epoch + 1
     place.check_nothing_is_left()
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from recsuite.checkpoint.recorded import with_recorded
 from recsuite.checkpoint.storage.manifest import CONFIG, read_manifest, write_manifest
+from recsuite.checkpoint.storage.recorded import with_recorded
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
 from recsuite.errors import UserError

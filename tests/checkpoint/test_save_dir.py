@@ -16,27 +16,18 @@ from unittest.mock import Mock
 
 import pytest
 
-from recsuite.checkpoint.storage import directory as folders
+from recsuite.checkpoint.storage import chain, choice, directory, writer
+from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at, check_chain
+from recsuite.checkpoint.storage.choice import chosen_chain, suggesting
 from recsuite.checkpoint.storage.directory import (
     BEST,
     LATEST,
-    LOCK,
-    CheckpointChain,
-    check_chain,
-    chosen_state,
     deltas_in,
-    dumps_in,
+    full_checkpoints_in,
     making_name,
     new_attempt,
     newest_in,
-    prune,
-    publish,
-    retire,
-    set_aside,
-    state_at,
     step_of,
-    suggesting,
-    writing,
 )
 from recsuite.checkpoint.storage.manifest import (
     FORMAT,
@@ -45,10 +36,11 @@ from recsuite.checkpoint.storage.manifest import (
     Progress,
     check_files,
     read_manifest,
-    sealed,
     write_manifest,
 )
+from recsuite.checkpoint.storage.writer import LOCK, prune, publish, retire, set_aside, writing
 from recsuite.errors import UserError
+from recsuite.records import sealed
 from recsuite.serving import served as serving
 from tests.support.launch import ROOT
 from tests.support.tiny_dumps import (
@@ -83,7 +75,7 @@ def test_only_whole_names_of_dumps_count(tmp_path: Path) -> None:
     for name in ("step-1", "step-00000001x", ".making-step-000000003", "xstep-000000004", "delta-", "run-1"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-000000005").touch()
-    assert dumps_in(tmp_path) == deltas_in(tmp_path) == []
+    assert full_checkpoints_in(tmp_path) == deltas_in(tmp_path) == []
     assert newest_in(tmp_path) is None
     assert newest_in(tmp_path / "nowhere") is None
 
@@ -91,7 +83,7 @@ def test_only_whole_names_of_dumps_count(tmp_path: Path) -> None:
 def test_dumps_are_in_the_order_of_their_steps_beyond_nine_digits(tmp_path: Path) -> None:
     for step in (10**9, 5, 999_999_999):
         add_dump(tmp_path, step)
-    assert [step_of(path) for path in dumps_in(tmp_path)] == [5, 999_999_999, 10**9]
+    assert [step_of(path) for path in full_checkpoints_in(tmp_path)] == [5, 999_999_999, 10**9]
 
 
 def test_the_newest_state_is_the_one_of_the_highest_step_and_a_dump_before_an_increment(
@@ -120,10 +112,10 @@ def test_a_clock_that_ran_backwards_changes_no_order(tmp_path: Path) -> None:
 def test_every_folder_of_a_save_dir_stands_for_its_state(tmp_path: Path) -> None:
     base, one, two = add_chain(tmp_path, 10, 20, 30)
     (tmp_path / LATEST).symlink_to(one.name)
-    assert state_at(base) == CheckpointChain(base)
-    assert state_at(one) == state_at(tmp_path / LATEST) == CheckpointChain(base, (one,))
-    assert state_at(two) == state_at(tmp_path) == CheckpointChain(base, (one, two))
-    assert state_at(tmp_path).folder == two
+    assert chain_at(base) == CheckpointChain(base)
+    assert chain_at(one) == chain_at(tmp_path / LATEST) == CheckpointChain(base, (one,))
+    assert chain_at(two) == chain_at(tmp_path) == CheckpointChain(base, (one, two))
+    assert chain_at(tmp_path).folder == two
 
 
 @pytest.mark.parametrize(
@@ -134,23 +126,23 @@ def test_until_stops_at_the_last_increment_that_ends_by_it(
 ) -> None:
     base, _, two = add_chain(tmp_path, 10, 20, 30)
     for folder in (tmp_path, base, two):
-        state = state_at(folder, until)
+        state = chain_at(folder, until)
         assert (state.base, [step_of(path) for path in state.deltas]) == (base, steps)
 
 
 def test_until_before_everything_is_refused(tmp_path: Path) -> None:
     base, one = add_chain(tmp_path, 10, 20)
-    refused(lambda: state_at(tmp_path, 9), str(tmp_path), "holds no dump by step 9")
-    refused(lambda: state_at(one, 9), "--until 9 is before", str(base), one.name)
+    refused(lambda: chain_at(tmp_path, 9), str(tmp_path), "holds no dump by step 9")
+    refused(lambda: chain_at(one, 9), "--until 9 is before", str(base), one.name)
 
 
 def test_a_mistake_in_what_is_asked_suggests_no_other_state(tmp_path: Path) -> None:
     add_dump(tmp_path, 5)
     _, one = add_chain(tmp_path, 10, 20)
     for ask in (
-        lambda: chosen_state(tmp_path, "newest"),
-        lambda: chosen_state(tmp_path, until=4),
-        lambda: state_at(one, 9),
+        lambda: chosen_chain(tmp_path, "newest"),
+        lambda: chosen_chain(tmp_path, until=4),
+        lambda: chain_at(one, 9),
     ):
         with pytest.raises(UserError) as caught:
             suggesting(tmp_path, ask)
@@ -166,9 +158,9 @@ def test_a_state_that_is_not_complete_is_refused_with_one_that_is_and_no_file_is
     (one / PART).unlink()
     os.truncate(base / PART, 1)
     (last / MANIFEST).unlink()
-    monkeypatch.setattr(folders, "check_whole", Mock(side_effect=AssertionError("read")))
+    monkeypatch.setattr(chain, "check_whole", Mock(side_effect=AssertionError("read")))
     words = f"holds no {MANIFEST}; the newest complete one there is {complete}; give that folder"
-    refused(lambda: suggesting(tmp_path, lambda: state_at(tmp_path)), words)
+    refused(lambda: suggesting(tmp_path, lambda: chain_at(tmp_path)), words)
 
 
 def test_what_is_moved_away_while_it_is_read_is_tried_again_before_others_are_read(
@@ -185,9 +177,9 @@ def test_what_is_moved_away_while_it_is_read_is_tried_again_before_others_are_re
         return state
 
     monkeypatch.setattr(serving, "read_snapshot", read_snapshot)
-    for module in (folders, serving):
+    for module in (chain, serving):
         monkeypatch.setattr(module, "check_whole", Mock(side_effect=AssertionError("read")), raising=False)
-    monkeypatch.setattr(folders, "suggestion", Mock(side_effect=AssertionError("suggested")))
+    monkeypatch.setattr(choice, "suggestion", Mock(side_effect=AssertionError("suggested")))
     serving.read_settled(tmp_path, LATEST)
     assert read == ["step-000000010", "step-000000005"]
 
@@ -204,11 +196,11 @@ def test_a_dump_under_any_name_is_loaded_and_a_renamed_increment_is_refused(tmp_
     mine = tmp_path / "my best model"
     shutil.copytree(base, mine)
     assert check_whole(tmp_path / "dumps")
-    check_chain(state_at(mine))
-    assert state_at(mine, 10) == CheckpointChain(mine)
-    refused(lambda: state_at(mine, 9), "--until 9 is before", "my best model")
+    check_chain(chain_at(mine))
+    assert chain_at(mine, 10) == CheckpointChain(mine)
+    refused(lambda: chain_at(mine, 9), "--until 9 is before", "my best model")
     shutil.copytree(one, base.parent / "mine")
-    refused(lambda: state_at(base.parent / "mine"), "mine is an increment", base.name)
+    refused(lambda: chain_at(base.parent / "mine"), "mine is an increment", base.name)
 
 
 @pytest.mark.parametrize("where", ["nowhere", "empty", "a file"])
@@ -216,7 +208,7 @@ def test_a_folder_without_a_dump_is_refused(tmp_path: Path, where: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a file").touch()
     words = "holds no dump" if where == "empty" else "is not there"
-    refused(lambda: state_at(tmp_path / where), where, words, "train with --dump")
+    refused(lambda: chain_at(tmp_path / where), where, words, "train with --dump")
 
 
 # --- chains ---
@@ -237,7 +229,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
 
 def chain_refused(save_dir: Path, *words: str) -> None:
     before = {path: path.read_bytes() for path in save_dir.rglob("*") if path.is_file()}
-    refused(lambda: check_chain(state_at(save_dir)), *words)
+    refused(lambda: check_chain(chain_at(save_dir)), *words)
     assert {path: path.read_bytes() for path in save_dir.rglob("*") if path.is_file()} == before
 
 
@@ -454,7 +446,7 @@ def test_a_bad_manifest_is_refused_by_name(tmp_path: Path, content: bytes) -> No
 
 def test_the_manifest_that_the_bad_ones_are_made_from_is_read(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_bytes(changed())
-    assert read_manifest(tmp_path).position.step == 1
+    assert read_manifest(tmp_path).progress.step == 1
 
 
 def test_another_format_names_both_sides(tmp_path: Path) -> None:
@@ -471,7 +463,7 @@ def test_a_folder_in_the_place_of_a_manifest_is_refused(tmp_path: Path) -> None:
 
 
 def publish_dump(save_dir: Path, step: int, keep: int) -> Path:
-    final = save_dir / folders.dump_name(step)
+    final = save_dir / directory.full_name(step)
     publish(fill(save_dir / f".making-{final.name}", step), final, keep)
     return final
 
@@ -523,7 +515,7 @@ def test_a_dump_that_is_published_counts_even_if_its_folder_cannot_be_flushed(
         raise OSError(5, "Input/output error")
 
     making = fill(tmp_path / ".making-step-000000010", 10)
-    monkeypatch.setattr(folders, "flush", fail)
+    monkeypatch.setattr(writer, "flush", fail)
     publish(making, tmp_path / "step-000000010", keep=1)
     assert "Input/output error" in capfd.readouterr().out
     check_whole(tmp_path / "step-000000010")
@@ -559,11 +551,11 @@ def test_a_manifest_with_any_byte_changed_is_refused(tmp_path: Path) -> None:
 
 
 def publish_at(
-    save_dir: Path, step: int, position: Progress, keep: int = 1, link: ParentLink | None = None
+    save_dir: Path, step: int, progress: Progress, keep: int = 1, link: ParentLink | None = None
 ) -> Path:
     """What a trainer does when it dumps, where it is then."""
-    final = save_dir / (folders.dump_name(step) if link is None else folders.delta_name(step))
-    making = fill(save_dir / f".making-{final.name}", step, link, position=position)
+    final = save_dir / (directory.full_name(step) if link is None else directory.delta_name(step))
+    making = fill(save_dir / f".making-{final.name}", step, link, progress=progress)
     publish(making, final, keep)
     return final
 
@@ -578,8 +570,8 @@ def test_the_best_dump_has_a_link_and_stays_until_there_is_a_better_one(tmp_path
         publish_at(tmp_path, step, WORSE)
     assert links_in(tmp_path) == {BEST: best.name, LATEST: "step-000000030"}
     assert names_in(tmp_path) == [BEST, LATEST, best.name, "step-000000030"]
-    assert chosen_state(tmp_path).folder == best
-    assert chosen_state(tmp_path, LATEST).folder == state_at(tmp_path).folder == tmp_path / "step-000000030"
+    assert chosen_chain(tmp_path).folder == best
+    assert chosen_chain(tmp_path, LATEST).folder == chain_at(tmp_path).folder == tmp_path / "step-000000030"
     publish_at(tmp_path, 40, BETTER)
     assert links_in(tmp_path) == {BEST: "step-000000040", LATEST: "step-000000040"}
     assert names_in(tmp_path) == [BEST, LATEST, "step-000000040"]
@@ -590,12 +582,12 @@ def test_within_an_epoch_nothing_is_the_best_but_where_nothing_is_validated(tmp_
     within = dataclasses.replace(GOOD, samples=5)
     publish_at(tmp_path / "validated", 15, within, keep=9)
     assert links_in(tmp_path / "validated")[BEST] == "step-000000010"
-    for step, position in (
+    for step, progress in (
         (5, Progress(samples=5)),
         (10, Progress(epoch=1)),
         (15, Progress(epoch=1, samples=5)),
     ):
-        publish_at(tmp_path / "not", step, position, keep=9)
+        publish_at(tmp_path / "not", step, progress, keep=9)
     assert links_in(tmp_path / "not") == {BEST: "step-000000015", LATEST: "step-000000015"}
 
 
@@ -604,7 +596,7 @@ def test_before_an_epoch_has_ended_the_newest_is_taken_and_that_is_said(
 ) -> None:
     publish_at(tmp_path, 5, Progress(samples=5))
     assert links_in(tmp_path) == {LATEST: "step-000000005"}
-    assert chosen_state(tmp_path).folder == tmp_path / "step-000000005"
+    assert chosen_chain(tmp_path).folder == tmp_path / "step-000000005"
     assert "nothing that was validated yet, so the newest state is taken" in capsys.readouterr().out
 
 
@@ -614,9 +606,9 @@ def test_what_has_learned_nothing_is_neither_the_latest_nor_the_best_and_is_only
 ) -> None:
     base = publish_at(tmp_path, 0, Progress())
     assert links_in(tmp_path) == {}
-    refused(lambda: chosen_state(tmp_path, checkpoint), "holds only step-000000000, which is untrained")
+    refused(lambda: chosen_chain(tmp_path, checkpoint), "holds only step-000000000, which is untrained")
     assert (
-        chosen_state(base) == chosen_state(tmp_path, until=0) == state_at(tmp_path) == CheckpointChain(base)
+        chosen_chain(base) == chosen_chain(tmp_path, until=0) == chain_at(tmp_path) == CheckpointChain(base)
     )
 
 
@@ -632,7 +624,7 @@ def test_retiring_takes_the_name_away_before_the_first_file(
 ) -> None:
     dump = add_dump(tmp_path, 10)
     seen = []
-    monkeypatch.setattr(folders, "_remove", lambda path: seen.append((path.name, names_in(tmp_path))))
+    monkeypatch.setattr(writer, "_remove", lambda path: seen.append((path.name, names_in(tmp_path))))
     retire(dump)
     assert seen == [(".removing-step-000000010", [".removing-step-000000010"])]
 
@@ -744,7 +736,7 @@ def test_nothing_is_removed_where_no_trainer_has_written_before(
 def test_a_second_writer_is_refused_and_removes_nothing(tmp_path: Path) -> None:
     script = (
         "from pathlib import Path\nfrom recsuite.errors import UserError\n"
-        "from recsuite.checkpoint.storage.directory import writing\n"
+        "from recsuite.checkpoint.storage.writer import writing\n"
         f"try:\n    with writing(Path({str(tmp_path)!r})): print('in')\n"
         "except UserError as error: print(error)\n"
     )
@@ -788,4 +780,4 @@ def test_nothing_in_the_program_reads_pickle() -> None:
         if re.search(r"import (.*\W)?(pickle|marshal|dill|cloudpickle|joblib)\b", source):
             knows.add(path.name)
     # It measures what is sent to its workers.
-    assert knows == {"pool.py"}
+    assert knows == {"handle.py"}

@@ -24,13 +24,13 @@ def note_steps(path: Path) -> None:
 
     after_step = dumps.Checkpointer.after_step
 
-    def noted(self: Any, position: Any, loss: Any) -> None:
+    def noted(self: Any, progress: Any, loss: Any) -> None:
         time.sleep(SECONDS_OF_A_STEP)
         if self.context.rank == 0:
-            learned = position.epoch * self.columns.num_train + position.samples
+            learned = progress.epoch * self.columns.num_train + progress.samples
             with path.open("a") as file:
                 file.write(f"{time.monotonic()} {os.getpid()} {self.context.world_size} {learned}\n")
-        after_step(self, position, loss)
+        after_step(self, progress, loss)
 
     dumps.Checkpointer.after_step = noted  # type: ignore[method-assign]
 

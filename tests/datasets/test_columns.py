@@ -18,7 +18,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from recsuite.checkpoint.storage.manifest import sealed
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns, MappedColumn
 from recsuite.datasets.movielens.formats import locate, read
@@ -28,6 +27,7 @@ from recsuite.datasets.preparation import cache
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW, RawData
 from recsuite.errors import UserError
+from recsuite.records import sealed
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.checkpoint.storage import directory as save_dir
+from recsuite.checkpoint.storage import writer
 from recsuite.errors import BrokenLaunchError, UserError
 from recsuite.launcher.meeting import LOCK, PREFIX, private_folder
 from recsuite.runtime.peers import visitors
@@ -211,7 +211,7 @@ def test_the_folder_of_a_killed_launch_goes_with_the_next_one(
     for folder in (foreign, dumps, dead):
         folder.mkdir()
     # As a training leaves its --save_dir.
-    (dumps / save_dir.LOCK).touch()
+    (dumps / writer.LOCK).touch()
     (dead / LOCK).touch()
     (dead / "ranks-0").touch()
     with private_folder() as first, private_folder() as second:

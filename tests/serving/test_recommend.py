@@ -13,8 +13,8 @@ import numpy as np
 import pandas
 import pytest
 
-from recsuite.checkpoint.storage.directory import publish
 from recsuite.checkpoint.storage.manifest import CONFIG
+from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.schema import Events, RawData
@@ -119,7 +119,7 @@ def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
     assert [float(rating) for rating, _ in liked] == sorted(viewer.labels.tolist())[: -MOST_LIKED - 1 : -1]
     assert {title for _, title in liked} <= set(titles_of(viewer, viewer.item_ids))
     assert f"rated {len(viewer.labels):,} movies" in text
-    assert text.startswith(f"step {model.position.step}, ")
+    assert text.startswith(f"step {model.progress.step}, ")
 
 
 @pytest.mark.parametrize(

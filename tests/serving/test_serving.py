@@ -19,8 +19,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from recsuite.checkpoint.recorded import with_recorded
-from recsuite.checkpoint.storage.directory import deltas_in, dumps_in, publish, retire, set_aside, step_of
+from recsuite.checkpoint.storage.choice import describe_choice
+from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
 from recsuite.checkpoint.storage.manifest import (
     CONFIG,
     FEATURES_FILE,
@@ -28,11 +28,11 @@ from recsuite.checkpoint.storage.manifest import (
     VOCABULARY,
     Manifest,
     Progress,
-    describe_choice,
     read_manifest,
-    sealed,
     write_manifest,
 )
+from recsuite.checkpoint.storage.recorded import with_recorded
+from recsuite.checkpoint.storage.writer import publish, retire, set_aside
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
 from recsuite.datasets.columns import Columns
@@ -40,11 +40,13 @@ from recsuite.datasets.movielens.formats import locate, read
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
+from recsuite.records import sealed
+from recsuite.serving import request
 from recsuite.serving import served as serving
-from recsuite.serving import snapshot
+from recsuite.serving.change import Change, read_change
 from recsuite.serving.export import MODEL, export
 from recsuite.serving.served import Follower, ServedModel
-from recsuite.serving.snapshot import Change, Snapshot, read_change
+from recsuite.serving.snapshot import Snapshot
 from tests.support.launch import EXAMPLE, python, succeeded
 from tests.support.states import FLAGS
 
@@ -128,7 +130,7 @@ def exported(trained: Trained, tmp_path: Path) -> Path:
 def copied(trained: Trained, save_dir: Path, until: int) -> Path:
     """A folder of dumps as it was after a step."""
     save_dir.mkdir()
-    for folder in (*dumps_in(trained.save_dir), *deltas_in(trained.save_dir)):
+    for folder in (*full_checkpoints_in(trained.save_dir), *deltas_in(trained.save_dir)):
         if step_of(folder) <= until:
             shutil.copytree(folder, save_dir / folder.name)
     return save_dir
@@ -166,7 +168,7 @@ def test_scores_are_those_of_the_sharded_model_for_every_state(trained: Trained)
     differences: dict[Any, float] = {}
     for step, wanted in trained.predictions.items():
         model = ServedModel.open(state(trained, step))
-        assert model.position.step == step
+        assert model.progress.step == step
         differences[step] = float(np.abs(model.score(trained.values).numpy() - wanted).max())
     # Of one rating torch multiplies a vector instead of a matrix, and rounds differently.
     few = trained.few
@@ -282,8 +284,7 @@ def test_long_histories_are_held_against_the_types_of_the_training_in_little_tim
     class Real(metaclass=Counted):
         pass
 
-    for module in (serving, snapshot):
-        monkeypatch.setattr(module, "numbers", SimpleNamespace(Real=Real))
+    monkeypatch.setattr(request, "numbers", SimpleNamespace(Real=Real))
     model = ServedModel.open(trained.save_dir)
     Counted.asked = 0
     assert len(model.score({"history": [[3] * 1_000] * 8, "history_ratings": [[4.0] * 1_000] * 8})) == 8
@@ -292,7 +293,7 @@ def test_long_histories_are_held_against_the_types_of_the_training_in_little_tim
 
 
 def test_folders_may_be_texts_and_an_unknown_checkpoint_is_refused(trained: Trained) -> None:
-    assert ServedModel.open(str(trained.save_dir)).position.step == 16
+    assert ServedModel.open(str(trained.save_dir)).progress.step == 16
     assert Follower(str(trained.save_dir)).refresh() in (True, False)
     with pytest.raises(UserError, match="checkpoint 'newest' is not known; give best or latest"):
         ServedModel.open(trained.save_dir, "newest")
@@ -303,7 +304,7 @@ def test_folders_may_be_texts_and_an_unknown_checkpoint_is_refused(trained: Trai
 
 def test_an_export_scores_as_the_state_that_it_was_made_of(trained: Trained, exported: Path) -> None:
     model = ServedModel.open(exported)
-    assert trained.step_of(model.score(trained.few)) == model.position.step == 14
+    assert trained.step_of(model.score(trained.few)) == model.progress.step == 14
     assert model.run == read_manifest(state(trained, 14)).run
     assert model.age == pytest.approx(ServedModel.open(state(trained, 14)).age, abs=5)
     names = {path.name for path in exported.iterdir()}
@@ -346,14 +347,14 @@ def test_a_refusal_of_damage_names_a_state_that_can_be_read(trained: Trained, tm
         ) as refusal:
             ask()
         good = Path(str(refusal.value).partition("complete one there is ")[2].partition(";")[0])
-        assert ServedModel.open(good).position.step == 14
+        assert ServedModel.open(good).progress.step == 14
         found = with_recorded(*parse_given(["--load", str(good), "--data_path", str(tmp_path)]))
         assert found.data.history == FLAGS.data.history
         shutil.copy(trained.save_dir / "step-000000016" / name, save_dir / "step-000000016" / name)
 
 
 @pytest.mark.parametrize(
-    ("position", "asked", "words"),
+    ("progress", "asked", "words"),
     [
         (Progress(1_234, 3, 0, 0.87654), "best", "best: epoch 3, validation RMSE 0.8765 (step 1,234)"),
         (Progress(1_234, 3), "best", "best: epoch 3, not validated (step 1,234)"),
@@ -363,8 +364,8 @@ def test_a_refusal_of_damage_names_a_state_that_can_be_read(trained: Trained, tm
         (Progress(), "", "step 0, untrained"),
     ],
 )
-def test_which_checkpoint_was_taken_is_said(position: Progress, asked: str, words: str) -> None:
-    assert describe_choice(position, asked, "RMSE") == words
+def test_which_checkpoint_was_taken_is_said(progress: Progress, asked: str, words: str) -> None:
+    assert describe_choice(progress, asked, "RMSE") == words
 
 
 def test_an_export_into_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -378,7 +379,7 @@ def test_a_failed_export_leaves_nothing(
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("recsuite.serving.export.write_part", fail)
+    monkeypatch.setattr("recsuite.serving.export.write_shard_file", fail)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
         export(Config.of(save_dir=str(trained.save_dir), export=str(tmp_path / "model")))
     assert list(tmp_path.iterdir()) == []
@@ -457,7 +458,7 @@ def test_increments_in_place_equal_opening_the_state_anew(trained: Trained, expo
     for step in (10, 12, 14):
         assert model.apply(state(trained, step))
         anew = ServedModel.open(state(trained, step))
-        assert model.position == anew.position
+        assert model.progress == anew.progress
         for name, rows in model.snapshot.tables.items():
             assert torch.equal(rows, anew.snapshot.tables[name])
         assert torch.equal(model.score(trained.few), anew.score(trained.few))
@@ -488,7 +489,7 @@ def test_an_increment_that_does_not_come_next_is_refused(trained: Trained, tmp_p
     reseal(other, run="another")
     with pytest.raises(UserError, match="is of run another, and the model of run"):
         model.apply(other)
-    assert model.position.step == 8
+    assert model.progress.step == 8
     assert torch.equal(model.score(trained.few), before)
 
 
@@ -545,7 +546,7 @@ def test_a_follower_takes_increments_dumps_and_compactions(trained: Trained, tmp
         # A dump is read as a whole, an increment changes the tables in place.
         assert (follower.model.snapshot.tables is tables) == (step != 8)
     # The trainer removes what nobody needs any more.
-    for folder in (*reversed(deltas_in(save_dir)[:3]), dumps_in(save_dir)[0]):
+    for folder in (*reversed(deltas_in(save_dir)[:3]), full_checkpoints_in(save_dir)[0]):
         retire(folder)
     assert not follower.refresh()
     publish_state(trained, 14, save_dir)
@@ -554,7 +555,7 @@ def test_a_follower_takes_increments_dumps_and_compactions(trained: Trained, tmp
     assert trained.step_of(follower.model.score(trained.few)) == 10
     publish_state(trained, 12, save_dir)
     assert follower.refresh()
-    assert follower.model.position.step == 14
+    assert follower.model.progress.step == 14
 
 
 def test_a_follower_goes_over_to_a_new_run_once_that_was_validated(trained: Trained, tmp_path: Path) -> None:
@@ -562,17 +563,17 @@ def test_a_follower_goes_over_to_a_new_run_once_that_was_validated(trained: Trai
     follower = Follower(save_dir)
     set_aside(save_dir)
     assert not follower.refresh()
-    assert follower.model.position.step == 10
+    assert follower.model.progress.step == 10
     before = follower.model.snapshot
     publish_state(trained, 0, save_dir, run="another")
     assert not follower.refresh()
-    publish_linked(trained, 2, save_dir, "another", digest_of(dumps_in(save_dir)[0] / MANIFEST))
+    publish_linked(trained, 2, save_dir, "another", digest_of(full_checkpoints_in(save_dir)[0] / MANIFEST))
     assert not follower.refresh()
     assert follower.model.snapshot is before
     publish_state(trained, 8, save_dir, run="another")
     assert follower.refresh()
-    assert (follower.model.run, follower.model.position.step) == ("another", 8)
-    publish_linked(trained, 10, save_dir, "another", digest_of(dumps_in(save_dir)[1] / MANIFEST))
+    assert (follower.model.run, follower.model.progress.step) == ("another", 8)
+    publish_linked(trained, 10, save_dir, "another", digest_of(full_checkpoints_in(save_dir)[1] / MANIFEST))
     assert follower.refresh()
 
 
@@ -592,17 +593,17 @@ def test_a_folder_stands_for_its_best_state_unless_the_latest_is_asked_for(
 ) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 14)
     for checkpoint, step in (("best", 8), ("latest", 14)):
-        assert ServedModel.open(save_dir, checkpoint).position.step == step
+        assert ServedModel.open(save_dir, checkpoint).progress.step == step
         export(Config.of(save_dir=str(save_dir), export=str(tmp_path / checkpoint), checkpoint=checkpoint))
-        assert ServedModel.open(tmp_path / checkpoint).position.step == step
-    assert Follower(save_dir).model.position.step == 14
+        assert ServedModel.open(tmp_path / checkpoint).progress.step == step
+    assert Follower(save_dir).model.progress.step == 14
 
 
 def test_a_follower_goes_on_from_an_export(trained: Trained, exported: Path, tmp_path: Path) -> None:
     follower = Follower(copied(trained, tmp_path / "dumps", 12), start=exported)
     assert not follower.refresh()
     # The folder is behind the export, of the same run.
-    assert follower.model.position.step == 14
+    assert follower.model.progress.step == 14
     publish_state(trained, 16, follower.save_dir)
     assert follower.refresh()
     assert trained.step_of(follower.model.score(trained.few)) == 16
@@ -692,10 +693,10 @@ def train_on(trained: Trained, save_dir: Path) -> None:
         set_aside(save_dir)
         for step in (0, 8, 16):
             publish_state(trained, step, save_dir, run=f"round {number}")
-            digest = digest_of(dumps_in(save_dir)[-1] / MANIFEST)
+            digest = digest_of(full_checkpoints_in(save_dir)[-1] / MANIFEST)
             for delta in (2, 4, 6) if step == 0 else (10, 12, 14) if step == 8 else ():
                 publish_linked(trained, delta, save_dir, f"round {number}", digest)
-            for folder in (*reversed(deltas_in(save_dir)), *dumps_in(save_dir)[:-1]):
+            for folder in (*reversed(deltas_in(save_dir)), *full_checkpoints_in(save_dir)[:-1]):
                 if step_of(folder) <= step:
                     retire(folder)
 

@@ -135,25 +135,25 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
     states = {0: digests(tensors_of(learner), context)}
     epoch_ends = []
 
-    def after_step(position: Progress, loss: float) -> None:
-        for keeper in keepers:
-            keeper.config = keeper.config.replaced(dump_every=case.every_at(position.step))
-            keeper.after_step(position, loss)
-        if position.samples == 0:
-            epoch_ends.append(position.step)
-        if position.samples == 0 or case.is_due(position.step):
-            states[position.step] = digests(tensors_of(learner), context)
+    def after_step(progress: Progress, loss: float) -> None:
+        for checkpointer in keepers:
+            checkpointer.config = checkpointer.config.replaced(dump_every=case.every_at(progress.step))
+            checkpointer.after_step(progress, loss)
+        if progress.samples == 0:
+            epoch_ends.append(progress.step)
+        if progress.samples == 0 or case.is_due(progress.step):
+            states[progress.step] = digests(tensors_of(learner), context)
 
     trained = (learner, columns, config, context, after_step)
-    _, position = advance(Progress(), EVALUATED_AT, *trained)
+    _, progress = advance(Progress(), EVALUATED_AT, *trained)
     marks = {"before": marked(keepers[0], context)}
     evaluate(learner, columns, config, context)
     marks |= {"after": marked(keepers[0], context), "evaluated": evaluated(columns, config, context)}
-    _, position = advance(position, case.last_step - position.step, *trained)
+    _, progress = advance(progress, case.last_step - progress.step, *trained)
     metrics = evaluate(learner, columns, config, context)
-    losses, _ = advance(position, NUM_STEPS_AFTER, learner, columns, config, context)
-    for keeper in keepers:
-        keeper.close()
+    losses, _ = advance(progress, NUM_STEPS_AFTER, learner, columns, config, context)
+    for checkpointer in keepers:
+        checkpointer.close()
     increments = [step_of(path) for path in deltas_in(folder / "inc_dump")]
     return {
         "states": states,
@@ -169,20 +169,20 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
 def begin_keeper(
     folder: Path, kind: str, learner: Any, columns: Any, config: Config, context: RuntimeContext
 ) -> Any:
-    """A keeper that has dumped the state before the first step."""
+    """A checkpointer that has dumped the state before the first step."""
     from recsuite.checkpoint.checkpointer import Checkpointer
-    from recsuite.checkpoint.storage.directory import writing
     from recsuite.checkpoint.storage.manifest import Progress
+    from recsuite.checkpoint.storage.writer import writing
 
     settings: dict[str, Any] = {kind: True, "save_dir": str(folder)}
     if context.rank == 0:
         with writing(folder):
             pass
-    keeper = Checkpointer(None, "run", columns, config.replaced(**settings), context)
-    keeper.begin(learner)
+    checkpointer = Checkpointer(None, "run", columns, config.replaced(**settings), context)
+    checkpointer.begin(learner)
     if kind == "dump":
-        keeper.dump(Progress())
-    return keeper
+        checkpointer.dump(Progress())
+    return checkpointer
 
 
 def sharding_of(learner: Any) -> dict[str, str]:
@@ -190,13 +190,13 @@ def sharding_of(learner: Any) -> dict[str, str]:
     return {table: parameter.sharding_type for table, parameter in plan.items()}
 
 
-def marked(keeper: Any, context: RuntimeContext) -> dict[str, list[int]]:
+def marked(checkpointer: Any, context: RuntimeContext) -> dict[str, list[int]]:
     """Rows of whole tables that count as changed since the last increment. Collective."""
     from recsuite.checkpoint.delta import shards_of
 
-    shards = shards_of(keeper.tensors)
+    shards = shards_of(checkpointer.tensors)
     mine = {}
-    for table, rows in keeper.touched.get_unique_ids().items():
+    for table, rows in checkpointer.touched.get_unique_ids().items():
         mine[table] = (rows + shards[table]["weight"][0].metadata.shard_offsets[0]).tolist()
     return united(mine, context)
 
@@ -242,8 +242,9 @@ def read_all(by: Path, context: RuntimeContext) -> dict[str, Any]:
 def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """Load every state of a save_dir, and go on from the newest."""
     from recsuite.checkpoint.full import tensors_of
-    from recsuite.checkpoint.restore import load_state
-    from recsuite.checkpoint.storage.directory import deltas_in, dumps_in, state_at, step_of
+    from recsuite.checkpoint.restore import restore
+    from recsuite.checkpoint.storage.chain import chain_at
+    from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.training.trainer import build_learner
 
@@ -252,12 +253,12 @@ def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str
     learner = build_learner(columns, config.replaced(seed=config.runtime.seed + 1), context)
     states = {}
     # Also backwards and twice: a load depends on nothing that was there before.
-    folders = [*dumps_in(folder), *deltas_in(folder)]
+    folders = [*full_checkpoints_in(folder), *deltas_in(folder)]
     for path in (*folders[::-1], folders[-1], folders[-1]):
-        position = load_state(state_at(path), learner, columns, context).position
+        progress = restore(chain_at(path), learner, columns, context).progress
         states[step_of(path)] = digests(tensors_of(learner), context)
     metrics = evaluate(learner, columns, config, context)
-    losses, _ = advance(position, NUM_STEPS_AFTER, learner, columns, config, context)
+    losses, _ = advance(progress, NUM_STEPS_AFTER, learner, columns, config, context)
     return {"states": states, "metrics": metrics, "losses": losses}
 
 
@@ -292,34 +293,35 @@ def train(
 
     Which ratings is known only where batches are made in this process.
     """
-    from recsuite.checkpoint.checkpointer import Checkpointer, keeping_dumps
+    from recsuite.checkpoint.checkpointer import Checkpointer
+    from recsuite.checkpoint.session import checkpointing
     from recsuite.checkpoint.storage.directory import newest_in
     from recsuite.checkpoint.storage.manifest import read_manifest
     from recsuite.datasets.opening import open_data
     from recsuite.training import trainer as training
 
     class EndingKeeper(Checkpointer):
-        def after_step(self, position: Any, loss: Any) -> None:
-            if position.step == end_at and context.rank == context.world_size - 1:
+        def after_step(self, progress: Any, loss: Any) -> None:
+            if progress.step == end_at and context.rank == context.world_size - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
-            super().after_step(position, loss)
+            super().after_step(progress, loss)
 
     config = config.replaced(save_dir=str(folder), **settings)
     found: dict[str, Any] = {"status": 0}
     taken: list[int] = []
     try:
-        with open_data(config, context) as data, keeping_dumps(data.columns, config, context) as keeper:
-            keeper.__class__ = EndingKeeper
+        with open_data(config, context) as data, checkpointing(data.columns, config, context) as checkpointer:
+            checkpointer.__class__ = EndingKeeper
             with noting(data.loader.dataset, taken):
-                run = training.train(data, config, context, keeper)
+                run = training.train(data, config, context, checkpointer)
             found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]
             found["test"] = run.test
-            found["tensors"] = digests(keeper.tensors, context)
+            found["tensors"] = digests(checkpointer.tensors, context)
     except SystemExit as ended:
         found["status"] = int(str(ended.code))
     newest = newest_in(folder)
     assert newest is not None
-    found["end"] = dataclasses.asdict(read_manifest(newest).position)
+    found["end"] = dataclasses.asdict(read_manifest(newest).progress)
     found["taken"] = sorted(position for positions in gather(taken, context) for position in positions)
     return found
 
@@ -353,15 +355,15 @@ def evaluate(learner: Any, columns: Any, config: Config, context: RuntimeContext
 
 
 def advance(
-    position: Any,
+    progress: Any,
     num_steps: int,
     learner: Any,
     columns: Any,
     config: Config,
     context: RuntimeContext,
-    after_step: Callable[[Any, float], None] = lambda position, loss: None,
+    after_step: Callable[[Any, float], None] = lambda progress, loss: None,
 ) -> tuple[list[float], Any]:
-    """The losses of some steps from a position on, over ends of epochs, and the position after them."""
+    """The losses of some steps from a progress on, over ends of epochs, and the progress after them."""
     import torch.distributed as dist
 
     from recsuite.checkpoint.storage.manifest import Progress
@@ -372,18 +374,18 @@ def advance(
     losses: list[float] = []
     while len(losses) < num_steps:
         pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
-        batches = feed.batches("train", position.epoch, position.samples)
-        sizes = feed.loader.dataset.step_sizes("train", position.samples)
+        batches = feed.batches("train", progress.epoch, progress.samples)
+        sizes = feed.loader.dataset.step_sizes("train", progress.samples)
         for size in sizes[: num_steps - len(losses)]:
             loss = pipeline.progress(batches)[0].detach().clone()
             dist.all_reduce(loss)
             losses.append(float(loss) / context.world_size)
-            position = Progress(position.step + 1, position.epoch, position.samples + size)
-            if position.samples == columns.num_train:
-                position = Progress(position.step, position.epoch + 1)
-            after_step(position, losses[-1])
+            progress = Progress(progress.step + 1, progress.epoch, progress.samples + size)
+            if progress.samples == columns.num_train:
+                progress = Progress(progress.step, progress.epoch + 1)
+            after_step(progress, losses[-1])
         pipeline.detach()
-    return losses, position
+    return losses, progress
 
 
 def digests(tensors: dict[str, Any], context: RuntimeContext) -> dict[str, str]:

@@ -22,9 +22,11 @@ import torch.distributed as dist
 
 from recsuite.checkpoint import delta as incremental
 from recsuite.checkpoint import full as checkpoint
-from recsuite.checkpoint.checkpointer import keeping_dumps, load_state
 from recsuite.checkpoint.full import Tensors, tensors_of
-from recsuite.checkpoint.storage.directory import newest_in, state_at
+from recsuite.checkpoint.restore import restore
+from recsuite.checkpoint.session import checkpointing
+from recsuite.checkpoint.storage.chain import chain_at
+from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
@@ -68,19 +70,19 @@ def spoil(tensors: Tensors) -> None:
 
 
 class Faults:
-    """Has `write_part` fail on this rank while it is told to."""
+    """Has `write_shard_file` fail on this rank while it is told to."""
 
     def __init__(self) -> None:
         self.fault: Callable[[Callable[[], Any]], Any] | None = None
-        self._write_part = checkpoint.write_part
+        self._write_file = checkpoint.write_shard_file
         for module in (checkpoint, incremental):
-            setattr(module, "write_part", self.write_part)  # noqa: B010
+            setattr(module, "write_shard_file", self.write_shard_file)  # noqa: B010
 
-    def write_part(self, *arguments: Any) -> Any:
+    def write_shard_file(self, *arguments: Any) -> Any:
         """Write a part, with the fault that there is."""
         if self.fault is None:
-            return self._write_part(*arguments)
-        return self.fault(lambda: self._write_part(*arguments))
+            return self._write_file(*arguments)
+        return self.fault(lambda: self._write_file(*arguments))
 
 
 @dataclasses.dataclass
@@ -105,22 +107,22 @@ def dump_with_faults(
     object.__setattr__(context, "say", lambda text, tagged=True: said.append(text))
     tensors, end = tensors_of(learner), None
     try:
-        with keeping_dumps(columns, config, context) as keeper:
+        with checkpointing(columns, config, context) as checkpointer:
             write_step(tensors, 0)
-            keeper.begin(learner)
+            checkpointer.begin(learner)
             for step in range(1, STEPS + 1):
                 faults.fault = fault if is_last and step in failing else None
                 write_step(tensors, step)
                 if faults.fault is diverged:
                     spoil(tensors)
                 if config.checkpoint.inc_dump:
-                    mark_step(keeper, tensors, step)
+                    mark_step(checkpointer, tensors, step)
                 start = time.monotonic()
-                keeper.after_step(Progress(step, 0, step), 0.5)
+                checkpointer.after_step(Progress(step, 0, step), 0.5)
                 seconds.append(time.monotonic() - start)
                 if config.checkpoint.async_dump:
                     # The fault is this step's alone.
-                    keeper._finish()
+                    checkpointer._finish()
     except UserError as error:
         end = str(error)
     faults.fault = None
@@ -133,7 +135,7 @@ def look(place: Place, save_dir: Path) -> dict[str, Any]:
     assert newest is not None
     learner, context = place.loaded, place.context
     write_step(tensors_of(learner), 99)
-    step = load_state(state_at(newest), learner, place.columns, context).position.step
+    step = restore(chain_at(newest), learner, place.columns, context).progress.step
     everyones: list[list[str]] = [[]] * context.world_size
     dist.all_gather_object(everyones, differing(tensors_of(learner), step))
     return {"newest": newest.name, "differing": everyones, "leftovers": leftovers(save_dir)}

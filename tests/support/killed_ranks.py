@@ -31,20 +31,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from recsuite.checkpoint.checkpointer import Checkpointer, compact, keeping_dumps, load_state
+from recsuite.checkpoint.checkpointer import Checkpointer
+from recsuite.checkpoint.compaction import compact
 from recsuite.checkpoint.full import Tensors, tensors_of
-from recsuite.checkpoint.storage.directory import (
-    BEST,
-    LATEST,
-    LEFTOVER,
-    LOCK,
-    NAME,
-    check_whole,
-    newest_in,
-    state_at,
-    step_of,
-)
+from recsuite.checkpoint.restore import restore
+from recsuite.checkpoint.session import checkpointing
+from recsuite.checkpoint.storage.chain import chain_at, check_whole
+from recsuite.checkpoint.storage.directory import BEST, LATEST, NAME, newest_in, step_of
 from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.checkpoint.storage.writer import LEFTOVER, LOCK
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.synthetic import write_synthetic
@@ -115,10 +110,10 @@ def write_step(tensors: Tensors, step: int) -> None:
             value.detach().copy_(dense_at(value, number, step))
 
 
-def mark_step(keeper: Checkpointer, tensors: Tensors, step: int) -> None:
+def mark_step(checkpointer: Checkpointer, tensors: Tensors, step: int) -> None:
     """Tell the tracker which rows a step changed."""
     for _, table, first, tensor in tables_of(tensors):
-        keeper.touched.marks[table][(step + first + torch.arange(tensor.size(0))) % 3 == 0] = True
+        checkpointer.touched.marks[table][(step + first + torch.arange(tensor.size(0))) % 3 == 0] = True
 
 
 def differing(tensors: Tensors, step: int) -> list[str]:
@@ -167,28 +162,28 @@ class Rank:
             write_step(self.tensors, 0)
             self.say(loaded=-1, differing=[])
         else:
-            position = load_state(state_at(newest), self.learner, self.columns, self.context).position
-            self.say(loaded=position.step, differing=differing(self.tensors, position.step))
+            progress = restore(chain_at(newest), self.learner, self.columns, self.context).progress
+            self.say(loaded=progress.step, differing=differing(self.tensors, progress.step))
 
     def dump_until_killed(self) -> None:
         """Dump after every step; in the mode of compaction fold the increments again and again."""
         folding = self.config.checkpoint.inc_dump and not self.config.checkpoint.dump
         alone = self.config.replaced(resume=False, inc_dump=False, compact=True)
         while True:
-            with keeping_dumps(self.columns, self.config, self.context) as keeper:
+            with checkpointing(self.columns, self.config, self.context) as checkpointer:
                 self.say(began=leftovers(Path(self.config.checkpoint.save_dir)))
-                keeper.begin(self.learner)
-                self._dump_steps(keeper, 3 if folding else 10**9)
+                checkpointer.begin(self.learner)
+                self._dump_steps(checkpointer, 3 if folding else 10**9)
             compact(self.learner, self.columns, alone, self.context)
 
-    def _dump_steps(self, keeper: Checkpointer, count: int) -> None:
-        done = keeper.start.step
+    def _dump_steps(self, checkpointer: Checkpointer, count: int) -> None:
+        done = checkpointer.start.step
         for step in range(done + 1, done + count + 1):
             write_step(self.tensors, step)
             if self.config.checkpoint.inc_dump:
-                mark_step(keeper, self.tensors, step)
+                mark_step(checkpointer, self.tensors, step)
             # Every sixth ends an epoch, and then --dump asks for a full one.
-            keeper.after_step(Progress(step, step // 6, step % 6), 0.5)
+            checkpointer.after_step(Progress(step, step // 6, step % 6), 0.5)
             # One that is written beside the training is there when the next one begins.
             self.say(dumped=step - self.config.checkpoint.async_dump)
 
@@ -390,7 +385,7 @@ class Series:
         links = {self.save_dir / name for name in (LATEST, BEST)}
         for folder in {newest, *(link.resolve() for link in links)} - links:
             try:
-                check_whole(state_at(folder))
+                check_whole(chain_at(folder))
             except Exception as error:
                 self._fault(where, f"{folder} is not whole: {error}")
 

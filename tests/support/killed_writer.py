@@ -15,24 +15,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recsuite.checkpoint.checkpointer import _retire_folded
+from recsuite.checkpoint.compaction import _retire_compacted
 from recsuite.checkpoint.storage.directory import (
     BEST,
     LATEST,
-    LEFTOVER,
-    LOCK,
     NAME,
     best_in,
     deltas_in,
-    dumps_in,
+    full_checkpoints_in,
     making_name,
     new_attempt,
     newest_in,
-    publish,
-    set_aside,
     step_of,
-    writing,
 )
+from recsuite.checkpoint.storage.writer import LEFTOVER, LOCK, publish, set_aside, writing
 from recsuite.files import digest_of
 from tests.support.tiny_dumps import BETTER, GOOD, WORSE, add_delta, add_dump, check_whole, fill, link_to
 
@@ -42,22 +38,22 @@ FOREIGN = ("notes.txt", ".making-tea", "step-1")
 
 def publish_dump(save_dir: Path) -> None:
     """A third dump, the best, of which one is kept."""
-    making = fill(save_dir / ".making-step-000000040", 40, position=BETTER)
+    making = fill(save_dir / ".making-step-000000040", 40, progress=BETTER)
     publish(making, save_dir / "step-000000040", keep=1)
 
 
 def publish_delta(save_dir: Path) -> None:
     """The second increment of a chain, the best state."""
-    base = dumps_in(save_dir)[-1]
-    making = fill(save_dir / ".making-delta-000000040", 40, link_to(base, 2, 30), position=BETTER)
+    base = full_checkpoints_in(save_dir)[-1]
+    making = fill(save_dir / ".making-delta-000000040", 40, link_to(base, 2, 30), progress=BETTER)
     publish(making, save_dir / "delta-000000040", keep=1)
 
 
 def fold(save_dir: Path) -> None:
     """What compaction does: a dump of the newest state, and then what it replaces goes."""
-    making = fill(save_dir / ".making-step-000000030", 30, position=WORSE)
+    making = fill(save_dir / ".making-step-000000030", 30, progress=WORSE)
     publish(making, save_dir / "step-000000030", keep=1)
-    _retire_folded(save_dir, keep=1)
+    _retire_compacted(save_dir, keep=1)
 
 
 def begin(save_dir: Path) -> None:
@@ -89,10 +85,10 @@ ACTIONS: dict[str, tuple[Callable[[Path], None], bool]] = {
 
 def prepare(save_dir: Path, with_delta: bool) -> None:
     """What an action finds."""
-    best = add_dump(save_dir, 10, position=GOOD)
+    best = add_dump(save_dir, 10, progress=GOOD)
     # Every trainer makes it first.
     (save_dir / LOCK).touch()
-    base = add_dump(save_dir, 20, position=WORSE)
+    base = add_dump(save_dir, 20, progress=WORSE)
     if with_delta:
         add_delta(base, 1, 20, 30)
     (save_dir / BEST).symlink_to(best.name)
@@ -149,7 +145,9 @@ def faults_of(save_dir: Path, least: int) -> list[str]:
         found.append(f"the next writer changed {set(before.items()) ^ set(after.items())}")
     aside = [path for path in save_dir.iterdir() if path.name.startswith("run-")]
     steps = [
-        step_of(path) for folder in (save_dir, *aside) for path in (*dumps_in(folder), *deltas_in(folder))
+        step_of(path)
+        for folder in (save_dir, *aside)
+        for path in (*full_checkpoints_in(folder), *deltas_in(folder))
     ]
     if max(steps) < least:
         found.append(f"of step {least} only {steps} is left")

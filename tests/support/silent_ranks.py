@@ -93,9 +93,9 @@ def stay_in_a_long_dump() -> None:
 
     dumps.SLOWEST_DISK = 1
     if runtime.read_launch().rank == 0:
-        checkpoint.write_part = marked(checkpoint.write_part, 3600)
+        checkpoint.write_shard_file = marked(checkpoint.write_shard_file, 3600)
     else:
-        checkpoint.write_part = marked(checkpoint.write_part)
+        checkpoint.write_shard_file = marked(checkpoint.write_shard_file)
 
 
 def stay_in_evaluation() -> None:
@@ -110,8 +110,8 @@ def stay_in_load() -> None:
     from recsuite.checkpoint import checkpointer as dumps
     from recsuite.checkpoint import restore as loading
 
-    loading.load_chosen = again_and_again(loading.load_chosen)
-    dumps.load_state = again_and_again(dumps.load_state)
+    loading.restore_chosen = again_and_again(loading.restore_chosen)
+    dumps.restore = again_and_again(dumps.restore)
 
 
 def stay_at_end() -> None:

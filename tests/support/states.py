@@ -38,8 +38,9 @@ def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from recsuite.checkpoint.restore import load_state
-    from recsuite.checkpoint.storage.directory import deltas_in, dumps_in, state_at, step_of
+    from recsuite.checkpoint.restore import restore
+    from recsuite.checkpoint.storage.chain import chain_at
+    from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
     from recsuite.datasets.opening import open_data
     from recsuite.training.trainer import InputPipeline, build_learner
 
@@ -48,10 +49,10 @@ def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
         learner, feed = build_learner(data.columns, config, context), InputPipeline(data.loader)
         learner.model.eval()
         for folder in (
-            *dumps_in(Path(config.checkpoint.save_dir)),
+            *full_checkpoints_in(Path(config.checkpoint.save_dir)),
             *deltas_in(Path(config.checkpoint.save_dir)),
         ):
-            load_state(state_at(folder), learner, data.columns, context)
+            restore(chain_at(folder), learner, data.columns, context)
             mine = torch.stack([learner.model(batch)[1][1] for batch in feed.batches("test", 0)])
             everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
             dist.all_gather(everyones, mine)

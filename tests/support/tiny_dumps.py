@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 from pathlib import Path
 
-from recsuite.checkpoint.storage import directory as folders
-from recsuite.checkpoint.storage.directory import CheckpointChain, delta_name, dump_name, state_at, step_of
+from recsuite.checkpoint.storage import chain
+from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at
+from recsuite.checkpoint.storage.directory import delta_name, full_name, step_of
 from recsuite.checkpoint.storage.manifest import (
     MANIFEST,
     Manifest,
@@ -36,20 +37,20 @@ def fill(
     step: int,
     link: ParentLink | None = None,
     run: str = "one",
-    position: Progress | None = None,
+    progress: Progress | None = None,
 ) -> Path:
-    """Make a folder a whole dump, or with a link an increment; position: but for its step."""
-    position = dataclasses.replace(position or Progress(), step=step)
+    """Make a folder a whole dump, or with a link an increment; progress: but for its step."""
+    progress = dataclasses.replace(progress or Progress(), step=step)
     folder.mkdir(parents=True)
     (folder / PART).write_bytes(content(run, step))
     files = (flushed(folder / PART),)
-    write_manifest(folder, Manifest(run, position, TENSORS, files, "values", "optimizer", {}, link))
+    write_manifest(folder, Manifest(run, progress, TENSORS, files, "values", "optimizer", {}, link))
     return folder
 
 
-def add_dump(save_dir: Path, step: int, run: str = "one", position: Progress | None = None) -> Path:
+def add_dump(save_dir: Path, step: int, run: str = "one", progress: Progress | None = None) -> Path:
     """A dump, under its name."""
-    return fill(save_dir / dump_name(step), step, run=run, position=position)
+    return fill(save_dir / full_name(step), step, run=run, progress=progress)
 
 
 def add_delta(base: Path, sequence: int, from_step: int, step: int, run: str = "one") -> Path:
@@ -79,8 +80,8 @@ def add_chain(save_dir: Path, *steps: int) -> list[Path]:
 
 def check_whole(folder: Path) -> CheckpointChain:
     """The state that a folder stands for, after every byte of it was found to be what its step makes it."""
-    state = state_at(folder)
-    for path, manifest in zip(state.folders, folders.check_whole(state), strict=True):
+    state = chain_at(folder)
+    for path, manifest in zip(state.folders, chain.check_whole(state), strict=True):
         assert (path / PART).read_bytes() == content(manifest.run, step_of(path))
     return state
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.checkpoint.checkpointer import find_state, keeping_dumps, load_state
 from recsuite.checkpoint.full import tensors_of
+from recsuite.checkpoint.restore import find_chain, restore
+from recsuite.checkpoint.session import checkpointing
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
@@ -30,8 +31,8 @@ class Trained:
     folder: Path
 
     def load(self, path: Path | None = None) -> Progress:
-        state = find_state(path or self.folder)
-        return load_state(state, self.learner, self.columns, self.context).position
+        state = find_chain(path or self.folder)
+        return restore(state, self.learner, self.columns, self.context).progress
 
     def refused(self, *words: str, path: Path | None = None) -> None:
         """Loading is one sentence with these words, and changes nothing in the learner."""
@@ -53,16 +54,16 @@ def make_trained(data: Path, context: RuntimeContext, folder: Path) -> Trained:
     tensors = tensors_of(learner)
     for increments, steps in ((False, (1, 2)), (True, (3, 4))):
         config = config.replaced(resume=True, inc_dump=increments)
-        with keeping_dumps(columns, config, context) as keeper:
-            keeper.begin(learner)
+        with checkpointing(columns, config, context) as checkpointer:
+            checkpointer.begin(learner)
             for step in steps:
                 write_step(tensors, step)
                 if config.checkpoint.inc_dump:
-                    mark_step(keeper, tensors, step)
-                keeper.after_step(Progress(step, 0, step), 0.5)
+                    mark_step(checkpointer, tensors, step)
+                checkpointer.after_step(Progress(step, 0, step), 0.5)
     return Trained(learner, columns, config, context, folder)
 
 
 def resume(trained: Trained) -> None:
-    with keeping_dumps(trained.columns, trained.config, trained.context) as keeper:
-        keeper.begin(trained.learner)
+    with checkpointing(trained.columns, trained.config, trained.context) as checkpointer:
+        checkpointer.begin(trained.learner)

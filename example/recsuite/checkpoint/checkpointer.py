@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
-import uuid
-from collections.abc import Iterator
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -19,34 +16,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from recsuite.checkpoint.delta import TouchedRows, Vocabulary, write_delta
-from recsuite.checkpoint.full import OPTIMIZER, DumpWriter, features_of, shapes_of, tensors_of
-from recsuite.checkpoint.recorded import LEARNING_FLAGS, read_recorded
-from recsuite.checkpoint.restore import find_state, load_state
-from recsuite.checkpoint.storage.directory import (
-    BEST,
-    LATEST,
-    LOCK,
-    CheckpointChain,
-    best_in,
-    delta_name,
-    deltas_in,
-    dump_name,
-    dumps_in,
-    making_name,
-    new_attempt,
-    newest_in,
-    point_at,
-    prune,
-    publish,
-    retire,
-    set_aside,
-    state_at,
-    step_of,
-    tidying,
-    writing,
-)
+from recsuite.checkpoint.full import OPTIMIZER, FullWriter, features_of, shapes_of, tensors_of
+from recsuite.checkpoint.restore import restore
+from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at
+from recsuite.checkpoint.storage.directory import best_in, delta_name, full_name, making_name, new_attempt
 from recsuite.checkpoint.storage.manifest import (
-    CONFIG,
     VOCABULARY,
     Manifest,
     ParentLink,
@@ -54,11 +28,12 @@ from recsuite.checkpoint.storage.manifest import (
     link_after,
     read_manifest,
 )
+from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.errors import UserError, counted
+from recsuite.errors import UserError
 from recsuite.files import digest_of
-from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, raise_on_all
+from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0
 from recsuite.runtime.ending.termination import Termination, status_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import installed_versions
@@ -87,7 +62,7 @@ class Checkpointer:
         context: RuntimeContext,
     ) -> None:
         self.resumed = resumed
-        self.start = Progress() if resumed is None else read_manifest(resumed.folder).position
+        self.start = Progress() if resumed is None else read_manifest(resumed.folder).progress
         self.run = run
         self.columns = columns
         self.config = config
@@ -111,7 +86,7 @@ class Checkpointer:
     def begin(self, learner: TrainState) -> None:
         """Load what is resumed, and dump what increments will build on."""
         if self.resumed is not None:
-            load_state(self.resumed, learner, self.columns, self.context)
+            restore(self.resumed, learner, self.columns, self.context)
         self.tensors = tensors_of(learner)
         self.shapes = shapes_of(self.tensors)
         # For the dumps alone, which may go on beside the training, and wait for what others write.
@@ -125,7 +100,7 @@ class Checkpointer:
             else:
                 self.link = link_after(self.resumed.folder)
 
-    def after_step(self, position: Progress, loss: torch.Tensor | float) -> None:
+    def after_step(self, progress: Progress, loss: torch.Tensor | float) -> None:
         """Dump if it is time to, or if any rank was told to end; then this raises SystemExit.
 
         Raises:
@@ -133,8 +108,8 @@ class Checkpointer:
                 those of no trained one: it would push out the good ones.
         """
         every, stop = self.config.checkpoint.dump_every, self.termination.agreed()
-        at_end = position.samples == 0
-        if stop or at_end or (every and position.step % every == 0):
+        at_end = progress.samples == 0
+        if stop or at_end or (every and progress.step % every == 0):
             self._finish()
             is_delta = (
                 self.config.checkpoint.inc_dump
@@ -143,30 +118,30 @@ class Checkpointer:
             )
             # At the end of an epoch `run_epoch` did that, before the validation.
             if not at_end:
-                self._check(position, loss, is_delta)
+                self._check(progress, loss, is_delta)
             if is_delta:
-                self.dump_increment(position)
+                self.dump_delta(progress)
             else:
-                self.dump(position)
+                self.dump(progress)
         if stop:
             self._finish()
             self._check_last()
-            self.context.say(f"told to end, stopped at step {position.step:,}; --resume goes on from there")
+            self.context.say(f"told to end, stopped at step {progress.step:,}; --resume goes on from there")
             raise SystemExit(status_of(stop))
 
-    def _check(self, position: Progress, loss: torch.Tensor | float, is_delta: bool) -> None:
+    def _check(self, progress: Progress, loss: torch.Tensor | float, is_delta: bool) -> None:
         rows = self.touched.get_unique_ids() if is_delta else None
         everyones = all_gather_object(lambda: (float(loss), unsound(self.tensors, rows)), self.group)
         losses, faults = zip(*everyones, strict=True)
-        check_finite(np.array(losses).max(keepdims=True), position.step - 1, self.config)
-        check_sound(faults, position.step, self.config)
+        check_finite(np.array(losses).max(keepdims=True), progress.step - 1, self.config)
+        check_sound(faults, progress.step, self.config)
 
-    def dump(self, position: Progress) -> None:
+    def dump(self, progress: Progress) -> None:
         """Dump everything."""
-        final = self.save_dir / dump_name(position.step)
+        final = self.save_dir / full_name(progress.step)
         making = self._making(final)
-        describe = self._describe(position, link=None)
-        writer = DumpWriter(
+        describe = self._describe(progress, link=None)
+        writer = FullWriter(
             making,
             describe,
             self.vocabulary,
@@ -196,8 +171,8 @@ class Checkpointer:
         best = broadcast_from_rank0(lambda: best_in(self.save_dir))
         if best is None:
             return None
-        state = broadcast_from_rank0(lambda: state_at(best))
-        return load_state(state, learner, self.columns, self.context).position
+        state = broadcast_from_rank0(lambda: chain_at(best))
+        return restore(state, learner, self.columns, self.context).progress
 
     def close(self) -> None:
         """Wait for the last dump.
@@ -215,17 +190,17 @@ class Checkpointer:
         if self.failure:
             raise UserError(self.failure)
 
-    def dump_increment(self, position: Progress) -> None:
+    def dump_delta(self, progress: Progress) -> None:
         """Dump what changed since the last dump, and the dense part."""
         assert self.link is not None
-        final = self.save_dir / delta_name(position.step)
+        final = self.save_dir / delta_name(progress.step)
         making = self._making(final)
         try:
             write_delta(
                 making,
                 self.touched.get_unique_ids(),
                 self.tensors,
-                self._describe(position, self.link),
+                self._describe(progress, self.link),
                 self.raw_values,
                 self.config,
                 lambda: publish(making, final, self.config.checkpoint.keep),
@@ -236,7 +211,7 @@ class Checkpointer:
             return
         # Only now: what an increment failed to hold belongs to the next one.
         self.touched.clear()
-        self.link = self.link.after(position.step)
+        self.link = self.link.after(progress.step)
         self._note_success(final)
 
     def _making(self, final: Path) -> Path:
@@ -247,14 +222,14 @@ class Checkpointer:
         num_bytes = 4 * sum(math.prod(shape) for shape, _ in self.shapes.values())
         return timedelta(seconds=self.config.runtime.timeout + num_bytes / SLOWEST_DISK)
 
-    def _describe(self, position: Progress, link: ParentLink | None) -> Manifest:
+    def _describe(self, progress: Progress, link: ParentLink | None) -> Manifest:
         about = {
             "plan": self.plan.splitlines(),
             "versions": self.versions,
         }
         return Manifest(
             run=self.run,
-            position=position,
+            progress=progress,
             tensors=self.shapes,
             files=(),
             vocabulary=self.vocabulary_digest,
@@ -303,143 +278,3 @@ def _reason(error: CheckpointException) -> str:
     if not all(isinstance(reason, OSError) for reason in reasons):
         raise error
     return str(getattr(reasons[0], "strerror", None) or reasons[0])
-
-
-@contextlib.contextmanager
-def keeping_dumps(columns: Columns, config: Config, context: RuntimeContext) -> Iterator[Checkpointer]:
-    """The only writer of --save_dir, and where it begins. Collective: every rank.
-
-    Raises:
-        UserError: when another training writes there, when the ranks do not share the folder, and when the
-            last dump failed.
-    """
-    save_dir = Path(config.checkpoint.save_dir)
-    with writing_together(config, context):
-        if not config.checkpoint.resume:
-            raise_on_all(lambda: _begin_afresh(save_dir, context) if context.rank == 0 else None)
-        resumed, run = broadcast_from_rank0(lambda: _find_start(save_dir))
-        if resumed is not None:
-            raise_on_all(lambda: _check_continues(resumed, columns, config, context))
-        keeper = Checkpointer(resumed, run, columns, config, context)
-        with keeper.termination.obeyed():
-            yield keeper
-            keeper.close()
-
-
-@contextlib.contextmanager
-def writing_together(config: Config, context: RuntimeContext) -> Iterator[None]:
-    """`writing`, by rank 0 for all ranks. Collective: every rank.
-
-    Raises:
-        UserError: as `writing`, and when the ranks do not share the folder.
-    """
-    save_dir = Path(config.checkpoint.save_dir)
-    with contextlib.ExitStack() as stack:
-        raise_on_all(lambda: stack.enter_context(writing(save_dir)) if context.rank == 0 else None)
-        raise_on_all(lambda: _check_shared(save_dir, context))
-        yield
-
-
-def _check_shared(save_dir: Path, context: RuntimeContext) -> None:
-    if not (save_dir / LOCK).exists():
-        raise UserError(
-            f"Rank {context.rank} does not see what rank 0 wrote to --save_dir {save_dir}; give a folder "
-            "that all machines share."
-        )
-
-
-def _begin_afresh(save_dir: Path, context: RuntimeContext) -> None:
-    newest = newest_in(save_dir)
-    if newest is not None:
-        context.say(
-            f"{save_dir} held {newest.name} of an earlier training, and all of that is now in "
-            f"{set_aside(save_dir)}; --resume would have gone on from it"
-        )
-
-
-def _find_start(save_dir: Path) -> tuple[CheckpointChain | None, str]:
-    """What to go on from, and the name of the run."""
-    newest = newest_in(save_dir)
-    if newest is None:
-        return None, uuid.uuid4().hex
-    return find_state(newest), read_manifest(newest).run
-
-
-def _check_continues(
-    state: CheckpointChain, columns: Columns, config: Config, context: RuntimeContext
-) -> None:
-    """Refuse other ratings than those of the position, and say which flags have changed."""
-    manifest = read_manifest(state.folder)
-    theirs = manifest.ratings
-    if theirs != columns.digest:
-        raise UserError(
-            f"{state.folder} is of a training on other ratings than these of {columns.source} (digest "
-            f"{theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
-            f"--validation_fraction, --duplicates and --seed that its {CONFIG} names, or no --resume."
-        )
-    used = manifest.position.samples
-    if used >= columns.num_train:
-        raise UserError(
-            f"{state.folder} says that {used:,} ratings of its epoch are used, and an epoch has "
-            f"{columns.num_train:,}; resume from another checkpoint."
-        )
-    before = read_recorded(state.folder)
-    changed = [
-        f"--{name} {config.flags[name]} (was {before.get(name)})"
-        for name in (*LEARNING_FLAGS, "seed")
-        if config.flags[name] != before.get(name)
-    ]
-    batch = config.loader.batch_size * context.world_size
-    batch_before = before.get("batch_size", 0) * manifest.world_size
-    if batch != batch_before:
-        changed.append(f"a global batch of {batch:,} (was {batch_before:,})")
-    if changed:
-        context.say(f"goes on with other flags than before: {', '.join(changed)}")
-
-
-def compact(learner: TrainState, columns: Columns, config: Config, context: RuntimeContext) -> None:
-    """Fold the newest increments into a full dump, and remove what it replaces. Collective: every rank.
-
-    Raises:
-        UserError: when there is no state, when it is not whole, or when the new dump cannot be written.
-    """
-    save_dir = Path(config.checkpoint.save_dir)
-    # Before the folder is made that holds the lock.
-    broadcast_from_rank0(lambda: find_state(save_dir))
-    with writing_together(config, context):
-        # Found again, now that nobody else writes.
-        state = broadcast_from_rank0(lambda: find_state(save_dir))
-        if state.deltas:
-            keeper = Checkpointer(state, read_manifest(state.base).run, columns, config, context)
-            keeper.begin(learner)
-            keeper.dump(keeper.start)
-            keeper.close()
-        else:
-            # What it replaces goes only if it is whole.
-            load_state(state, learner, columns, context)
-        removed = broadcast_from_rank0(lambda: _retire_folded(save_dir, config.checkpoint.keep))
-    context.say(f"{save_dir / dump_name(step_of(state.folder))} replaces {counted(removed, 'increment')}")
-
-
-def _retire_folded(save_dir: Path, keep: int) -> int:
-    """Remove the increments up to the newest dump, and the dumps that only they kept; how many they were.
-
-    What the best state is read from stays.
-    """
-    newest = dumps_in(save_dir)[-1]
-    run = read_manifest(newest).run
-    older = [path for path in deltas_in(save_dir) if step_of(path) <= step_of(newest)]
-    best = best_in(save_dir)
-    needed = state_at(best).folders if best else ()
-    folded = [path for path in older if read_manifest(path).run == run and path not in needed]
-    with tidying(save_dir):
-        # Where a fold was cut short, they still name an increment.
-        if step_of(newest) > 0:
-            point_at(newest, LATEST)
-        if best:
-            point_at(best, BEST)
-        # The newest first: what is left of a chain, if this is cut short, has no gap.
-        for delta in reversed(folded):
-            retire(delta)
-        prune(save_dir, keep)
-    return len(folded)

@@ -34,7 +34,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.checkpoint.full import Tensors, write_config
 from recsuite.checkpoint.storage.manifest import Manifest, write_manifest
-from recsuite.checkpoint.storage.shards import part_name, parts_of, write_part
+from recsuite.checkpoint.storage.shards import shard_file_name, shard_files_of, write_shard_file
 from recsuite.config.config import Config
 from recsuite.datasets.schema import Schema
 from recsuite.errors import UserError
@@ -143,7 +143,7 @@ def write_delta(
 
     def write() -> tuple[FileEntry, dict[str, int]]:
         folder.mkdir(exist_ok=True)
-        return write_part(folder / part_name(rank), arrays), counts
+        return write_shard_file(folder / shard_file_name(rank), arrays), counts
 
     parts = all_gather_object(lambda: _in_words(write), group)
 
@@ -187,7 +187,7 @@ def _changed(
 def apply_delta(folder: Path, manifest: Manifest, tensors: Tensors) -> None:
     """Put an increment that was checked into this rank's shards and dense part. Not collective."""
     shards = shards_of(tensors)
-    for part in parts_of(folder, manifest):
+    for part in shard_files_of(folder, manifest):
         for table, slots in shards.items():
             rows = part.get_tensor(f"tables.{table}.rows")
             for slot, held in slots.items():

@@ -6,7 +6,7 @@
                                  ("dense.mlp.0.weight") and its optimizer ("dense.mlp.0.weight.exp_avg") once
         config.json              the configuration of the training
         vocabulary.json          for every feature the raw value of table row 1, 2, ...
-        manifest.json            position, run, tensors, files with sizes and digests, plan, versions
+        manifest.json            progress, run, tensors, files with sizes and digests, plan, versions
 
 A row is what its table holds times "dense.row_scale", the number with which all rows decay.
 
@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from recsuite.checkpoint.storage.manifest import CONFIG, VOCABULARY, Manifest, write_manifest
-from recsuite.checkpoint.storage.shards import OFFSETS_KEY, part_name, write_part
+from recsuite.checkpoint.storage.shards import OFFSETS_KEY, shard_file_name, write_shard_file
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
@@ -92,7 +92,7 @@ def write_config(folder: Path, config: Config) -> FileEntry:
     return flushed(path)
 
 
-class DumpWriter(HuggingFaceStorageWriter):
+class FullWriter(HuggingFaceStorageWriter):
     """Writes each rank's part straight from where its tensors lie; torch's own writer copies them twice."""
 
     def __init__(
@@ -132,8 +132,8 @@ class DumpWriter(HuggingFaceStorageWriter):
             arrays[name] = _array(planner.resolve_data(item))
             offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
         if arrays:
-            path = self.folder / part_name(plan.storage_data["shard_index"] - 1)
-            entry = write_part(path, arrays, {OFFSETS_KEY: json.dumps(offsets)})
+            path = self.folder / shard_file_name(plan.storage_data["shard_index"] - 1)
+            entry = write_shard_file(path, arrays, {OFFSETS_KEY: json.dumps(offsets)})
         return [WriteResult(item.index, 0, entry) for item in plan.items]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -148,7 +148,7 @@ def _array(value: Any) -> np.ndarray:
     return value.detach().cpu().contiguous().numpy()
 
 
-def read_parts(folder: Path, tensors: Tensors) -> None:
+def read_full(folder: Path, tensors: Tensors) -> None:
     """Fill tensors from a dump that was checked: this rank's shards and the dense part. Not collective."""
     with warnings.catch_warnings():
         # A rank knows what it holds and finds where that lies: exchanging all plans takes longer

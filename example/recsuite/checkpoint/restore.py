@@ -8,20 +8,20 @@ from pathlib import Path
 from torch.distributed.checkpoint.api import CheckpointException
 
 from recsuite.checkpoint.delta import apply_delta
-from recsuite.checkpoint.full import Tensors, check_fit, read_parts, shapes_of, tensors_of
-from recsuite.checkpoint.storage.directory import (
-    CheckpointChain,
+from recsuite.checkpoint.full import Tensors, check_fit, read_full, shapes_of, tensors_of
+from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at, check_whole
+from recsuite.checkpoint.storage.choice import (
     asked_for,
-    check_whole,
-    chosen_state,
-    others_in,
+    chosen_chain,
+    describe_choice,
+    describe_step,
     settled,
-    state_at,
     suggesting,
     suggestion,
 )
-from recsuite.checkpoint.storage.manifest import Manifest, Progress, describe_choice, describe_step
-from recsuite.checkpoint.storage.shards import check_parts, reading
+from recsuite.checkpoint.storage.directory import others_in
+from recsuite.checkpoint.storage.manifest import Manifest, Progress
+from recsuite.checkpoint.storage.shards import check_shard_files, reading
 from recsuite.config.checkpoint import NEWEST
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
@@ -40,7 +40,7 @@ class _DamagedError(UserError):
         self.state = state
 
 
-def choose_state(config: Config) -> CheckpointChain:
+def choose_chain(config: Config) -> CheckpointChain:
     """The state that --load, --checkpoint and --until name.
 
     Raises:
@@ -48,7 +48,7 @@ def choose_state(config: Config) -> CheckpointChain:
     """
     folder = _named(config)
     return suggesting(
-        folder, lambda: chosen_state(folder, config.checkpoint.checkpoint, config.checkpoint.until)
+        folder, lambda: chosen_chain(folder, config.checkpoint.checkpoint, config.checkpoint.until)
     )
 
 
@@ -56,16 +56,16 @@ def _named(config: Config) -> Path:
     return Path(config.checkpoint.save_dir if config.checkpoint.load == NEWEST else config.checkpoint.load)
 
 
-def find_state(folder: Path, until: int = -1) -> CheckpointChain:
-    """`state_at`, whose refusal names the newest good dump beside the one that is refused.
+def find_chain(folder: Path, until: int = -1) -> CheckpointChain:
+    """`chain_at`, whose refusal names the newest good dump beside the one that is refused.
 
     Raises:
-        UserError: see `state_at`.
+        UserError: see `chain_at`.
     """
-    return suggesting(folder, lambda: state_at(folder, until))
+    return suggesting(folder, lambda: chain_at(folder, until))
 
 
-def load_state(
+def restore(
     state: CheckpointChain,
     learner: TrainState,
     columns: Columns,
@@ -92,7 +92,7 @@ def _suggesting(context: RuntimeContext, load: Callable[[], Manifest]) -> Manife
     except _DamagedError as error:
         state = error.state
         others = broadcast_from_rank0(lambda: others_in(state.base.parent, state.folder))
-        good = suggestion(others, lambda other: raise_on_all(lambda: _check_shared(state_at(other), context)))
+        good = suggestion(others, lambda other: raise_on_all(lambda: _check_shared(chain_at(other), context)))
         raise UserError(f"{str(error).rstrip('.')}; {good}.") from None
 
 
@@ -108,7 +108,7 @@ def _load(
     context: RuntimeContext,
     describe: Callable[[Progress], str],
 ) -> Manifest:
-    """`load_state` without the suggestion."""
+    """`restore` without the suggestion."""
     tensors = tensors_of(learner)
     shapes = shapes_of(tensors)
     try:
@@ -122,8 +122,10 @@ def _load(
     return manifests[-1]
 
 
-def load_chosen(config: Config, learner: TrainState, columns: Columns, context: RuntimeContext) -> Manifest:
-    """`load_state` of what `choose_state` finds, which is another one where a trainer removes that meanwhile.
+def restore_chosen(
+    config: Config, learner: TrainState, columns: Columns, context: RuntimeContext
+) -> Manifest:
+    """`restore` of what `choose_chain` finds, which is another one where a trainer removes that meanwhile.
     Collective: every rank.
 
     Raises:
@@ -132,27 +134,27 @@ def load_chosen(config: Config, learner: TrainState, columns: Columns, context: 
 
     checkpoint = asked_for(_named(config), config.checkpoint.checkpoint, config.checkpoint.until)
 
-    def describe(position: Progress) -> str:
-        chosen = describe_choice(position, checkpoint, LABELS[main_metric(config.model.task)[0]])
-        is_other = config.checkpoint.until not in (-1, position.step)
+    def describe(progress: Progress) -> str:
+        chosen = describe_choice(progress, checkpoint, LABELS[main_metric(config.model.task)[0]])
+        is_other = config.checkpoint.until not in (-1, progress.step)
         return f"{chosen}, the newest up to --until {config.checkpoint.until}" if is_other else chosen
 
     def load() -> Manifest:
-        return _load(broadcast_from_rank0(lambda: choose_state(config)), learner, columns, context, describe)
+        return _load(broadcast_from_rank0(lambda: choose_chain(config)), learner, columns, context, describe)
 
     return _suggesting(context, lambda: settled(_named(config), load, broadcast_from_rank0))
 
 
 def _check_parts(state: CheckpointChain, manifests: Sequence[Manifest]) -> None:
     for folder, manifest in zip(state.folders, manifests, strict=True):
-        check_parts(folder, manifest)
+        check_shard_files(folder, manifest)
 
 
 def _read(state: CheckpointChain, manifests: Sequence[Manifest], tensors: Tensors) -> None:
     """Fill this rank's shards. What was checked can only fail if it is no longer there. Not collective."""
     try:
         with reading(state.folder):
-            read_parts(state.base, tensors)
+            read_full(state.base, tensors)
             for delta, manifest in zip(state.deltas, manifests[1:], strict=True):
                 apply_delta(delta, manifest, tensors)
     except CheckpointException as error:
@@ -174,5 +176,5 @@ def _describe_load(
     return (
         f"loaded {state.base}{replayed}: {counted(len(rows), 'table')} with {sum(rows):,} rows and "
         f"{sum(states):,} optimizer rows, {len(names)} tensors, missing {missing}, unexpected {unexpected}; "
-        f"{describe(manifest.position)}, written by {counted(manifest.world_size, 'rank')}"
+        f"{describe(manifest.progress)}, written by {counted(manifest.world_size, 'rank')}"
     )

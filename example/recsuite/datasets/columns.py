@@ -38,14 +38,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 
 from recsuite.datasets.metrics import METRICS, Metrics
 from recsuite.datasets.schema import ENTITIES, ITEM, Schema, Table
 from recsuite.errors import UserError, printable
-from recsuite.files import LARGEST, SEAL, FileEntry, check_file, sealed
+from recsuite.files import FileEntry, check_file
+from recsuite.records import SEAL, sealed, typed
 from recsuite.runtime.progress_bar import stage
 
 MANIFEST = "manifest.json"
@@ -181,15 +182,18 @@ def _described(
     """
     if not isinstance(manifest, dict):
         raise TypeError("it holds no names with their values")
-    entries = _made_of(tuple[FileEntry, ...], manifest.get("files"))
+    entries = typed(tuple[FileEntry, ...], manifest.get("files"), "files")
     rest = {name: value for name, value in manifest.items() if name != SEAL}
     files = {entry.name: entry.xxh3_128 for entry in entries}
     # What a data set calls its items is the name under which it counts them.
     rest["num_items"] = rest.pop(f"num_{schema.items}", None)
-    named = {"folder": str(folder), "source": str(source), "schema": schema, "files": files}
-    columns = _made_of(Columns, {**rest, **named})
-    tables = [dataclasses.replace(table, feature=schema.restored(table.feature)) for table in columns.tables]
-    columns = dataclasses.replace(columns, tables=tuple(tables))
+    named = {"folder": "", "source": "", "schema": schema, "files": files}
+    columns = typed(Columns, {**rest, **named})
+    tables = tuple(
+        dataclasses.replace(table, feature=schema.restored(table.feature)) for table in columns.tables
+    )
+    # A path may be of any length and letters.
+    columns = dataclasses.replace(columns, folder=str(folder), source=str(source), tables=tables)
     for what, needed, there in (
         ("baselines of the task", METRICS, columns.baselines),
         ("table of the feature", map(schema.name_of, ENTITIES), [table.name for table in columns.tables]),
@@ -198,27 +202,6 @@ def _described(
         if missing:
             raise ValueError(f"it has no {what} {missing[0]}")
     return entries, columns
-
-
-def _made_of(kind: Any, value: Any) -> Any:
-    """A value of a type, such as a dataclass with all its fields, of what JSON held for it.
-
-    Raises:
-        TypeError, ValueError: when it is none.
-    """
-    of = get_args(kind)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        fields = get_type_hints(kind)
-        if value.keys() != fields.keys():
-            raise ValueError(f"it has {', '.join(value)} instead of {', '.join(fields)}")
-        return kind(**{name: _made_of(fields[name], held) for name, held in value.items()})
-    if get_origin(kind) is tuple and type(value) in (list, tuple):
-        return tuple(_made_of(of[0], held) for held in value)
-    if get_origin(kind) is dict and isinstance(value, dict):
-        return {name: _made_of(of[1], held) for name, held in value.items()}
-    if type(value) is not kind or (kind is int and not 0 <= value <= LARGEST):
-        raise TypeError(f"{value!r} is not a {kind}")
-    return value
 
 
 def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -> None:

@@ -6,7 +6,7 @@ PATH/
     vocabulary.json     for every feature the raw value of table row 1, 2, ...
     features.json       the tables in the order in which a model adds them up: feature, entity, column,
                         whether it has lists, rows
-    manifest.json       run, position, tensors, files with digests, and which increment may follow
+    manifest.json       run, progress, tensors, files with digests, and which increment may follow
 """
 
 from __future__ import annotations
@@ -18,15 +18,9 @@ from pathlib import Path
 
 import torch
 
-from recsuite.checkpoint.storage.directory import asked_for
-from recsuite.checkpoint.storage.manifest import (
-    FEATURES_FILE,
-    VOCABULARY,
-    Manifest,
-    describe_choice,
-    write_manifest,
-)
-from recsuite.checkpoint.storage.shards import write_part
+from recsuite.checkpoint.storage.choice import asked_for, describe_choice
+from recsuite.checkpoint.storage.manifest import FEATURES_FILE, VOCABULARY, Manifest, write_manifest
+from recsuite.checkpoint.storage.shards import write_shard_file
 from recsuite.config.config import Config
 from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError
@@ -54,7 +48,7 @@ def export(config: Config) -> None:
     snapshot = read_settled(Path(config.checkpoint.save_dir), config.checkpoint.checkpoint)
     size = _write_beside(snapshot, target)
     choice = describe_choice(
-        snapshot.manifest.position,
+        snapshot.manifest.progress,
         asked_for(Path(config.checkpoint.save_dir), config.checkpoint.checkpoint),
         snapshot.metric,
     )
@@ -83,7 +77,7 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
     for name, text in texts.items():
         (folder / name).write_text(text)
     arrays = {name: tensor.numpy() for name, tensor in _tensors_of(snapshot).items()}
-    return (write_part(folder / MODEL, arrays), *(flushed(folder / name) for name in texts))
+    return (write_shard_file(folder / MODEL, arrays), *(flushed(folder / name) for name in texts))
 
 
 def _tensors_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:

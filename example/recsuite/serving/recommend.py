@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.checkpoint.recorded import data_flags_of, merged, typed
-from recsuite.checkpoint.storage.directory import LATEST, asked_for, newest_in, step_of
-from recsuite.checkpoint.storage.manifest import describe_choice
+from recsuite.checkpoint.storage.choice import asked_for, describe_choice
+from recsuite.checkpoint.storage.directory import LATEST, newest_in, step_of
+from recsuite.checkpoint.storage.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
 from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Feature, RawData
 from recsuite.datasets.source import SCHEMA, locate, read
 from recsuite.errors import UserError, counted, printable
 from recsuite.models.two_tower import TwoTower
+from recsuite.serving.request import HISTORY_RATINGS
 from recsuite.serving.served import Follower, ServedModel
-from recsuite.serving.snapshot import HISTORY_RATINGS
 
 DAMPING = 20
 MOST_LIKED = 5
@@ -68,7 +68,7 @@ def open_viewer(model: ServedModel, config: Config) -> Viewer:
         UserError: when the data cannot be had, or are not those of the model.
     """
     written = model.snapshot.trained
-    recorded = typed(written, model.snapshot.config)
+    recorded = checked_flags(written, model.snapshot.config)
     config = _with_data_of(written, recorded, config)
     folder, layout = locate(config)
     raw = read(folder, layout, config)
@@ -220,7 +220,7 @@ def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> 
     known = viewer.is_known_to(model)
     found = best_for(viewer, model, top) if known else popular(viewer, model, top)
     titles = viewer.raw.items["title"].map(printable).to_numpy()
-    choice = describe_choice(model.position, checkpoint, model.snapshot.metric)
+    choice = describe_choice(model.progress, checkpoint, model.snapshot.metric)
     lines = [f"{choice}, {_describe_age(model.age)} old"]
     if len(viewer.labels):
         lines.append(f"user {viewer.name} rated {counted(len(viewer.labels), SCHEMA.item)}, and liked most:")

@@ -12,7 +12,6 @@ sees half an increment. Shapes: B ratings, D numbers in a table row.
 
 from __future__ import annotations
 
-import numbers
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -21,32 +20,16 @@ from typing import Any
 
 import torch
 
-from recsuite.checkpoint.storage.directory import (
-    BEST,
-    LATEST,
-    check_chain,
-    check_whole,
-    chosen_state,
-    newest_in,
-    seen_in,
-    settled,
-    state_at,
-    suggesting,
-)
+from recsuite.checkpoint.storage.chain import chain_at, check_chain, check_whole
+from recsuite.checkpoint.storage.choice import chosen_chain, settled, suggesting
+from recsuite.checkpoint.storage.directory import BEST, LATEST, newest_in, seen_in
 from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
-from recsuite.datasets.schema import HISTORY
 from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError, printable
-from recsuite.serving.snapshot import (
-    HISTORY_RATINGS,
-    Snapshot,
-    check_list,
-    check_values,
-    not_of,
-    put,
-    read_change,
-    read_snapshot,
-)
+from recsuite.serving.change import put, read_change
+from recsuite.serving.reader import read_snapshot
+from recsuite.serving.request import check_values, flat_ratings
+from recsuite.serving.snapshot import Snapshot
 
 
 class ServedModel:
@@ -76,9 +59,9 @@ class ServedModel:
         return self._snapshot.manifest.run
 
     @property
-    def position(self) -> Progress:
+    def progress(self) -> Progress:
         """How far that training was."""
-        return self._snapshot.manifest.position
+        return self._snapshot.manifest.progress
 
     @property
     def age(self) -> float:
@@ -115,7 +98,7 @@ class ServedModel:
         with self._lock:
             looked_up = self._snapshot.look_up(values)
             interaction = self._snapshot.interaction
-        return interaction.predict(looked_up, _flat_ratings(values))
+        return interaction.predict(looked_up, flat_ratings(values))
 
     def apply(self, delta: Path | str) -> bool:
         """Put the next increment into the model in place; False if it holds that increment already.
@@ -136,31 +119,6 @@ class ServedModel:
         """Serve another state from now on."""
         with self._lock:
             self._snapshot = snapshot
-
-
-def _flat_ratings(values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
-    """The ratings of all histories, float32, after each was held against its history."""
-    movies, ratings = values.get(HISTORY, ()), values.get(HISTORY_RATINGS, ())
-    if len(movies) != len(ratings):
-        raise UserError(f"A {HISTORY} and {HISTORY_RATINGS} belong together; give both or neither.")
-    for rated, given in zip(movies, ratings, strict=True):
-        check_list(HISTORY_RATINGS, given)
-        if len(rated) != len(given):
-            raise UserError(
-                f"A {HISTORY} has {len(rated)} and its {HISTORY_RATINGS} {len(given)} values; give each "
-                "as many."
-            )
-    flat = [rating for given in ratings for rating in given]
-    # NaN is in no range.
-    strange = not_of(numbers.Real, flat) or [
-        rating for rating in flat if not SCHEMA.lowest_label <= rating <= SCHEMA.highest_label
-    ]
-    if strange:
-        raise UserError(
-            f"{HISTORY_RATINGS} has {printable(repr(strange[0]))}; give numbers from "
-            f"{SCHEMA.lowest_label:g} to {SCHEMA.highest_label:g}, as the training saw them."
-        )
-    return torch.tensor(list(map(float, flat)), dtype=torch.float32)
 
 
 class Follower:
@@ -198,15 +156,15 @@ class Follower:
         if newest_in(self.save_dir) is None:
             # Between two runs.
             return
-        state = state_at(self.save_dir)
+        state = chain_at(self.save_dir)
         newest, follows = check_chain(state)[-1], self.model.snapshot.follows
         if digest_of_manifest(state.base) == follows.base_digest:
             for delta in state.deltas[follows.sequence - 1 :]:
                 self.model.apply(delta)
         elif newest.run != self.model.run:
-            if newest.position.epoch > 0:
+            if newest.progress.epoch > 0:
                 self.model.replace(read_snapshot(state))
-        elif newest.position.step >= self.model.position.step:
+        elif newest.progress.step >= self.model.progress.step:
             self.model.replace(read_snapshot(state))
 
 
@@ -214,6 +172,6 @@ def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
     """`read_snapshot` of what a folder stands for, also while a trainer goes on there."""
 
     def read() -> Snapshot:
-        return read_snapshot(chosen_state(folder, checkpoint))
+        return read_snapshot(chosen_chain(folder, checkpoint))
 
-    return suggesting(folder, lambda: settled(folder, read), lambda other: check_whole(state_at(other)))
+    return suggesting(folder, lambda: settled(folder, read), lambda other: check_whole(chain_at(other)))

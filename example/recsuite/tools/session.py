@@ -163,7 +163,7 @@ def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
     check_same_flags(config)
     if not config.checkpoint.reads:
         return config
-    from recsuite.checkpoint.recorded import with_recorded
+    from recsuite.checkpoint.storage.recorded import with_recorded
 
     config = of_this_machine(config, broadcast_from_rank0(lambda: with_recorded(config, given)))
     _say_if_synthetic(config)

@@ -1,8 +1,8 @@
-"""What a dump or an increment says of itself, and the check that it is what it says. Knows files, no tensors.
+"""What a checkpoint says of itself, and the check that it is what it says. Knows files, no tensors.
 
-manifest.json is written last and holds the format, the position of the training, its run, name and shape of
-every tensor, size and digest of every file, and, in an increment, what it builds on. Nothing is read with
-pickle, and nothing is believed before it was held against its digest.
+manifest.json is written last and holds the format, the progress of the training, its run, name and shape of
+every tensor, size and digest of every file, and, in a delta, what it builds on. Nothing is read with pickle,
+and nothing is believed before it was held against its digest.
 """
 
 from __future__ import annotations
@@ -16,25 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.errors import UserError, printable
-from recsuite.files import (
-    LARGEST,
-    FileEntry,
-    check_file,
-    check_size,
-    digest_of,
-    digest_of_bytes,
-    explained,
-    flush,
-    sealed,
-)
+from recsuite.files import FileEntry, check_file, check_size, digest_of, digest_of_bytes, explained, flush
+from recsuite.records import LARGEST, parsed, refuse_twice, sealed, typed
 
 FORMAT = 1
+# What a field is called in the file, which older programs read too, where that is not its name here.
+IN_FILE = {"progress": "position"}
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.json"
 CONFIG = "config.json"
 # What an export says of its features; a dump has those of the schema.
 FEATURES_FILE = "features.json"
-TEXTS = ("vocabulary", "optimizer", "ratings")
 # What the header of a safetensors file calls the types of tensors, and what a manifest calls them.
 TYPES = {
     "BOOL": "bool",
@@ -49,7 +41,6 @@ TYPES = {
     "F64": "float64",
 }
 MOST_DIMENSIONS = 8
-LONGEST_TEXT = 1000
 LARGEST_MANIFEST = 2**26
 
 
@@ -75,23 +66,6 @@ class Progress:
         if self.best is None:
             return self.epoch > 0
         return self.samples == 0 and self.epochs_since_best == 0
-
-
-def describe_step(position: Progress) -> str:
-    """How far a training is, for people."""
-    return f"step {position.step:,}" if position.step else "step 0, untrained"
-
-
-def describe_choice(position: Progress, checkpoint: str, metric: str) -> str:
-    """Which state was taken, and by what.
-
-    checkpoint: the kind that was asked for, nothing of one that was named itself; metric: of the validation.
-    """
-    step = describe_step(position)
-    if checkpoint != "best" or not position.is_best:
-        return f"latest: {step}" if checkpoint else step
-    value = "not validated" if position.best is None else f"validation {metric} {position.best:.4f}"
-    return f"best: epoch {position.epoch}, {value} ({step})"
 
 
 @dataclass(frozen=True)
@@ -122,7 +96,7 @@ class Manifest:
     """
 
     run: str
-    position: Progress
+    progress: Progress
     tensors: dict[str, tuple[list[int], str]]
     files: tuple[FileEntry, ...]
     vocabulary: str
@@ -138,7 +112,8 @@ class Manifest:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, and wait until it and the folder are on the disk."""
     path = folder / MANIFEST
-    path.write_text(json.dumps(sealed({"format": FORMAT, **dataclasses.asdict(manifest)}), indent=1))
+    fields = {IN_FILE.get(name, name): value for name, value in dataclasses.asdict(manifest).items()}
+    path.write_text(json.dumps(sealed({"format": FORMAT, **fields}), indent=1))
     flush(path)
     flush(folder)
 
@@ -171,108 +146,25 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest(found: dict[str, Any]) -> Manifest:
-    files = tuple(_plain(FileEntry, entry) for entry in _of_type(list, "files", found["files"]))
-    _refuse_twice([entry.name for entry in files])
-    tensors = _of_type(dict, "tensors", found["tensors"])
-    return Manifest(
-        run=_run(found["run"]),
-        position=_plain(Progress, found["position"]),
-        tensors={_checked("tensors", name): _tensor(name, of) for name, of in tensors.items()},
-        files=files,
-        link=None if found["link"] is None else as_link(found["link"]),
-        world_size=_checked("world_size", _of_type(int, "world_size", found["world_size"])),
-        time=_time(found["time"]),
-        **{name: _checked(name, _of_type(str, name, found[name])) for name in TEXTS},
-        **{name: _of_type(dict, name, found[name]) for name in ("about", "features")},
-    )
+    names = {part.name: IN_FILE.get(part.name, part.name) for part in dataclasses.fields(Manifest)}
+    held = {name: found[key] for name, key in names.items()}
+    # The first checkpoints knew nothing of a best one.
+    held["progress"] = {**dataclasses.asdict(Progress()), **held["progress"]}
+    manifest: Manifest = typed(Manifest, held)
+    refuse_twice([entry.name for entry in manifest.files])
+    if not manifest.run or "/" in manifest.run:
+        raise ValueError(f"run is {manifest.run!r}")
+    for name, (shape, dtype) in manifest.tensors.items():
+        if dtype not in TYPES.values() or len(shape) > MOST_DIMENSIONS or math.prod(shape) > LARGEST:
+            raise ValueError(f"{name} is {[shape, dtype]}")
+    return dataclasses.replace(manifest, time=_time(manifest.time))
 
 
-def as_link(found: Any) -> ParentLink:
-    """A link, of what JSON held for it.
-
-    Raises:
-        TypeError, ValueError: when it is none.
-    """
-    link: ParentLink = _plain(ParentLink, found)
-    return link
-
-
-def _run(found: Any) -> str:
-    run: str = _checked("run", _of_type(str, "run", found))
-    if not run or "/" in run:
-        raise ValueError(f"run is {run!r}")
-    return run
-
-
-def _tensor(name: str, found: Any) -> tuple[list[int], str]:
-    """The shape of a tensor and its type, as `Manifest` has them."""
-    shape, dtype = _of_type(list, name, found)
-    sizes = [_checked(name, _of_type(int, name, size)) for size in _of_type(list, name, shape)]
-    if dtype not in TYPES.values() or len(sizes) > MOST_DIMENSIONS or math.prod(sizes) > LARGEST:
-        raise ValueError(f"{name} is {found}")
-    return sizes, dtype
-
-
-def _time(found: Any) -> str:
-    time = datetime.fromisoformat(_of_type(str, "time", found))
+def _time(found: str) -> str:
+    time = datetime.fromisoformat(found)
     if time.utcoffset() is None:
         raise ValueError(f"time is {found!r}, which has no zone")
     return time.isoformat()
-
-
-def _plain(kind: type[Any], found: Any) -> Any:
-    """A dataclass of texts and numbers, of the values that JSON held for it."""
-    made = kind(**_of_type(dict, kind.__name__, found))
-    for part in dataclasses.fields(made):
-        value = getattr(made, part.name)
-        kind_of_value = "None" if value is None else type(value).__name__
-        if kind_of_value not in str(part.type).split(" | "):
-            raise TypeError(f"{part.name} is {value!r}")
-        _checked(part.name, value)
-    return made
-
-
-def _of_type(kind: type[Any], name: str, value: Any) -> Any:
-    # A truth value is an int to Python.
-    if type(value) is not kind:
-        raise TypeError(f"{name} is {value!r}")
-    return value
-
-
-def _checked(name: str, value: Any) -> Any:
-    """Refuse numbers that count nothing and texts that no line can show."""
-    if isinstance(value, int) and not 0 <= value <= LARGEST:
-        raise ValueError(f"{name} is {value}")
-    if isinstance(value, str) and not (value.isprintable() and len(value) <= LONGEST_TEXT):
-        raise ValueError(f"{name} is {value!r}")
-    return value
-
-
-def parsed(content: bytes) -> Any:
-    """What JSON says; names that come twice and what is no number are refused.
-
-    Raises:
-        ValueError: when it is no JSON, or too deep.
-    """
-    try:
-        return json.loads(content, object_pairs_hook=_once, parse_constant=_no_number)
-    except RecursionError as error:
-        raise ValueError(str(error)) from None
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    _refuse_twice([name for name, _ in pairs])
-    return dict(pairs)
-
-
-def _refuse_twice(names: list[str]) -> None:
-    if len({*names}) < len(names):
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
-        raise ValueError(f"{twice!r} is there twice")
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number")
 
 
 def _read_limited(path: Path) -> bytes:
@@ -303,7 +195,8 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{entry.xxh3_128}."
         )
     try:
-        return dict(_of_type(dict, CONFIG, parsed(content)))
+        config: dict[str, Any] = typed(dict, parsed(content), CONFIG)
+        return config
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} cannot be read ({printable(error)}).") from None
 
@@ -311,7 +204,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def link_after(folder: Path) -> ParentLink:
     """What the next increment after a dump or increment says that it builds on."""
     manifest = read_manifest(folder)
-    step = manifest.position.step
+    step = manifest.progress.step
     if manifest.link is None:
         return ParentLink(folder.name, digest_of_manifest(folder), 1, step)
     return manifest.link.after(step)

@@ -18,9 +18,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from recsuite.checkpoint.storage.manifest import LARGEST, TYPES, Manifest, parsed
+from recsuite.checkpoint.storage.manifest import TYPES, Manifest
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, flushed
+from recsuite.records import LARGEST, parsed
 
 # What the reader of torch.distributed.checkpoint looks for in a part: where its tensors begin in the whole.
 OFFSETS_KEY = "DCP_SHARDING_INFO"
@@ -28,12 +29,12 @@ OFFSETS_KEY = "DCP_SHARDING_INFO"
 ID_TYPES = (("int64", 1), ("float64", 1), ("uint8", 2))
 
 
-def part_name(rank: int) -> str:
+def shard_file_name(rank: int) -> str:
     """The file that a rank writes."""
     return f"part-{rank + 1:05d}.safetensors"
 
 
-def write_part(
+def write_shard_file(
     path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str] | None = None
 ) -> FileEntry:
     """Write arrays into one file, from where they lie, and wait until it is on the disk."""
@@ -54,7 +55,7 @@ def _as_os_error(error: SafetensorError) -> Exception:
     return OSError(int(found[1]), os.strerror(int(found[1]))) if found else error
 
 
-def parts_of(folder: Path, manifest: Manifest) -> Iterator[safe_open]:
+def shard_files_of(folder: Path, manifest: Manifest) -> Iterator[safe_open]:
     """The files of tensors of a folder, opened one after the other."""
     for entry in _entries(manifest):
         with safe_open(folder / entry.name, framework="pt") as part:
@@ -66,13 +67,15 @@ def _entries(manifest: Manifest) -> list[FileEntry]:
 
 
 def read_whole(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Tensors of a full dump that `check_parts` let pass, float32, each put together from all ranks' shards.
+    """Tensors of a full checkpoint, float32, each put together from all ranks' shards.
+
+    Call `check_shard_files` before: the headers are believed here.
 
     Raises:
         UserError: when one is not there.
     """
     wholes = {name: torch.empty(shape_of(folder, manifest, name)) for name in names}
-    for part in parts_of(folder, manifest):
+    for part in shard_files_of(folder, manifest):
         begins = _begins(folder, part)
         for name in wholes.keys() & begins.keys():
             shard = part.get_tensor(name)
@@ -128,7 +131,7 @@ class Piece:
         return all(max(first, begin) < min(last, end) for first, last, begin, end in sides)
 
 
-def check_parts(folder: Path, manifest: Manifest) -> None:
+def check_shard_files(folder: Path, manifest: Manifest) -> None:
     """Hold the headers of parts, whose bytes were checked, against the manifest: names, types, shapes and
     places; of an increment also the rows that it changes.
 
@@ -144,7 +147,7 @@ def check_parts(folder: Path, manifest: Manifest) -> None:
 
 
 def _pieces(folder: Path, manifest: Manifest) -> Iterator[Piece]:
-    for entry, part in zip(_entries(manifest), parts_of(folder, manifest), strict=True):
+    for entry, part in zip(_entries(manifest), shard_files_of(folder, manifest), strict=True):
         for name, begin in _begins(folder / entry.name, part).items():
             header = part.get_slice(name)
             yield Piece(
@@ -265,7 +268,7 @@ def _check_row_numbers(
 ) -> None:
     """Rows must ascend in each part, be there once, and lie within their table."""
     spans: dict[str, list[tuple[int, int]]] = {table: [] for table in tables}
-    for entry, part in zip(_entries(manifest), parts_of(folder, manifest), strict=True):
+    for entry, part in zip(_entries(manifest), shard_files_of(folder, manifest), strict=True):
         for table, slots in tables.items():
             rows = part.get_tensor(f"tables.{table}.rows")
             if not len(rows):

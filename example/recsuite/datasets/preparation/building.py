@@ -21,7 +21,8 @@ from recsuite.datasets.preparation.splits import split
 from recsuite.datasets.preparation.vocabulary import write_features
 from recsuite.datasets.schema import ITEM, USER, Schema, Table
 from recsuite.errors import UserError
-from recsuite.files import digest_of, flush, flushed, sealed
+from recsuite.files import digest_of, flush, flushed
+from recsuite.records import sealed
 from recsuite.runtime.progress_bar import stage
 
 if TYPE_CHECKING:

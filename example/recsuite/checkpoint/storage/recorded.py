@@ -10,20 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
-from recsuite.checkpoint.storage.directory import (
-    ChoiceError,
-    check_complete,
-    newest_in,
-    settled,
-    state_at,
-    suggesting,
-)
-from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, LARGEST, read_config
+from recsuite.checkpoint.storage.chain import ChoiceError, chain_at, check_complete
+from recsuite.checkpoint.storage.choice import settled, suggesting
+from recsuite.checkpoint.storage.directory import newest_in
+from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, read_config
 from recsuite.config.checkpoint import NEWEST
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.errors import UserError, printable
+from recsuite.records import LARGEST, typed
 from recsuite.runtime.console import say
 
 # What the ratings are called. Another place is no other data: their digest tells.
@@ -69,7 +65,7 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     found = suggesting(folder, lambda: settled(folder, lambda: _read_before(config)), _check_readable)
     if found is None:
         return config
-    folder, recorded = found[0], typed(*found)
+    folder, recorded = found[0], checked_flags(*found)
     data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), "synthetic_ratings")
     fixed = (*MODEL_FLAGS, *data) if config.checkpoint.resume else MODEL_FLAGS
     _refuse_others(folder, fixed, recorded, config, given)
@@ -103,20 +99,23 @@ def read_recorded(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: when they are not what was written, or one is of another type than the flag.
     """
-    return typed(folder, read_config(folder))
+    return checked_flags(folder, read_config(folder))
 
 
-def typed(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
+def checked_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     """As `read_recorded`, of what was read."""
-    found = _flat(found)
     kinds = {name: kind for section in sections().values() for name, kind in get_type_hints(section).items()}
-    for name, value in found.items():
-        if name in kinds and not _is_of(kinds[name], value):
+    flags = _flat(found)
+    for name in flags.keys() & kinds.keys():
+        try:
+            # A flag may be below zero.
+            typed(kinds[name], flags[name], least=-LARGEST)
+        except (TypeError, ValueError):
             raise UserError(
-                f"{folder / CONFIG} has {printable(repr(value))} for --{name}, which takes "
+                f"{folder / CONFIG} has {printable(repr(flags[name]))} for --{name}, which takes "
                 f"{getattr(kinds[name], '__name__', kinds[name])}; load it with the program that wrote it."
-            )
-    return {name: _plain(value) for name, value in found.items()}
+            ) from None
+    return {name: _plain(value) for name, value in flags.items()}
 
 
 def _flat(found: dict[str, Any]) -> dict[str, Any]:
@@ -139,17 +138,6 @@ def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, A
         say(f"{folder / CONFIG} does not have {shown}; the defaults count, or what is given")
 
 
-def _is_of(kind: Any, value: Any) -> bool:
-    """Whether a value that JSON held is of the type of a field of `Config`."""
-    if get_origin(kind) is tuple:
-        return type(value) is list and all(_is_of(get_args(kind)[0], one) for one in value)
-    kinds = get_args(kind) or (kind,)
-    if isinstance(value, str) and not value.isprintable():
-        return False
-    # A truth value is an int to Python, and a whole number a float to whoever writes one.
-    return type(value) in kinds or (type(value) is int and float in kinds and abs(value) <= LARGEST)
-
-
 def _named(config: Config) -> Path:
     """The folder whose state is loaded or gone on from."""
     is_load = config.checkpoint.load not in ("", NEWEST) and not config.checkpoint.resume
@@ -162,7 +150,7 @@ def _read_before(config: Config) -> tuple[Path, dict[str, Any]] | None:
     begins = newest_in(folder) is None if config.checkpoint.resume else "train" in config.modes
     if begins:
         return None
-    found = state_at(folder, config.checkpoint.until).folder
+    found = chain_at(folder, config.checkpoint.until).folder
     if (found / FEATURES_FILE).is_file():
         raise ChoiceError(
             f"{found} is an export for a server, without the optimizer and the flags of its training; --load "
@@ -175,7 +163,7 @@ def _read_before(config: Config) -> tuple[Path, dict[str, Any]] | None:
 def _check_readable(folder: Path) -> None:
     """Refuse a state that is not complete, or whose flags cannot be read."""
     check_complete(folder)
-    read_config(state_at(folder).folder)
+    read_config(chain_at(folder).folder)
 
 
 def _refuse_others(

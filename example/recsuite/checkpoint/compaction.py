@@ -1,0 +1,75 @@
+"""Deltas replaced by one full checkpoint: faster to read, and the training continues from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recsuite.checkpoint.checkpointer import Checkpointer
+from recsuite.checkpoint.restore import find_chain, restore
+from recsuite.checkpoint.session import writing_together
+from recsuite.checkpoint.storage.chain import chain_at
+from recsuite.checkpoint.storage.directory import (
+    BEST,
+    LATEST,
+    best_in,
+    deltas_in,
+    full_checkpoints_in,
+    full_name,
+    step_of,
+)
+from recsuite.checkpoint.storage.manifest import read_manifest
+from recsuite.checkpoint.storage.writer import point_at, prune, retire, tidying
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.errors import counted
+from recsuite.runtime.collectives import broadcast_from_rank0
+from recsuite.runtime.process import RuntimeContext
+from recsuite.training.trainer import TrainState
+
+
+def compact(learner: TrainState, columns: Columns, config: Config, context: RuntimeContext) -> None:
+    """Fold the newest increments into a full dump, and remove what it replaces. Collective: every rank.
+
+    Raises:
+        UserError: when there is no state, when it is not whole, or when the new dump cannot be written.
+    """
+    save_dir = Path(config.checkpoint.save_dir)
+    # Before the folder is made that holds the lock.
+    broadcast_from_rank0(lambda: find_chain(save_dir))
+    with writing_together(config, context):
+        # Found again, now that nobody else writes.
+        state = broadcast_from_rank0(lambda: find_chain(save_dir))
+        if state.deltas:
+            checkpointer = Checkpointer(state, read_manifest(state.base).run, columns, config, context)
+            checkpointer.begin(learner)
+            checkpointer.dump(checkpointer.start)
+            checkpointer.close()
+        else:
+            # What it replaces goes only if it is whole.
+            restore(state, learner, columns, context)
+        removed = broadcast_from_rank0(lambda: _retire_compacted(save_dir, config.checkpoint.keep))
+    context.say(f"{save_dir / full_name(step_of(state.folder))} replaces {counted(removed, 'increment')}")
+
+
+def _retire_compacted(save_dir: Path, keep: int) -> int:
+    """Remove the increments up to the newest dump, and the dumps that only they kept; how many they were.
+
+    What the best state is read from stays.
+    """
+    newest = full_checkpoints_in(save_dir)[-1]
+    run = read_manifest(newest).run
+    older = [path for path in deltas_in(save_dir) if step_of(path) <= step_of(newest)]
+    best = best_in(save_dir)
+    needed = chain_at(best).folders if best else ()
+    folded = [path for path in older if read_manifest(path).run == run and path not in needed]
+    with tidying(save_dir):
+        # Where a fold was cut short, they still name an increment.
+        if step_of(newest) > 0:
+            point_at(newest, LATEST)
+        if best:
+            point_at(best, BEST)
+        # The newest first: what is left of a chain, if this is cut short, has no gap.
+        for delta in reversed(folded):
+            retire(delta)
+        prune(save_dir, keep)
+    return len(folded)

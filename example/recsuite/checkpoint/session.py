@@ -1,0 +1,113 @@
+"""The folder that a training has to itself, and where it begins: anew, or with the newest checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from recsuite.checkpoint.checkpointer import Checkpointer
+from recsuite.checkpoint.restore import find_chain
+from recsuite.checkpoint.storage.chain import CheckpointChain
+from recsuite.checkpoint.storage.directory import newest_in
+from recsuite.checkpoint.storage.manifest import CONFIG, read_manifest
+from recsuite.checkpoint.storage.recorded import LEARNING_FLAGS, read_recorded
+from recsuite.checkpoint.storage.writer import LOCK, set_aside, writing
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.errors import UserError
+from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
+from recsuite.runtime.process import RuntimeContext
+
+
+@contextlib.contextmanager
+def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> Iterator[Checkpointer]:
+    """The only writer of --save_dir, and where it begins. Collective: every rank.
+
+    Raises:
+        UserError: when another training writes there, when the ranks do not share the folder, and when the
+            last dump failed.
+    """
+    save_dir = Path(config.checkpoint.save_dir)
+    with writing_together(config, context):
+        if not config.checkpoint.resume:
+            raise_on_all(lambda: _begin_afresh(save_dir, context) if context.rank == 0 else None)
+        resumed, run = broadcast_from_rank0(lambda: _find_start(save_dir))
+        if resumed is not None:
+            raise_on_all(lambda: _check_continues(resumed, columns, config, context))
+        checkpointer = Checkpointer(resumed, run, columns, config, context)
+        with checkpointer.termination.obeyed():
+            yield checkpointer
+            checkpointer.close()
+
+
+@contextlib.contextmanager
+def writing_together(config: Config, context: RuntimeContext) -> Iterator[None]:
+    """`writing`, by rank 0 for all ranks. Collective: every rank.
+
+    Raises:
+        UserError: as `writing`, and when the ranks do not share the folder.
+    """
+    save_dir = Path(config.checkpoint.save_dir)
+    with contextlib.ExitStack() as stack:
+        raise_on_all(lambda: stack.enter_context(writing(save_dir)) if context.rank == 0 else None)
+        raise_on_all(lambda: _check_shared(save_dir, context))
+        yield
+
+
+def _check_shared(save_dir: Path, context: RuntimeContext) -> None:
+    if not (save_dir / LOCK).exists():
+        raise UserError(
+            f"Rank {context.rank} does not see what rank 0 wrote to --save_dir {save_dir}; give a folder "
+            "that all machines share."
+        )
+
+
+def _begin_afresh(save_dir: Path, context: RuntimeContext) -> None:
+    newest = newest_in(save_dir)
+    if newest is not None:
+        context.say(
+            f"{save_dir} held {newest.name} of an earlier training, and all of that is now in "
+            f"{set_aside(save_dir)}; --resume would have gone on from it"
+        )
+
+
+def _find_start(save_dir: Path) -> tuple[CheckpointChain | None, str]:
+    """What to go on from, and the name of the run."""
+    newest = newest_in(save_dir)
+    if newest is None:
+        return None, uuid.uuid4().hex
+    return find_chain(newest), read_manifest(newest).run
+
+
+def _check_continues(
+    state: CheckpointChain, columns: Columns, config: Config, context: RuntimeContext
+) -> None:
+    """Refuse other ratings than those of the progress, and say which flags have changed."""
+    manifest = read_manifest(state.folder)
+    theirs = manifest.ratings
+    if theirs != columns.digest:
+        raise UserError(
+            f"{state.folder} is of a training on other ratings than these of {columns.source} (digest "
+            f"{theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
+            f"--validation_fraction, --duplicates and --seed that its {CONFIG} names, or no --resume."
+        )
+    used = manifest.progress.samples
+    if used >= columns.num_train:
+        raise UserError(
+            f"{state.folder} says that {used:,} ratings of its epoch are used, and an epoch has "
+            f"{columns.num_train:,}; resume from another checkpoint."
+        )
+    before = read_recorded(state.folder)
+    changed = [
+        f"--{name} {config.flags[name]} (was {before.get(name)})"
+        for name in (*LEARNING_FLAGS, "seed")
+        if config.flags[name] != before.get(name)
+    ]
+    batch = config.loader.batch_size * context.world_size
+    batch_before = before.get("batch_size", 0) * manifest.world_size
+    if batch != batch_before:
+        changed.append(f"a global batch of {batch:,} (was {batch_before:,})")
+    if changed:
+        context.say(f"goes on with other flags than before: {', '.join(changed)}")

@@ -1,0 +1,108 @@
+"""JSON that nobody vouches for: read into typed records, and sealed with a digest of its own.
+
+A file of ours is read back by programs of other ages, after copies and crashes, and by a server from wherever
+it came. So each value is held against its type before anything is done with it, and a text that is shown in a
+sentence can do nothing to a terminal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from recsuite.files import digest_of_bytes
+
+# The name of a record's own digest in it.
+SEAL = "xxh3_128"
+# More than anything counts here; below it every whole number is exact as a float and in other languages too.
+LARGEST = 2**53
+# No path on Linux is longer.
+LONGEST_TEXT = 4096
+
+
+def sealed(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record with their own digest, which tells whether any of them was changed."""
+    rest = {name: value for name, value in fields.items() if name != SEAL}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return {**rest, SEAL: digest_of_bytes(text.encode())}
+
+
+def parsed(content: bytes) -> Any:
+    """What JSON says; names that come twice, NaN and infinities are refused.
+
+    Raises:
+        ValueError: when it is not JSON, or too deep.
+    """
+    try:
+        return json.loads(content, object_pairs_hook=_once, parse_constant=_not_a_number)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    refuse_twice([name for name, _ in pairs])
+    return dict(pairs)
+
+
+def refuse_twice(names: list[str]) -> None:
+    """Raise ValueError for the first name that comes a second time."""
+    if len({*names}) < len(names):
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise ValueError(f"{twice!r} is there twice")
+
+
+def _not_a_number(text: str) -> None:
+    raise ValueError(f"{text} is not a number")
+
+
+def typed(kind: Any, found: Any, name: str = "it", least: int = 0) -> Any:
+    """A value of a type, of what JSON held for it: a dataclass, also of such, a list, tuple or dict of a
+    type, a text, number or truth value, one of these or None, or Any.
+
+    name: what an error calls the value; least: the lowest whole number, for most of them count something.
+
+    Raises:
+        TypeError, ValueError: when the value is not of that type, or a field is missing or unknown.
+    """
+    origin, of = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return typed(next((one for one in of if type(found) is one), of[0]), found, name, least)
+    if kind is Any:
+        return found
+    if dataclasses.is_dataclass(kind):
+        # What a reader puts beside what the file holds is such a record already.
+        return found if type(found) is kind else _record(kind, _plain(dict, found, name), least)
+    if origin is dict:
+        held = _plain(dict, found, name).items()
+        return {_plain(str, key, name): typed(of[1], value, key, least) for key, value in held}
+    if origin is list:
+        return [typed(of[0], value, name, least) for value in _plain(list, found, name)]
+    if origin is tuple:
+        values = _plain(list, found, name)
+        kinds = of[:1] * len(values) if of[-1] is Ellipsis else of
+        return tuple(typed(kind, value, name, least) for kind, value in zip(kinds, values, strict=True))
+    return _plain(kind, found, name, least)
+
+
+def _record(kind: Any, found: dict[str, Any], least: int) -> Any:
+    fields = get_type_hints(kind)
+    # Also those with a default: what is missing may be damage.
+    if found.keys() != fields.keys():
+        raise ValueError(f"{kind.__name__} has {', '.join(found)} instead of {', '.join(fields)}")
+    return kind(**{name: typed(fields[name], value, name, least) for name, value in found.items()})
+
+
+def _plain(kind: type[Any], found: Any, name: str, least: int = 0) -> Any:
+    # Compared by type itself: a truth value is an int to Python.
+    if type(found) is int and not (least if kind is int else -LARGEST) <= found <= LARGEST:
+        raise ValueError(f"{name} is {found}")
+    if type(found) is int and kind is float:
+        # Other languages write a float that is a whole number like an int.
+        return float(found)
+    if type(found) is not kind:
+        raise TypeError(f"{name} is {found!r} and not of type {kind.__name__}")
+    if kind is str and not (found.isprintable() and len(found) <= LONGEST_TEXT):
+        raise ValueError(f"{name} is {found!r}")
+    return found

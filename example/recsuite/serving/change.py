@@ -1,0 +1,104 @@
+"""A delta put into a model in place."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from recsuite.checkpoint.storage.chain import check_name
+from recsuite.checkpoint.storage.manifest import Manifest, read_manifest
+from recsuite.checkpoint.storage.shards import shape_of, shard_files_of
+from recsuite.errors import UserError
+from recsuite.models.interaction import Interaction
+from recsuite.models.two_tower import TwoTower
+from recsuite.serving.model_files import checked, dense_names, empty_interaction, filled
+from recsuite.serving.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Change:
+    """What an increment puts in place.
+
+    tables: name to rows, int64 [n], and their new weights, float32 [n, D].
+    """
+
+    manifest: Manifest
+    tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    interaction: Interaction | TwoTower
+
+
+def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
+    """What an increment changes in a model; None if the model has it already.
+
+    Raises:
+        UserError: when it does not come next, is damaged, or does not fit; names both sides.
+    """
+    if _is_there(delta, read_manifest(delta), snapshot):
+        return None
+    with checked(delta) as manifest:
+        empty = empty_interaction(delta, snapshot.features, manifest)
+        for name, table in snapshot.tables.items():
+            shape = shape_of(delta, manifest, f"tables.{name}.weight")
+            if shape != list(table.shape):
+                raise UserError(f"{delta} has {shape} for {name}, and the model {list(table.shape)}.")
+        names = dense_names(empty)
+        dense: dict[str, torch.Tensor] = {}
+        tables: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in snapshot.tables}
+        for part in shard_files_of(delta, manifest):
+            for name, found in tables.items():
+                rows, weights = (part.get_tensor(f"tables.{name}.{slot}") for slot in ("rows", "weight"))
+                found.append((rows, weights))
+            held = set(part.keys())
+            dense |= {name: part.get_tensor(name) for name in names if name in held}
+        return Change(
+            manifest, {name: _joined(found) for name, found in tables.items()}, filled(empty, dense)
+        )
+
+
+def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
+    """Whether a model has an increment already; refuses one that does not come next."""
+    check_name(delta, manifest)
+    link, follows = manifest.link, snapshot.follows
+    if link is None:
+        raise UserError(f"{delta} is no increment but a dump; open it instead.")
+    if manifest.run != snapshot.manifest.run:
+        raise UserError(f"{delta} is of run {manifest.run}, and the model of run {snapshot.manifest.run}.")
+    if manifest.vocabulary != snapshot.manifest.vocabulary:
+        raise UserError(f"{delta} was trained on other data than the model; open it instead.")
+    if link.base_digest != follows.base_digest:
+        raise UserError(
+            f"{delta} builds on a {link.base} with digest {link.base_digest}, and the model on a "
+            f"{follows.base} with {follows.base_digest}."
+        )
+    if link.sequence < follows.sequence:
+        return True
+    if (link.sequence, link.from_step) != (follows.sequence, follows.from_step):
+        raise UserError(
+            f"{delta} is number {link.sequence} and begins at step {link.from_step}, and what comes next is "
+            f"number {follows.sequence} after step {follows.from_step}."
+        )
+    return False
+
+
+def _joined(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that all ranks changed of a table, and their weights."""
+    rows, weights = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return rows, weights
+
+
+def put(snapshot: Snapshot, delta: Path, change: Change) -> Snapshot:
+    """The state after an increment; its tables are those of the state before, changed in place."""
+    for name, (rows, weights) in change.tables.items():
+        snapshot.tables[name][rows] = weights
+    assert change.manifest.link is not None
+    return dataclasses.replace(
+        snapshot,
+        folder=delta,
+        interaction=change.interaction,
+        manifest=change.manifest,
+        follows=change.manifest.link.after(change.manifest.progress.step),
+    )

@@ -1,0 +1,75 @@
+"""What every folder of a model has, full or not: files that are checked before use, and a dense part."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from recsuite.checkpoint.storage.manifest import Manifest, check_files, read_manifest
+from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of
+from recsuite.datasets.schema import Feature
+from recsuite.errors import UserError, printable
+from recsuite.models.interaction import Interaction
+from recsuite.models.two_tower import TwoTower
+
+
+@contextlib.contextmanager
+def checked(folder: Path) -> Iterator[Manifest]:
+    """A folder whose every byte and header was checked, and which in the end is still the one that it was."""
+    with reading(folder):
+        manifest = read_manifest(folder)
+        check_files(folder, manifest)
+        check_shard_files(folder, manifest)
+        yield manifest
+        if read_manifest(folder) != manifest:
+            raise UserError(f"{folder} was replaced while it was read.")
+
+
+def empty_interaction(
+    folder: Path, features: Sequence[Feature], manifest: Manifest
+) -> Interaction | TwoTower:
+    """An interaction as wide as a model says, without memory yet; that of a model for ranking has a tower."""
+    pattern = re.compile(r"dense\.(mlp|tower)\.(\d{1,9})\.weight")
+    layers = sorted(
+        (match for match in map(pattern.fullmatch, manifest.tensors) if match),
+        key=lambda match: int(match[2]),
+    )
+    tables = [f"tables.{feature.name}.weight" for feature in features]
+    shapes = {name: shape_of(folder, manifest, name) for name in (*tables, *(match[0] for match in layers))}
+    flat = [name for name, shape in shapes.items() if len(shape) != 2 or min(shape) < 1]
+    embedding_dims = set() if flat else {shapes[name][1] for name in tables}
+    if len(embedding_dims) != 1 or min(embedding_dims) < 2:
+        raise UserError(f"{folder} has tables and layers of {printable(shapes)}, which make no model.")
+    (embedding_dim,) = embedding_dims
+    widths = [shapes[match[0]][0] for match in layers][:-1]
+    with torch.device("meta"):
+        empty: Interaction | TwoTower
+        if layers and layers[0][1] == "tower":
+            empty = TwoTower(features, embedding_dim, widths)
+        else:
+            empty = Interaction(features, embedding_dim, widths, 0.0)
+    for name, value in empty.state_dict().items():
+        found, wanted = shape_of(folder, manifest, f"dense.{name}"), list(value.shape) or [1]
+        if found != wanted:
+            raise UserError(f"{folder} has {found} for dense.{name}, and its model needs {wanted}.")
+    return empty.eval().requires_grad_(False)
+
+
+def dense_names(interaction: Interaction | TwoTower) -> list[str]:
+    """What a checkpoint calls the tensors of the dense part."""
+    return [f"dense.{name}" for name in interaction.state_dict()]
+
+
+def filled(empty: Interaction | TwoTower, tensors: Mapping[str, torch.Tensor]) -> Interaction | TwoTower:
+    """The interaction with the dense part of a dump."""
+    # A dump has no tensor without a dimension. Copied, for what safetensors gives may still lie in the file.
+    values = {
+        name: tensors[f"dense.{name}"].reshape(value.shape).to(value.dtype, copy=True)
+        for name, value in empty.state_dict().items()
+    }
+    empty.load_state_dict(values, assign=True)
+    return empty.requires_grad_(False)

@@ -1,0 +1,147 @@
+"""A model read from checkpoints or an export, by one process that believes no file before it checked it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recsuite.checkpoint.storage.chain import CheckpointChain, check_chain
+from recsuite.checkpoint.storage.manifest import (
+    CONFIG,
+    FEATURES_FILE,
+    VOCABULARY,
+    Manifest,
+    ParentLink,
+    link_after,
+    read_config,
+)
+from recsuite.checkpoint.storage.shards import read_whole, shape_of
+from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, Feature
+from recsuite.datasets.source import SCHEMA
+from recsuite.errors import UserError, printable
+from recsuite.records import typed
+from recsuite.serving.change import put, read_change
+from recsuite.serving.model_files import checked, dense_names, empty_interaction, filled
+from recsuite.serving.snapshot import Snapshot
+
+
+def read_snapshot(state: CheckpointChain) -> Snapshot:
+    """A state, with its increments replayed.
+
+    Raises:
+        UserError: when anything is missing, damaged or of another run.
+    """
+    check_chain(state)
+    with checked(state.base) as manifest:
+        snapshot = _read_base(state.base, manifest)
+    for delta in state.deltas:
+        change = read_change(delta, snapshot)
+        assert change is not None
+        snapshot = put(snapshot, delta, change)
+    return snapshot
+
+
+def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
+    features = _read_features(folder, manifest)
+    tables = {feature.name: f"tables.{feature.name}.weight" for feature in features}
+    interaction = empty_interaction(folder, features, manifest)
+    vocabulary = _read_vocabulary(folder)
+    _check_rows(folder, features, manifest, vocabulary)
+    tensors = read_whole(folder, manifest, [*tables.values(), *dense_names(interaction)])
+    named = any(entry.name == CONFIG for entry in manifest.files)
+    return Snapshot(
+        folder=folder,
+        features=features,
+        tables={name: tensors[held] for name, held in tables.items()},
+        interaction=filled(interaction, tensors),
+        vocabulary=vocabulary,
+        manifest=manifest,
+        follows=_follows(folder, manifest),
+        trained=folder,
+        config=read_config(folder) if named else {},
+    )
+
+
+def _follows(folder: Path, manifest: Manifest) -> ParentLink:
+    """What the next increment must say that it builds on; an export was told."""
+    follows = manifest.about.get("follows")
+    if not follows:
+        return link_after(folder)
+    try:
+        link: ParentLink = typed(ParentLink, follows)
+        return link
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{folder} does not say which increment may follow ({printable(error)}).") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """What a file of names and values says."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read ({printable(error)}).") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} does not hold names with their values.")
+    return found
+
+
+def _read_vocabulary(folder: Path) -> dict[str, dict[Any, int]]:
+    """Of every feature the row of each raw value, all of which have one type."""
+    found = _read_json(folder / VOCABULARY)
+    for name, values in found.items():
+        kinds = {type(value) for value in values} if isinstance(values, list) else {None}
+        if len(kinds) > 1 or not kinds <= {str, int, float}:
+            raise UserError(f"{folder / VOCABULARY} has no list of raw values for {printable(name)}.")
+    return {
+        name: {value: row for row, value in enumerate(values, start=UNKNOWN_ROW + 1)}
+        for name, values in found.items()
+    }
+
+
+def _check_rows(
+    folder: Path, features: Sequence[Feature], manifest: Manifest, vocabulary: Mapping[str, Mapping[Any, int]]
+) -> None:
+    """Each table must have a row for every raw value, and one more."""
+    for feature in features:
+        rows = shape_of(folder, manifest, f"tables.{feature.name}.weight")[0]
+        known = len(vocabulary.get(SCHEMA.vocabulary_of(feature.name), ())) + 1
+        if rows != known:
+            raise UserError(f"{folder} has {rows:,} rows for {feature.name}, and {known:,} values.")
+
+
+def _read_features(folder: Path, manifest: Manifest) -> tuple[Feature, ...]:
+    """The features of a model, in the order in which it adds them up."""
+    if any(entry.name == FEATURES_FILE for entry in manifest.files):
+        features = _read_exported_features(folder / FEATURES_FILE)
+    else:
+        names = {name.split(".")[1] for name in manifest.tensors if name.startswith("tables.")}
+        ours = (*sorted(SCHEMA.features, key=lambda feature: feature.multi), SCHEMA.history)
+        strange = names - {feature.name for feature in ours}
+        if strange:
+            raise UserError(
+                f"{folder} has the feature {printable(min(strange))}, which the schema of the data set "
+                "does not name."
+            )
+        features = tuple(feature for feature in ours if feature.name in names)
+    for entity in ENTITIES:
+        if entity not in {feature.entity for feature in features}:
+            raise UserError(f"{folder} has no feature of a {SCHEMA.name_of(entity)}, and a model needs one.")
+    return features
+
+
+def _read_exported_features(path: Path) -> tuple[Feature, ...]:
+    tables = _read_json(path).get("tables")
+    if not isinstance(tables, list):
+        raise UserError(f"{path} does not list the features of a model.")
+    fields = {"name": str, "entity": str, "column": str, "multi": bool}
+    known = {*map(SCHEMA.name_of, ENTITIES), HISTORY}
+    for table in tables:
+        fits = isinstance(table, dict) and all(type(table.get(name)) is kind for name, kind in fields.items())
+        if not fits or table["entity"] not in known:
+            raise UserError(f"{path} has {printable(table)}, which is no feature.")
+    features = tuple(SCHEMA.restored(Feature(**{name: table[name] for name in fields})) for table in tables)
+    if len({feature.name for feature in features}) < len(features):
+        raise UserError(f"{path} has a feature twice.")
+    return features
