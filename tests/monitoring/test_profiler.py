@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from recsuite.monitoring.profiler import OTHER, PARTS, Profile, costliest, segments, split_steps
+from recsuite.monitoring.profiler import OTHER, PARTS, Profile, segments, split_steps
 from recsuite.runtime import ranges
 from recsuite.runtime.process import RuntimeContext
 from tests.support.launch import read_json
@@ -21,13 +21,10 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def event(name: str, start: float, end: float, thread: int = 1, **more: Any) -> Any:
-    """One of a profiler's, with times in ms; by itself it took all of its time."""
+    """One of a profiler's, with times in ms."""
     span = SimpleNamespace(start=start * 1e3, end=end * 1e3)
     device = {"device_type": torch.autograd.DeviceType.CPU, "self_device_time_total": 0.0}
-    own = (end - start) * 1e3
-    return SimpleNamespace(
-        name=name, time_range=span, thread=thread, **{"self_cpu_time_total": own, **device, **more}
-    )
+    return SimpleNamespace(name=name, time_range=span, thread=thread, **{**device, **more})
 
 
 STEP = [
@@ -70,14 +67,6 @@ def test_the_parts_of_a_step_do_not_overlap() -> None:
     )
 
 
-def test_the_costliest_are_those_of_the_steps_and_of_their_thread() -> None:
-    calls = [event("aten::mm", 12, 14), event("aten::mm", 61, 62), event("gloo:all_to_all", 12, 50, thread=2)]
-    evaluation = event("aten::addmm", 150, 190)
-    events = [event("step", 0, 100, self_cpu_time_total=97e3), *calls, evaluation]
-    found = [(cost.name, cost.calls, cost.milliseconds, cost.share) for cost in costliest(events, CPU)]
-    assert found == [("step", 1, 97, 0.97), ("aten::mm", 2, pytest.approx(3), pytest.approx(0.03))]
-
-
 def test_on_cuda_the_kernels_count_for_the_part_that_launched_them_on_any_thread() -> None:
     kernels = [
         event("fbgemm::lookup", 26, 27, self_device_time_total=4e3),
@@ -91,22 +80,19 @@ def test_on_cuda_the_kernels_count_for_the_part_that_launched_them_on_any_thread
         "dense": 20,
         "backward": 50,
     }
-    shares = {cost.name: cost.share for cost in costliest([*STEP, *kernels], CUDA, 1)}
-    assert shares == {"MmBackward0": pytest.approx(50 / 74)}
 
 
-def test_a_profile_says_ten_parts_and_how_a_step_splits(watched: tuple[str, Path]) -> None:
+def test_a_profile_shows_the_profilers_table_and_how_a_step_splits(watched: tuple[str, Path]) -> None:
     output, folder = watched
-    step = float(re.findall(r"profile of 4 steps: ([\d.]+) ms of the host each", output)[0])
-    rows = re.findall(r"^\[RANK 0\] \| (\S.*?) +\| +([\d,]+) \| +([\d.]+) \| +([\d.]+)% \|$", output, re.M)
+    rows = re.findall(r"^\[RANK 0\] +(\S.*?)((?: +[\d.]+(?:%|us|ms|s)){5}) +(\d+) *$", output, re.M)
     assert len(rows) == 10
-    times = [float(milliseconds) for _, _, milliseconds, _ in rows]
-    assert times == sorted(times, reverse=True)
-    assert sum(times) <= 4 * step
-    split = dict(
-        re.findall(r"(\w[\w ]*) ([\d.]+)(?:, |$)", output.split("ms of a step: ")[1].splitlines()[0])
-    )
+    shares = [float(times.split()[0].rstrip("%")) for _, times, _ in rows]
+    assert shares == sorted(shares, reverse=True)
+    assert "profile of 4 steps:" in output
+    whole, parts = re.findall(r"ms of a step: ([\d.]+) of the host, in (.*)", output)[0]
+    split = dict(re.findall(r"(\w[\w ]*) ([\d.]+)(?:, |$)", parts))
     assert tuple(split) == (*PARTS, OTHER)
+    step = float(whole)
     assert sum(map(float, split.values())) == pytest.approx(step, abs=0.05)
     assert all(float(split[part]) > 0 for part in PARTS)
     # What nobody named is little.

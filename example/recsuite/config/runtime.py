@@ -48,7 +48,7 @@ class MonitoringConfig(Section):
 
     profile: int = 0
     """Training steps that rank 0 records with PyTorch's profiler after a warm-up, for a table of the
-    costliest parts and a trace.json in --report_dir or the current folder; 0 means none."""
+    costliest operations and a trace.json in --report_dir or the current folder; 0 means none."""
 
     tensorboard: bool = False
     """Write losses, learning rates, speed and metrics for TensorBoard into --report_dir/tensorboard."""

@@ -46,7 +46,8 @@ RANGES = {
 }
 # The profiler's first steps are slow, as the training's are.
 WARM_UP_STEPS = 3
-NUM_COSTLIEST = 10
+# Rows of the table, and characters of a name in it.
+NUM_COSTLIEST, NAME_WIDTH = 10, 50
 TRACE = "trace.json"
 
 
@@ -57,16 +58,6 @@ class Segment:
     start: float
     end: float
     part: str
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What all calls of one name took by themselves, without what they called, in ms and as share of all."""
-
-    name: str
-    calls: int
-    milliseconds: float
-    share: float
 
 
 def segments(events: Sequence[Any]) -> list[Segment]:
@@ -114,7 +105,7 @@ def split_steps(events: Sequence[Any], device: torch.device) -> dict[str, float]
     """
     spent = dict.fromkeys((*PARTS, OTHER), 0.0)
     if device.type == "cuda":
-        for event, part in _inside_steps(events, device):
+        for event, part in _launched_in(events):
             spent[part] += event.self_device_time_total / 1e3
     else:
         for segment in segments(events):
@@ -122,47 +113,23 @@ def split_steps(events: Sequence[Any], device: torch.device) -> dict[str, float]
     return spent
 
 
-def costliest(events: Sequence[Any], device: torch.device, number: int = NUM_COSTLIEST) -> list[Cost]:
-    """The names that took most of the recorded steps by themselves; on CUDA, of the device's time."""
-    attribute = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    calls: dict[str, list[float]] = {}
-    for event, _ in _inside_steps(events, device):
-        calls.setdefault(event.name, []).append(getattr(event, attribute) / 1e3)
-    # Nothing at all where the device's driver lets nobody look.
-    whole = sum(map(sum, calls.values())) or math.nan
-    costs = [Cost(name, len(each), sum(each), sum(each) / whole) for name, each in calls.items()]
-    return sorted(costs, key=lambda cost: -cost.milliseconds)[:number]
-
-
-def _inside_steps(events: Sequence[Any], device: torch.device) -> Iterator[tuple[Any, str]]:
-    """What began on the host in a step, and in which part."""
+def _launched_in(events: Sequence[Any]) -> Iterator[tuple[Any, str]]:
+    """What began on the host in a step, on any thread, and in which part."""
     parts = segments(events)
     starts = [segment.start for segment in parts]
-    # The threads of gloo work beside the step, whose time is not theirs.
-    threads = {event.thread for event in events if _part_of(event) is not None}
     for event in events:
         began = event.time_range.start
         place = bisect_right(starts, began) - 1
-        counts = device.type == "cuda" or event.thread in threads
-        if event.device_type == DeviceType.CPU and counts and place >= 0 and began < parts[place].end:
+        if event.device_type == DeviceType.CPU and place >= 0 and began < parts[place].end:
             yield event, parts[place].part
 
 
-def describe_profile(events: Sequence[Any], num_steps: int, device: torch.device) -> str:
-    """The costliest names of the recorded steps as a table, and a line on the parts of a step."""
+def describe_split(events: Sequence[Any], num_steps: int, device: torch.device) -> str:
+    """A line on the parts of a step, which add up to it."""
     split = {part: spent / num_steps for part, spent in split_steps(events, device).items()}
     whose = "the device" if device.type == "cuda" else "the host"
-    lines = [
-        f"profile of {counted(num_steps, 'step')}: {sum(split.values()):.2f} ms of {whose} each; the "
-        "costliest, each without what it calls:",
-        f"| {'name':<60} |  calls | total ms |  share |",
-        f"|{'-' * 62}|-------:|---------:|-------:|",
-    ]
-    for cost in costliest(events, device):
-        name = cost.name if len(cost.name) <= 60 else f"{cost.name[:57]}..."
-        lines.append(f"| {name:<60} | {cost.calls:6,} | {cost.milliseconds:8.2f} | {cost.share:6.1%} |")
     parts = ", ".join(f"{part} {spent:.2f}" for part, spent in split.items())
-    return "\n".join([*lines, f"ms of a step: {parts}"])
+    return f"ms of a step: {sum(split.values()):.2f} of {whose}, in {parts}"
 
 
 class Profile:
@@ -207,7 +174,7 @@ class Profile:
         self._recorded = min(max(0, self._seen - before - warm_up), self.num_steps)
         if self._recorded:
             self._write()
-            self.context.say(describe_profile(self._profiler.events(), self._recorded, self.context.device))
+            self._say()
             self.context.say(f"{self.path} shows them in time: open it in Perfetto or chrome://tracing")
         self._profiler = None
 
@@ -221,6 +188,20 @@ class Profile:
         """Say so if there was nothing to record."""
         if not self._recorded:
             self.context.say(f"--profile recorded nothing: {self._seen} steps do not go beyond the warm-up")
+
+    def _say(self) -> None:
+        """Show the profiler's own table, and how a step splits, which that cannot tell: there, a range counts
+        for all that is in it, and so for what is in a part inside it.
+        """
+        assert self._profiler
+        device = self.context.device
+        table = self._profiler.key_averages().table(
+            sort_by="self_device_time_total" if device.type == "cuda" else "self_cpu_time_total",
+            row_limit=NUM_COSTLIEST,
+            max_name_column_width=NAME_WIDTH,
+        )
+        self.context.say(f"profile of {counted(self._recorded, 'step')}:\n{table.strip()}")
+        self.context.say(describe_split(self._profiler.events(), self._recorded, device))
 
     def _write(self) -> None:
         """Write the trace in one rename; the profiler itself does not say when it cannot write."""
