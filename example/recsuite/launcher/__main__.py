@@ -176,6 +176,7 @@ def _check_processes(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: when its memory cannot hold them.
     """
+    # Else it is "auto", "cpu" or "gpu", of which torchrun makes a number that fits.
     if not arguments.nproc_per_node.isdecimal():
         return
     number, cores, memory = int(arguments.nproc_per_node), allowed_cores(), allowed_memory()

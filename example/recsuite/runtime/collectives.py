@@ -30,12 +30,14 @@ def all_gather_object(action: Callable[[], Any], group: Any = None) -> list[Any]
     """What an action gives on each rank, rank after rank; otherwise as `raise_on_all`. Collective."""
     import torch.distributed as dist
 
+    # An exception on one rank alone would leave the others waiting, so it travels as a sentence.
     result, sentence = None, None
     try:
         result = action()
     except UserError as error:
         sentence = str(error)
     everyones: list[Any] = [None] * dist.get_world_size(group)
+    # What arrives is unpickled.
     check_visitors()
     dist.all_gather_object(everyones, (result, sentence), group=group)
     for _, found in everyones:

@@ -54,6 +54,7 @@ def read_launch() -> Launch:
         )
     try:
         rank, local_rank, world_size = (int(os.environ[name]) for name in names[:3])
+        # A launcher that does not set it is taken to have all ranks on this machine.
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     except ValueError as error:
         raise UserError(f"The launch environment is broken ({error}); start with torchrun.") from None
@@ -84,10 +85,12 @@ def open_store(launch: Launch, timeout: int) -> dist.Store:
             *where,
             is_master=launch.rank == 0,
             timeout=timedelta(seconds=timeout),
+            # `Peers` waits for the ranks, and can say which of them never came.
             wait_for_workers=False,
             multi_tenant=True,
         )
     except dist.DistNetworkError as error:
+        # There it is its own port that cannot be had, and torch says so.
         if launch.rank == 0:
             raise
         raise LostPeerError(

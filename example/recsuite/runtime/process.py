@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-# That of this process, between `init_runtime` and `cleanup_runtime`.
+# The heartbeat of this process, between `init_runtime` and `cleanup_runtime`.
 RUNNING: list[Heartbeat] = []
 
 
@@ -77,6 +77,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     launch = read_launch()
     if launch.world_size > 1:
         spin_briefly()
+    # Not at the top: every data worker imports this file with the script, and must hold no torch.
     import numpy as np
     import torch
 
@@ -88,6 +89,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     keep_freed_memory()
     use_large_pages()
     device = choose_device(launch)
+    # The ranks of a machine share its cores; by itself torch would take all of them on each rank.
     num_threads = max(1, allowed_cores() // launch.local_world_size)
     torch.set_num_threads(num_threads)
     random.seed(config.runtime.seed)
@@ -118,6 +120,7 @@ def cleanup_runtime() -> None:
     if sys.exc_info()[0] is None and "torch.distributed" in sys.modules:
         with contextlib.ExitStack() as stack:
             for heartbeat in heartbeats:
+                # A rank that still works must not find its peers gone.
                 heartbeat.leave()
                 stack.enter_context(heartbeat.within("leaving the other ranks"))
             _destroy_process_group()
@@ -197,6 +200,7 @@ def choose_device(launch: Launch) -> torch.device:
             "the CPU."
         )
     device = torch.device("cuda", launch.local_rank)
+    # What asks for "cuda" without a number gets this one.
     torch.cuda.set_device(device)
     return device
 
@@ -229,6 +233,8 @@ def _join(launch: Launch, device: torch.device, config: Config) -> None:
 def _init_process_group(launch: Launch, device: torch.device, store: dist.Store, timeout: int) -> None:
     import torch.distributed as dist
 
+    # With a device nccl connects here, where a rank that cannot be reached is named, and not in some later
+    # collective.
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend,

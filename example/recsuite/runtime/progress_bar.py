@@ -86,7 +86,7 @@ class Clock:
 
     def _run(self) -> None:
         while not self._ended.wait(self.interval / 10):
-            # The list may change at any moment, but not the copy.
+            # The list may change at any moment, but not the copy. Of nested stages the innermost knows most.
             for innermost in self.stages[-1:]:
                 if innermost.bar is not None:
                     innermost.bar.refresh()

@@ -91,6 +91,7 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
             "data set called exit.",
         )
     number = -exitcode
+    # Real-time signals have no names.
     name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
     fact = f"It was killed by signal {number} ({name})"
     if number == signal.SIGKILL:

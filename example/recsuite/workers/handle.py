@@ -72,11 +72,13 @@ def start_workers(
             target=serve,
             args=(Worker(rank, worker_id, crash_log), source, ring, theirs),
             name=f"data worker {worker_id} of rank {rank}",
+            # At its end Python would wait for one that is not, should nobody have closed the pool.
             daemon=True,
         )
         first = worker_id * slots_per_worker
         workers.append(WorkerHandle(process, ours, crash_log, deque(range(first, first + slots_per_worker))))
         process.start()
+        # Else the pipe would stay open when the worker is gone.
         theirs.close()
     for worker in workers:
         for watched in (worker.connection, *(other.process.sentinel for other in workers)):

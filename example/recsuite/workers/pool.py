@@ -118,6 +118,7 @@ class WorkerPool:
                 raise RuntimeError("another pass over the same loader has begun; a pool makes one at a time")
             worker = self._workers[order.popleft()]
             arrays = self._receive(worker)
+            # Before the batch is handed out: the worker makes the next one while the consumer computes.
             next_worker = self._send(next_worker, source, order)
             yield arrays
             # Else this frame would hold the batch while the next one is waited for.

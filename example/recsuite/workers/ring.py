@@ -61,6 +61,7 @@ class Ring:
 
     def __init__(self, num_slots: int, slot_bytes: int) -> None:
         self.num_slots = num_slots
+        # Whole pages: where no batch reaches, none is ever touched.
         self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.file = AnonymousFile("batches")
         try:
@@ -81,6 +82,7 @@ class Ring:
 
     def lease(self, slot: int, layouts: Sequence[ArrayLayout]) -> tuple[Any, list[np.ndarray]]:
         """The arrays of a slot, not copied, and an object that lives while any of them or a view does."""
+        # An object for this slot alone: every view of its arrays keeps it, and it ends with the last of them.
         leased: Any = (ctypes.c_char * self.slot_bytes).from_buffer(self.memory, slot * self.slot_bytes)
         arrays = [
             np.ndarray(layout.shape, layout.dtype, buffer=leased, offset=layout.offset) for layout in layouts
@@ -90,6 +92,7 @@ class Ring:
     def close(self) -> None:
         """Give the memory back, as soon as nobody uses an array in it any more; harmless twice."""
         self.file.close()
+        # Not unmapped: a batch that the consumer keeps lies in it.
         self.__dict__.pop("memory", None)
 
     def _map(self) -> None:

@@ -59,6 +59,7 @@ class Termination:
         compute meanwhile.
         """
         found = 0
+        # It had a whole step to arrive, so waiting for it costs next to nothing.
         if self._vote is not None:
             vote, work = self._vote
             work.wait()
@@ -86,6 +87,7 @@ def _second_ctrl_c_ends(speaks: bool) -> Iterator[None]:
     the number of the signal, however, is written to a pipe at once, and a thread reads that.
     """
     reader, writer = os.pipe()
+    # As `set_wakeup_fd` asks for: a signal must not wait for room in a pipe.
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     thread = threading.Thread(target=_await_second, args=(reader, speaks), name="ctrl-c", daemon=True)

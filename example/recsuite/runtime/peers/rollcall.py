@@ -58,6 +58,7 @@ class Peer:
         except OSError:
             return UNREACHABLE
         with connection:
+            # The kernel accepts connections for a process that is stopped; only an answer shows that it runs.
             try:
                 return "" if connection.recv(1) else ENDED
             except TimeoutError:
@@ -86,6 +87,7 @@ class Peers:
         deadline: float,
     ) -> None:
         family, address = _own_address(master)
+        # Other machines reach no loopback address of this one.
         bound = "" if spans_machines and ipaddress.ip_address(address).is_loopback else address
         self._server = socket.create_server((bound, 0), family=family, backlog=128)
         threading.Thread(target=self._answer, name="answers", daemon=True).start()
@@ -163,6 +165,7 @@ def _own_address(master: str) -> tuple[socket.AddressFamily, str]:
     error = OSError(f"{master} has no address")
     for family, *_, where in socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM):
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # For datagrams it makes the kernel choose a route, and with it an address of this machine.
             try:
                 probe.connect(where)
                 return family, probe.getsockname()[0]

@@ -18,7 +18,9 @@ from recsuite.errors import BrokenLaunchError, UserError
 from recsuite.runtime.launch import read_launch
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+# How the kernel writes that a socket waits for connections.
 LISTENS = "0A"
+# A connection that is being opened or closed has no owner for a moment: it is looked at again for a second.
 LOOKS = 20
 LOOK_SECONDS = 0.05
 
@@ -71,6 +73,7 @@ class Visitors:
     """Those who came to the ports of this process; each is looked at once."""
 
     def __init__(self) -> None:
+        # Inodes: addresses and ports are used again, an open socket's inode is not.
         self._known: set[int] = set()
 
     def check(self) -> None:
@@ -118,7 +121,7 @@ class Visitors:
         return strangers
 
 
-# Those to the ports of this process.
+# Those who came to the ports of this process.
 VISITORS = Visitors()
 
 

@@ -1,12 +1,17 @@
-"""Programs whose lines nobody reads any more, and programs that the system gives too little."""
+"""The lines of a program: who says them, and what becomes of it when nobody reads them or limits are low."""
 
 from __future__ import annotations
 
+import builtins
+import io
+import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from recsuite.runtime.console import install_tag, remove_tag, say
 from tests.support.launch import EXAMPLE, LAUNCHER, run_command
 
 # Prints until it is ended; "dump" has a handler of SIGTERM, which is called instead.
@@ -87,3 +92,72 @@ def test_24_file_descriptors_are_one_sentence(command: list[object], tmp_path: P
         in result.stderr
     )
     assert result.stderr.count("\n") == 1
+
+
+def test_print_is_tagged_and_given_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    original = builtins.print
+    install_tag("RANK 3")
+    try:
+        print("one", 2, sep="-")
+        print("two\nlines")
+        with (tmp_path / "file").open("w") as file:
+            print("plain", file=file)
+    finally:
+        remove_tag()
+    assert builtins.print is original
+    assert capsys.readouterr().out == "[RANK 3] one-2\n[RANK 3] two\n[RANK 3] lines\n"
+    assert (tmp_path / "file").read_text() == "plain\n"
+
+
+def test_a_line_is_written_in_one_piece_where_output_is_not_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+
+    class Terminal(io.RawIOBase):
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data: Any) -> int:
+            written.append(bytes(data))
+            return len(data)
+
+    terminal: Any = Terminal()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(terminal, write_through=True))
+    install_tag("RANK 0")
+    try:
+        print("three", "words", 1)
+        say("the program's own\nare two")
+        print("no end", end="")
+    finally:
+        remove_tag()
+    own = b"[RANK 0] the program's own\n[RANK 0] are two\n"
+    assert [data for data in written if data] == [b"[RANK 0] three words 1\n", own, b"[RANK 0] no end"]
+
+
+def test_the_programs_own_lines_are_tagged_as_print_is_and_can_be_had_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    kept: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: kept.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("recsuite").addHandler(handler)
+    try:
+        say("before 100%")
+        install_tag("RANK 3")
+        say("one\ntwo")
+    finally:
+        remove_tag()
+        logging.getLogger("recsuite").removeHandler(handler)
+    say("after")
+    assert capsys.readouterr().out == "before 100%\n[RANK 3] one\n[RANK 3] two\nafter\n"
+    assert kept == ["before 100%", "one\ntwo"]
+
+
+def test_installing_print_twice_and_restoring_twice_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    original = builtins.print
+    install_tag("RANK 0")
+    install_tag("RANK 1")
+    print("once")
+    remove_tag()
+    remove_tag()
+    assert builtins.print is original
+    assert capsys.readouterr().out == "[RANK 1] once\n"

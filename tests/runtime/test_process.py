@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import builtins
-import io
-import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +15,6 @@ from recsuite.errors import UserError
 from recsuite.runtime import host as machine
 from recsuite.runtime import process as runtime
 from recsuite.runtime.collectives import once_per_node
-from recsuite.runtime.console import install_tag, remove_tag, say
 from recsuite.runtime.host import allowed_cores, allowed_memory
 from recsuite.runtime.launch import read_launch
 from recsuite.runtime.process import cleanup_runtime, init_runtime
@@ -82,75 +78,6 @@ def test_the_entry_point_imports_nothing_heavy_and_offers_the_four_names() -> No
         "assert not {'torchrec', 'fbgemm_gpu', 'pandas', 'pyarrow'} & set(sys.modules)\n"
     )
     succeeded(python("-c", check))
-
-
-def test_print_is_tagged_and_given_back(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    original = builtins.print
-    install_tag("RANK 3")
-    try:
-        print("one", 2, sep="-")
-        print("two\nlines")
-        with (tmp_path / "file").open("w") as file:
-            print("plain", file=file)
-    finally:
-        remove_tag()
-    assert builtins.print is original
-    assert capsys.readouterr().out == "[RANK 3] one-2\n[RANK 3] two\n[RANK 3] lines\n"
-    assert (tmp_path / "file").read_text() == "plain\n"
-
-
-def test_a_line_is_written_in_one_piece_where_output_is_not_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[bytes] = []
-
-    class Terminal(io.RawIOBase):
-        def writable(self) -> bool:
-            return True
-
-        def write(self, data: Any) -> int:
-            written.append(bytes(data))
-            return len(data)
-
-    terminal: Any = Terminal()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(terminal, write_through=True))
-    install_tag("RANK 0")
-    try:
-        print("three", "words", 1)
-        say("the program's own\nare two")
-        print("no end", end="")
-    finally:
-        remove_tag()
-    own = b"[RANK 0] the program's own\n[RANK 0] are two\n"
-    assert [data for data in written if data] == [b"[RANK 0] three words 1\n", own, b"[RANK 0] no end"]
-
-
-def test_the_programs_own_lines_are_tagged_as_print_is_and_can_be_had_elsewhere(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    kept: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: kept.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("recsuite").addHandler(handler)
-    try:
-        say("before 100%")
-        install_tag("RANK 3")
-        say("one\ntwo")
-    finally:
-        remove_tag()
-        logging.getLogger("recsuite").removeHandler(handler)
-    say("after")
-    assert capsys.readouterr().out == "before 100%\n[RANK 3] one\n[RANK 3] two\nafter\n"
-    assert kept == ["before 100%", "one\ntwo"]
-
-
-def test_installing_print_twice_and_restoring_twice_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
-    original = builtins.print
-    install_tag("RANK 0")
-    install_tag("RANK 1")
-    print("once")
-    remove_tag()
-    remove_tag()
-    assert builtins.print is original
-    assert capsys.readouterr().out == "[RANK 1] once\n"
 
 
 def test_one_process_needs_no_launcher_and_cleans_up_after_an_exception(
