@@ -76,7 +76,7 @@ def test_the_best_of_runs_and_baselines_is_marked_by_the_direction_of_the_metric
     runs = {"a": {"rmse": 0.7, "hr@10": 0.2}, "b": {"rmse": 0.8, "hr@10": 0.3}, "c": {"rmse": 0.95}}
     for name, test in runs.items():
         write_run(tmp_path / name, test={"hr@10": None, **test})
-    # The oracle has better ones; it is no rival.
+    # The oracle has better ones, but it is a bound that no model can beat.
     assert re.findall(r'score best">([\d.]+)<', page(tmp_path)) == ["0.7000", "0.3000"]
 
 
@@ -129,8 +129,8 @@ def test_a_run_without_epochs_or_metrics_has_a_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ('{"date": "2026', "is damaged: it is no JSON (Unterminated string"),
-        ("[]", "is not the report of a training: it is no mapping"),
+        ('{"date": "2026', "is damaged: it is not JSON (Unterminated string"),
+        ("[]", "is not the report of a training: it is not a mapping"),
         (json.dumps({**REPORT, "plan": 3}), "its 'plan' is 3"),
         (json.dumps({**REPORT, "time": None}), "its 'time' is None"),
         (json.dumps({**REPORT, "test": {"rmse": "good"}}), "its 'test' is {'rmse': 'good'}"),
@@ -183,7 +183,7 @@ def test_an_output_that_cannot_be_written_is_one_sentence(tmp_path: Path, output
 def test_a_mistake_is_one_sentence_and_status_2(tmp_path: Path) -> None:
     for arguments, sentence in (
         ([tmp_path], f"report: {tmp_path} holds no metrics.json; give folders"),
-        ([tmp_path / "gone"], f"report: {tmp_path}/gone is no folder; give folders"),
+        ([tmp_path / "gone"], f"report: {tmp_path}/gone is not a folder; give folders"),
         ([], "report: The following arguments are required: RUN; see --help.\n"),
     ):
         result = python("-m", "recsuite.monitoring.page", *arguments)

@@ -18,7 +18,7 @@ from recsuite.workers.failure import WorkerError
 from tests.support.launch import EXAMPLE, python, succeeded, torchrun
 
 NAMES = (
-    "trio",
+    "versions",
     "device",
     "cores",
     "threads",
@@ -53,7 +53,7 @@ def test_this_machine_has_no_fault_and_its_page_comes_within_ten_seconds(
     seconds = time.monotonic() - begin
     states = lines_of(succeeded(result))
     assert tuple(states) == NAMES
-    assert states["trio"] == states["worker"] == states["data"] == states["cache"] == "ok"
+    assert states["versions"] == states["worker"] == states["data"] == states["cache"] == "ok"
     assert result.stderr == ""
     assert seconds < 10
     # It has written nothing.
@@ -64,7 +64,7 @@ def test_this_machine_has_no_fault_and_its_page_comes_within_ten_seconds(
 def test_under_torchrun_rank_0_alone_speaks_for_the_ranks_of_its_machine(synthetic_folder: Path) -> None:
     flags = ("--doctor", "--data_path", synthetic_folder, "--num_workers", "100")
     output = succeeded(torchrun(2, EXAMPLE, *flags))
-    assert output.count("trio") == 1
+    assert output.count("versions") == 1
     assert "2 ranks with --num_workers 100" in output
     assert lines_of(output)["cores"] == "warning"
 
@@ -78,20 +78,20 @@ def test_a_fault_is_status_1_and_the_other_lines_are_there_all_the_same(
     output = capsys.readouterr().out
     states = lines_of(output)
     assert tuple(states) == NAMES
-    assert [name for name, state in states.items() if state == "fault"] == ["trio"]
+    assert [name for name, state in states.items() if state == "fault"] == ["versions"]
     assert "\n" + " " * 22 + "-> mend it with: " in output
     assert "1 fault" in output.splitlines()[-1]
 
 
 def test_a_page_is_aligned_and_counts_what_is_wrong() -> None:
     findings = [
-        Finding("trio", "ok", "good"),
+        Finding("versions", "ok", "good"),
         Finding("descriptors", "fault", "word " * 30 + "\nsecond", "one line " * 20),
         Finding("data", "warning", "hm", "do"),
         Finding("cache", "warning", "hm", "do"),
     ]
     lines = page(findings).splitlines()
-    assert lines[0] == "ok       trio         good"
+    assert lines[0] == "ok       versions     good"
     assert lines[1].startswith("fault    descriptors  word word")
     assert {line[:22].strip() for line in lines[2:5]} == {""}
     assert lines[3].strip() == "second"

@@ -26,10 +26,10 @@ def one(check: Callable[[], Finding]) -> Finding:
     return finding
 
 
-def test_a_trio_that_does_not_belong_together_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_that_do_not_belong_together_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"torch": "2.12.0", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}
     monkeypatch.setattr(metadata, "version", lambda name: versions[name] if name in versions else missing())
-    finding = one(machine.check_trio)
+    finding = one(machine.check_versions_fit)
     assert finding.state == "fault"
     assert finding.text.endswith("which do not belong together: torch 2.12 needs torchrec and fbgemm 1.7")
     assert finding.remedy.startswith("mend it with: ")
@@ -39,10 +39,10 @@ def missing() -> str:
     raise metadata.PackageNotFoundError("it")
 
 
-def test_a_missing_package_beside_the_trio_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_beside_those_three_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     real = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: missing() if name == "pandas" else real(name))
-    finding = one(machine.check_trio)
+    finding = one(machine.check_versions_fit)
     assert (finding.state, finding.remedy) == ("fault", "./run.sh setup")
     assert "pandas missing" in finding.text
 

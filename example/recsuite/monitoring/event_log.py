@@ -84,7 +84,7 @@ class EventLog:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            # What an earlier training wrote there from this step on is hidden: a resumed one goes on with its
+            # What an earlier training wrote there from this step on is hidden: a resumed one continues its
             # curves, another one has its own.
             self._writer = SummaryWriter(str(self.folder), purge_step=first_step)
             rows = [f"| --{name} | `{value}` |" for name, value in self.config.flags.items()]

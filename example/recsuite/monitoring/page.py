@@ -25,9 +25,9 @@ from recsuite.runtime.host import check_descriptors
 
 # A metric is an error, the smaller the better, if its name holds one of these; the others are scores.
 ERRORS = ("rmse", "mae", "loss")
-# The baseline that nobody can beat: it is no rival.
+# The baseline that no model can beat, so it is never marked as the best.
 BOUND = "oracle"
-# Flags that are no property of a training.
+# Flags that say nothing about the training itself.
 NO_DIFFERENCES = ("report_dir",)
 
 

@@ -29,11 +29,11 @@ NEEDED: dict[str, type] = {
     "test": dict,
     "epochs": list,
 }
-# What it may hold besides: those of before did not.
+# What it may hold besides: older reports do not.
 OPTIONAL: dict[str, type] = {"threads_per_rank": int, "time": dict}
-# Numbers of an epoch that are no curve.
+# Numbers of an epoch that are not drawn over the epochs.
 NO_CURVES = ("epoch", "steps", "seconds")
-# As many as the page has colours; more runs use them again, with broken lines.
+# The page has so many colours; further runs use them again, with broken lines.
 NUM_COLORS = 8
 
 
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def style(self) -> str:
-        """What tells it from others on the page, as classes."""
+        """The CSS classes that tell it from other runs on the page."""
         return f"c{self.place % NUM_COLORS}{' again' if self.place >= NUM_COLORS else ''}"
 
     @property
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Where the time of the run went; empty for reports of before it was measured."""
+        """Where the time of the run went; empty in older reports, which did not measure it."""
         return self.report.get("time", {})
 
     @property
@@ -114,10 +114,10 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
     for folder in folders:
         found = sorted(folder.rglob("metrics.json"))
         if not found:
-            what = "holds no metrics.json" if folder.is_dir() else "is no folder"
+            what = "holds no metrics.json" if folder.is_dir() else "is not a folder"
             raise UserError(f"{folder} {what}; give folders that were a run's --report_dir, or hold such.")
         files |= dict.fromkeys(path.resolve().parent for path in found)
-    # Runs are called by where they differ.
+    # A run is named by the part of its path that differs from the others'.
     shared = Path(os.path.commonpath([folder.parent for folder in files]))
     return [
         Run(str(folder.relative_to(shared)), place, read_report(folder / "metrics.json"))
@@ -136,7 +136,7 @@ def read_report(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}).") from error
     except ValueError as error:
-        raise UserError(f"{path} is damaged: it is no JSON ({error}); leave its run out.") from error
+        raise UserError(f"{path} is damaged: it is not JSON ({error}); leave its run out.") from error
     fault = find_fault(report)
     if fault:
         raise UserError(f"{path} is not the report of a training: {fault}; leave its run out.")
@@ -146,7 +146,7 @@ def read_report(path: Path) -> dict[str, Any]:
 def find_fault(report: Any) -> str:
     """What is wrong with a report, in words; empty if nothing is."""
     if not isinstance(report, dict):
-        return "it is no mapping"
+        return "it is not a mapping"
     for name, kind in {**NEEDED, **OPTIONAL}.items():
         if name in NEEDED and name not in report:
             return f"it has no {name!r}"
@@ -164,7 +164,7 @@ def find_fault(report: Any) -> str:
         if not (isinstance(epoch, dict) and isinstance(epoch.get("epoch"), int)):
             return f"an epoch of it is {epoch!r:.40}"
         if not all(math.isfinite(value) for _, value in numbers(epoch)):
-            return f"its epoch {epoch['epoch']} has a number that is none"
+            return f"its epoch {epoch['epoch']} has a number that is not finite"
     return ""
 
 

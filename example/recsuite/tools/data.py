@@ -16,7 +16,7 @@ from recsuite.tools.machine import Need
 if TYPE_CHECKING:
     from recsuite.datasets.columns import Columns
 
-# What columns take beside ratings.
+# Bytes of what the columns hold besides ratings, amply.
 LITTLE_DISK = 10 * 2**20
 # Bytes of "1,1,4.0,123456789" and its end: no file has more ratings than lines of that.
 SHORTEST_LINE = 18

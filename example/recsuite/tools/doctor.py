@@ -22,7 +22,7 @@ from recsuite.tools.machine import (
     check_memory,
     check_shared_memory,
     check_threads,
-    check_trio,
+    check_versions_fit,
 )
 from recsuite.tools.probe import check_worker
 from recsuite.workers.failure import WorkerError
@@ -44,7 +44,7 @@ def examine(config: Config) -> list[Finding]:
     omp = os.environ.get("OMP_NUM_THREADS", "")
     # The device comes before the worker: in a run, too, the rank has it by then.
     checks: dict[str, Callable[[], list[Finding]]] = {
-        "trio": lambda: [check_trio()],
+        "versions": lambda: [check_versions_fit()],
         "device": lambda: [check_device(launch)],
         "cores": lambda: [check_cores(config.loader.num_workers, num_ranks, num_cores)],
         "threads": lambda: [check_threads(omp, num_ranks, num_cores)],

@@ -12,6 +12,7 @@ from recsuite.runtime.host import gib, mib
 
 State = Literal["ok", "warning", "fault"]
 
+# Characters in a line of the page.
 PAGE_WIDTH = 110
 
 
@@ -25,9 +26,9 @@ class Finding:
     remedy: str = ""
 
 
-def judge(name: str, text: str, *ailments: tuple[object, State, str]) -> Finding:
-    """The first ailment (whether it is there, how bad it is, its remedy) that is there, or ok."""
-    for there, state, remedy in ailments:
+def judge(name: str, text: str, *problems: tuple[object, State, str]) -> Finding:
+    """The first problem (whether it is there, how bad it is, its remedy) that is there, or ok."""
+    for there, state, remedy in problems:
         if there:
             return Finding(name, state, text, remedy)
     return Finding(name, "ok", text)

@@ -19,30 +19,32 @@ from recsuite.tools.findings import Finding, human_size, judge
 from recsuite.workers.failure import NEARLY_FULL
 
 DRIVER = Path("/proc/driver/nvidia/version")
+# With less than this left over, another program that grows can end the run.
 LITTLE_MEMORY = 2**30
 # What Docker gives a container that asks for nothing.
 SMALL_SHARED_MEMORY = 64 * 2**20
 # A rank's own files, libraries and sockets.
 DESCRIPTORS_OF_A_RANK = 64
+# What most systems give: enough for some workers, too few for many.
 FEW_DESCRIPTORS = 1024
 
 
 @dataclass(frozen=True)
 class Need:
-    """The shared memory of all workers of this machine, at its fullest."""
+    """The memory of the batches of all workers of this machine, when every buffer is full."""
 
     num_bytes: int
     words: str
 
 
-def check_trio() -> Finding:
+def check_versions_fit() -> Finding:
     """The versions of the packages, and whether they belong together."""
     check_versions()
     versions = installed_versions()
     named = [text if text.startswith(name) else f"{name} {text}" for name, text in versions.items()]
     missing = "missing" in versions.values()
     text = f"{', '.join(named)}{'' if missing else '; they belong together'}"
-    return judge("trio", text, (missing, "fault", "./run.sh setup"))
+    return judge("versions", text, (missing, "fault", "./run.sh setup"))
 
 
 def check_device(launch: Launch) -> Finding:
@@ -96,7 +98,7 @@ def check_threads(omp: str, num_ranks: int, num_cores: int) -> Finding:
     return judge(
         "threads",
         text,
-        (omp and not first.isdigit(), "warning", f"it is no number: unset it, or set it to {own}"),
+        (omp and not first.isdigit(), "warning", f"it is not a number: unset it, or set it to {own}"),
         (crowd, "warning", f"unset OMP_NUM_THREADS, or set it to {own}"),
     )
 
