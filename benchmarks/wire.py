@@ -1,8 +1,9 @@
 """Measure what a network between two ranks costs a training, beside the same two ranks on one machine.
 
-    python benchmarks/wire.py --write       docs/wire.json: three minutes on two cores, as root
-    python benchmarks/wire.py --rounds 1 --steps 2 --ratings 20000 --without crowded
+    PYTHONPATH=. python benchmarks/wire.py --write       docs/wire.json: three minutes on two cores, as root
+    PYTHONPATH=. python benchmarks/wire.py --rounds 1 --steps 2 --ratings 20000 --without crowded
 
+Start it in the root of the repository: it makes its machines as the tests do, which are not installed.
 The machines are namespaces of this one, joined by a switch (tests/cluster), so they share no memory and gloo
 sends through TCP. Each gets half of the cores; "crowded" ones each take all of them for their own, as
 machines made of namespaces do unless they are told. Layouts are measured in turns, in short blocks, because
