@@ -126,10 +126,10 @@ def measure_dumps(settings: Settings, config: Config, context: RuntimeContext) -
     """Dumps and deltas beside plain writes, and what a dump costs in memory and steps. Leaves a dump."""
     from recsuite.checkpoint.checkpointer import Checkpointer
     from recsuite.checkpoint.full import tensors_of
-    from recsuite.training.trainer import build_learner
+    from recsuite.training.state import build_train_state
 
     columns = wide_columns(settings, config)
-    learner = build_learner(columns, config, context)
+    learner = build_train_state(columns, config, context)
     shard = _gathered(sum(len(array) for array in _shard_bytes(tensors_of(learner))))
     checkpointer = Checkpointer(None, "benchmark", columns, config, context)
     checkpointer.begin(learner)
@@ -325,14 +325,15 @@ def training_steps(
     """A function that makes the next training step and returns its seconds, without those of its batch."""
     from recsuite.datasets.batches import RatingBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
-    from recsuite.training.trainer import InputPipeline, make_pipeline
+    from recsuite.training.input_pipeline import InputPipeline
+    from recsuite.training.steps import make_pipeline
 
     dataset = RatingBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         feed = InputPipeline(loader)
         batches = (batch for epoch in range(2**31) for batch in feed.batches("train", epoch))
         learner.model.train()
-        pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
+        pipeline = make_pipeline(learner, config, context)
 
         def step() -> float:
             batch = iter([next(batches)])
@@ -347,10 +348,10 @@ def measure_loads(settings: Settings, config: Config, context: RuntimeContext) -
     """Seconds to load the newest dump beside reading as many bytes, from the page cache and from the disk."""
     from recsuite.checkpoint.restore import restore
     from recsuite.checkpoint.storage.chain import chain_at
-    from recsuite.training.trainer import build_learner
+    from recsuite.training.state import build_train_state
 
     columns = wide_columns(settings, config)
-    learner = build_learner(columns, config, context)
+    learner = build_train_state(columns, config, context)
     state = chain_at(Path(config.checkpoint.save_dir))
     parts = sorted(state.base.glob("*.safetensors"))
     clock, plain = Clock(), PlainRead(parts, context)
@@ -403,10 +404,10 @@ def measure_tracking(settings: Settings, config: Config, context: RuntimeContext
     """Seconds of a training step with a tracker and without, in blocks that take turns in one process."""
     from recsuite.checkpoint.delta import TouchedRows
     from recsuite.checkpoint.full import tensors_of
-    from recsuite.training.trainer import build_learner
+    from recsuite.training.state import build_train_state
 
     columns = open_columns(config)
-    learner = build_learner(columns, config, context)
+    learner = build_train_state(columns, config, context)
     tracker = TouchedRows(learner.model, tensors_of(learner))
     found: dict[str, list[float]] = {"with": [], "without": []}
     with training_steps(learner, columns, config, context) as step:

@@ -22,8 +22,8 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.schema import Table
+from recsuite.monitoring.stopwatch import Stopwatch
 from recsuite.runtime.process import RuntimeContext, end_process, init_runtime
-from recsuite.training.stopwatch import Stopwatch
 
 
 def make_columns(folder: Path, num_users: int, num_movies: int, num_ratings: int) -> None:
@@ -73,22 +73,23 @@ class Here:
     """The example's training, without its evaluation, its dumps and the progress bar."""
 
     def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
-        from recsuite.training.trainer import build_learner, make_pipeline
+        from recsuite.training.state import build_train_state
+        from recsuite.training.steps import make_pipeline
 
         self.columns = columns
         self.context = context
         self.config = config
-        learner = build_learner(columns, config, context)
+        learner = build_train_state(columns, config, context)
         learner.model.train()
         self.learner = learner
-        self.pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
+        self.pipeline = make_pipeline(learner, config, context)
         self.feeds: dict[int, Iterator[Any]] = {}
 
     def _batches(self, batch_size: int) -> Iterator[Any]:
         """Batches without an end."""
         from recsuite.datasets.batches import RatingBatches
         from recsuite.datasets.loader import EpochSampler, build_dataloader
-        from recsuite.training.trainer import InputPipeline
+        from recsuite.training.input_pipeline import InputPipeline
 
         config = self.config.replaced(batch_size=batch_size)
         sampler = EpochSampler(
@@ -106,7 +107,7 @@ class Here:
             self.feeds[batch_size] = self._batches(batch_size)
         for _ in range(number):
             self.learner.set_rates(1.0, 1.0)
-            loss, _ = self.pipeline.progress(self.feeds[batch_size])
+            loss = self.pipeline.progress(self.feeds[batch_size]).loss
             self.learner.row_scale.fill_(1.0)
         return float(loss)
 
@@ -114,10 +115,10 @@ class Here:
         """Median seconds of the parts of a step, on a CPU."""
         if self.context.device.type != "cpu":
             return {}
-        from recsuite.models import task as model
+        from recsuite.models import recommender as model
         from recsuite.monitoring.profiler import OTHER, PARTS
         from recsuite.sharding import cpu_tables, lookup
-        from recsuite.training import trainer as train
+        from recsuite.training import steps as train
 
         found: dict[str, list[float]] = {part: [] for part in PARTS}
         for _ in range(number):

@@ -11,6 +11,7 @@ level imports nothing heavy.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from recsuite.config.config import Config
@@ -32,8 +33,8 @@ from recsuite.tools.session import (
 if TYPE_CHECKING:
     from recsuite.datasets.columns import Columns
     from recsuite.datasets.metrics import Metrics
-    from recsuite.training.trainer import Run
-    from recsuite.training.watch import Watch
+    from recsuite.monitoring.stopwatch import Stopwatch
+    from recsuite.training.callbacks import Callback, Run
 
 
 def __getattr__(name: str) -> Any:
@@ -79,15 +80,17 @@ def run(config: Config, given: frozenset[str] = frozenset()) -> None:
 
 def train_and_report(config: Config, context: RuntimeContext) -> None:
     """Train, and show what came of it. Collective: every rank."""
+    from recsuite.monitoring.callbacks import callbacks_of
     from recsuite.monitoring.report import describe_nothing_left, make_report_dir, write_report
-    from recsuite.training.watch import watching
+    from recsuite.monitoring.stopwatch import Stopwatch
 
     if context.rank == 0 and config.monitoring.report_dir:
         make_report_dir(config)
-    with watching(config, context) as watch:
-        result = train_watched(config, context, watch)
+    stopwatch = Stopwatch()
+    with callbacks_of(config, context) as callbacks:
+        result = train_watched(config, context, stopwatch, [stopwatch, *callbacks])
         if result.epochs and context.rank == 0 and config.monitoring.report_dir:
-            watch.after_run(write_report(result, watch.stopwatch.split(), config, context))
+            write_report(result, stopwatch.split(), config, context)
     if not result.epochs:
         context.say(describe_nothing_left(result, config))
     show_test(f"epoch {result.test_epoch}", result.test, result.columns, config, context)
@@ -102,22 +105,24 @@ def show_test(when: str, test: Metrics, columns: Columns, config: Config, contex
         context.say(failure)
 
 
-def train_watched(config: Config, context: RuntimeContext, watch: Watch) -> Run:
+def train_watched(
+    config: Config, context: RuntimeContext, stopwatch: Stopwatch, callbacks: Sequence[Callback]
+) -> Run:
     """Train on the data of the configuration, with dumps if it asks for them. Collective: every rank."""
     from recsuite.datasets.opening import open_data
 
     with contextlib.ExitStack() as stack:
-        with watch.stopwatch.part("data"):
+        with stopwatch.part("data"):
             data = stack.enter_context(open_data(config, context))
         # The workers start while this imports TorchRec.
-        with watch.stopwatch.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
+        with stopwatch.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
             from recsuite.training.trainer import train
         checkpointer = None
         if config.checkpoint.dumps:
             from recsuite.checkpoint.session import checkpointing
 
             checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
-        return train(data, config, context, checkpointer, watch)
+        return train(data, config, context, checkpointer, callbacks)
 
 
 def load_and_report(config: Config, context: RuntimeContext) -> None:
@@ -128,9 +133,10 @@ def load_and_report(config: Config, context: RuntimeContext) -> None:
         from recsuite.checkpoint.restore import restore_chosen
         from recsuite.checkpoint.storage.choice import describe_step
         from recsuite.training.evaluation import make_evaluator
-        from recsuite.training.trainer import InputPipeline, build_learner
+        from recsuite.training.input_pipeline import InputPipeline
+        from recsuite.training.state import build_train_state
 
-        learner = build_learner(data.columns, config, context)
+        learner = build_train_state(data.columns, config, context)
         progress = restore_chosen(config, learner, data.columns, context).progress
         evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config, context)
         test = evaluator.test(learner.model, progress.epoch)
@@ -143,9 +149,9 @@ def compact_dumps(config: Config, context: RuntimeContext) -> None:
 
     with open_data(config, context) as data:
         from recsuite.checkpoint.compaction import compact
-        from recsuite.training.trainer import build_learner
+        from recsuite.training.state import build_train_state
 
-        compact(build_learner(data.columns, config, context), data.columns, config, context)
+        compact(build_train_state(data.columns, config, context), data.columns, config, context)
 
 
 if __name__ == "__main__":

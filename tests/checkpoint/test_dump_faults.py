@@ -37,8 +37,8 @@ from recsuite.datasets.opening import open_data
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
 from recsuite.training import trainer as training
+from recsuite.training.callbacks import Callback, Step
 from recsuite.training.evaluation import RatingEvaluator
-from recsuite.training.watch import Watch
 from recsuite.training.weights import local_parts, unsound
 from tests.checkpoint.test_save_dir import links_in, publish_at
 from tests.support.forked import Launch
@@ -322,9 +322,13 @@ def train_epoch_of_8_steps(
         open_data(config, trained.context) as data,
         checkpointing(data.columns, config, trained.context) as checkpointer,
     ):
-        watch = Watch()
-        object.__setattr__(watch, "after_step", lambda step, _: at_end(checkpointer) if step == 8 else None)
-        training.train(data, config, trained.context, checkpointer, watch)
+
+        class AtEnd(Callback):
+            def on_step(self, step: Step) -> None:
+                if step.progress.step == 8:
+                    at_end(checkpointer)
+
+        training.train(data, config, trained.context, checkpointer, [AtEnd()])
 
 
 @pytest.mark.parametrize("increments", [False, True])

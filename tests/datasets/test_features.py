@@ -24,7 +24,8 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.recommend import open_viewer, page
 from recsuite.serving.served import ServedModel
 from recsuite.training.evaluation import RankingEvaluator, make_evaluator
-from recsuite.training.trainer import InputPipeline, train
+from recsuite.training.input_pipeline import InputPipeline
+from recsuite.training.trainer import train
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -105,7 +106,7 @@ def test_a_training_learns_the_same_for_any_order_of_the_table(
 def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(
     config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recsuite.training.trainer import build_learner
+    from recsuite.training.state import build_train_state
 
     # Far apart, so that the last bits of a score decide nothing.
     monkeypatch.setattr("recsuite.sharding.plan.INIT_STD", 0.4)
@@ -114,7 +115,7 @@ def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(
     for table in TABLES:
         monkeypatch.setattr("recsuite.datasets.preparation.cache.SCHEMA", schema_of(table))
         with open_data(config, context) as data:
-            learner = build_learner(data.columns, config, context)
+            learner = build_train_state(data.columns, config, context)
             evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config, context)
             assert isinstance(evaluator, RankingEvaluator)
             ranks.append(evaluator.ranks(learner.model, "test", 0))

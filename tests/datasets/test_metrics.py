@@ -9,18 +9,17 @@ from recsuite.datasets.metrics import (
     LIKED,
     Calibration,
     auc,
-    fit_link,
-    is_better,
+    fit_calibration,
     measure,
     measure_ranks,
 )
 from recsuite.datasets.preparation.baselines import fit_biases, popularity_ranks
 
-NO_LINK = Calibration(float("nan"), float("nan"))
+NO_CALIBRATION = Calibration(float("nan"), float("nan"))
 
 
 def test_rmse_and_mae_have_the_values_worked_out_by_hand() -> None:
-    metrics = measure(np.array([3.0, 5.0, 1.0, 4.0]), np.array([3.0, 4.0, 3.0, 5.0]), NO_LINK)
+    metrics = measure(np.array([3.0, 5.0, 1.0, 4.0]), np.array([3.0, 4.0, 3.0, 5.0]), NO_CALIBRATION)
     assert metrics["rmse"] == pytest.approx(np.sqrt(6 / 4))
     assert metrics["mae"] == pytest.approx(1.0)
 
@@ -41,15 +40,15 @@ def test_auc_is_one_zero_and_half_for_right_reversed_and_constant_scores() -> No
 
 
 def test_auc_of_a_single_class_is_not_a_number() -> None:
-    assert np.isnan(measure(np.array([1.0, 2.0]), np.array([LIKED, 5.0]), NO_LINK)["auc"])
+    assert np.isnan(measure(np.array([1.0, 2.0]), np.array([LIKED, 5.0]), NO_CALIBRATION)["auc"])
 
 
 def test_order_does_not_change_any_metric() -> None:
     draw = np.random.default_rng(1)
     predictions, ratings = draw.normal(3, 1, 5000).astype(np.float32), draw.integers(1, 6, 5000)
     order = draw.permutation(5000)
-    first = measure(predictions, ratings, NO_LINK)
-    second = measure(predictions[order], ratings[order], fit_link(predictions, ratings >= LIKED))
+    first = measure(predictions, ratings, NO_CALIBRATION)
+    second = measure(predictions[order], ratings[order], fit_calibration(predictions, ratings >= LIKED))
     assert first["rmse"] == pytest.approx(second["rmse"], abs=1e-12)
     assert first["auc"] == pytest.approx(second["auc"], abs=1e-12)
 
@@ -84,12 +83,12 @@ def test_a_fitted_link_finds_the_planted_one() -> None:
     draw = np.random.default_rng(3)
     predictions = draw.normal(3.5, 0.5, 400_000)
     liked = draw.random(400_000) < 1 / (1 + np.exp(-(2.5 * predictions - 9)))
-    link = fit_link(predictions, liked)
+    link = fit_calibration(predictions, liked)
     assert (link.slope, link.intercept) == pytest.approx((2.5, -9), rel=0.02)
 
 
 def test_a_link_of_constant_predictions_gives_the_share_of_liked_ratings() -> None:
-    link = fit_link(np.full(1000, 3.5001), np.arange(1000) < 250)
+    link = fit_calibration(np.full(1000, 3.5001), np.arange(1000) < 250)
     # Another constant, as a mean of more ratings is, gives nearly the same.
     for constant in (3.5001, 3.52):
         loss = measure(np.full(4, constant), np.array([5.0, 1.0, 1.0, 1.0]), link)["log_loss"]
@@ -98,13 +97,13 @@ def test_a_link_of_constant_predictions_gives_the_share_of_liked_ratings() -> No
 
 def test_a_link_stays_finite_where_predictions_are_never_wrong_or_all_are_liked() -> None:
     for liked in (np.arange(100) >= 50, np.ones(100, bool)):
-        link = fit_link(np.arange(100) / 20, liked)
+        link = fit_calibration(np.arange(100) / 20, liked)
         assert np.isfinite([link.slope, link.intercept]).all()
         assert link.log_losses(np.arange(100) / 20, liked).mean() < 0.05
 
 
 def test_without_validation_ratings_there_is_no_log_loss() -> None:
-    link = fit_link(np.zeros(0), np.zeros(0, bool))
+    link = fit_calibration(np.zeros(0), np.zeros(0, bool))
     assert np.isnan(measure(np.array([3.0]), np.array([4.0]), link)["log_loss"])
 
 
@@ -125,12 +124,3 @@ def test_popularity_ranks_equal_counting_movie_by_movie() -> None:
         others = set(range(32)) - seen - {movie[case]}
         expected.append(1 + sum(counts[other] >= counts[movie[case]] for other in others))
     assert popularity_ranks(user, movie, num_known, 32).tolist() == expected
-
-
-def test_a_lower_rmse_and_a_higher_ndcg_are_better_and_nan_never_is() -> None:
-    assert is_better("rating", 0.8, 0.9)
-    assert is_better("ranking", 0.9, 0.8)
-    assert not is_better("rating", 0.9, 0.9)
-    assert not is_better("ranking", float("nan"), 0.1)
-    assert is_better("ranking", 0.0, None)
-    assert not is_better("rating", float("nan"), None)

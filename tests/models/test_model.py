@@ -18,11 +18,13 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
 from recsuite.models.interaction import Interaction
-from recsuite.models.task import RatingBatch, Recommender
+from recsuite.models.recommender import RatingBatch, Recommender
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan as sharding
-from recsuite.sharding.plan import build_model, describe_plan
-from recsuite.training.trainer import InputPipeline, build_learner, train_epoch
+from recsuite.sharding.plan import describe_plan
+from recsuite.training.input_pipeline import InputPipeline
+from recsuite.training.state import build_train_state
+from recsuite.training.steps import train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -38,7 +40,7 @@ def columns(config: Config) -> Columns:
 
 
 def tables_of(columns: Columns, config: Config, context: RuntimeContext) -> dict[str, torch.Tensor]:
-    state = build_model(columns, config, context).state_dict()
+    state = build_train_state(columns, config, context).model.state_dict()
     return {
         name.split(".")[-2]: value.local_shards()[0].tensor.detach()
         for name, value in state.items()
@@ -71,8 +73,8 @@ def test_initial_rows_depend_on_the_seed_and_the_row_alone(
 def test_different_users_get_different_rankings(
     columns: Columns, config: Config, context: RuntimeContext
 ) -> None:
-    task = build_model(columns, config, context).module
-    for shard in (value.local_shards()[0].tensor for value in task.state_dict().values() if _sharded(value)):
+    model = build_train_state(columns, config, context).model.module
+    for shard in (value.local_shards()[0].tensor for value in model.state_dict().values() if _sharded(value)):
         shard.detach().mul_(10)
     batch = first_batch(columns, config, context)
     num_rows = config.loader.batch_size
@@ -98,7 +100,7 @@ def test_different_users_get_different_rankings(
         keys=features.keys(), values=torch.cat(values), lengths=torch.tensor(new_lengths, dtype=torch.int32)
     )
     with torch.no_grad():
-        scores = task.recommender(crossed, torch.zeros(0)).view(num_users, num_movies)
+        scores = model.recommender(crossed, torch.zeros(0)).view(num_users, num_movies)
     rankings = {tuple(row.argsort().tolist()) for row in scores}
     assert len(rankings) == num_users
 
@@ -110,12 +112,12 @@ def _sharded(value: object) -> bool:
 def test_the_loss_is_the_mean_over_real_rows(
     columns: Columns, config: Config, context: RuntimeContext
 ) -> None:
-    task = build_model(columns, config, context).module
+    model = build_train_state(columns, config, context).model.module
     batch = first_batch(columns, config, context)
     half = torch.zeros_like(batch.weights)
     half[: len(half) // 2] = 2
     with torch.no_grad():
-        loss, (same, predictions) = task(dataclasses.replace(batch, weights=half))
+        loss, (same, predictions) = model(dataclasses.replace(batch, weights=half))
     errors = (predictions - batch.ratings)[: len(half) // 2] ** 2
     assert float(loss) == float(same) == pytest.approx(float(errors.mean()), rel=1e-5)
 
@@ -134,7 +136,7 @@ def test_the_model_follows_the_table_of_features(columns: Columns) -> None:
 
 
 def test_the_plan_is_a_line_for_each_table(columns: Columns, config: Config, context: RuntimeContext) -> None:
-    lines = describe_plan(build_model(columns, config, context), columns, config).splitlines()
+    lines = describe_plan(build_train_state(columns, config, context).model, columns, config).splitlines()
     assert lines[0].split() == ["table", "rows", "dim", "sharding", "ranks", "MiB"]
     assert [line.split()[0] for line in lines[1:]] == [table.name for table in columns.tables]
     movie = next(line.split() for line in lines if line.startswith("movie"))
@@ -149,7 +151,7 @@ def test_tables_that_do_not_fit_are_refused(
     )
     monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: 2**30)
     with pytest.raises(UserError, match=r"The tables need \d+.\d GiB .* have 1.0 GiB each .*; start more"):
-        build_model(huge, config, context)
+        build_train_state(huge, config, context)
 
 
 @pytest.mark.parametrize("task", ["rating", "ranking"])
@@ -161,7 +163,7 @@ def test_both_loops_train_either_task_alike(
         tried = config.replaced(task=task, pipeline=pipeline, batch_size=2048)
         sampler = EpochSampler(RatingBatches(columns, tried, 0, 1))
         feed = InputPipeline(build_dataloader(sampler.dataset, sampler, tried))
-        learner = build_learner(columns, tried, context)
-        losses.append(train_epoch(learner, feed, Progress(), tried, context, lambda position, loss: None))
+        learner = build_train_state(columns, tried, context)
+        losses.append(train_epoch(learner, feed, Progress(), tried, context))
     assert losses[0].tolist() == losses[1].tolist()
     assert losses[0][-2:].mean() < losses[0][:2].mean()

@@ -7,12 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.monitoring.event_log import EventLog
 from recsuite.monitoring.runs import numbers
-from recsuite.sharding.plan import table_rate
+from recsuite.training.callbacks import Step
+from recsuite.training.optimizer import table_rate
 from tests.support.launch import EXAMPLE, python, read_json
 
 STEPS_OF_AN_EPOCH = 8
@@ -62,24 +65,25 @@ def test_tensorboard_shows_the_configuration(watched: tuple[str, Path]) -> None:
     assert b"| --batch_size | `1024` |" in text.tensor_proto.string_val[0]
 
 
-def write_log(folder: Path, first_step: int, loss: float, report: dict[str, Any]) -> None:
+def write_log(folder: Path, first_step: int, loss: float, test: dict[str, float]) -> None:
     """One epoch of two steps."""
     log = EventLog(folder, Config())
-    part = (None, SimpleNamespace(param_groups=[{"scheduled_lr": 0.5}]))
-    for step in (first_step, first_step + 1):
-        log.after_step(step, SimpleNamespace(optimizers=[part, part]))
+    rates = {"tables": 0.5, "dense": 0.5}
+    for number in (first_step, first_step + 1):
+        log.on_step(Step(Progress(number), torch.tensor(loss), rates))
     metrics = SimpleNamespace(rmse=0.9, mae=0.7, auc=0.5)
     epoch: Any = SimpleNamespace(losses=[loss, loss])
     with pytest.MonkeyPatch.context() as patch:
         report_of = "recsuite.monitoring.event_log.epoch_report"
         patch.setattr(report_of, lambda epoch: {"validation": vars(metrics)})
-        log.after_epoch(epoch)
-    log.after_run(report)
+        log.on_epoch(epoch)
+    run: Any = SimpleNamespace(test=test)
+    log.on_end(run)
     log.close()
 
 
 def test_a_final_test_is_shown_at_the_last_step(tmp_path: Path) -> None:
-    write_log(tmp_path, 1, 0.5, {"test": {"hr@10": 0.25, "auc": None}, "epochs": []})
+    write_log(tmp_path, 1, 0.5, {"hr@10": 0.25, "auc": float("nan")})
     shown = scalars(tmp_path)
     assert shown["test/hr@10"] == [(2, 0.25)]
     assert shown["validation/rmse"] == [(2, pytest.approx(0.9))]

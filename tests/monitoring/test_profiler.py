@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.monitoring.profiler import OTHER, PARTS, Profile, segments, split_steps
 from recsuite.runtime import ranges
 from recsuite.runtime.process import RuntimeContext
@@ -111,6 +112,11 @@ def test_nothing_else_is_left_in_the_report(watched: tuple[str, Path]) -> None:
     assert names == ["curves.png", "metrics.json", "tensorboard", "trace.json"]
 
 
+# A profile looks at neither.
+NO_STEP: Any = None
+NO_RUN: Any = None
+
+
 class Said(RuntimeContext):
     """A context of one rank that keeps what is said."""
 
@@ -124,12 +130,12 @@ class Said(RuntimeContext):
 
 def run_steps(profile: Profile, epochs: list[int]) -> None:
     for steps in epochs:
-        with profile.epoch():
+        with profile.phase("steps", Progress()):
             for _ in range(steps):
                 with ranges.named("step"):
                     torch.ones(3).add_(1)
-                profile.after_step()
-    profile.finish()
+                profile.on_step(NO_STEP)
+    profile.on_end(NO_RUN)
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
 
 from recsuite.checkpoint.full import tensors_of
+from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.batches import RatingBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
-from recsuite.sharding import plan as sharding
 from recsuite.sharding.cpu_tables import CpuTables
-from recsuite.training.trainer import InputPipeline, Progress, build_learner, train_epoch
+from recsuite.training.input_pipeline import InputPipeline
+from recsuite.training.state import build_train_state
+from recsuite.training.steps import train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -38,9 +39,9 @@ def trained(config: Config, context: RuntimeContext) -> tuple[torch.Tensor, dict
     """Losses of an epoch, all that was learned in it, and whether the tables were ours."""
     columns = open_columns(config)
     sampler = EpochSampler(RatingBatches(columns, config, 0, 1))
-    learner = build_learner(columns, config, context)
+    learner = build_train_state(columns, config, context)
     feed = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
-    losses = train_epoch(learner, feed, Progress(), config, context, lambda position, loss: None)
+    losses = train_epoch(learner, feed, Progress(), config, context)
     state = {
         name: (value.local_shards()[0].tensor if isinstance(value, ShardedTensor) else value).detach().clone()
         for name, value in tensors_of(learner).items()
@@ -49,14 +50,9 @@ def trained(config: Config, context: RuntimeContext) -> tuple[torch.Tensor, dict
     return torch.from_numpy(losses), state, is_ours
 
 
-def test_an_epoch_equals_that_of_fbgemm(
-    config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_equals_that_of_fbgemm(config: Config, context: RuntimeContext) -> None:
     losses, state, is_ours = trained(config, context)
-    monkeypatch.setattr(
-        sharding, "CpuTablesSharder", lambda fused_params, timeout: EmbeddingCollectionSharder(fused_params)
-    )
-    their_losses, their_state, is_still_ours = trained(config, context)
+    their_losses, their_state, is_still_ours = trained(config.replaced(cpu_tables="torchrec"), context)
     assert (is_ours, is_still_ours) == (True, False)
     torch.testing.assert_close(losses, their_losses, rtol=1e-4, atol=0)
     assert state.keys() == their_state.keys()
@@ -70,7 +66,7 @@ def test_a_row_that_no_table_has_ends_the_run(config: Config, context: RuntimeCo
     columns = open_columns(config)
     sampler = EpochSampler(RatingBatches(columns, config, 0, 1))
     batch = next(InputPipeline(build_dataloader(sampler.dataset, sampler, config)).batches("train", 0))
-    model = build_learner(columns, config, context).model
+    model = build_train_state(columns, config, context).model
     for row in (columns.tables[0].rows, -1):
         batch.features.values()[7] = row
         with pytest.raises(IndexError, match=f"user: rows .*{row}.* are asked for, and there are "):

@@ -18,10 +18,12 @@ from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.models.interaction import Interaction
-from recsuite.models.task import RatingBatch
+from recsuite.models.recommender import RatingBatch
 from recsuite.runtime.process import cleanup_runtime, init_runtime
-from recsuite.sharding.plan import table_rate
-from recsuite.training.trainer import InputPipeline, TrainState, build_learner, train_epoch
+from recsuite.training.input_pipeline import InputPipeline
+from recsuite.training.optimizer import table_rate
+from recsuite.training.state import TrainState, build_train_state
+from recsuite.training.steps import train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -91,7 +93,7 @@ def test_every_row_decays_as_if_each_step_had_shrunk_the_whole_table(synthetic_f
     context = init_runtime(config)
     try:
         columns = open_columns(config)
-        learner = build_learner(columns, config, context)
+        learner = build_train_state(columns, config, context)
         features = [table.feature for table in columns.tables]
         interaction = Interaction(
             features, config.model.embedding_dim, config.model.mlp_dims, columns.mean_rating
@@ -111,7 +113,7 @@ def test_every_row_decays_as_if_each_step_had_shrunk_the_whole_table(synthetic_f
                 left = 1 - position.samples / num_train / config.training.epochs
                 reference.step(batch, left, size / num_train)
                 position = dataclasses.replace(position, samples=position.samples + size)
-            train_epoch(learner, feed, Progress(), config, context, lambda position, loss: None)
+            train_epoch(learner, feed, Progress(), config, context)
         after = rows_of(learner)
     finally:
         cleanup_runtime()

@@ -127,10 +127,10 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
     from recsuite.checkpoint.storage.directory import deltas_in, step_of
     from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.datasets.preparation.cache import open_columns
-    from recsuite.training.trainer import build_learner
+    from recsuite.training.state import build_train_state
 
     columns = open_columns(config)
-    learner = build_learner(columns, config, context)
+    learner = build_train_state(columns, config, context)
     keepers = [begin_keeper(folder / kind, kind, learner, columns, config, context) for kind in KINDS]
     states = {0: digests(tensors_of(learner), context)}
     epoch_ends = []
@@ -246,11 +246,11 @@ def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str
     from recsuite.checkpoint.storage.chain import chain_at
     from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
     from recsuite.datasets.preparation.cache import open_columns
-    from recsuite.training.trainer import build_learner
+    from recsuite.training.state import build_train_state
 
     columns = open_columns(config)
     # Other initial weights, so that nothing right is there by chance.
-    learner = build_learner(columns, config.replaced(seed=config.runtime.seed + 1), context)
+    learner = build_train_state(columns, config.replaced(seed=config.runtime.seed + 1), context)
     states = {}
     # Also backwards and twice: a load depends on nothing that was there before.
     folders = [*full_checkpoints_in(folder), *deltas_in(folder)]
@@ -341,7 +341,7 @@ def noting(dataset: Any, taken: list[int]) -> Any:
 def feed_of(columns: Any, config: Config, context: RuntimeContext) -> Any:
     from recsuite.datasets.batches import RatingBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
-    from recsuite.training.trainer import InputPipeline
+    from recsuite.training.input_pipeline import InputPipeline
 
     dataset = RatingBatches(columns, config, context.rank, context.world_size)
     return InputPipeline(build_dataloader(dataset, EpochSampler(dataset), config))
@@ -367,17 +367,17 @@ def advance(
     import torch.distributed as dist
 
     from recsuite.checkpoint.storage.manifest import Progress
-    from recsuite.training.trainer import make_pipeline
+    from recsuite.training.steps import make_pipeline
 
     feed = feed_of(columns, config, context)
     learner.model.train()
     losses: list[float] = []
     while len(losses) < num_steps:
-        pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
+        pipeline = make_pipeline(learner, config, context)
         batches = feed.batches("train", progress.epoch, progress.samples)
         sizes = feed.loader.dataset.step_sizes("train", progress.samples)
         for size in sizes[: num_steps - len(losses)]:
-            loss = pipeline.progress(batches)[0].detach().clone()
+            loss = pipeline.progress(batches).loss.clone()
             dist.all_reduce(loss)
             losses.append(float(loss) / context.world_size)
             progress = Progress(progress.step + 1, progress.epoch, progress.samples + size)

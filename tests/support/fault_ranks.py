@@ -33,7 +33,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
-from recsuite.training.trainer import TrainState, build_learner
+from recsuite.training.state import TrainState, build_train_state
 from tests.support.killed_ranks import MODES, differing, leftovers, mark_step, tables_of, write_step
 
 SMALL_FILE = 100
@@ -149,7 +149,7 @@ def main() -> None:
     results, data, save_dir = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     context, config = init_runtime(Config()), Config.of(dump_every=1, embedding_dim=8)
     columns = open_columns(Config.of(data_path=data))
-    dumped, loaded = (build_learner(columns, config, context) for _ in range(2))
+    dumped, loaded = (build_train_state(columns, config, context) for _ in range(2))
     place, faults, found = Place(columns, context, dumped, loaded), Faults(), {}
     for mode in ("dump", "async dump", "delta"):
         for name, fault, failing in (

@@ -46,7 +46,7 @@ from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.host import die_with_parent
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.trainer import TrainState, build_learner
+from recsuite.training.state import TrainState, build_train_state
 from tests.support.killed_writer import ACTIONS, kill_everywhere
 
 WORLD_SIZE = 2
@@ -148,7 +148,7 @@ class Rank:
             timeout=timedelta(seconds=DEADLINE),
         )
         self.context = RuntimeContext(rank, rank, WORLD_SIZE, WORLD_SIZE, torch.device("cpu"), 1)
-        self.learner: TrainState = build_learner(columns, config, self.context)
+        self.learner: TrainState = build_train_state(columns, config, self.context)
         self.tensors = tensors_of(self.learner)
 
     def say(self, **found: Any) -> None:

@@ -63,11 +63,12 @@ def build(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, A
     """TrainState and feed, as `train` makes them."""
     from recsuite.datasets.batches import RatingBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
-    from recsuite.training.trainer import InputPipeline, build_learner
+    from recsuite.training.input_pipeline import InputPipeline
+    from recsuite.training.state import build_train_state
 
     sampler = EpochSampler(RatingBatches(columns, config, context.rank, context.world_size))
     feed = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
-    return build_learner(columns, config, context), feed
+    return build_train_state(columns, config, context), feed
 
 
 def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any:
@@ -83,8 +84,9 @@ def train_all(
     columns: Any, config: Config, context: RuntimeContext
 ) -> tuple[list[list[float]], Any, dict[str, float]]:
     """The loss of every step of every epoch, the metrics of the trained model, and `optimizer_sums`."""
+    from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.training.evaluation import make_evaluator
-    from recsuite.training.trainer import Progress, train_epoch
+    from recsuite.training.steps import train_epoch
 
     learner, feed = build(columns, config, context)
     evaluator = make_evaluator(feed, columns, config, context)
@@ -92,7 +94,7 @@ def train_all(
     with feed.loader:
         for epoch in range(config.training.epochs):
             position = Progress(0, epoch)
-            found = train_epoch(learner, feed, position, config, context, lambda position, loss: None)
+            found = train_epoch(learner, feed, position, config, context)
             losses.append(found.tolist())
             metrics = evaluator.test(learner.model, epoch)
     return losses, metrics, optimizer_sums(learner)
@@ -137,7 +139,7 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     vectors = {}
     for split in ("validation", "test", "catalogue"):
         with torch.no_grad():
-            outputs = [learner.model(batch)[1][1] for batch in feed.batches(split, 0)]
+            outputs = [learner.model(batch).output.predictions for batch in feed.batches(split, 0)]
         numbers = torch.stack(outputs).unbind(dim=-1)
         both = 2 * len(columns.range_of(split))
         vectors[split] = [in_order(number.flatten(1), both, context).tolist() for number in numbers]
@@ -146,11 +148,11 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
 
 def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContext) -> int:
     """How many modules TorchRec's pipeline takes over."""
-    from recsuite.training.trainer import PlainSteps, make_pipeline
+    from recsuite.training.steps import PlainSteps, make_pipeline
 
     config = config.replaced(pipeline="sparse_dist")
     learner, feed = build(columns, config, context)
-    pipeline = make_pipeline(learner.model, learner.optimizer, config, context)
+    pipeline = make_pipeline(learner, config, context)
     assert not isinstance(pipeline, PlainSteps)
     # To the end, for it exchanges the ids of batches ahead.
     batches = feed.batches("test", epoch=0)

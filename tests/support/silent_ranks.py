@@ -74,9 +74,9 @@ def stay_in_preparation() -> None:
 
 def stay_in_training() -> None:
     """In the steps of a training."""
-    from recsuite.training import trainer as train
+    from recsuite.training import trainer
 
-    train.train_epoch = marked(train.train_epoch)
+    trainer.train_epoch = marked(trainer.train_epoch)
 
 
 def stay_in_dumps() -> None:

@@ -42,11 +42,12 @@ def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
     from recsuite.checkpoint.storage.chain import chain_at
     from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
     from recsuite.datasets.opening import open_data
-    from recsuite.training.trainer import InputPipeline, build_learner
+    from recsuite.training.input_pipeline import InputPipeline
+    from recsuite.training.state import build_train_state
 
     found = {}
     with open_data(config, context) as data, torch.no_grad():
-        learner, feed = build_learner(data.columns, config, context), InputPipeline(data.loader)
+        learner, feed = build_train_state(data.columns, config, context), InputPipeline(data.loader)
         learner.model.eval()
         for folder in (
             *full_checkpoints_in(Path(config.checkpoint.save_dir)),

@@ -16,7 +16,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.trainer import TrainState, build_learner
+from recsuite.training.state import TrainState, build_train_state
 from tests.support.killed_ranks import differing, mark_step, write_step
 
 
@@ -50,7 +50,7 @@ def make_trained(data: Path, context: RuntimeContext, folder: Path) -> Trained:
         data_path=str(data), save_dir=str(folder), embedding_dim=4, mlp_dims=(4,), dump_every=1
     )
     columns = open_columns(config)
-    learner = build_learner(columns, config, context)
+    learner = build_train_state(columns, config, context)
     tensors = tensors_of(learner)
     for increments, steps in ((False, (1, 2)), (True, (3, 4))):
         config = config.replaced(resume=True, inc_dump=increments)

@@ -38,8 +38,9 @@ from recsuite.runtime.ending.termination import Termination, status_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import installed_versions
 from recsuite.sharding.plan import describe_plan
-from recsuite.training.trainer import TrainState, check_finite
-from recsuite.training.weights import check_sound, unsound
+from recsuite.training.callbacks import Epoch, Step
+from recsuite.training.state import TrainState
+from recsuite.training.weights import check_finite, check_sound, unsound
 
 # Bytes a second of the slowest disk that ranks wait for.
 SLOWEST_DISK = 5 * 10**6
@@ -52,6 +53,8 @@ class Checkpointer:
     fails for want of space or permission is said in one sentence, and the training goes on; the next one
     tries again. Collective: every rank.
     """
+
+    phase = "dumps"
 
     def __init__(
         self,
@@ -100,6 +103,14 @@ class Checkpointer:
             else:
                 self.link = link_after(self.resumed.folder)
 
+    def on_step(self, step: Step) -> None:
+        """See `callbacks.Checkpointer`."""
+        self.after_step(step.progress, step.loss)
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """See `callbacks.Checkpointer`."""
+        self.after_step(epoch.progress, float(epoch.losses[-1]))
+
     def after_step(self, progress: Progress, loss: torch.Tensor | float) -> None:
         """Dump if it is time to, or if any rank was told to end; then this raises SystemExit.
 
@@ -116,7 +127,7 @@ class Checkpointer:
                 and self.link is not None
                 and not (at_end and self.config.checkpoint.dump)
             )
-            # At the end of an epoch `run_epoch` did that, before the validation.
+            # At the end of an epoch the trainer did that, before the validation.
             if not at_end:
                 self._check(progress, loss, is_delta)
             if is_delta:

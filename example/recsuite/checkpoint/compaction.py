@@ -24,7 +24,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.errors import counted
 from recsuite.runtime.collectives import broadcast_from_rank0
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.trainer import TrainState
+from recsuite.training.state import TrainState
 
 
 def compact(learner: TrainState, columns: Columns, config: Config, context: RuntimeContext) -> None:

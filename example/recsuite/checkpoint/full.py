@@ -44,7 +44,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of, flushed
 from recsuite.runtime.collectives import all_gather_object
-from recsuite.training.trainer import TrainState
+from recsuite.training.state import TrainState
 
 OPTIMIZER = "row-wise Adagrad for the tables, AdamW for the dense part, decoupled decay of all rows"
 

@@ -25,11 +25,11 @@ from recsuite.checkpoint.storage.shards import check_shard_files, reading
 from recsuite.config.checkpoint import NEWEST
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import LABELS, main_metric
 from recsuite.errors import UserError, counted
+from recsuite.models.tasks.task import task_named
 from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.trainer import TrainState
+from recsuite.training.state import TrainState
 
 
 class _DamagedError(UserError):
@@ -135,7 +135,7 @@ def restore_chosen(
     checkpoint = asked_for(_named(config), config.checkpoint.checkpoint, config.checkpoint.until)
 
     def describe(progress: Progress) -> str:
-        chosen = describe_choice(progress, checkpoint, LABELS[main_metric(config.model.task)[0]])
+        chosen = describe_choice(progress, checkpoint, task_named(config.model.task).main_label)
         is_other = config.checkpoint.until not in (-1, progress.step)
         return f"{chosen}, the newest up to --until {config.checkpoint.until}" if is_other else chosen
 

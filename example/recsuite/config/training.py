@@ -15,6 +15,7 @@ WIDEST, DEEPEST = 2**14, 100
 class ModelConfig(Section):
     """What is learned, and how large the model is."""
 
+    # Each is a module of `models/tasks`; only the names are here, because a task imports torch.
     CHOICES: ClassVar = {"task": ("rating", "ranking")}
     MOST: ClassVar = {"embedding_dim": 2**14}
 
@@ -87,7 +88,10 @@ class OptimizerConfig(Section):
 class TrainingConfig(Section):
     """How long the model learns."""
 
-    CHOICES: ClassVar = {"pipeline": ("auto", "plain", "sparse_dist")}
+    CHOICES: ClassVar = {
+        "pipeline": ("auto", "plain", "sparse_dist"),
+        "cpu_tables": ("vectorised", "torchrec"),
+    }
     POSITIVE: ClassVar = ("epochs",)
     MOST: ClassVar = {"epochs": 1_000_000}
 
@@ -104,6 +108,10 @@ class TrainingConfig(Section):
     pipeline: str = "auto"
     """Training loop: plain, sparse_dist (TorchRec's TrainPipelineSparseDist), or auto: sparse_dist on
     CUDA, else plain."""
+
+    cpu_tables: str = "vectorised"
+    """The tables' step on a CPU: vectorised, this program's own, or torchrec: TorchRec's and FBGEMM's, which
+    gives the same but for rounding, and takes longer."""
 
     def validate(self) -> None:
         """Refuse impossible values.

@@ -42,7 +42,8 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.datasets.metrics import METRICS, Metrics
+from recsuite.config.learning import ModelConfig
+from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.schema import ENTITIES, ITEM, Schema, Table
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, check_file
@@ -195,7 +196,7 @@ def _described(
     # A path may be of any length and letters.
     columns = dataclasses.replace(columns, folder=str(folder), source=str(source), tables=tables)
     for what, needed, there in (
-        ("baselines of the task", METRICS, columns.baselines),
+        ("baselines of the task", ModelConfig.CHOICES["task"], columns.baselines),
         ("table of the feature", map(schema.name_of, ENTITIES), [table.name for table in columns.tables]),
     ):
         missing = [name for name in needed if name not in there]

@@ -1,7 +1,8 @@
-"""Metrics over whole splits, for both tasks, and the baselines that a model has to beat.
+"""Metrics over whole splits: of predictions against ratings, and of ranks.
 
-Plain numpy on arrays of one entry a rating, so that a known answer can be checked by hand. How the
-arrays come together from all ranks is the business of `evaluation.py`.
+Plain numpy on arrays of one entry a rating, so that a known answer can be checked by hand. How the arrays
+come together from all ranks is the business of `training/evaluation.py`; which metrics a task has, and how it
+calls them, that of `models/tasks/`.
 """
 
 from __future__ import annotations
@@ -18,42 +19,14 @@ Metrics = dict[str, float]
 LIKED = 4.0
 # How many items are recommended: the K of HR@K and NDCG@K.
 TOP = 10
-METRICS = {"rating": ("rmse", "mae", "auc", "log_loss"), "ranking": ("hr_at_10", "ndcg_at_10")}
-# How a metric is called where people read it.
-LABELS = {
-    "rmse": "RMSE",
-    "mae": "MAE",
-    "auc": "AUC",
-    "log_loss": "log loss",
-    "hr_at_10": "HR@10",
-    "ndcg_at_10": "NDCG@10",
-}
-# Newton's method doubles the digits in each round; the ridge keeps a link finite where predictions put all
-# liked ratings above all others, and is too small to be seen elsewhere.
-LINK_ROUNDS = 25
-LINK_RIDGE = 1e-3
+# Newton's method doubles the digits in each round; the ridge keeps a calibration finite where predictions
+# put all liked ratings above all others, and is too small to be seen elsewhere.
+CALIBRATION_ROUNDS = 25
+CALIBRATION_RIDGE = 1e-3
 # Predictions that differ by less than this many stars are one.
 LEAST_SPREAD = 1e-6
 # Sums go by chunks, so that the metrics of many ratings take little more memory than the ratings.
 CHUNK = 2**20
-
-
-def main_metric(task: str) -> tuple[str, bool]:
-    """The metric by which two models of a task are compared, and whether the lower one is the better."""
-    return ("rmse", True) if task == "rating" else ("ndcg_at_10", False)
-
-
-def is_better(task: str, value: float, best: float | None) -> bool:
-    """Whether a value of the main metric beats the best one so far; NaN beats nothing."""
-    if best is None:
-        return bool(np.isfinite(value))
-    lower = main_metric(task)[1]
-    return value < best if lower else value > best
-
-
-def no_metrics(task: str) -> Metrics:
-    """The metrics of a split without a rating: none is defined."""
-    return dict.fromkeys(METRICS[task], float("nan"))
 
 
 @dataclass(frozen=True)
@@ -71,18 +44,18 @@ class Calibration:
         return np.maximum(wrong, 0) + np.log1p(np.exp(-np.abs(wrong)))
 
 
-def fit_link(predictions: np.ndarray, liked: np.ndarray) -> Calibration:
-    """The link of highest likelihood for predictions, float [n], and whether they came true, bool [n].
+def fit_calibration(predictions: np.ndarray, liked: np.ndarray) -> Calibration:
+    """The calibration of highest likelihood for predictions, float [n], and whether they came true, bool [n].
 
-    By Newton's method on standardised predictions. A link of NaN where there are none to fit it on.
+    By Newton's method on standardised predictions. One of NaN where there are none to fit it on.
     """
     if len(predictions) == 0:
         return Calibration(float("nan"), float("nan"))
     mean, spread = (float(number(predictions, dtype=np.float64)) for number in (np.mean, np.std))
     spread = spread if spread > LEAST_SPREAD else 1.0
     weights = np.zeros(2)
-    for _ in range(LINK_ROUNDS):
-        gradient, curvature = LINK_RIDGE * weights, LINK_RIDGE * np.eye(2)
+    for _ in range(CALIBRATION_ROUNDS):
+        gradient, curvature = CALIBRATION_RIDGE * weights, CALIBRATION_RIDGE * np.eye(2)
         for part in _chunks(len(predictions)):
             scaled = (predictions[part].astype(np.float64) - mean) / spread
             inputs = np.stack([scaled, np.ones_like(scaled)])
@@ -95,17 +68,17 @@ def fit_link(predictions: np.ndarray, liked: np.ndarray) -> Calibration:
     return Calibration(slope, float(weights[1]) - slope * mean)
 
 
-def measure(predictions: np.ndarray, ratings: np.ndarray, link: Calibration) -> Metrics:
+def measure(predictions: np.ndarray, ratings: np.ndarray, calibration: Calibration) -> Metrics:
     """Exact metrics of predictions, float [n], against ratings, float [n], summed in float64.
 
-    auc is NaN where all ratings lie on one side of `LIKED`, log_loss where the link is.
+    auc is NaN where all ratings lie on one side of `LIKED`, log_loss where the calibration is.
     """
     squared = absolute = log_losses = 0.0
     for part in _chunks(len(predictions)):
         errors = predictions[part].astype(np.float64) - ratings[part]
         squared += float(np.square(errors).sum())
         absolute += float(np.abs(errors).sum())
-        log_losses += float(link.log_losses(predictions[part], ratings[part] >= LIKED).sum())
+        log_losses += float(calibration.log_losses(predictions[part], ratings[part] >= LIKED).sum())
     number = len(predictions)
     return {
         "rmse": float(np.sqrt(squared / number)),
@@ -134,7 +107,7 @@ def measure_ranks(ranks: np.ndarray) -> Metrics:
     A case has one relevant item, so its ideal gain is 1.
     """
     if len(ranks) == 0:
-        return no_metrics("ranking")
+        return dict.fromkeys(("hr_at_10", "ndcg_at_10"), float("nan"))
     hits = ranks <= TOP
     return {"hr_at_10": float(hits.mean()), "ndcg_at_10": float((hits / np.log2(1.0 + ranks)).mean())}
 

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from recsuite.datasets.schema import HISTORY, Feature
-from recsuite.models.interaction import LookedUp, Vectors, make_mlp, repeated
+from recsuite.models.layers import Head, LookedUp, make_mlp, repeated
 
 # Logarithms of probabilities spread wider than stars. Rows count so many times, which is the same as so many
 # times the learning rate and the initial spread, so one --lr is right for both tasks.
 SCALE = 5.0
 
 
-class TwoTower(Vectors):
+class TwoTower(Head):
     """Scores items for a user: item bias + <user factors, item factors>.
 
     An MLP adds to the user's factors what it makes of them. A history counts whatever its ratings, with its

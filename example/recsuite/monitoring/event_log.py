@@ -11,19 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from recsuite.config.config import Config
 from recsuite.errors import UserError
-from recsuite.monitoring.report import epoch_report
+from recsuite.monitoring.report import epoch_report, finite
 from recsuite.monitoring.runs import numbers
+from recsuite.training.callbacks import Callback, Epoch, Run, Step
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from recsuite.training.trainer import Epoch
 
-# The parts of the optimizer, in their order.
-OPTIMIZERS = ("tables", "dense")
-
-
-class EventLog:
+class EventLog(Callback):
     """Writes what a training does as scalars over its steps, on the rank that makes it.
 
     Every step's loss and learning rates; after an epoch what metrics.json holds of it, and in the end the
@@ -46,14 +42,11 @@ class EventLog:
         self._writer: SummaryWriter | None = None
         self._last_step = 0
 
-    def after_step(self, step: int, optimizer: Any) -> None:
-        """Keep the learning rates with which a step was made; a step of the training, from 1."""
-        self._rates[step] = {
-            name: part.param_groups[0]["scheduled_lr"]
-            for name, (_, part) in zip(OPTIMIZERS, optimizer.optimizers, strict=True)
-        }
+    def on_step(self, step: Step) -> None:
+        """Keep the learning rates with which a step was made."""
+        self._rates[step.progress.step] = dict(step.rates)
 
-    def after_epoch(self, epoch: Epoch) -> None:
+    def on_epoch(self, epoch: Epoch) -> None:
         """Write what an epoch was."""
         writer = self._opened(first_step=min(self._rates))
         for (step, rates), loss in zip(self._rates.items(), epoch.losses, strict=True):
@@ -64,10 +57,10 @@ class EventLog:
         self._rates = {}
         self._write_numbers(epoch_report(epoch))
 
-    def after_run(self, report: Mapping[str, Any]) -> None:
-        """Write the final test of a report, if it has one."""
+    def on_end(self, run: Run) -> None:
+        """Write the final test, if anything was trained."""
         if self._writer:
-            self._write_numbers({"test": report.get("test", {})})
+            self._write_numbers({"test": finite(run.test)})
 
     def close(self) -> None:
         """Have everything on disk."""

@@ -11,6 +11,7 @@ import math
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.errors import UserError, counted
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import PARTS, STEP
+from recsuite.training.callbacks import Callback, Run, Step
 
 # What of a step is in no part.
 OTHER = "other"
@@ -132,7 +135,7 @@ def describe_split(events: Sequence[Any], num_steps: int, device: torch.device) 
     return f"ms of a step: {sum(split.values()):.2f} of {whose}, in {parts}"
 
 
-class Profile:
+class Profile(Callback):
     """Records training steps on this rank, and says and writes what it saw; the other ranks just train.
 
     A recording ends with its epoch, so that no evaluation is in it, and may have fewer steps than were asked
@@ -178,13 +181,17 @@ class Profile:
             self.context.say(f"{self.path} shows them in time: open it in Perfetto or chrome://tracing")
         self._profiler = None
 
-    def after_step(self) -> None:
+    def phase(self, name: str, progress: Progress) -> AbstractContextManager[None]:
+        """See `Callback`: records steps alone."""
+        return self.epoch() if name == "steps" else contextlib.nullcontext()
+
+    def on_step(self, step: Step) -> None:
         """A step of the epoch is done."""
         self._seen += 1
         if self._profiler:
             self._profiler.step()
 
-    def finish(self) -> None:
+    def on_end(self, run: Run) -> None:
         """Say so if there was nothing to record."""
         if not self._recorded:
             self.context.say(f"--profile recorded nothing: {self._seen} steps do not go beyond the warm-up")

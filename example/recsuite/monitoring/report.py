@@ -12,42 +12,15 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import LABELS, METRICS, TOP, Metrics, main_metric
+from recsuite.datasets.metrics import Metrics
 from recsuite.errors import UserError, counted
 from recsuite.monitoring.page import replace_file
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import installed_versions
 
 if TYPE_CHECKING:
-    from recsuite.checkpoint.storage.manifest import Progress
-    from recsuite.training.trainer import Epoch, Run
-
-
-def describe_epoch(epoch: Epoch, config: Config) -> str:
-    """One line on one epoch."""
-    loss = (
-        f"RMSE {epoch.train_loss**0.5:.4f}"
-        if config.model.task == "rating"
-        else f"loss {epoch.train_loss:.4f}"
-    )
-    # Of ratings the RMSE says enough.
-    shown = {"rating": ("rmse",), "ranking": METRICS["ranking"]}[config.model.task]
-    validation = ", ".join(f"{LABELS[name]} {_number(epoch.validation[name])}" for name in shown)
-    return (
-        f"epoch {epoch.number}/{config.training.epochs}: train {loss}, validation {validation}, "
-        f"{epoch.seconds:.1f} s, {epoch.ratings_per_second:,.0f} ratings/s, data wait {epoch.data_wait:.1%}"
-    )
-
-
-def describe_early_stop(position: Progress, config: Config) -> str:
-    """One line on a training that ended before its last epoch."""
-    assert position.best is not None
-    label = LABELS[main_metric(config.model.task)[0]]
-    return (
-        f"stopped early, after epoch {position.epoch}: "
-        f"{counted(position.epochs_since_best, 'epoch')} without a better "
-        f"validation {label} than {position.best:.4f} (--patience {config.training.patience})"
-    )
+    from recsuite.models.tasks.task import Task
+    from recsuite.training.callbacks import Epoch, Run
 
 
 def describe_nothing_left(result: Run, config: Config) -> str:
@@ -65,17 +38,15 @@ def describe_nothing_left(result: Run, config: Config) -> str:
 
 def results_table(columns: Columns, config: Config, name: str, test: Metrics) -> str:
     """A model beside the baselines of its task, on the test ratings; "-" is a metric that is not defined."""
-    rows = {**columns.baselines[config.model.task], name: test}
+    task = _task_of(config)
+    rows = {**columns.baselines[task.name], name: test}
     # The oracle is a bound, not a rival: it comes last.
     if "oracle" in rows:
         rows["oracle (knows the planted world)"] = rows.pop("oracle")
-    labels = [LABELS[name] for name in METRICS[config.model.task]]
+    labels = list(task.metrics.values())
     # Wide enough for a number with four places.
     widths = [max(6, len(label)) for label in labels]
-    cells = [
-        labels,
-        *([_number(metrics[key]) for key in METRICS[config.model.task]] for metrics in rows.values()),
-    ]
+    cells = [labels, *([_number(metrics[key]) for key in task.metrics] for metrics in rows.values())]
     width = max(map(len, rows))
     lines = [
         f"| {name:<{width}} | {' | '.join(map(str.rjust, row, widths))} |"
@@ -87,25 +58,27 @@ def results_table(columns: Columns, config: Config, name: str, test: Metrics) ->
 
 def describe_failure(columns: Columns, config: Config, test: Metrics) -> str:
     """One line on a model that is worse than what knows no user; empty where it is better."""
-    name, lower_is_better = main_metric(config.model.task)
-    baselines = columns.baselines[config.model.task]
-    if config.model.task == "rating":
-        plain = {"the mean of all ratings": baselines["global mean"][name]}
-    else:
-        chance = sum(1 / math.log2(1 + rank) for rank in range(1, TOP + 1)) / columns.num_items
-        plain = {"popularity": baselines["popularity"][name], "a random order": chance}
-    sign = 1 if lower_is_better else -1
-    # A result that is no number is worse than all.
+    task = _task_of(config)
+    name = task.main_metric
+    weakest = task.weakest(columns.baselines[task.name], columns.num_items)
+    sign = 1 if task.lower_is_better else -1
+    # A result that is not a number is worse than all.
     better = [
         f"{known} ({_number(value)})"
-        for known, value in plain.items()
+        for known, value in weakest.items()
         if not sign * (test[name] - value) <= 0
     ]
     if not better:
         return ""
-    return (
-        f"this model is worse than {' and '.join(better)}: its test {LABELS[name]} is {_number(test[name])}"
-    )
+    label, value = task.main_label, _number(test[name])
+    return f"this model is worse than {' and '.join(better)}: its test {label} is {value}"
+
+
+def _task_of(config: Config) -> Task:
+    # Not above: a task imports TorchRec, and --report_dir is checked before that takes its time.
+    from recsuite.models.tasks.task import task_named
+
+    return task_named(config.model.task)
 
 
 def _number(value: float) -> str:
@@ -174,9 +147,9 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         },
         "plan": run.plan.splitlines(),
         "baselines": {
-            name: _finite(metrics) for name, metrics in columns.baselines[config.model.task].items()
+            name: finite(metrics) for name, metrics in columns.baselines[config.model.task].items()
         },
-        "test": _finite(run.test),
+        "test": finite(run.test),
         "test_epoch": run.test_epoch,
         "stopped_early": run.stopped_early,
         "epochs": [epoch_report(epoch) for epoch in run.epochs],
@@ -188,7 +161,7 @@ def epoch_report(epoch: Epoch) -> dict[str, Any]:
     return {
         "epoch": epoch.number,
         "train_loss": epoch.train_loss,
-        "validation": _finite(epoch.validation),
+        "validation": finite(epoch.validation),
         "seconds": epoch.seconds,
         "ratings_per_second": epoch.ratings_per_second,
         "data_wait": epoch.data_wait,
@@ -196,7 +169,8 @@ def epoch_report(epoch: Epoch) -> dict[str, Any]:
     }
 
 
-def _finite(metrics: Metrics) -> dict[str, float | None]:
+def finite(metrics: Metrics) -> dict[str, float | None]:
+    """Metrics as JSON can hold them: None for what is not a number."""
     # JSON has no NaN.
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
@@ -213,24 +187,26 @@ def _draw(run: Run, config: Config) -> bytes:
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    if config.model.task == "rating":
-        smooth = _smooth(run)
+    task = _task_of(config)
+    smooth = task.training_curve(_smooth(run))
+    if smooth is not None:
         places = np.linspace(run.epochs[0].number - 1, run.epochs[-1].number, len(smooth))
         axes.plot(places, smooth, color="0.65", label="training, while learning")
-    name, lower_is_better = main_metric(config.model.task)
+    name = task.main_metric
     numbers = [epoch.number for epoch in run.epochs]
     values = [epoch.validation[name] for epoch in run.epochs]
     axes.plot(numbers, values, "o-", color="C0", label="validation, after the epoch")
     label = f"test, after epoch {run.test_epoch}: {run.test[name]:.4f}"
     axes.plot([run.test_epoch], [run.test[name]], "*", color="C1", markersize=12, label=label)
-    baselines = run.columns.baselines[config.model.task]
+    baselines = run.columns.baselines[task.name]
     for (baseline, metrics), style in zip(baselines.items(), (":", "--", "-."), strict=False):
         color = "C2" if baseline == "oracle" else "C3"
         label = f"{baseline}, test: {metrics[name]:.4f}"
         axes.axhline(metrics[name], color=color, linestyle=style, label=label)
-    unit = " in stars" if config.model.task == "rating" else ""
-    axes.set(xlabel="epoch", ylabel=f"{LABELS[name]}{unit}", title=Path(run.columns.source).name)
-    if lower_is_better:
+    axes.set(
+        xlabel="epoch", ylabel=f"{task.main_label}{task.curve_unit}", title=Path(run.columns.source).name
+    )
+    if task.lower_is_better:
         axes.set_ylim(top=max(metrics[name] for metrics in baselines.values()) * 1.02)
     axes.legend()
     content = io.BytesIO()
@@ -239,7 +215,7 @@ def _draw(run: Run, config: Config) -> bytes:
 
 
 def _smooth(run: Run) -> np.ndarray:
-    """RMSE of training in means over a fiftieth of an epoch, so that noise does not hide the curve."""
+    """The losses in means over a fiftieth of an epoch, so that noise does not hide the curve."""
     losses = np.concatenate([epoch.losses for epoch in run.epochs])
     window = max(1, len(run.epochs[0].losses) // 50)
-    return np.sqrt([part.mean() for part in np.array_split(losses, len(losses) // window)])
+    return np.array([part.mean() for part in np.array_split(losses, len(losses) // window)])

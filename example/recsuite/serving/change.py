@@ -13,8 +13,7 @@ from recsuite.checkpoint.storage.chain import check_name
 from recsuite.checkpoint.storage.manifest import Manifest, read_manifest
 from recsuite.checkpoint.storage.shards import shape_of, shard_files_of
 from recsuite.errors import UserError
-from recsuite.models.interaction import Interaction
-from recsuite.models.two_tower import TwoTower
+from recsuite.models.layers import Head
 from recsuite.serving.model_files import checked, dense_names, empty_interaction, filled
 from recsuite.serving.snapshot import Snapshot
 
@@ -28,7 +27,7 @@ class Change:
 
     manifest: Manifest
     tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
-    interaction: Interaction | TwoTower
+    interaction: Head
 
 
 def read_change(delta: Path, snapshot: Snapshot) -> Change | None:

@@ -13,8 +13,8 @@ from recsuite.checkpoint.storage.manifest import Manifest, check_files, read_man
 from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of
 from recsuite.datasets.schema import Feature
 from recsuite.errors import UserError, printable
-from recsuite.models.interaction import Interaction
-from recsuite.models.two_tower import TwoTower
+from recsuite.models.layers import Head
+from recsuite.models.tasks.task import all_tasks
 
 
 @contextlib.contextmanager
@@ -29,11 +29,10 @@ def checked(folder: Path) -> Iterator[Manifest]:
             raise UserError(f"{folder} was replaced while it was read.")
 
 
-def empty_interaction(
-    folder: Path, features: Sequence[Feature], manifest: Manifest
-) -> Interaction | TwoTower:
+def empty_interaction(folder: Path, features: Sequence[Feature], manifest: Manifest) -> Head:
     """An interaction as wide as a model says, without memory yet; that of a model for ranking has a tower."""
-    pattern = re.compile(r"dense\.(mlp|tower)\.(\d{1,9})\.weight")
+    tasks = {task.dense_layers: task for task in all_tasks()}
+    pattern = re.compile(rf"dense\.({'|'.join(tasks)})\.(\d{{1,9}})\.weight")
     layers = sorted(
         (match for match in map(pattern.fullmatch, manifest.tensors) if match),
         key=lambda match: int(match[2]),
@@ -47,11 +46,9 @@ def empty_interaction(
     (embedding_dim,) = embedding_dims
     widths = [shapes[match[0]][0] for match in layers][:-1]
     with torch.device("meta"):
-        empty: Interaction | TwoTower
-        if layers and layers[0][1] == "tower":
-            empty = TwoTower(features, embedding_dim, widths)
-        else:
-            empty = Interaction(features, embedding_dim, widths, 0.0)
+        # Without layers any head says in what its tensors differ.
+        task = tasks[layers[0][1]] if layers else next(iter(tasks.values()))
+        empty = task.make_head(features, embedding_dim, widths)
     for name, value in empty.state_dict().items():
         found, wanted = shape_of(folder, manifest, f"dense.{name}"), list(value.shape) or [1]
         if found != wanted:
@@ -59,12 +56,12 @@ def empty_interaction(
     return empty.eval().requires_grad_(False)
 
 
-def dense_names(interaction: Interaction | TwoTower) -> list[str]:
+def dense_names(interaction: Head) -> list[str]:
     """What a checkpoint calls the tensors of the dense part."""
     return [f"dense.{name}" for name in interaction.state_dict()]
 
 
-def filled(empty: Interaction | TwoTower, tensors: Mapping[str, torch.Tensor]) -> Interaction | TwoTower:
+def filled(empty: Head, tensors: Mapping[str, torch.Tensor]) -> Head:
     """The interaction with the dense part of a dump."""
     # A dump has no tensor without a dimension. Copied, for what safetensors gives may still lie in the file.
     values = {

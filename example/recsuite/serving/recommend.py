@@ -26,7 +26,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Feature, RawData
 from recsuite.datasets.source import SCHEMA, locate, read
 from recsuite.errors import UserError, counted, printable
-from recsuite.models.two_tower import TwoTower
+from recsuite.models.tasks.task import task_of_head
 from recsuite.serving.request import HISTORY_RATINGS
 from recsuite.serving.served import Follower, ServedModel
 
@@ -232,9 +232,7 @@ def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> 
             f"the model knows no user {viewer.name}; these are the popular {SCHEMA.items}, by the mean of "
             f"their {SCHEMA.labels} damped by {DAMPING} at the mean of all"
         )
-    # What a model for ranking gives is no number of stars.
-    ranks = isinstance(model.snapshot.interaction, TwoTower)
-    heading = ("score" if ranks else "predicted") if known else "mean"
+    heading = task_of_head(model.snapshot.interaction).score_label if known else "mean"
     return "\n".join([*lines, _table(found, titles[found.items].tolist(), heading)])
 
 

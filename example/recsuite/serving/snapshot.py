@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
-from recsuite.datasets.metrics import LABELS, main_metric
 from recsuite.datasets.schema import HISTORY, UNKNOWN_ROW, Feature
 from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError, printable
-from recsuite.models.interaction import Interaction
-from recsuite.models.two_tower import TwoTower
+from recsuite.models.layers import Head
+from recsuite.models.tasks.task import task_of_head
 from recsuite.serving.request import HISTORY_RATINGS, check_types, length_of
 
 
@@ -50,7 +49,7 @@ class Snapshot:
     folder: Path
     features: tuple[Feature, ...]
     tables: dict[str, torch.Tensor]
-    interaction: Interaction | TwoTower
+    interaction: Head
     vocabulary: dict[str, dict[Any, int]]
     manifest: Manifest
     follows: ParentLink
@@ -60,7 +59,7 @@ class Snapshot:
     @property
     def metric(self) -> str:
         """By what the best of its training is chosen."""
-        return LABELS[main_metric("ranking" if isinstance(self.interaction, TwoTower) else "rating")[0]]
+        return task_of_head(self.interaction).main_label
 
     def look_up(self, values: Mapping[str, Sequence[Any]]) -> dict[str, Rows]:
         """The rows of raw values; those that are not given count as unknown, and a history as empty."""

@@ -7,11 +7,11 @@ starts from the same model.
 from __future__ import annotations
 
 import hashlib
-import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -33,7 +33,8 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
-from recsuite.models.task import RankingTask, RatingTask, make_task
+from recsuite.models.recommender import TrainableModel
+from recsuite.models.tasks.task import task_named
 from recsuite.runtime.host import allowed_memory
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu_tables import CpuTablesSharder
@@ -42,53 +43,45 @@ from recsuite.sharding.data_parallel import FixedBuckets
 # Rows are drawn in blocks, so that a shard can be filled without drawing the table.
 INIT_BLOCK_ROWS = 4096
 INIT_STD = 0.025
-# The global batch that --lr is for.
-REFERENCE_BATCH = 4096
 ROWS_PER_RANK_WORTH_SPLITTING = 256
 # Share of a rank's memory that the planner leaves to the dense part, the batches and everything else.
 RESERVED_FOR_DENSE = 0.15
 
 
-def build_model(columns: Columns, config: Config, context: RuntimeContext) -> DistributedModelParallel:
+def build_model(
+    columns: Columns, config: Config, context: RuntimeContext, table_optimizer: Mapping[str, Any]
+) -> DistributedModelParallel:
     """The model of a data set, sharded over all ranks, with the optimizer of its tables in the backward.
 
-    Collective: every rank.
+    table_optimizer: FBGEMM's parameters of it. Collective: every rank.
     """
     torch.manual_seed(config.runtime.seed)
-    task, sharder = make_task(columns, config), make_sharder(config, context)
-    plan = make_plan(task, sharder, columns, config, context)
-    model = DistributedModelParallel(
-        task, device=context.device, plan=plan, sharders=[sharder], data_parallel_wrapper=FixedBuckets()
+    model = task_named(config.model.task).make_model(columns, config.model)
+    sharder = make_sharder(table_optimizer, config, context)
+    plan = make_plan(model, sharder, columns, config, context)
+    sharded = DistributedModelParallel(
+        model, device=context.device, plan=plan, sharders=[sharder], data_parallel_wrapper=FixedBuckets()
     )
-    fill_tables(model, config.runtime.seed)
-    return model
+    fill_tables(sharded, config.runtime.seed)
+    return sharded
 
 
-def make_sharder(config: Config, context: RuntimeContext) -> EmbeddingCollectionSharder:
-    """What shards the tables, with their optimizer in the backward."""
-    fused_params = {
-        "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        "learning_rate": table_rate(config, context.world_size),
-        "eps": 1e-8,
-        # A row out of range is a bug of ours: it must end the run, not turn into row 0.
-        "bounds_check_mode": BoundsCheckMode.FATAL,
-    }
-    if context.device.type == "cpu":
-        return CpuTablesSharder(fused_params, config.runtime.timeout)
-    return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=True)
-
-
-def table_rate(config: Config, world_size: int) -> float:
-    """The learning rate of the tables for a global batch.
-
-    Adagrad's steps have the size of the rate whatever the gradient, so a row moves with the root of the
-    number of steps; with the root of the batch in the rate, it learns as much on any number of ranks.
-    """
-    return config.optimizer.lr * math.sqrt(config.loader.batch_size * world_size / REFERENCE_BATCH)
+def make_sharder(
+    table_optimizer: Mapping[str, Any], config: Config, context: RuntimeContext
+) -> EmbeddingCollectionSharder:
+    """What shards the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses."""
+    # A row out of range is a bug of ours: it must end the run, not turn into row 0.
+    fused_params = {**table_optimizer, "bounds_check_mode": BoundsCheckMode.FATAL}
+    if context.device.type != "cpu":
+        return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=True)
+    if config.training.cpu_tables == "torchrec":
+        # Without use_index_dedup, which has no kernel on a CPU.
+        return EmbeddingCollectionSharder(fused_params=fused_params)
+    return CpuTablesSharder(fused_params, config.runtime.timeout)
 
 
 def make_plan(
-    task: RatingTask | RankingTask,
+    model: TrainableModel,
     sharder: EmbeddingCollectionSharder,
     columns: Columns,
     config: Config,
@@ -119,7 +112,7 @@ def make_plan(
         debug=False,
     )
     try:
-        return planner.collective_plan(task, [sharder], dist.GroupMember.WORLD)
+        return planner.collective_plan(model, [sharder], dist.GroupMember.WORLD)
     except PlannerError as error:
         needed = sum(table.rows for table in columns.tables) * config.model.embedding_dim * 4 / 2**30
         raise UserError(

@@ -7,7 +7,7 @@ with one entry for each rating of the split, in their order, the same on every r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,17 +21,15 @@ from recsuite.datasets.metrics import (
     LIKED,
     Calibration,
     Metrics,
-    fit_link,
+    fit_calibration,
     measure,
     measure_ranks,
-    no_metrics,
 )
+from recsuite.models.recommender import RatingBatch
+from recsuite.models.tasks.task import Task, task_named
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
-
-if TYPE_CHECKING:
-    from recsuite.models.task import RatingBatch
-    from recsuite.training.trainer import InputPipeline
+from recsuite.training.input_pipeline import InputPipeline
 
 # Users times items that are scored at once: 32 MiB as float64.
 SCORES_AT_ONCE = 2**22
@@ -51,19 +49,21 @@ class Evaluator(Protocol):
 
 
 def make_evaluator(
-    feed: InputPipeline, columns: Columns, config: Config, context: RuntimeContext
+    inputs: InputPipeline, columns: Columns, config: Config, context: RuntimeContext
 ) -> Evaluator:
-    """The evaluator of the configured task. Not collective."""
-    if config.model.task == "rating":
-        return RatingEvaluator(feed, columns, context)
-    return RankingEvaluator(feed, columns, config, context)
+    """The evaluator that the configured task asks for. Not collective."""
+    task = task_named(config.model.task)
+    if task.evaluation == "predictions":
+        return RatingEvaluator(task, inputs, columns, context)
+    return RankingEvaluator(inputs, columns, config, context)
 
 
 class RatingEvaluator:
     """Holds predicted ratings against the ratings."""
 
-    def __init__(self, feed: InputPipeline, columns: Columns, context: RuntimeContext) -> None:
-        self.feed = feed
+    def __init__(self, task: Task, inputs: InputPipeline, columns: Columns, context: RuntimeContext) -> None:
+        self.task = task
+        self.inputs = inputs
         self.context = context
         self.ratings = {split: columns.ratings(split) for split in ("validation", "test")}
 
@@ -71,42 +71,42 @@ class RatingEvaluator:
         """See `Evaluator`."""
         predictions, ratings = self.predict(model, "validation", epoch), self.ratings["validation"]
         if len(ratings) == 0:
-            return no_metrics("rating")
-        return measure(predictions, ratings, _link(predictions, ratings))
+            return self.task.no_metrics()
+        return measure(predictions, ratings, _calibration(predictions, ratings))
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
-        """See `Evaluator`; probabilities come from the link of the validation ratings."""
-        link = _link(self.predict(model, "validation", epoch), self.ratings["validation"])
-        return measure(self.predict(model, "test", epoch), self.ratings["test"], link)
+        """See `Evaluator`; probabilities come from the calibration on the validation ratings."""
+        calibration = _calibration(self.predict(model, "validation", epoch), self.ratings["validation"])
+        return measure(self.predict(model, "test", epoch), self.ratings["test"], calibration)
 
     @torch.no_grad()
     def predict(self, model: DistributedModelParallel, split: str, epoch: int) -> np.ndarray:
         """Predictions for all ratings of a split, float32, in their order, the same on every rank."""
         model.eval()
         # Allocated once: tensors of each step, kept between its temporaries, would leave holes in the heap.
-        dataset = self.feed.loader.dataset
+        dataset = self.inputs.loader.dataset
         mine = torch.empty(dataset.num_steps(split), dataset.batch_size, device=self.context.device)
-        for step, batch in enumerate(shown_batches(self.feed, split, epoch, self.context)):
-            mine[step] = model(batch.to(self.context.device, non_blocking=True))[1][1]
+        for step, batch in enumerate(shown_batches(self.inputs, split, epoch, self.context)):
+            mine[step] = model(batch.to(self.context.device, non_blocking=True)).output.predictions
         return in_order(mine, len(self.ratings[split]), self.context)
 
 
 def shown_batches(
-    feed: InputPipeline, split: str, epoch: int, context: RuntimeContext
+    inputs: InputPipeline, split: str, epoch: int, context: RuntimeContext
 ) -> Iterator[RatingBatch]:
     """The batches of a pass, and how far it has come. Not collective."""
-    sizes, done = feed.loader.dataset.step_sizes(split), 0
-    schema, quiet = feed.loader.dataset.schema, context.rank != 0
+    sizes, done = inputs.loader.dataset.step_sizes(split), 0
+    schema, quiet = inputs.loader.dataset.schema, context.rank != 0
     unit = schema.items if split == "catalogue" else schema.labels
     with stage(f"evaluation, {split}", sum(sizes), unit, quiet=quiet) as reached:
-        for size, batch in zip(sizes, feed.batches(split, epoch), strict=True):
+        for size, batch in zip(sizes, inputs.batches(split, epoch), strict=True):
             yield batch
             done += size
             reached(done)
 
 
-def _link(predictions: np.ndarray, ratings: np.ndarray) -> Calibration:
-    return fit_link(predictions, ratings >= LIKED)
+def _calibration(predictions: np.ndarray, ratings: np.ndarray) -> Calibration:
+    return fit_calibration(predictions, ratings >= LIKED)
 
 
 def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.ndarray:
@@ -123,7 +123,7 @@ def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.nda
 class Cases:
     """What a rank ranks: the ratings of its batches of a split, each with a user who has seen other items.
 
-    items: positions of the items of these, int64 [n], in the order of the batches. Seen by a user
+    items: positions of the items that were rated, int64 [n], in the order of the batches. Seen by a user
     are, for the validation ratings, the items of the training ratings, and for the test those of both.
     """
 
@@ -162,12 +162,12 @@ class RankingEvaluator:
     """
 
     def __init__(
-        self, feed: InputPipeline, columns: Columns, config: Config, context: RuntimeContext
+        self, inputs: InputPipeline, columns: Columns, config: Config, context: RuntimeContext
     ) -> None:
-        self.feed = feed
+        self.inputs = inputs
         self.context = context
         self.embedding_dim = config.model.embedding_dim
-        self.cases = {split: Cases(columns, feed.loader.dataset, split) for split in ("validation", "test")}
+        self.cases = {split: Cases(columns, inputs.loader.dataset, split) for split in ("validation", "test")}
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """See `Evaluator`."""
@@ -192,7 +192,7 @@ class RankingEvaluator:
         for first, items in self._catalogue(model, epoch):
             step = max(1, SCORES_AT_ONCE // len(items))
             for part in (slice(start, start + step) for start in range(0, len(mine), step)):
-                # A score that is no number counts against the item too.
+                # A score that is not a number counts against the item too.
                 is_above = ~((users[part].double() @ items.T).float() < own[part].unsqueeze(1))
                 case, item = cases.not_competing(part)
                 here = (item >= first) & (item < first + len(items))
@@ -208,8 +208,8 @@ class RankingEvaluator:
         # As in `RatingEvaluator.predict`.
         users = torch.empty(*cases.shape, self.embedding_dim, device=device)
         scores = torch.empty(cases.shape, device=device)
-        for step, batch in enumerate(shown_batches(self.feed, split, epoch, self.context)):
-            user, item = model(batch.to(device, non_blocking=True))[1][1].unbind(dim=1)
+        for step, batch in enumerate(shown_batches(self.inputs, split, epoch, self.context)):
+            user, item = model(batch.to(device, non_blocking=True)).output.predictions.unbind(dim=1)
             users[step] = user
             scores[step] = (user.double() * item.double()).sum(dim=1)
         number = len(cases.items)
@@ -217,12 +217,13 @@ class RankingEvaluator:
 
     def _catalogue(self, model: DistributedModelParallel, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
         """All items in blocks: the position of the first, and their vectors, float64 [m, D]."""
-        dataset = self.feed.loader.dataset
+        dataset = self.inputs.loader.dataset
         first = 0
         sizes = dataset.step_sizes("catalogue")
-        batches = shown_batches(self.feed, "catalogue", epoch, self.context)
+        batches = shown_batches(self.inputs, "catalogue", epoch, self.context)
         for size, batch in zip(sizes, batches, strict=True):
-            mine = model(batch.to(self.context.device, non_blocking=True))[1][1][:, 1].contiguous()
+            vectors = model(batch.to(self.context.device, non_blocking=True)).output.predictions
+            mine = vectors[:, 1].contiguous()
             everyones = [torch.empty_like(mine) for _ in range(self.context.world_size)]
             dist.all_gather(everyones, mine)
             yield first, torch.cat(everyones)[:size].double()

@@ -7,21 +7,20 @@ what the table holds times the model's `row_scale`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
+from recsuite.config.learning import TrainingConfig
 from recsuite.errors import UserError
 from recsuite.runtime.collectives import all_gather_object
 from recsuite.runtime.host import free_memory
 from recsuite.runtime.process import RuntimeContext
-
-if TYPE_CHECKING:
-    from recsuite.training.trainer import TrainState
+from recsuite.training.callbacks import Checkpointer, Epoch, Step
+from recsuite.training.state import TrainState, has_epochs_left
 
 # Of the numbers of a row or of the dense part. Trained ones stay below 100; a diverged training passes this
 # within steps, and long before anything is infinite.
@@ -72,18 +71,47 @@ def local_parts(
     return shards if rows is None else [shard[rows[name.split(".")[-2]]] for shard in shards]
 
 
-class BestInMemory:
-    """The weights of the best epoch of a training that is not dumped, where memory has room. Collective."""
+class BestInMemory(Checkpointer):
+    """Keeps the weights of the best epoch of a training without checkpoints, where memory has room for them.
 
-    def __init__(self, model: nn.Module, context: RuntimeContext) -> None:
-        # The tensors themselves.
-        self._held = [part for name, value in model.state_dict().items() for part in local_parts(name, value)]
+    Collective: every rank.
+    """
+
+    # Its copies are made for the sake of the test.
+    phase = "evaluation"
+
+    def __init__(self, config: TrainingConfig, context: RuntimeContext) -> None:
+        self._config = config
         self._context = context
         self._copies: list[torch.Tensor] | None = None
-        self._position: Progress | None = None
+        self._best: Progress | None = None
 
-    def keep(self, position: Progress) -> None:
-        """Copy the weights, which are those of a position that is the best so far."""
+    @property
+    def start(self) -> Progress:
+        """The beginning."""
+        return Progress()
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor | ShardedTensor]:
+        """The weights, without what optimizers keep."""
+        return self._tensors
+
+    def begin(self, state: TrainState) -> None:
+        """See `Checkpointer`."""
+        self._tensors = state.model.state_dict()
+        # The tensors themselves.
+        self._held = [part for name, value in self._tensors.items() for part in local_parts(name, value)]
+
+    def on_step(self, step: Step) -> None:
+        """Do nothing: the best weights are those of the end of an epoch."""
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """Copy the weights if they are the best so far, and are not going to be tested at once."""
+        progress = epoch.progress
+        if progress.is_best and progress.best is not None and has_epochs_left(progress, self._config):
+            self._keep(progress)
+
+    def _keep(self, progress: Progress) -> None:
         if self._copies is None:
             # In the memory of the machine: that of another device has less to spare.
             self._copies = (
@@ -92,7 +120,7 @@ class BestInMemory:
         if self._copies:
             for copy, part in zip(self._copies, self._held, strict=True):
                 copy.copy_(part)
-            self._position = position
+            self._best = progress
 
     def _fit(self) -> bool:
         mine = sum(part.numel() * part.element_size() for part in self._held), free_memory()
@@ -106,12 +134,26 @@ class BestInMemory:
             )
         return needed <= free * SHARE_OF_FREE
 
-    def restore_best(self, learner: TrainState) -> Progress | None:
-        """Put the model into its best state; where its training was then, None if that was not kept."""
-        if self._copies and self._position:
+    def restore_best(self, state: TrainState) -> Progress | None:
+        """See `Checkpointer`."""
+        if self._copies and self._best:
             for copy, part in zip(self._copies, self._held, strict=True):
                 part.copy_(copy)
-        return self._position
+        return self._best
+
+
+def check_finite(losses: np.ndarray, step: int, config: Config) -> None:
+    """Refuse to continue after a loss that is not a number; `losses` are those of the steps after `step`.
+
+    Raises:
+        UserError: when one is infinite or NaN.
+    """
+    bad = np.flatnonzero(~np.isfinite(losses))
+    if len(bad):
+        raise UserError(
+            f"The loss is {losses[bad[0]]} at step {step + bad[0] + 1}: the training diverged with --lr "
+            f"{config.optimizer.lr} --dense_lr {config.optimizer.dense_lr}; give smaller ones."
+        )
 
 
 def check_sound(faults: Sequence[str], step: int, config: Config) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recsuite.datasets.metrics import LIKED, Metrics, fit_link, measure, measure_ranks
+from recsuite.datasets.metrics import LIKED, Metrics, fit_calibration, measure, measure_ranks
 from recsuite.datasets.preparation.histories import Stored
 
 # Damping of the bias baseline: a user or item with this many ratings is believed half-way. The usual
@@ -22,8 +22,8 @@ def baselines_of(
 ) -> dict[str, dict[str, Metrics]]:
     """What a model of each task has to beat on the test ratings.
 
-    Fitted on all that is not the test, which makes them harder to beat; but the link of a log loss is that of
-    predictions of the validation ratings, made without them, as for the model.
+    Fitted on all that is not the test, which makes them harder to beat; but the calibration of a log loss is
+    that of predictions of the validation ratings, made without them, as for the model.
     """
     num_train, num_validation, _ = sizes
     num_known = num_train + num_validation
@@ -43,7 +43,7 @@ def baselines_of(
     if oracle is not None:
         predictions["oracle"] = oracle[validation], oracle[test]
     of_ratings = {
-        name: measure(on_test, rating[test], fit_link(on_validation, rating[validation] >= LIKED))
+        name: measure(on_test, rating[test], fit_calibration(on_validation, rating[validation] >= LIKED))
         for name, (on_validation, on_test) in predictions.items()
     }
     popularity = measure_ranks(popularity_ranks(user, item, num_known, num_items))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from recsuite.models.interaction import _means, _Scale
+from recsuite.models.layers import _Scale, means
 
 
 def test_means_of_weighted_lists_are_those_of_a_loop_and_empty_lists_give_zeros() -> None:
     rows, weights = torch.randn(6, 4), torch.randn(6)
-    found = _means(rows, weights, torch.tensor([2, 0, 3, 1, 0], dtype=torch.int32))
+    found = means(rows, weights, torch.tensor([2, 0, 3, 1, 0], dtype=torch.int32))
     lists = [range(2), range(0), range(2, 5), range(5, 6), range(0)]
     for mean, places in zip(found, lists, strict=True):
         expected = sum((rows[place] * weights[place] for place in places), torch.zeros(4))
@@ -19,7 +19,7 @@ def test_means_of_weighted_lists_are_those_of_a_loop_and_empty_lists_give_zeros(
 def test_the_gradient_of_means_is_the_one_of_finite_differences() -> None:
     rows = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
     weights, lengths = torch.randn(6, dtype=torch.float64), torch.tensor([2, 0, 3, 1])
-    assert torch.autograd.gradcheck(lambda rows: _means(rows, weights, lengths), rows)
+    assert torch.autograd.gradcheck(lambda rows: means(rows, weights, lengths), rows)
 
 
 def test_scaled_rows_pass_their_gradient_on_unscaled() -> None:

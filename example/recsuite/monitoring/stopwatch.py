@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.training.callbacks import Callback
 
 # In the order of a run. "other" is what no part claims: the report, the end of the workers.
 PARTS = ("imports", "data", "model", "feed", "steps", "evaluation", "dumps", "other")
 
 
-class Stopwatch:
+class Stopwatch(Callback):
     """Seconds by part since it was made; they add up to the whole, because a part stops the one around it.
 
     Reads the host's clock alone: on CUDA a part ends when its work is queued, and what is still to be
@@ -22,6 +26,10 @@ class Stopwatch:
         self._seconds = dict.fromkeys(parts, 0.0)
         self._part = parts[-1]
         self._since = time.perf_counter()
+
+    def phase(self, name: str, progress: Progress) -> AbstractContextManager[None]:
+        """See `Callback`: each phase of a training is a part."""
+        return self.part(name)
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:

@@ -1,0 +1,131 @@
+"""From a batch to a loss: tables, the head that computes with their rows, and what is learned of its output.
+
+Knows tensors and tables; nothing of ranks, files or devices, and not what the task is: `tasks/` says that.
+Shapes: B ratings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from recsuite.datasets.schema import Table
+from recsuite.models.layers import Head
+from recsuite.runtime.ranges import named
+
+
+@dataclass
+class RatingBatch(Pipelineable):
+    """What the model takes: the features as a KeyedJaggedTensor, ratings and weights float32 [B], and a
+    rating for each value of the feature "history", float32.
+
+    Made in the main process from a worker's plain tensors; moves as one, so that TorchRec's pipelines can
+    copy it ahead of time.
+    """
+
+    features: KeyedJaggedTensor
+    ratings: torch.Tensor
+    weights: torch.Tensor
+    history_ratings: torch.Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> RatingBatch:
+        """A copy on the device; without waiting when non_blocking and the tensors are pinned."""
+        return RatingBatch(
+            self.features.to(device, non_blocking=non_blocking),
+            self.ratings.to(device, non_blocking=non_blocking),
+            self.weights.to(device, non_blocking=non_blocking),
+            self.history_ratings.to(device, non_blocking=non_blocking),
+        )
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until the stream has used it."""
+        self.features.record_stream(stream)
+        self.ratings.record_stream(stream)
+        self.weights.record_stream(stream)
+        self.history_ratings.record_stream(stream)
+
+
+class Output(NamedTuple):
+    """What is left of a step, without gradient: loss, float32 [], and output of the head, float32 [B, ...].
+
+    A step returns this alone, and keeps nothing of the graph that the loss hangs on.
+    """
+
+    loss: torch.Tensor
+    predictions: torch.Tensor
+
+
+class LossAndOutput(NamedTuple):
+    """What the model returns: the loss with its graph, and what stays; the pair that TorchRec's pipelines
+    expect.
+    """
+
+    loss: torch.Tensor
+    output: Output
+
+
+class Recommender(nn.Module):
+    """Tables, which TorchRec shards over the ranks, and what is computed of their rows.
+
+    The head and the loss are modules of their own: TorchRec's pipeline traces what is around the tables with
+    torch.fx, which takes those as they are.
+    """
+
+    def __init__(self, tables: Sequence[Table], embedding_dim: int, head: Head) -> None:
+        super().__init__()
+        self.embeddings = make_embeddings(tables, embedding_dim)
+        self.head = head
+
+    def forward(self, features: KeyedJaggedTensor, history_ratings: torch.Tensor) -> Any:
+        """What the head makes of them."""
+        # What is left of it without lookup and output exchange, which have names of their own.
+        with named("input exchange"):
+            looked_up = self.embeddings(features)
+        return self.head(looked_up, history_ratings)
+
+
+class TrainableModel(nn.Module):
+    """The model with its loss, in the form that TorchRec's pipelines train: batch -> (loss, output).
+
+    loss: takes what the head made and the batch, and gives the weighted mean over its B rows, float32 [].
+    """
+
+    def __init__(self, recommender: Recommender, loss: nn.Module) -> None:
+        super().__init__()
+        self.recommender = recommender
+        self.loss = loss
+
+    @property
+    def row_scale(self) -> torch.Tensor:
+        """What the rows are of what the tables hold, float32 []; see `layers.Head`."""
+        return self.recommender.head.row_scale
+
+    def forward(self, batch: RatingBatch) -> LossAndOutput:
+        """The loss over this rank's B rows, and the output that stays."""
+        predictions = self.recommender(batch.features, batch.history_ratings)
+        loss = self.loss(predictions, batch)
+        return LossAndOutput(loss, Output(loss.detach(), predictions.detach()))
+
+
+def make_embeddings(tables: Sequence[Table], embedding_dim: int) -> EmbeddingCollection:
+    """The tables on the meta device: only the shards are ever allocated, when they are sharded."""
+    return EmbeddingCollection(
+        tables=[
+            EmbeddingConfig(
+                name=table.name,
+                embedding_dim=embedding_dim,
+                num_embeddings=table.rows,
+                feature_names=[table.name],
+            )
+            for table in tables
+        ],
+        device=torch.device("meta"),
+    )

@@ -1,0 +1,102 @@
+"""To find which item a user chooses at all, whatever the label."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from recsuite.datasets.schema import Feature
+from recsuite.models.recommender import RatingBatch
+from recsuite.models.tasks.task import Task, TrainingData
+from recsuite.models.two_tower import TwoTower
+
+# How many items are recommended: the K of HR@K and NDCG@K.
+TOP = 10
+# Rows that compete in the softmax of a ranking: its cost is this times the batch, in time and in memory.
+COMPETITORS = 256
+
+
+class SampledSoftmax(nn.Module):
+    """Which of the items of the batch did each user choose?
+
+    item: the feature that tells items apart; item_shares: of the training ratings, float32 [rows of its
+    table], none of them 0.
+    """
+
+    def __init__(self, item: str, item_shares: torch.Tensor) -> None:
+        super().__init__()
+        self.item = item
+        self.log_shares: torch.Tensor
+        # In no checkpoint: it follows from the data.
+        self.register_buffer("log_shares", item_shares.log(), persistent=False)
+
+    def forward(self, vectors: torch.Tensor, batch: RatingBatch) -> torch.Tensor:
+        """The weighted mean over B ratings, []; vectors: of users and items, [B, 2, D]."""
+        rows = batch.features[self.item].values()
+        parts = (tensor.split(COMPETITORS) for tensor in (vectors, rows, batch.weights))
+        losses = [
+            sampled_softmax(part[:, 0], part[:, 1], items, self.log_shares[items], real > 0)
+            for part, items, real in zip(*parts, strict=True)
+        ]
+        return (batch.weights * torch.cat(losses)).mean()
+
+
+def sampled_softmax(
+    user: torch.Tensor, item: torch.Tensor, rows: torch.Tensor, log_shares: torch.Tensor, real: torch.Tensor
+) -> torch.Tensor:
+    """For n users, how surprised a softmax over the items of all n is by their own, float32 [n].
+
+    Takes vectors [n, D] and, for each item, its table row, the logarithm of its share of the training
+    ratings, and whether it is not padding, [n]. An item is here as often as it is popular; to take that out
+    again, each score is lowered by the logarithm of the item's share (Yi et al., "Sampling-bias-corrected
+    neural modeling for large corpus item recommendations", 2019). The same item elsewhere is no competitor.
+    """
+    scores = user @ item.T - log_shares
+    is_none = (rows.unsqueeze(1) == rows) | ~real
+    is_none.fill_diagonal_(False)
+    scores = scores.masked_fill(is_none, -torch.inf)
+    return scores.logsumexp(dim=1) - scores.diagonal()
+
+
+class Ranking(Task):
+    """See `Task`."""
+
+    name = "ranking"
+    metrics: ClassVar = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
+    main_metric = "ndcg_at_10"
+    lower_is_better = False
+    epoch_metrics = ("hr_at_10", "ndcg_at_10")
+    evaluation = "ranks"
+    curve_unit = ""
+    score_label = "score"
+    dense_layers = "tower"
+
+    def make_head(
+        self,
+        features: Sequence[Feature],
+        embedding_dim: int,
+        mlp_dims: Sequence[int],
+        mean_rating: float = 0.0,
+    ) -> TwoTower:
+        """See `Task`."""
+        return TwoTower(features, embedding_dim, mlp_dims)
+
+    def make_loss(self, data: TrainingData) -> SampledSoftmax:
+        """See `Task`."""
+        return SampledSoftmax(data.schema.item, torch.as_tensor(data.item_shares()))
+
+    def describe_loss(self, train_loss: float) -> str:
+        """See `Task`."""
+        return f"loss {train_loss:.4f}"
+
+    def weakest(self, baselines: Mapping[str, Mapping[str, float]], num_items: int) -> dict[str, float]:
+        """See `Task`."""
+        chance = sum(1 / math.log2(1 + rank) for rank in range(1, TOP + 1)) / num_items
+        return {"popularity": baselines["popularity"][self.main_metric], "a random order": chance}
+
+
+TASK = Ranking()

@@ -1,0 +1,68 @@
+"""To predict the label that a user gives, such as a number of stars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from recsuite.datasets.schema import Feature
+from recsuite.models.interaction import Interaction
+from recsuite.models.recommender import RatingBatch
+from recsuite.models.tasks.task import Task, TrainingData
+
+
+class SquaredError(nn.Module):
+    """The weighted mean squared error of predicted ratings."""
+
+    def forward(self, predictions: torch.Tensor, batch: RatingBatch) -> torch.Tensor:
+        """float32 [], of predictions float32 [B]."""
+        # Padding has the weight 0.
+        return (batch.weights * (predictions - batch.ratings) ** 2).mean()
+
+
+class Rating(Task):
+    """See `Task`."""
+
+    name = "rating"
+    metrics: ClassVar = {"rmse": "RMSE", "mae": "MAE", "auc": "AUC", "log_loss": "log loss"}
+    main_metric = "rmse"
+    lower_is_better = True
+    # Of ratings the RMSE says enough.
+    epoch_metrics = ("rmse",)
+    evaluation = "predictions"
+    curve_unit = " in stars"
+    score_label = "predicted"
+    dense_layers = "mlp"
+
+    def make_head(
+        self,
+        features: Sequence[Feature],
+        embedding_dim: int,
+        mlp_dims: Sequence[int],
+        mean_rating: float = 0.0,
+    ) -> Interaction:
+        """See `Task`."""
+        return Interaction(features, embedding_dim, mlp_dims, mean_rating)
+
+    def make_loss(self, data: TrainingData) -> SquaredError:
+        """See `Task`."""
+        return SquaredError()
+
+    def describe_loss(self, train_loss: float) -> str:
+        """See `Task`."""
+        return f"RMSE {train_loss**0.5:.4f}"
+
+    def training_curve(self, losses: np.ndarray) -> np.ndarray:
+        """See `Task`."""
+        return np.sqrt(losses)
+
+    def weakest(self, baselines: Mapping[str, Mapping[str, float]], num_items: int) -> dict[str, float]:
+        """See `Task`."""
+        return {"the mean of all ratings": baselines["global mean"][self.main_metric]}
+
+
+TASK = Rating()

@@ -1,0 +1,129 @@
+"""What a model learns to do: one object that everything asks which would otherwise ask for the task's name.
+
+A task is a module of this folder with an instance named TASK, found by its name. To add one, write such a
+module and add its name to the choices of --task, which stand in `config/learning.py`: data workers read the
+configuration, and must not import torch, as a task does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+from torch import nn
+
+from recsuite.config.learning import ModelConfig
+from recsuite.datasets.schema import Feature, Schema, Table
+from recsuite.models.layers import Head
+from recsuite.models.recommender import Recommender, TrainableModel
+
+
+class TrainingData(Protocol):
+    """What a task may know of the data when it makes a model."""
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """The tables that the features need."""
+
+    @property
+    def schema(self) -> Schema:
+        """What the data call users and items."""
+
+    @property
+    def mean_rating(self) -> float:
+        """Of the training ratings."""
+
+    def item_shares(self) -> np.ndarray:
+        """Each item's share of the training ratings, float32 [rows of the items' table]."""
+
+
+class Task(ABC):
+    """One thing to learn.
+
+    metrics: name in files to label for people, in the order of the results table; main_metric: the one by
+    which two models are compared; epoch_metrics: those that the line of an epoch shows; evaluation: whether
+    its metrics are of predictions held against the ratings, or of the ranks of the rated items;
+    curve_unit: what the label of the main metric's axis adds; score_label: what a recommendation's number is
+    called; dense_layers: how its head, and so a checkpoint, names the layers, which tells the task of a model
+    that is read.
+    """
+
+    name: ClassVar[str]
+    metrics: ClassVar[Mapping[str, str]]
+    main_metric: ClassVar[str]
+    lower_is_better: ClassVar[bool]
+    epoch_metrics: ClassVar[tuple[str, ...]]
+    evaluation: ClassVar[Literal["predictions", "ranks"]]
+    curve_unit: ClassVar[str]
+    score_label: ClassVar[str]
+    dense_layers: ClassVar[str]
+
+    @abstractmethod
+    def make_head(
+        self,
+        features: Sequence[Feature],
+        embedding_dim: int,
+        mlp_dims: Sequence[int],
+        mean_rating: float = 0.0,
+    ) -> Head:
+        """What computes with the looked-up rows, untrained."""
+
+    @abstractmethod
+    def make_loss(self, data: TrainingData) -> nn.Module:
+        """The loss: (output of the head, batch) -> weighted mean over the batch, float32 []."""
+
+    @abstractmethod
+    def describe_loss(self, train_loss: float) -> str:
+        """The training loss of an epoch in words."""
+
+    @abstractmethod
+    def weakest(self, baselines: Mapping[str, Mapping[str, float]], num_items: int) -> dict[str, float]:
+        """What any model has to beat, by name: the main metric of what knows no user.
+
+        baselines: name to metrics on the test.
+        """
+
+    def training_curve(self, losses: np.ndarray) -> np.ndarray | None:
+        """Losses, float [n], in the unit of the main metric; None where they have none in common."""
+        return None
+
+    def make_model(self, data: TrainingData, config: ModelConfig) -> TrainableModel:
+        """The model of a data set with its loss; its tables are not allocated yet."""
+        features = [table.feature for table in data.tables]
+        head = self.make_head(features, config.embedding_dim, config.mlp_dims, data.mean_rating)
+        return TrainableModel(Recommender(data.tables, config.embedding_dim, head), self.make_loss(data))
+
+    @property
+    def main_label(self) -> str:
+        """How the main metric is called where people read it."""
+        return self.metrics[self.main_metric]
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Whether a value of the main metric beats the best one so far; NaN beats nothing."""
+        if best is None:
+            return math.isfinite(value)
+        return value < best if self.lower_is_better else value > best
+
+    def no_metrics(self) -> dict[str, float]:
+        """The metrics of a split without a rating: none is defined."""
+        return dict.fromkeys(self.metrics, float("nan"))
+
+
+def task_named(name: str) -> Task:
+    """The task that --task calls so."""
+    task: Task = importlib.import_module(f"recsuite.models.tasks.{name}").TASK
+    return task
+
+
+def all_tasks() -> list[Task]:
+    """Every task that --task names."""
+    return [task_named(name) for name in ModelConfig.CHOICES["task"]]
+
+
+def task_of_head(head: Head) -> Task:
+    """The task that a head was made for."""
+    return next(task for task in all_tasks() if hasattr(head, task.dense_layers))

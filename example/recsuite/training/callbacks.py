@@ -1,0 +1,192 @@
+"""What a training tells those that look at it, and what keeps what it learned.
+
+A callback looks on: progress bar, timer, profiler, event log. It changes nothing, and a training without any
+learns the same. A checkpointer is more than that: it says where the training begins, it may end the process,
+and it brings back the best weights; so the trainer holds it apart from the callbacks, and calls it at moments
+of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.runtime.progress_bar import stage
+
+# For types alone, so that who looks at a training can be made before TorchRec is imported.
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+    from recsuite.datasets.columns import Columns
+    from recsuite.datasets.metrics import Metrics
+    from recsuite.training.state import TrainState
+
+# The parts of a training that `Callback.phase` names: building the model; waiting for a batch; the rest of an
+# epoch's steps; validation and test; what the checkpointer does.
+PHASES = ("model", "feed", "steps", "evaluation", "dumps")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that was just made; on a device it may still be computed.
+
+    progress: where the training is after it; loss: of this rank's rows, float32 [], on the device, so that
+    reading it waits for the step; rates: the scheduled learning rates of "tables" and "dense".
+    """
+
+    progress: Progress
+    loss: torch.Tensor
+    rates: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one pass over the training ratings did, the same on every rank.
+
+    progress: where the training is after it; losses: mean loss of each step's global batch, float32 [steps];
+    train_loss: their mean, over ratings; data_wait: share of the pass that the rank which waited most spent
+    waiting for batches.
+    """
+
+    progress: Progress
+    losses: np.ndarray
+    train_loss: float
+    validation: Metrics
+    seconds: float
+    ratings_per_second: float
+    data_wait: float
+
+    @property
+    def number(self) -> int:
+        """Which epoch of the training it was, from 1."""
+        return self.progress.epoch
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training run leaves for the report, the same on every rank.
+
+    epochs: those of this process, which may be none of a training that was complete; test: of the weights
+    after epoch `test_epoch`, the best one by validation; num_epochs: those that are done; stopped_early:
+    whether --patience ended it.
+    """
+
+    columns: Columns
+    plan: str
+    epochs: list[Epoch]
+    test: Metrics
+    test_epoch: int
+    num_epochs: int
+    stopped_early: bool
+
+
+class Callback:
+    """Looks at a training while it runs. Not collective: each rank has its own, or none.
+
+    Inherit from it and define what is of interest; the other methods do nothing.
+    """
+
+    def phase(self, name: str, progress: Progress) -> AbstractContextManager[Any]:
+        """A context around one of `PHASES`, which begins at this progress; phases may lie in each other."""
+        return contextlib.nullcontext()
+
+    def on_step(self, step: Step) -> None:
+        """A step is done. Called between steps, so it should not wait for the device."""
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """An epoch is trained, found sound, validated and, where that is asked for, in a checkpoint."""
+
+    def on_end(self, run: Run) -> None:
+        """The training is over, and was tested. Not called when it failed or was told to end."""
+
+
+class Checkpointer(Protocol):
+    """Keeps what is learned: it says where a training begins, and learns of every step. Collective.
+
+    phase: the one of `PHASES` in which its time counts.
+    """
+
+    phase: str
+
+    @property
+    def start(self) -> Progress:
+        """Where the training begins."""
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor | ShardedTensor]:
+        """All that is kept of the state, once it has begun: the tensors themselves."""
+
+    def begin(self, state: TrainState) -> None:
+        """Put the state where it was at `start`."""
+
+    def on_step(self, step: Step) -> None:
+        """A step is done that does not end its epoch; may end the process."""
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """An epoch is done; may end the process.
+
+        Its losses and `tensors` were checked before, and are those of a trained model: what is written here
+        replaces checkpoints that were good.
+        """
+
+    def restore_best(self, state: TrainState) -> Progress | None:
+        """Put the state where it was best; where the training was then, None if that was not kept."""
+
+
+class Callbacks(Callback):
+    """Several callbacks as one, in their order."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.callbacks = list(callbacks)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, progress: Progress) -> Iterator[None]:
+        """See `Callback`."""
+        with contextlib.ExitStack() as stack:
+            for callback in self.callbacks:
+                stack.enter_context(callback.phase(name, progress))
+            yield
+
+    def on_step(self, step: Step) -> None:
+        """See `Callback`."""
+        for callback in self.callbacks:
+            callback.on_step(step)
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """See `Callback`."""
+        for callback in self.callbacks:
+            callback.on_epoch(epoch)
+
+    def on_end(self, run: Run) -> None:
+        """See `Callback`."""
+        for callback in self.callbacks:
+            callback.on_end(run)
+
+
+class ProgressBar(Callback):
+    """Shows how far an epoch is: num_ratings of each, and so many epochs."""
+
+    def __init__(self, num_ratings: int, num_epochs: int, quiet: bool) -> None:
+        self.num_ratings, self.num_epochs, self.quiet = num_ratings, num_epochs, quiet
+
+    @contextlib.contextmanager
+    def phase(self, name: str, progress: Progress) -> Iterator[None]:
+        """See `Callback`."""
+        if name != "steps":
+            yield
+            return
+        title = f"epoch {progress.epoch + 1}/{self.num_epochs}"
+        with stage(
+            title, self.num_ratings, "ratings", done=progress.samples, quiet=self.quiet
+        ) as self._reached:
+            yield
+
+    def on_step(self, step: Step) -> None:
+        """See `Callback`."""
+        self._reached(step.progress.samples)

@@ -1,0 +1,116 @@
+"""How a model learns: learning rates and their schedule, and the decay of the tables and of the dense part.
+
+    tables      row-wise Adagrad, inside the backward    --lr, --weight_decay
+    dense part  AdamW, after the backward                --dense_lr, --dense_weight_decay
+
+Both rates fall linearly to zero over the run, counted in ratings and not in steps, so that they are the same
+on any number of ranks. The tables decay through one number, the row scale; see `RowScale`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.config.config import Config
+from recsuite.config.learning import OptimizerConfig
+
+# The global batch that --lr is for.
+REFERENCE_BATCH = 4096
+TABLE_EPS = 1e-8
+# The parts of the combined optimizer, in their order.
+PARTS = ("tables", "dense")
+
+
+def table_rate(config: Config, world_size: int) -> float:
+    """The learning rate of the tables for the global batch of a run, at its beginning.
+
+    Adagrad's steps have the size of the rate whatever the gradient, so a row moves with the root of the
+    number of steps; with the root of the batch in the rate, it learns as much on any number of ranks.
+    """
+    return config.optimizer.lr * math.sqrt(config.loader.batch_size * world_size / REFERENCE_BATCH)
+
+
+def table_optimizer(config: Config, world_size: int) -> dict[str, Any]:
+    """The optimizer of the tables, in the words of FBGEMM, whose kernels it is a part of."""
+    return {
+        "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        "learning_rate": table_rate(config, world_size),
+        "eps": TABLE_EPS,
+    }
+
+
+def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> CombinedOptimizer:
+    """The tables' optimizer, which the model has already, and AdamW for the dense part, as one."""
+    dense = KeyedOptimizerWrapper(
+        dict(in_backward_optimizer_filter(model.named_parameters())),
+        # The rate is set below: first a step at the rate zero makes the state.
+        lambda parameters: torch.optim.AdamW(
+            parameters, lr=0.0, weight_decay=config.dense_weight_decay, fused=True
+        ),
+    )
+    # Adam makes its state in its first step; made now, a checkpoint holds the same tensors at any time. A
+    # step at the rate zero changes no weight, and is not counted.
+    dense.init_state()
+    for state in dense.state.values():
+        state["step"].zero_()
+    for group in dense.param_groups:
+        group["lr"] = config.dense_lr
+    optimizer = CombinedOptimizer([model.fused_optimizer, dense])
+    for group in optimizer.param_groups:
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def share_left(progress: Progress, num_train: int, epochs: int) -> float:
+    """The share of the first rates at which the next step learns: what is left of the run, in ratings."""
+    return 1 - (progress.epoch + progress.samples / num_train) / epochs
+
+
+def set_rates(optimizer: CombinedOptimizer, left: float, scale: float) -> None:
+    """Learn at a share `left` of the first rates from now on; scale: the row scale."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["scheduled_lr"] = group["initial_lr"] * left
+    _, tables = optimizer.optimizers[0]
+    for group in tables.param_groups:
+        # The tables hold rows divided by the scale, so a step of the rows is one of theirs divided by it.
+        group["lr"] /= scale
+
+
+def scheduled_rates(optimizer: CombinedOptimizer) -> dict[str, float]:
+    """The learning rates as scheduled, of each of `PARTS`."""
+    return {
+        name: part.param_groups[0]["scheduled_lr"]
+        for name, (_, part) in zip(PARTS, optimizer.optimizers, strict=True)
+    }
+
+
+class RowScale:
+    """The decay of the tables: the number by which what they hold is multiplied to give the rows.
+
+    A decoupled decay shrinks every row in every step, and a table may have millions of rows of which a step
+    looks up a few thousand. So the factor that all rows have in common is kept once, in a buffer of the
+    model, and a step multiplies that. The arithmetic is the textbook's: lookups multiply by the scale,
+    gradients are passed on as those of the rows, and `set_rates` divides the tables' rate by it.
+    """
+
+    def __init__(self, buffer: torch.Tensor, weight_decay: float) -> None:
+        self.buffer = buffer
+        self.weight_decay = weight_decay
+        # Known on the host too, so that no step waits for the device.
+        self.value = float(buffer)
+
+    def decay(self, left: float, share_of_pass: float) -> None:
+        """Shrink all rows by a step at a share `left` of the first rates, over so much of a pass."""
+        scale = self.value * math.exp(-self.weight_decay * left * share_of_pass)
+        # Rounded as it is stored, so that a resumed training continues with the same number.
+        self.value = float(np.float32(scale))
+        self.buffer.fill_(self.value)

@@ -1,0 +1,55 @@
+"""What is learned, the sharded model with its optimizer, and whether there is something left to learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer
+
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.config.config import Config
+from recsuite.config.learning import TrainingConfig
+from recsuite.datasets.columns import Columns
+from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding.plan import build_model
+from recsuite.training.optimizer import make_optimizer, set_rates, table_optimizer
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """All that learns: the model, and the optimizer of its tables and of its dense part as one."""
+
+    model: DistributedModelParallel
+    optimizer: CombinedOptimizer
+
+    @property
+    def row_scale(self) -> torch.Tensor:
+        """What the rows are of what the tables hold, float32 []: the model's buffer itself."""
+        return self.model.module.row_scale
+
+    def set_rates(self, left: float, scale: float) -> None:
+        """Learn at a share `left` of the first rates from now on; scale: the row scale."""
+        set_rates(self.optimizer, left, scale)
+
+
+def build_train_state(columns: Columns, config: Config, context: RuntimeContext) -> TrainState:
+    """The model of a data set and its optimizer, untrained. Collective: every rank.
+
+    Raises:
+        UserError: when the tables do not fit the memory of the ranks.
+    """
+    model = build_model(columns, config, context, table_optimizer(config, context.world_size))
+    return TrainState(model, make_optimizer(model, config.optimizer))
+
+
+def has_epochs_left(progress: Progress, config: TrainingConfig) -> bool:
+    """Whether there is something left to train."""
+    return progress.epoch < config.epochs and not stops_early(progress, config)
+
+
+def stops_early(progress: Progress, config: TrainingConfig) -> bool:
+    """Whether so many epochs in a row were no better than one before that no further one begins."""
+    is_impatient = 0 < config.patience <= progress.epochs_since_best and progress.best is not None
+    return is_impatient and progress.epoch < config.epochs

@@ -1,0 +1,109 @@
+"""The steps of an epoch: plain, or overlapped by TorchRec's pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.optim.keyed import CombinedOptimizer
+
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.config.config import Config
+from recsuite.models.recommender import Output, RatingBatch
+from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.ranges import STEP, named
+from recsuite.training.callbacks import Step
+from recsuite.training.input_pipeline import InputPipeline
+from recsuite.training.optimizer import RowScale, scheduled_rates, share_left
+from recsuite.training.state import TrainState
+
+
+class PlainSteps:
+    """A training step as it reads in a textbook, with the interface of TorchRec's pipelines."""
+
+    def __init__(
+        self, model: DistributedModelParallel, optimizer: CombinedOptimizer, device: torch.device
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.device = device
+
+    def progress(self, batches: Iterator[RatingBatch]) -> Output:
+        """Train on the next batch."""
+        with named("feed"):
+            batch = next(batches).to(self.device, non_blocking=True)
+        with named("optimizer"):
+            self.optimizer.zero_grad()
+        with named("dense"):
+            loss, output = self.model(batch)
+        with named("backward"):
+            loss.backward()
+        with named("optimizer"):
+            self.optimizer.step()
+        return output
+
+    def detach(self) -> DistributedModelParallel:
+        """The model as it is outside the pipeline."""
+        return self.model
+
+
+def make_pipeline(
+    state: TrainState, config: Config, context: RuntimeContext
+) -> PlainSteps | TrainPipelineSparseDist:
+    """What makes the steps. TorchRec's pipeline overlaps the copy and the exchange of ids of the next batches
+    with this one's computation; on a CPU there is nothing free to overlap with.
+    """
+    overlaps = (
+        context.device.type == "cuda"
+        if config.training.pipeline == "auto"
+        else config.training.pipeline == "sparse_dist"
+    )
+    kind = TrainPipelineSparseDist if overlaps else PlainSteps
+    return kind(state.model, state.optimizer, context.device)
+
+
+def train_epoch(
+    state: TrainState,
+    inputs: InputPipeline,
+    progress: Progress,
+    config: Config,
+    context: RuntimeContext,
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> np.ndarray:
+    """The rest of a pass over the training ratings; returns the loss of each global batch, float32 [steps].
+
+    Nothing waits for the device but the end: losses stay there until then. Collective: every rank.
+    """
+    state.model.train()
+    pipeline = make_pipeline(state, config, context)
+    dataset = inputs.loader.dataset
+    num_train, epochs = len(dataset.ranges["train"]), config.training.epochs
+    step_sizes = dataset.step_sizes("train", progress.samples)
+    scale = RowScale(state.row_scale, config.optimizer.weight_decay)
+    losses = torch.zeros(len(step_sizes), device=context.device)
+    batches = inputs.batches("train", progress.epoch, progress.samples)
+    for number, size in enumerate(step_sizes):
+        left = share_left(progress, num_train, epochs)
+        state.set_rates(left, scale.value)
+        with named(STEP):
+            losses[number] = pipeline.progress(batches).loss
+        scale.decay(left, size / num_train)
+        progress = dataclasses.replace(progress, step=progress.step + 1, samples=progress.samples + size)
+        on_step(Step(progress, losses[number], scheduled_rates(state.optimizer)))
+    # Evaluation needs the model's plain forward, which TorchRec's pipeline replaces.
+    pipeline.detach()
+    return _means_over_ranks(losses, context.world_size)
+
+
+def _means_over_ranks(losses: torch.Tensor, world_size: int) -> np.ndarray:
+    """The mean over ranks of each entry. Collective: every rank."""
+    # Gathered, not reduced: how a sum over three ranks is rounded would depend on where in the pass a step
+    # lies, and a resumed epoch begins in the middle.
+    everyones = [torch.empty_like(losses) for _ in range(world_size)]
+    dist.all_gather(everyones, losses)
+    return torch.stack(everyones).mean(dim=0).cpu().numpy()
