@@ -30,6 +30,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from recsuite.config.config import Config
+from recsuite.config.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
@@ -73,6 +74,8 @@ def make_sharder(
     # A row out of range is a bug of ours: it must end the run, not turn into row 0.
     fused_params = {**table_optimizer, "bounds_check_mode": BoundsCheckMode.FATAL}
     if context.device.type != "cpu":
+        if config.training.cpu_tables != TrainingConfig.cpu_tables:
+            context.say(f"--cpu_tables {config.training.cpu_tables} changes nothing on a GPU")
         return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=True)
     if config.training.cpu_tables == "torchrec":
         # Without use_index_dedup, which has no kernel on a CPU.

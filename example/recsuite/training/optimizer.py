@@ -21,7 +21,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.config.learning import OptimizerConfig
+from recsuite.config.training import OptimizerConfig
 
 # The global batch that --lr is for.
 REFERENCE_BATCH = 4096

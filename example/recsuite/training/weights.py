@@ -14,7 +14,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.config.learning import TrainingConfig
+from recsuite.config.training import TrainingConfig
 from recsuite.errors import UserError
 from recsuite.runtime.collectives import all_gather_object
 from recsuite.runtime.host import free_memory

@@ -1,7 +1,7 @@
 """What a model learns to do: one object that everything asks which would otherwise ask for the task's name.
 
 A task is a module of this folder with an instance named TASK, found by its name. To add one, write such a
-module and add its name to the choices of --task, which stand in `config/learning.py`: data workers read the
+module and add its name to the choices of --task, which stand in `config/training.py`: data workers read the
 configuration, and must not import torch, as a task does.
 """
 
@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, Protocol
 import numpy as np
 from torch import nn
 
-from recsuite.config.learning import ModelConfig
+from recsuite.config.training import ModelConfig
 from recsuite.datasets.schema import Feature, Schema, Table
 from recsuite.models.layers import Head
 from recsuite.models.recommender import Recommender, TrainableModel
