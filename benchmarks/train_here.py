@@ -115,9 +115,9 @@ class Here:
         """Median seconds of the parts of a step, on a CPU."""
         if self.context.device.type != "cpu":
             return {}
-        from recsuite.models import recommender as model
         from recsuite.monitoring.profiler import OTHER, PARTS
         from recsuite.sharding import cpu_tables, lookup
+        from recsuite.sharding import recommender as model
         from recsuite.training import steps as train
 
         found: dict[str, list[float]] = {part: [] for part in PARTS}

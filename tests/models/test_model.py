@@ -18,10 +18,10 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
 from recsuite.models.interaction import Interaction
-from recsuite.models.recommender import RatingBatch, Recommender
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan as sharding
 from recsuite.sharding.plan import describe_plan
+from recsuite.sharding.recommender import RatingBatch, Recommender
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import train_epoch

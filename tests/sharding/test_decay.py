@@ -18,8 +18,8 @@ from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.models.interaction import Interaction
-from recsuite.models.recommender import RatingBatch
 from recsuite.runtime.process import cleanup_runtime, init_runtime
+from recsuite.sharding.recommender import RatingBatch
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.optimizer import table_rate
 from recsuite.training.state import TrainState, build_train_state

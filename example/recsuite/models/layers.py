@@ -26,6 +26,16 @@ class LookedUp(Protocol):
         """How many of them are each rating's, [B]."""
 
 
+class Labelled(Protocol):
+    """What a loss takes of a batch: the features, of which one tells items apart, and ratings and weights,
+    float32 [B]. The weight of padding is 0.
+    """
+
+    features: Any
+    ratings: torch.Tensor
+    weights: torch.Tensor
+
+
 class Head(nn.Module):
     """What computes with looked-up rows: one vector for the user of each rating, and one for the item.
 

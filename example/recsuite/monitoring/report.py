@@ -75,7 +75,7 @@ def describe_failure(columns: Columns, config: Config, test: Metrics) -> str:
 
 
 def _task_of(config: Config) -> Task:
-    # Not above: a task imports TorchRec, and --report_dir is checked before that takes its time.
+    # Not above: a task imports torch, and --report_dir is checked before that takes its time.
     from recsuite.models.tasks.task import task_named
 
     return task_named(config.model.task)

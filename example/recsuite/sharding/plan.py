@@ -34,12 +34,11 @@ from recsuite.config.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
-from recsuite.models.recommender import TrainableModel
-from recsuite.models.tasks.task import task_named
 from recsuite.runtime.host import allowed_memory
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu_tables import CpuTablesSharder
 from recsuite.sharding.data_parallel import FixedBuckets
+from recsuite.sharding.recommender import TrainableModel, make_model
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the table.
 INIT_BLOCK_ROWS = 4096
@@ -57,7 +56,7 @@ def build_model(
     table_optimizer: FBGEMM's parameters of it. Collective: every rank.
     """
     torch.manual_seed(config.runtime.seed)
-    model = task_named(config.model.task).make_model(columns, config.model)
+    model = make_model(columns, config.model)
     sharder = make_sharder(table_optimizer, config, context)
     plan = make_plan(model, sharder, columns, config, context)
     sharded = DistributedModelParallel(

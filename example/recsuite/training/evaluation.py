@@ -25,10 +25,10 @@ from recsuite.datasets.metrics import (
     measure,
     measure_ranks,
 )
-from recsuite.models.recommender import RatingBatch
 from recsuite.models.tasks.task import Task, task_named
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
+from recsuite.sharding.recommender import RatingBatch
 from recsuite.training.input_pipeline import InputPipeline
 
 # Users times items that are scored at once: 32 MiB as float64.

@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.datasets.batches import Batch
 from recsuite.datasets.loader import BatchLoader
-from recsuite.models.recommender import RatingBatch
+from recsuite.sharding.recommender import RatingBatch
 
 
 class InputPipeline:

@@ -14,9 +14,9 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.models.recommender import Output, RatingBatch
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import STEP, named
+from recsuite.sharding.recommender import Output, RatingBatch
 from recsuite.training.callbacks import Step
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.optimizer import RowScale, scheduled_rates, share_left

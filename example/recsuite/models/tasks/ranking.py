@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from recsuite.datasets.schema import Feature
-from recsuite.models.recommender import RatingBatch
+from recsuite.models.layers import Labelled
 from recsuite.models.tasks.task import Task, TrainingData
 from recsuite.models.two_tower import TwoTower
 
@@ -34,7 +34,7 @@ class SampledSoftmax(nn.Module):
         # In no checkpoint: it follows from the data.
         self.register_buffer("log_shares", item_shares.log(), persistent=False)
 
-    def forward(self, vectors: torch.Tensor, batch: RatingBatch) -> torch.Tensor:
+    def forward(self, vectors: torch.Tensor, batch: Labelled) -> torch.Tensor:
         """The weighted mean over B ratings, []; vectors: of users and items, [B, 2, D]."""
         rows = batch.features[self.item].values()
         parts = (tensor.split(COMPETITORS) for tensor in (vectors, rows, batch.weights))

@@ -11,14 +11,14 @@ from torch import nn
 
 from recsuite.datasets.schema import Feature
 from recsuite.models.interaction import Interaction
-from recsuite.models.recommender import RatingBatch
+from recsuite.models.layers import Labelled
 from recsuite.models.tasks.task import Task, TrainingData
 
 
 class SquaredError(nn.Module):
     """The weighted mean squared error of predicted ratings."""
 
-    def forward(self, predictions: torch.Tensor, batch: RatingBatch) -> torch.Tensor:
+    def forward(self, predictions: torch.Tensor, batch: Labelled) -> torch.Tensor:
         """float32 [], of predictions float32 [B]."""
         # Padding has the weight 0.
         return (batch.weights * (predictions - batch.ratings) ** 2).mean()

@@ -17,25 +17,16 @@ import numpy as np
 from torch import nn
 
 from recsuite.config.training import ModelConfig
-from recsuite.datasets.schema import Feature, Schema, Table
+from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.layers import Head
-from recsuite.models.recommender import Recommender, TrainableModel
 
 
 class TrainingData(Protocol):
-    """What a task may know of the data when it makes a model."""
-
-    @property
-    def tables(self) -> Sequence[Table]:
-        """The tables that the features need."""
+    """What a task may know of the data when it makes a loss."""
 
     @property
     def schema(self) -> Schema:
         """What the data call users and items."""
-
-    @property
-    def mean_rating(self) -> float:
-        """Of the training ratings."""
 
     def item_shares(self) -> np.ndarray:
         """Each item's share of the training ratings, float32 [rows of the items' table]."""
@@ -90,12 +81,6 @@ class Task(ABC):
     def training_curve(self, losses: np.ndarray) -> np.ndarray | None:
         """Losses, float [n], in the unit of the main metric; None where they have none in common."""
         return None
-
-    def make_model(self, data: TrainingData, config: ModelConfig) -> TrainableModel:
-        """The model of a data set with its loss; its tables are not allocated yet."""
-        features = [table.feature for table in data.tables]
-        head = self.make_head(features, config.embedding_dim, config.mlp_dims, data.mean_rating)
-        return TrainableModel(Recommender(data.tables, config.embedding_dim, head), self.make_loss(data))
 
     @property
     def main_label(self) -> str:

@@ -1,6 +1,6 @@
 """From a batch to a loss: tables, the head that computes with their rows, and what is learned of its output.
 
-Knows tensors and tables; nothing of ranks, files or devices, and not what the task is: `tasks/` says that.
+The part of the model that TorchRec knows. What is computed and learned is in `models/`, which serving shares.
 Shapes: B ratings.
 """
 
@@ -17,8 +17,11 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from recsuite.config.training import ModelConfig
+from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import Table
 from recsuite.models.layers import Head
+from recsuite.models.tasks.task import task_named
 from recsuite.runtime.ranges import named
 
 
@@ -129,3 +132,11 @@ def make_embeddings(tables: Sequence[Table], embedding_dim: int) -> EmbeddingCol
         ],
         device=torch.device("meta"),
     )
+
+
+def make_model(columns: Columns, config: ModelConfig) -> TrainableModel:
+    """The model of a data set with the loss of its task; its tables are not allocated yet."""
+    task = task_named(config.task)
+    features = [table.feature for table in columns.tables]
+    head = task.make_head(features, config.embedding_dim, config.mlp_dims, columns.mean_rating)
+    return TrainableModel(Recommender(columns.tables, config.embedding_dim, head), task.make_loss(columns))
