@@ -90,8 +90,7 @@ def test_the_library_speaks_of_movies_in_one_folder_alone() -> None:
         module
         for module, path in MODULES.items()
         if module.startswith("recsuite.") and not is_within(module, "datasets.movielens")
-        # The name of the data sets is no word for an item. Serving's example is still to be reworded.
-        if not is_within(module, "serving")
+        # The name of the data sets is not a word for an item.
         if re.search(r"movie(?!lens)", path.read_text(), re.IGNORECASE)
     }
     assert found == set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
@@ -141,6 +142,19 @@ def test_what_is_recommended_and_known_is_the_same_for_any_order_of_the_table(
     assert pages[1] == pages[0]
     assert sum(line.startswith("| ") for line in pages[0]) == 6
     assert pages[0][0].startswith("user 7 rated")
+
+
+def test_files_call_users_and_items_what_the_data_set_calls_them(config: Config) -> None:
+    entities = {"user": "user", "item": "movie", "history": "history"}
+    for feature in (*SCHEMA.features, SCHEMA.history):
+        recorded = SCHEMA.recorded(feature)
+        assert recorded == dataclasses.replace(feature, entity=entities[feature.entity])
+        assert SCHEMA.restored(recorded) == feature
+    columns = open_columns(config)
+    manifest = json.loads((Path(columns.folder) / "manifest.json").read_bytes())
+    assert manifest["num_movies"] == columns.num_items
+    assert {table["feature"]["entity"] for table in manifest["tables"]} == {"user", "movie"}
+    assert (Path(columns.folder) / "movie_features.npy").is_file()
 
 
 @pytest.mark.parametrize("missing", ["user", "movie"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recsuite.config.config import Config
+from recsuite.config.data import LoaderConfig
 from recsuite.datasets.batches import Batch, RatingBatches, Request, to_tensors
 from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
@@ -53,18 +54,18 @@ class BatchLoader:
     Each `iter` is one pass over what the sampler names. A batch is the consumer's for as long as it holds it.
     """
 
-    def __init__(self, dataset: RatingBatches, sampler: EpochSampler, config: Config) -> None:
+    def __init__(self, dataset: RatingBatches, sampler: EpochSampler, config: LoaderConfig) -> None:
         self.dataset = dataset
         self.sampler = sampler
         self.config = config
         self.pool: WorkerPool | None = None
         self._pin = _has_cuda()
-        self._undecided = config.loader.num_workers == "auto"
-        if config.loader.num_workers != 0:
-            check_start_method(config.loader.mp_context)
+        self._undecided = config.num_workers == "auto"
+        if config.num_workers != 0:
+            check_start_method(config.mp_context)
             _warn(config, read_launch())
-        if isinstance(config.loader.num_workers, int) and config.loader.num_workers > 0:
-            self.pool = self._start_pool(config.loader.num_workers)
+        if isinstance(config.num_workers, int) and config.num_workers > 0:
+            self.pool = self._start_pool(config.num_workers)
 
     def __len__(self) -> int:
         """Batches in a pass."""
@@ -106,9 +107,9 @@ class BatchLoader:
         return WorkerPool(
             self.dataset,
             num_workers=num_workers,
-            prefetch_factor=config.loader.prefetch_factor,
-            timeout=config.loader.worker_timeout,
-            mp_context=config.loader.mp_context,
+            prefetch_factor=config.prefetch_factor,
+            timeout=config.worker_timeout,
+            mp_context=config.mp_context,
             rank=launch.rank,
             local_world_size=launch.local_world_size,
         )
@@ -190,15 +191,13 @@ def check_start_method(mp_context: str) -> None:
             )
 
 
-def _warn(config: Config, launch: Launch) -> None:
+def _warn(config: LoaderConfig, launch: Launch) -> None:
     """Say, once on a machine, what is allowed and seldom wise."""
     if launch.local_rank != 0:
         return
-    if config.loader.mp_context == "fork":
+    if config.mp_context == "fork":
         say("--mp_context fork: workers inherit the locks of all threads, and may hang; spawn does not")
-    num_workers = (
-        0 if config.loader.num_workers == "auto" else int(config.loader.num_workers) * launch.local_world_size
-    )
+    num_workers = 0 if config.num_workers == "auto" else int(config.num_workers) * launch.local_world_size
     if num_workers > allowed_cores():
         workers, cores = counted(num_workers, "data worker"), counted(allowed_cores(), "core")
         say(f"{workers} on this machine share {cores} with the ranks")
@@ -215,7 +214,7 @@ def build_dataloader(dataset: RatingBatches, sampler: EpochSampler, config: Conf
     Raises:
         UserError: when the data set cannot be sent to a worker, or the machine cannot start that many.
     """
-    return BatchLoader(dataset, sampler, config)
+    return BatchLoader(dataset, sampler, config.loader)
 
 
 def _has_cuda() -> bool:

@@ -1,7 +1,7 @@
 """A trained model in one process: it scores raw values, and takes what a trainer goes on dumping.
 
     model = ServedModel.open(Path("dumps"))     # the best in a folder, a dump, an increment, or an export
-    model.score({"user": [42, 42], "movie": [318, 2], "genres": [["Drama"], ["Comedy", "War"]]})
+    model.score({"user": [42, 42], "year": [1994, 1995], "genres": [["Drama"], ["Comedy", "War"]]})
     follower = Follower(Path("dumps"))          # or Follower(Path("dumps"), start=Path("exported"))
     follower.refresh()                          # True if follower.model has become newer
 

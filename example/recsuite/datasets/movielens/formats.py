@@ -76,7 +76,7 @@ def find_files(config: Config) -> tuple[Path, list[Path]]:
         UserError: when there is nothing to read, and no set to obtain was named.
     """
     _, folder, layout = _look(config)
-    return folder, [] if layout is None else source_files(folder, layout, config)
+    return folder, [] if layout is None else source_files(folder, layout, config.data.split)
 
 
 def _look(config: Config) -> tuple[str, Path, Layout | None]:
@@ -109,7 +109,7 @@ def read(folder: Path, layout: Layout, config: Config) -> RawData:
     known_users = users["user_id"].to_numpy() if users is not None else None
     known_movies = movies["movie_id"].to_numpy()
 
-    parts = _rating_files(layout, config)
+    parts = _rating_files(layout, config.data.split)
     tables = [read_ratings(reader, part, layout, known_users, known_movies) for part in parts]
     events = Events(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
     official_test = None
@@ -124,15 +124,15 @@ def read(folder: Path, layout: Layout, config: Config) -> RawData:
     return settle(raw, config.data.duplicates, SCHEMA)
 
 
-def source_files(folder: Path, layout: Layout, config: Config) -> list[Path]:
+def source_files(folder: Path, layout: Layout, split: str) -> list[Path]:
     """The files that `read` reads, those of them that are there."""
-    names = [*_rating_files(layout, config), layout.movies, layout.users, "u.genre", "oracle.npy"]
+    names = [*_rating_files(layout, split), layout.movies, layout.users, "u.genre", "oracle.npy"]
     return [folder / name for name in names if name and (folder / name).is_file()]
 
 
-def _rating_files(layout: Layout, config: Config) -> list[str]:
-    if config.data.split in OFFICIAL_SPLITS:
-        return [f"{config.data.split}.base", f"{config.data.split}.test"]
+def _rating_files(layout: Layout, split: str) -> list[str]:
+    if split in OFFICIAL_SPLITS:
+        return [f"{split}.base", f"{split}.test"]
     return [layout.ratings]
 
 

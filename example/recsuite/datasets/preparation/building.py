@@ -90,7 +90,7 @@ def _publish(making: Path, folder: Path) -> None:
 def _write_columns(
     folder: Path, raw: RawData, schema: Schema, config: Config, reached: Callable[[int], None]
 ) -> dict[str, Any]:
-    order, sizes, notes = split(raw, schema, config)
+    order, sizes, notes = split(raw, schema, config.data, config.runtime.seed)
     num_train = sizes[0]
     events = raw.events
     if len(order) > MAX_EVENTS:

@@ -46,7 +46,7 @@ def open_columns(config: Config) -> Columns:
 
     source, layout = locate(config)
     cache = _cache_folder(source, config)
-    files = source_files(source, layout, config)
+    files = source_files(source, layout, config.data.split)
     digests = _digests(files)
     folder = cache / _name(digests, config)
     # Without the lock first: most runs find their columns, also in a folder that they may not write.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recsuite.config.config import Config
+from recsuite.config.data import DataConfig
 from recsuite.datasets.preparation.duplicates import describe_leak
 from recsuite.errors import UserError, counted
 
@@ -14,44 +14,48 @@ if TYPE_CHECKING:
     from recsuite.datasets.schema import RawData, Schema
 
 
-def split(raw: RawData, schema: Schema, config: Config) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
+def split(
+    raw: RawData, schema: Schema, config: DataConfig, seed: int
+) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
     """The order in which events are stored, int64 [events]; how many are for training, validation and the
     test; and what there is to say of it.
     """
     # Stable, so that events of one second keep the order of the file on every machine.
     by_time = np.argsort(raw.events.time, kind="stable")
     user = raw.events.user_id[by_time]
-    is_test, notes = _choose_test(raw, by_time, config)
-    is_validation = _choose_validation(user, ~is_test, config)
+    is_test, notes = _choose_test(raw, by_time, config, seed)
+    is_validation = _choose_validation(user, ~is_test, config, seed)
     is_train = ~is_test & ~is_validation
     sizes = int(is_train.sum()), int(is_validation.sum()), int(is_test.sum())
     if sizes[0] == 0 or sizes[2] == 0:
         raise UserError(
-            f"--split {config.data.split} of {len(user)} {schema.labels} with --test_fraction "
-            f"{config.data.test_fraction} and --validation_fraction {config.data.validation_fraction} leaves "
+            f"--split {config.split} of {len(user)} {schema.labels} with --test_fraction "
+            f"{config.test_fraction} and --validation_fraction {config.validation_fraction} leaves "
             f"{sizes[0]} for training and {sizes[2]} for the test; give fractions that leave some for both."
         )
     if sizes[1] == 0:
         notes.append(
             f"no {schema.label} is for validation: there are no results on the way, and no early stopping"
         )
-    if config.data.duplicates == "keep":
+    if config.duplicates == "keep":
         notes += describe_leak(raw.events, by_time[is_test], schema)
     return np.concatenate([by_time[is_train], by_time[is_validation], by_time[is_test]]), sizes, notes
 
 
-def _choose_test(raw: RawData, by_time: np.ndarray, config: Config) -> tuple[np.ndarray, list[str]]:
+def _choose_test(
+    raw: RawData, by_time: np.ndarray, config: DataConfig, seed: int
+) -> tuple[np.ndarray, list[str]]:
     """Whether each event, in the order of time, is for the test, bool [events]; and what to say of it."""
     number = len(by_time)
     if raw.official_test is not None:
         return raw.official_test[by_time], []
     time = raw.events.time[by_time]
-    if config.data.split == "leave_one_out":
+    if config.split == "leave_one_out":
         return _choose_newest_of_each(raw.events.user_id[by_time], time)
-    num_test = round(number * config.data.test_fraction)
+    num_test = round(number * config.test_fraction)
     is_test = np.arange(number) >= number - num_test
-    if config.data.split == "random":
-        return np.random.default_rng([config.runtime.seed, 1]).permutation(is_test), []
+    if config.split == "random":
+        return np.random.default_rng([seed, 1]).permutation(is_test), []
     return is_test, _describe_cut(time, number - num_test)
 
 
@@ -96,7 +100,7 @@ def _choose_newest_of_each(user: np.ndarray, time: np.ndarray) -> tuple[np.ndarr
     return is_test, notes
 
 
-def _choose_validation(user: np.ndarray, is_left: np.ndarray, config: Config) -> np.ndarray:
+def _choose_validation(user: np.ndarray, is_left: np.ndarray, config: DataConfig, seed: int) -> np.ndarray:
     """Whether each event, in the order of time, is for validation, bool [events]: --validation_fraction of
     those that are left beside the test, drawn by the seed; for leave_one_out among the newest left of each
     user.
@@ -104,10 +108,10 @@ def _choose_validation(user: np.ndarray, is_left: np.ndarray, config: Config) ->
     Not the newest for --split time: the newest events are the most informative ones about the test.
     """
     left = np.flatnonzero(is_left)
-    wanted = round(len(left) * config.data.validation_fraction)
-    among = left[_newest_of_each(user[left])[0]] if config.data.split == "leave_one_out" else left
+    wanted = round(len(left) * config.validation_fraction)
+    among = left[_newest_of_each(user[left])[0]] if config.split == "leave_one_out" else left
     is_validation = np.zeros(len(user), bool)
-    is_validation[np.random.default_rng([config.runtime.seed, 2]).permutation(among)[:wanted]] = True
+    is_validation[np.random.default_rng([seed, 2]).permutation(among)[:wanted]] = True
     return is_validation
 
 
