@@ -61,7 +61,8 @@ heart.stop()
 print("goes on")
 """
 FAILED = """
-import contextlib, heartbeat
+import contextlib
+from recsuite.runtime.peers import heartbeat
 heartbeat.CALL_SECONDS = 0
 with contextlib.suppress(ValueError), heartbeat.Heartbeat(1, 0).within("joining the other ranks"):
     raise ValueError
