@@ -47,11 +47,11 @@ SLOWEST_DISK = 5 * 10**6
 
 
 class Checkpointer:
-    """Dumps a training as it goes: at the end of every epoch, every --dump_every steps, and on SIGTERM.
+    """Writes checkpoints of a training: at the end of every epoch, every --dump_every steps, and on SIGTERM.
 
-    With --inc_dump the first is full, and the others hold what changed since the one before. A dump that
-    fails for want of space or permission is said in one sentence, and the training goes on; the next one
-    tries again. Collective: every rank.
+    With --inc_dump the first is full, and the others are deltas: what changed since the one before. Where one
+    fails for want of space or permission, that is said in one sentence and the training continues; the next
+    one tries again. Collective: every rank.
     """
 
     phase = "dumps"
@@ -73,7 +73,7 @@ class Checkpointer:
         self.save_dir = Path(config.checkpoint.save_dir)
         self.vocabulary = Path(columns.folder) / VOCABULARY
         self.failure = ""
-        # Asked for once: that takes as long as to write a small increment.
+        # Asked for once: that takes as long as to write a small delta.
         self.versions = installed_versions()
         self.vocabulary_digest = digest_of(self.vocabulary)
         # What a rank of an earlier attempt still writes must not come into a folder of this one.
@@ -82,17 +82,17 @@ class Checkpointer:
         self.termination = Termination(deadline)
         # Ranks agree on the CPU, whatever they compute on.
         self.group = dist.new_group(backend="gloo", timeout=deadline)
-        # What the next increment builds on.
+        # What the next delta builds on.
         self.link: ParentLink | None = None
         self._under_way: tuple[Path, Any] | None = None
 
     def begin(self, learner: TrainState) -> None:
-        """Load what is resumed, and dump what increments will build on."""
+        """Load what is resumed, and dump what deltas will build on."""
         if self.resumed is not None:
             restore(self.resumed, learner, self.columns, self.context)
         self.tensors = tensors_of(learner)
         self.shapes = shapes_of(self.tensors)
-        # For the dumps alone, which may go on beside the training, and wait for what others write.
+        # For the checkpoints alone, which may be written beside the training, and wait for what others write.
         self.writers = dist.new_group(backend="gloo", timeout=self._writing_deadline())
         self.plan = describe_plan(learner.model, self.columns, self.config)
         if self.config.checkpoint.inc_dump:
@@ -115,8 +115,8 @@ class Checkpointer:
         """Dump if it is time to, or if any rank was told to end; then this raises SystemExit.
 
         Raises:
-            UserError: on every rank, instead of dumping a model whose loss is no number or whose weights are
-                those of no trained one: it would push out the good ones.
+            UserError: on every rank, instead of dumping a model whose loss is not a number or whose weights
+                are too large for a trained one: it would push out the good ones.
         """
         every, stop = self.config.checkpoint.dump_every, self.termination.agreed()
         at_end = progress.samples == 0
@@ -186,7 +186,7 @@ class Checkpointer:
         return restore(state, learner, self.columns, self.context).progress
 
     def close(self) -> None:
-        """Wait for the last dump.
+        """Wait for the last checkpoint.
 
         Raises:
             UserError: when it failed.
@@ -202,7 +202,7 @@ class Checkpointer:
             raise UserError(self.failure)
 
     def dump_delta(self, progress: Progress) -> None:
-        """Dump what changed since the last dump, and the dense part."""
+        """Dump what changed since the last checkpoint, and the dense part."""
         assert self.link is not None
         final = self.save_dir / delta_name(progress.step)
         making = self._making(final)
@@ -220,7 +220,7 @@ class Checkpointer:
         except UserError as error:
             self._note_failure(final, str(error))
             return
-        # Only now: what an increment failed to hold belongs to the next one.
+        # Only now: what a delta failed to hold belongs to the next one.
         self.touched.clear()
         self.link = self.link.after(progress.step)
         self._note_success(final)
@@ -229,7 +229,7 @@ class Checkpointer:
         return final.with_name(making_name(final, self.attempt))
 
     def _writing_deadline(self) -> timedelta:
-        """How long a rank waits for the parts of the others: all may be one rank's."""
+        """How long a rank waits for the shard files of the others: all may be one rank's."""
         num_bytes = 4 * sum(math.prod(shape) for shape, _ in self.shapes.values())
         return timedelta(seconds=self.config.runtime.timeout + num_bytes / SLOWEST_DISK)
 
@@ -253,7 +253,7 @@ class Checkpointer:
         )
 
     def _finish(self) -> None:
-        """Wait for the dump that is under way, and say what became of it."""
+        """Wait for the checkpoint that is under way, and say what became of it."""
         if self._under_way is None:
             return
         final, response = self._under_way
@@ -284,7 +284,7 @@ class Checkpointer:
 
 
 def _reason(error: CheckpointException) -> str:
-    """Why a dump failed, if the reason lies outside of the program."""
+    """Why a checkpoint could not be written, if the reason lies outside of the program."""
     reasons = [wrapped[0] for wrapped in error.failures.values()]
     if not all(isinstance(reason, OSError) for reason in reasons):
         raise error

@@ -28,10 +28,11 @@ from recsuite.training.state import TrainState
 
 
 def compact(learner: TrainState, columns: Columns, config: Config, context: RuntimeContext) -> None:
-    """Fold the newest increments into a full dump, and remove what it replaces. Collective: every rank.
+    """Replace the newest deltas by a full checkpoint, and remove what it replaces. Collective: every rank.
 
     Raises:
-        UserError: when there is no state, when it is not whole, or when the new dump cannot be written.
+        UserError: when there is no checkpoint, when it is not complete, or when the new one cannot be
+            written.
     """
     save_dir = Path(config.checkpoint.save_dir)
     # Before the folder is made that holds the lock.
@@ -52,7 +53,7 @@ def compact(learner: TrainState, columns: Columns, config: Config, context: Runt
 
 
 def _retire_compacted(save_dir: Path, keep: int) -> int:
-    """Remove the increments up to the newest dump, and the dumps that only they kept; how many they were.
+    """Remove the deltas up to the newest full checkpoint, and the bases that only they kept; how many deltas.
 
     What the best state is read from stays.
     """
@@ -63,7 +64,7 @@ def _retire_compacted(save_dir: Path, keep: int) -> int:
     needed = chain_at(best).folders if best else ()
     folded = [path for path in older if read_manifest(path).run == run and path not in needed]
     with tidying(save_dir):
-        # Where a fold was cut short, they still name an increment.
+        # Where a compaction was cut short, they still name a delta.
         if step_of(newest) > 0:
             point_at(newest, LATEST)
         if best:

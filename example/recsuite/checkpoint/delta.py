@@ -1,14 +1,14 @@
-"""Increments: the rows that changed since the last one, and the dense part, which always changes.
+"""Deltas: the rows that changed since the last one, and the dense part, which always changes.
 
     delta-000000900/
         part-00001.safetensors   the first rank's rows of every table, perhaps none: "tables.user.rows" int64
         part-00002.safetensors   [n], ascending, "tables.user.ids" [n], their raw values, "tables.user.weight"
                                  [n, D], "tables.user.momentum1" [n]; the first part also holds the dense
-                                 part, as a full dump has it
+                                 part, as a full checkpoint has it
         config.json              the configuration of the training
-        manifest.json            as of a full dump, and what the increment builds on
+        manifest.json            as of a full checkpoint, and what the delta builds on
 
-As in a full dump, a row is its "weight" times the number "dense.row_scale", which the increment has anew:
+As in a full checkpoint, a row is its "weight" times the number "dense.row_scale", which the delta has anew:
 with it all rows decay, also those that are not in it.
 
 Raw values that are numbers are int64 or float64, and what stands for row 0, which has none, is the smallest
@@ -127,7 +127,7 @@ def write_delta(
     publish: Callable[[], None],
     group: Any,
 ) -> None:
-    """Write an increment into a folder that nobody reads yet; rank 0 calls `publish` when all is on the disk.
+    """Write a delta into a folder that nobody reads yet; rank 0 calls `publish` when all is on the disk.
 
     Collective: every rank of the group, and the folder must be the same one for all.
 
@@ -185,7 +185,7 @@ def _changed(
 
 
 def apply_delta(folder: Path, manifest: Manifest, tensors: Tensors) -> None:
-    """Put an increment that was checked into this rank's shards and dense part. Not collective."""
+    """Put a delta that was checked into this rank's shards and dense part. Not collective."""
     shards = shards_of(tensors)
     for part in shard_files_of(folder, manifest):
         for table, slots in shards.items():

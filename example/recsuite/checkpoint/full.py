@@ -1,4 +1,4 @@
-"""Full dumps: all that was learned, complete or absent, for any number of ranks, without pickle.
+"""Full checkpoints: all that was learned, complete or absent, for any number of ranks, without pickle.
 
     step-000000784/
         part-00001.safetensors   what the first rank holds: rows of the tables ("tables.user.weight"), their
@@ -149,7 +149,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def read_full(folder: Path, tensors: Tensors) -> None:
-    """Fill tensors from a dump that was checked: this rank's shards and the dense part. Not collective."""
+    """Fill this rank's shards and the dense part from a checkpoint that was checked. Not collective."""
     with warnings.catch_warnings():
         # A rank knows what it holds and finds where that lies: exchanging all plans takes longer
         # than reading a small dump. That it reads alone is no mistake, as torch would say it may be.
@@ -171,7 +171,7 @@ def features_of(columns: Columns) -> dict[str, Any]:
 def check_fit(
     folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[list[int], str]], columns: Columns
 ) -> None:
-    """Refuse a dump of another model, optimizer or data than these. shapes: see `shapes_of`.
+    """Refuse a checkpoint of another model, optimizer or data than these. shapes: see `shapes_of`.
 
     Raises:
         UserError: names both sides.

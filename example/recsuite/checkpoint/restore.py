@@ -1,4 +1,4 @@
-"""The way back: a state of a folder of dumps, held against everything, and put into a learner."""
+"""A checkpoint put into a learner, after all of it was checked."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _begin_afresh(save_dir: Path, context: RuntimeContext) -> None:
 
 
 def _find_start(save_dir: Path) -> tuple[CheckpointChain | None, str]:
-    """What to go on from, and the name of the run."""
+    """What to continue from, and the name of the run."""
     newest = newest_in(save_dir)
     if newest is None:
         return None, uuid.uuid4().hex

@@ -20,7 +20,7 @@ from recsuite.serving.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Change:
-    """What an increment puts in place.
+    """What a delta puts in place.
 
     tables: name to rows, int64 [n], and their new weights, float32 [n, D].
     """
@@ -31,7 +31,7 @@ class Change:
 
 
 def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
-    """What an increment changes in a model; None if the model has it already.
+    """What a delta changes in a model; None if the model has it already.
 
     Raises:
         UserError: when it does not come next, is damaged, or does not fit; names both sides.
@@ -59,7 +59,7 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
 
 
 def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
-    """Whether a model has an increment already; refuses one that does not come next."""
+    """Whether a model has a delta already; refuses one that does not come next."""
     check_name(delta, manifest)
     link, follows = manifest.link, snapshot.follows
     if link is None:
@@ -90,7 +90,7 @@ def _joined(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.T
 
 
 def put(snapshot: Snapshot, delta: Path, change: Change) -> Snapshot:
-    """The state after an increment; its tables are those of the state before, changed in place."""
+    """The state after a delta; its tables are those of the state before, changed in place."""
     for name, (rows, weights) in change.tables.items():
         snapshot.tables[name][rows] = weights
     assert change.manifest.link is not None

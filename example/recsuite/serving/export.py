@@ -6,7 +6,7 @@ PATH/
     vocabulary.json     for every feature the raw value of table row 1, 2, ...
     features.json       the tables in the order in which a model adds them up: feature, entity, column,
                         whether it has lists, rows
-    manifest.json       run, progress, tensors, files with digests, and which increment may follow
+    manifest.json       run, progress, tensors, files with digests, and which delta may follow
 """
 
 from __future__ import annotations
@@ -81,18 +81,18 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
 
 
 def _tensors_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
-    """The weights under the names that they have in a dump."""
+    """The weights under the names that they have in a checkpoint."""
     dense = snapshot.interaction.state_dict()
     return {
         **{f"tables.{name}.weight": rows for name, rows in snapshot.tables.items()},
-        # Nor has a dump a tensor without a dimension.
+        # A checkpoint has no tensor without a dimension either.
         **{f"dense.{name}": value if value.dim() else value.view(1) for name, value in dense.items()},
     }
 
 
 def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
     manifest = snapshot.manifest
-    # Nothing of an increment and of its trainer's ranks but with what it was made.
+    # Nothing of a delta and of its trainer's ranks but with what it was made.
     about = {"versions": manifest.about.get("versions")}
     return dataclasses.replace(
         manifest,

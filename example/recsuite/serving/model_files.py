@@ -62,8 +62,8 @@ def dense_names(interaction: Head) -> list[str]:
 
 
 def filled(empty: Head, tensors: Mapping[str, torch.Tensor]) -> Head:
-    """The interaction with the dense part of a dump."""
-    # A dump has no tensor without a dimension. Copied, for what safetensors gives may still lie in the file.
+    """The interaction with the dense part of a checkpoint."""
+    # A checkpoint has no tensor without a dimension. Copied: what was read may still lie in the file.
     values = {
         name: tensors[f"dense.{name}"].reshape(value.shape).to(value.dtype, copy=True)
         for name, value in empty.state_dict().items()

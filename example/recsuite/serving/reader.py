@@ -28,7 +28,7 @@ from recsuite.serving.snapshot import Snapshot
 
 
 def read_snapshot(state: CheckpointChain) -> Snapshot:
-    """A state, with its increments replayed.
+    """A state, with its deltas replayed.
 
     Raises:
         UserError: when anything is missing, damaged or of another run.
@@ -65,7 +65,7 @@ def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
 
 
 def _follows(folder: Path, manifest: Manifest) -> ParentLink:
-    """What the next increment must say that it builds on; an export was told."""
+    """What the next delta must say that it builds on; an export was told."""
     follows = manifest.about.get("follows")
     if not follows:
         return link_after(folder)

@@ -1,13 +1,13 @@
-"""A trained model in one process: it scores raw values, and takes what a trainer goes on dumping.
+"""A trained model in one process: it scores raw values, and takes each newer checkpoint of a trainer.
 
-    model = ServedModel.open(Path("dumps"))     # the best in a folder, a dump, an increment, or an export
+    model = ServedModel.open(Path("dumps"))     # the best in a folder, a checkpoint, a delta, or an export
     model.score({"user": [42, 42], "year": [1994, 1995], "genres": [["Drama"], ["Comedy", "War"]]})
     follower = Follower(Path("dumps"))          # or Follower(Path("dumps"), start=Path("exported"))
     follower.refresh()                          # True if follower.model has become newer
 
 Only reads, needs no process group and no TorchRec, and believes no file before it was held against its
 digest. Files are read while others score; what was read gets into the model under a lock, at once, so nobody
-sees half an increment. Shapes: B ratings, D numbers in a table row.
+sees half a delta. Shapes: B ratings, D numbers in a table row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from recsuite.serving.snapshot import Snapshot
 
 
 class ServedModel:
-    """A model that threads may score with while another one puts increments into it."""
+    """A model that threads may score with while another one puts deltas into it."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -41,7 +41,7 @@ class ServedModel:
 
     @classmethod
     def open(cls, folder: Path | str, checkpoint: str = BEST) -> ServedModel:
-        """The model of an export, a dump, an increment with all before it, or a folder's best or latest one.
+        """The model of an export, a checkpoint, a delta with all before it, or a folder's best or latest one.
 
         Raises:
             UserError: when anything that it needs is missing, damaged, or of another run.
@@ -50,7 +50,7 @@ class ServedModel:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What is served now. Its tables change with the next increment."""
+        """What is served now. Its tables change with the next delta."""
         return self._snapshot
 
     @property
@@ -101,7 +101,7 @@ class ServedModel:
         return interaction.predict(looked_up, flat_ratings(values))
 
     def apply(self, delta: Path | str) -> bool:
-        """Put the next increment into the model in place; False if it holds that increment already.
+        """Put the next delta into the model in place; False if it holds that delta already.
 
         Raises:
             UserError: when it is not the next one of its chain, or damaged; the model is as it was.
@@ -122,9 +122,9 @@ class ServedModel:
 
 
 class Follower:
-    """Keeps a model as new as a folder of dumps in which a trainer goes on, see `refresh`.
+    """Keeps a model as new as a folder of checkpoints in which a trainer continues, see `refresh`.
 
-    It follows the latest state, not the best one: increments have an order, and what was learned last counts.
+    It follows the latest state, not the best one: deltas have an order, and what was learned last counts.
     """
 
     def __init__(self, save_dir: Path | str, start: Path | str | None = None) -> None:
@@ -138,7 +138,7 @@ class Follower:
         self._seen: set[tuple[str, int]] = set()
 
     def refresh(self) -> bool:
-        """Take what is newer: increments in place, another dump as a whole, and so another run once its first
+        """Take what is newer: deltas in place, another base as a whole, and so another run once its first
         epoch was validated; whether there was any. Call it from one thread.
 
         Raises:
@@ -169,7 +169,7 @@ class Follower:
 
 
 def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
-    """`read_snapshot` of what a folder stands for, also while a trainer goes on there."""
+    """`read_snapshot` of what a folder stands for, also while a trainer continues there."""
 
     def read() -> Snapshot:
         return read_snapshot(chosen_chain(folder, checkpoint))

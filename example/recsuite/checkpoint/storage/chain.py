@@ -23,7 +23,7 @@ class ChoiceError(UserError):
 
 @dataclass(frozen=True)
 class CheckpointChain:
-    """A dump, and the increments to replay on it, in their order."""
+    """A full checkpoint, and the deltas to replay on it, in their order."""
 
     base: Path
     deltas: tuple[Path, ...] = ()
@@ -40,9 +40,9 @@ class CheckpointChain:
 
 
 def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
-    """What a folder stands for: a dump, an increment with all before it, or the newest state of a save_dir.
+    """What a folder stands for: a full checkpoint, a delta with all before it, or the newest of a save_dir.
 
-    until: where it is not -1, the state of the same dump after the last increment that ends by that step.
+    until: where it is not -1, the chain of the same base up to the last delta that ends by that step.
 
     Raises:
         UserError: when there is none, or none so early.

@@ -1,4 +1,4 @@
-"""Which checkpoint of a folder is meant, also while a trainer goes on there, and which other one would do."""
+"""Which checkpoint of a folder is meant, also while a trainer writes there, and which other one would do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recsuite.checkpoint.storage.directory import (
 from recsuite.checkpoint.storage.manifest import MANIFEST, Progress
 from recsuite.errors import UserError
 
-# How long to go on trying when a trainer moves away what is being read.
+# How long to try again when a trainer moves away what is being read.
 SETTLE_SECONDS = 30.0
 Result = TypeVar("Result")
 
@@ -83,7 +83,7 @@ def settled(
     action: Callable[[], Result],
     ask: Callable[[Callable[[], Any]], Any] = lambda question: question(),
 ) -> Result:
-    """What an action that reads dumps returns, tried again when a dump there was moved away meanwhile.
+    """What an action that reads checkpoints returns, tried again when one was moved away meanwhile.
 
     ask: who answers what is to be done; one rank for all, where the action is collective.
 

@@ -29,17 +29,17 @@ BEST = "best"
 
 
 def full_name(step: int) -> str:
-    """The folder name of the full dump after so many steps."""
+    """The folder name of the full checkpoint after so many steps."""
     return f"step-{step:09d}"
 
 
 def delta_name(step: int) -> str:
-    """The folder name of the increment that ends after so many steps."""
+    """The folder name of the delta that ends after so many steps."""
     return f"delta-{step:09d}"
 
 
 def making_name(final: Path, attempt: str) -> str:
-    """The folder name under which an attempt writes a dump or increment, see `new_attempt`."""
+    """The folder name under which an attempt writes a checkpoint, see `new_attempt`."""
     return f".making-{final.name}-{attempt}"
 
 
@@ -56,12 +56,12 @@ def step_of(folder: Path) -> int:
 
 
 def full_checkpoints_in(save_dir: Path) -> list[Path]:
-    """The full dumps, oldest first."""
+    """The full checkpoints, oldest first."""
     return _named(save_dir, "step")
 
 
 def deltas_in(save_dir: Path) -> list[Path]:
-    """The increments of all dumps, oldest first."""
+    """The deltas, oldest first."""
     return _named(save_dir, "delta")
 
 
@@ -74,7 +74,7 @@ def _named(save_dir: Path, kind: str) -> list[Path]:
 
 
 def checkpoints_in(save_dir: Path) -> list[Path]:
-    """The dumps and increments, oldest first; of one step the dump comes last, and so is the newest."""
+    """The checkpoints, oldest first; of one step the full one comes last, and so is the newest."""
     return sorted([*deltas_in(save_dir), *full_checkpoints_in(save_dir)], key=step_of)
 
 
@@ -84,7 +84,7 @@ def others_in(save_dir: Path, refused: Path) -> list[Path]:
 
 
 def save_dir_of(folder: Path) -> Path:
-    """The folder of dumps in which a dump or increment lies; any other folder is one itself."""
+    """The folder of checkpoints in which a checkpoint lies; any other folder is one itself."""
     folder = folder.resolve()
     return folder.parent if NAME.fullmatch(folder.name) else folder
 
@@ -109,7 +109,7 @@ def best_in(save_dir: Path) -> Path | None:
 
 
 def seen_in(folder: Path) -> set[tuple[str, int]]:
-    """Name and inode of the dumps and increments of a folder, or of the one in which it is."""
+    """Name and inode of the checkpoints of a folder, or of the one in which it is."""
     where = save_dir_of(folder)
     with explained(f"{where} cannot be read"):
         if not where.is_dir():

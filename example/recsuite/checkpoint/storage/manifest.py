@@ -25,7 +25,7 @@ IN_FILE = {"progress": "position"}
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.json"
 CONFIG = "config.json"
-# What an export says of its features; a dump has those of the schema.
+# What an export says of its features; a checkpoint has those of the schema.
 FEATURES_FILE = "features.json"
 # What the header of a safetensors file calls the types of tensors, and what a manifest calls them.
 TYPES = {
@@ -70,9 +70,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class ParentLink:
-    """What an increment builds on: a dump, known by the digest of its manifest, and the steps in between.
+    """What a delta builds on: a full checkpoint, known by its manifest's digest, and the steps in between.
 
-    sequence: 1 for the first increment after the dump; from_step: the step of the state before it.
+    sequence: 1 for the first delta after it; from_step: the step of the checkpoint before the delta.
     """
 
     base: str
@@ -81,17 +81,17 @@ class ParentLink:
     from_step: int
 
     def after(self, step: int) -> ParentLink:
-        """What the increment after this one builds on, when this one ended at a step."""
+        """What the delta after this one builds on, when this one ended at a step."""
         return dataclasses.replace(self, sequence=self.sequence + 1, from_step=step)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a dump, or with a link an increment, holds.
+    """What a full checkpoint, or with a link a delta, holds.
 
-    tensors: name to (shape, dtype), of the whole model also in an increment; vocabulary, ratings: digests of
+    tensors: name to (shape, dtype), of the whole model also in a delta; vocabulary, ratings: digests of
     the raw values and of the ratings in their order; features: table to what its rows stand for; world_size:
-    of the ranks that wrote; time: when, ISO 8601 with its zone; about: plan, versions and, in an increment,
+    of the ranks that wrote; time: when, ISO 8601 with its zone; about: plan, versions and, in a delta,
     the rows it holds of each table.
     """
 
@@ -123,7 +123,7 @@ def read_manifest(folder: Path) -> Manifest:
     looked at.
 
     Raises:
-        UserError: when the folder is no dump or increment, or one of another format.
+        UserError: when the folder is not a checkpoint, or one of another format.
     """
     path = folder / MANIFEST
     try:
@@ -168,7 +168,7 @@ def _time(found: str) -> str:
 
 
 def _read_limited(path: Path) -> bytes:
-    """The bytes of a manifest; what is larger than any, or goes on for ever, is not read."""
+    """The bytes of a manifest; what is larger than any, or never ends, is not read."""
     if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST_MANIFEST):
         raise ValueError(f"it is no file, or larger than {LARGEST_MANIFEST:,} bytes")
     return path.read_bytes()
@@ -202,7 +202,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def link_after(folder: Path) -> ParentLink:
-    """What the next increment after a dump or increment says that it builds on."""
+    """What the next delta after a checkpoint says that it builds on."""
     manifest = read_manifest(folder)
     step = manifest.progress.step
     if manifest.link is None:
@@ -211,7 +211,7 @@ def link_after(folder: Path) -> ParentLink:
 
 
 def digest_of_manifest(folder: Path) -> str:
-    """What an increment says of the dump on which it builds.
+    """What a delta says of the checkpoint on which it builds.
 
     Raises:
         UserError: when it cannot be read.

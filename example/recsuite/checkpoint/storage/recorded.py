@@ -1,4 +1,4 @@
-"""The flags with which a checkpoint was trained, for whoever loads it or goes on with it.
+"""The flags with which a checkpoint was trained, for whoever loads it or continues with it.
 
 One rule: what decides results, which is data, model and learning, is as in the checkpoint; a flag that is
 given on the command line goes first. Another model is refused, and so are other data at a resume; other
@@ -139,7 +139,7 @@ def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, A
 
 
 def _named(config: Config) -> Path:
-    """The folder whose state is loaded or gone on from."""
+    """The folder whose state is loaded or continued from."""
     is_load = config.checkpoint.load not in ("", NEWEST) and not config.checkpoint.resume
     return Path(config.checkpoint.load if is_load else config.checkpoint.save_dir)
 

@@ -98,7 +98,7 @@ def shape_of(folder: Path, manifest: Manifest, name: str) -> list[int]:
     return shape
 
 
-# --- what the headers of parts say, held against the manifest ---
+# --- what the headers of shard files say, compared with the manifest ---
 
 
 @contextlib.contextmanager
@@ -132,8 +132,8 @@ class Piece:
 
 
 def check_shard_files(folder: Path, manifest: Manifest) -> None:
-    """Hold the headers of parts, whose bytes were checked, against the manifest: names, types, shapes and
-    places; of an increment also the rows that it changes.
+    """Compare the headers of shard files, whose bytes were checked, with the manifest: names, types, shapes
+    and places; of a delta also the rows that it changes.
 
     Raises:
         UserError: names the part, and what in it does not fit.

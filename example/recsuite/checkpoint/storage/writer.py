@@ -35,7 +35,7 @@ LOCK = ".lock"
 LEFTOVER = re.compile(
     r"\.making-(step|delta)-\d{9,}(-[0-9a-f]{12})?|\.removing-(step|delta)-\d{9,}|\.(latest|best)-\d+"
 )
-# What a trainer writes into the folder of a dump; safetensors writes a part under another name first.
+# What a trainer writes into the folder of a checkpoint; safetensors writes a file under another name first.
 CONTENT = re.compile(r"part-\d{5,}\.safetensors|\.tmp[0-9A-Za-z]{6}|(manifest|config|vocabulary)\.json")
 
 
@@ -102,17 +102,17 @@ def publish(making: Path, final: Path, keep: int) -> None:
             point_at(final, BEST)
         prune(final.parent, keep)
     except (OSError, UserError) as error:
-        # The dump is there, and an increment that counted as failed would come a second time.
+        # The checkpoint is there, and a delta that counted as failed would come a second time.
         print(
             f"{final} is whole, but the folders beside it are not tidy ({error}); the next dump tries again"
         )
 
 
 def prune(save_dir: Path, keep: int) -> None:
-    """Remove the oldest of more than `keep` dumps; the best one, and those that an increment builds on, are
+    """Remove the oldest of more than `keep` dumps; the best one, and those that a delta builds on, are
     kept beside them.
 
-    What has the name of a dump and says nothing of itself is not ours: it neither counts nor goes.
+    What has the name of a checkpoint and says nothing of itself is not ours: it neither counts nor goes.
     """
     old = [path for path in full_checkpoints_in(save_dir) if (path / MANIFEST).is_file()][:-keep]
     if not old:
@@ -153,7 +153,7 @@ def set_aside(save_dir: Path) -> Path:
 
 
 def retire(folder: Path) -> None:
-    """Remove a dump or increment. Renamed first, because what has the name of a dump is complete."""
+    """Remove a checkpoint. Renamed first, because what has the name of a checkpoint is complete."""
     removing = folder.with_name(f".removing-{folder.name}")
     folder.rename(removing)
     _remove(removing)
