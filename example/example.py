@@ -11,8 +11,7 @@ level imports nothing heavy.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args as parse_args
@@ -20,21 +19,7 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.process import cleanup_runtime as cleanup_runtime
 from recsuite.runtime.process import init_runtime as init_runtime
 from recsuite.runtime.progress_bar import shown, stage
-from recsuite.tools.session import (
-    announce_data,
-    check_machine,
-    exit_status,
-    joined,
-    parse_once,
-    run_alone,
-    run_script,
-)
-
-if TYPE_CHECKING:
-    from recsuite.datasets.columns import Columns
-    from recsuite.datasets.metrics import Metrics
-    from recsuite.monitoring.stopwatch import Stopwatch
-    from recsuite.training.callbacks import Callback, Run
+from recsuite.tools import session
 
 
 def __getattr__(name: str) -> Any:
@@ -52,15 +37,15 @@ def __getattr__(name: str) -> Any:
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line asks for; returns the exit status: 2 for a user's mistake."""
-    return exit_status(lambda: start(argv))
+    return session.exit_status(lambda: start(argv))
 
 
 def start(argv: list[str] | None) -> int:
     """Parse, check, and run on one process or on all; returns the exit status."""
-    config, given = parse_once(argv)
+    config, given = session.parse_once(argv)
     if config.is_alone:
-        return run_alone(config)
-    check_machine()
+        return session.run_alone(config)
+    session.check_machine()
     with shown():
         run(config, given)
     return 0
@@ -71,63 +56,38 @@ def run(config: Config, given: frozenset[str] = frozenset()) -> None:
 
     given: the flags of the command line; the others are those of the checkpoint that is read, if one is.
     """
-    modes = {"train": train_and_report, "compact": compact_dumps, "load": load_and_report}
-    announce_data(config)
-    with joined(config, given) as (config, context):
+    modes = {"train": train_and_report, "compact": compact_checkpoints, "load": restore_and_report}
+    session.announce_data(config)
+    with session.joined(config, given) as (config, context):
         for mode in config.modes:
             modes[mode](config, context)
 
 
 def train_and_report(config: Config, context: RuntimeContext) -> None:
-    """Train, and show what came of it. Collective: every rank."""
-    from recsuite.monitoring.callbacks import callbacks_of
-    from recsuite.monitoring.report import describe_nothing_left, make_report_dir, write_report
-    from recsuite.monitoring.stopwatch import Stopwatch
-
-    if context.rank == 0 and config.monitoring.report_dir:
-        make_report_dir(config)
-    stopwatch = Stopwatch()
-    with callbacks_of(config, context) as callbacks:
-        result = train_watched(config, context, stopwatch, [stopwatch, *callbacks])
-        if result.epochs and context.rank == 0 and config.monitoring.report_dir:
-            write_report(result, stopwatch.split(), config, context)
-    if not result.epochs:
-        context.say(describe_nothing_left(result, config))
-    show_test(f"epoch {result.test_epoch}", result.test, result.columns, config, context)
-
-
-def show_test(when: str, test: Metrics, columns: Columns, config: Config, context: RuntimeContext) -> None:
-    """The table of a model after an epoch or step, and whether it is worse than none."""
-    from recsuite.monitoring.report import describe_failure, results_table
-
-    context.say(results_table(columns, config, f"this model, {when}", test), tagged=False)
-    if failure := describe_failure(columns, config, test):
-        context.say(failure)
-
-
-def train_watched(
-    config: Config, context: RuntimeContext, stopwatch: Stopwatch, callbacks: Sequence[Callback]
-) -> Run:
-    """Train on the data of the configuration, with dumps if it asks for them. Collective: every rank."""
+    """Train, with checkpoints if the flags ask for them, and report. Collective: every rank."""
     from recsuite.datasets.opening import open_data
+    from recsuite.monitoring.callbacks import observing
+    from recsuite.monitoring.report import report_run
 
-    with contextlib.ExitStack() as stack:
-        with stopwatch.part("data"):
-            data = stack.enter_context(open_data(config, context))
-        # The workers start while this imports TorchRec.
-        with stopwatch.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
-            from recsuite.training.trainer import train
-        checkpointer = None
-        if config.checkpoint.dumps:
-            from recsuite.checkpoint.session import checkpointing
+    with observing(config, context) as (stopwatch, callbacks):
+        with contextlib.ExitStack() as stack:
+            with stopwatch.part("data"):
+                data = stack.enter_context(open_data(config, context))
+            # The workers start while this imports TorchRec.
+            with stopwatch.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
+                from recsuite.checkpoint.session import checkpointing
+                from recsuite.training.trainer import train
+            checkpointer = None
+            if config.checkpoint.dumps:
+                checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
+            result = train(data, config, context, checkpointer, callbacks)
+        report_run(result, stopwatch.split(), config, context)
 
-            checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
-        return train(data, config, context, checkpointer, callbacks)
 
-
-def load_and_report(config: Config, context: RuntimeContext) -> None:
-    """Evaluate a dump. Collective: every rank."""
+def restore_and_report(config: Config, context: RuntimeContext) -> None:
+    """Restore a checkpoint, and evaluate it. Collective: every rank."""
     from recsuite.datasets.opening import open_data
+    from recsuite.monitoring.results import say_results
 
     with open_data(config, context) as data:
         from recsuite.checkpoint.restore import restore_chosen
@@ -136,15 +96,15 @@ def load_and_report(config: Config, context: RuntimeContext) -> None:
         from recsuite.training.input_pipeline import InputPipeline
         from recsuite.training.state import build_train_state
 
-        learner = build_train_state(data.columns, config, context)
-        progress = restore_chosen(config, learner, data.columns, context).progress
+        state = build_train_state(data.columns, config, context)
+        progress = restore_chosen(config, state, data.columns, context).progress
         evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config, context)
-        test = evaluator.test(learner.model, progress.epoch)
-    show_test(describe_step(progress), test, data.columns, config, context)
+        test = evaluator.test(state.model, progress.epoch)
+    say_results(describe_step(progress), test, data.columns, config, context)
 
 
-def compact_dumps(config: Config, context: RuntimeContext) -> None:
-    """Fold increments into one dump. Collective: every rank."""
+def compact_checkpoints(config: Config, context: RuntimeContext) -> None:
+    """Merge deltas into one full checkpoint. Collective: every rank."""
     from recsuite.datasets.opening import open_data
 
     with open_data(config, context) as data:
@@ -155,4 +115,4 @@ def compact_dumps(config: Config, context: RuntimeContext) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    session.run_script(main)

@@ -22,7 +22,7 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.errors import counted
-from recsuite.monitoring.report import describe_failure, describe_nothing_left
+from recsuite.monitoring.results import describe_failure, describe_nothing_left
 from tests.support.launch import EXAMPLE, ROOT, family, python, read_json, started, succeeded, torchrun
 
 SHORT = ("--epochs", "1", "--batch_size", "1024")

@@ -7,28 +7,42 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recsuite.config.config import Config
+from recsuite.config.runtime import MonitoringConfig
+from recsuite.monitoring.stopwatch import Stopwatch
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Callback
 
 
 @contextlib.contextmanager
-def callbacks_of(config: Config, context: RuntimeContext) -> Iterator[list[Callback]]:
-    """The callbacks that the configuration asks for, all of them on rank 0; closed with the context.
+def observing(config: Config, context: RuntimeContext) -> Iterator[tuple[Stopwatch, list[Callback]]]:
+    """A stopwatch for this rank, and the callbacks of its training: the stopwatch first and then, on rank 0,
+    what the flags ask for. Closed with the context; not collective.
 
     Raises:
-        UserError: when what is seen cannot be written.
+        UserError: before anything is trained, when what is seen could not be written.
     """
-    callbacks: list[Callback] = []
+    stopwatch = Stopwatch()
+    callbacks: list[Callback] = [stopwatch]
     with contextlib.ExitStack() as stack:
-        if context.rank == 0 and config.monitoring.profile:
-            from recsuite.monitoring.profiler import Profile
+        if context.rank == 0:
+            callbacks += _asked_for(config.monitoring, config, context, stack)
+        yield stopwatch, callbacks
 
-            folder = Path(config.monitoring.report_dir or ".")
-            callbacks.append(Profile(config.monitoring.profile, folder, context))
-        if context.rank == 0 and config.monitoring.tensorboard:
-            from recsuite.monitoring.event_log import EventLog
 
-            log = EventLog(Path(config.monitoring.report_dir, "tensorboard"), config)
-            stack.callback(log.close)
-            callbacks.append(log)
-        yield callbacks
+def _asked_for(
+    flags: MonitoringConfig, config: Config, context: RuntimeContext, stack: contextlib.ExitStack
+) -> Iterator[Callback]:
+    if flags.report_dir:
+        from recsuite.monitoring.report import make_report_dir
+
+        make_report_dir(config)
+    if flags.profile:
+        from recsuite.monitoring.profiler import Profile
+
+        yield Profile(flags.profile, Path(flags.report_dir or "."), context)
+    if flags.tensorboard:
+        from recsuite.monitoring.event_log import EventLog
+
+        log = EventLog(Path(flags.report_dir, "tensorboard"), config)
+        stack.callback(log.close)
+        yield log

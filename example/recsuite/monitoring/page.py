@@ -9,15 +9,14 @@ a run has, by their names: it knows no metric. The page holds all that it shows;
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from recsuite.errors import UserError, counted
+from recsuite.files import replace_file
 from recsuite.monitoring.charts import CHART_HEIGHT, CHART_WIDTH, MARGINS, charts, in_words, show
 from recsuite.monitoring.runs import Run, find_runs
 from recsuite.runtime.console import end_when_unread
@@ -125,18 +124,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"--output {given.output} cannot be written ({error.strerror or error}); give another file."
         ) from error
     print(f"{given.output} shows {counted(len(runs), 'run')}")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that appears, or changes, in one rename."""
-    beside = path.parent / f".{path.name}.{os.getpid()}"
-    try:
-        beside.write_bytes(content)
-        beside.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
 
 
 if __name__ == "__main__":

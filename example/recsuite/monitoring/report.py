@@ -1,4 +1,4 @@
-"""What a user sees: lines, a table, and the report on disk. Draws; computes nothing."""
+"""The report of a training on disk: metrics.json and curves.png. Draws; computes no metric."""
 
 from __future__ import annotations
 
@@ -11,78 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
-from recsuite.errors import UserError, counted
-from recsuite.monitoring.page import replace_file
+from recsuite.errors import UserError
+from recsuite.files import replace_file
+from recsuite.monitoring.results import describe_nothing_left, say_results, task_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import installed_versions
 
 if TYPE_CHECKING:
-    from recsuite.models.tasks.task import Task
     from recsuite.training.callbacks import Epoch, Run
-
-
-def describe_nothing_left(result: Run, config: Config) -> str:
-    """One line on a training that was resumed, and had no epoch to make."""
-    epochs = config.training.epochs
-    if result.num_epochs > epochs:
-        done = counted(result.num_epochs, "epoch")
-        return (
-            f"nothing is left to train: the checkpoint has done {done}, and --epochs {epochs} asks "
-            "for fewer; give more"
-        )
-    stopped = ", and --patience stopped it there" if result.stopped_early else ""
-    return f"nothing is left to train: {result.num_epochs} of {epochs} epochs are done{stopped}"
-
-
-def results_table(columns: Columns, config: Config, name: str, test: Metrics) -> str:
-    """A model beside the baselines of its task, on the test ratings; "-" is a metric that is not defined."""
-    task = _task_of(config)
-    rows = {**columns.baselines[task.name], name: test}
-    # The oracle is a bound, not a rival: it comes last.
-    if "oracle" in rows:
-        rows["oracle (knows the planted world)"] = rows.pop("oracle")
-    labels = list(task.metrics.values())
-    # Wide enough for a number with four places.
-    widths = [max(6, len(label)) for label in labels]
-    cells = [labels, *([_number(metrics[key]) for key in task.metrics] for metrics in rows.values())]
-    width = max(map(len, rows))
-    lines = [
-        f"| {name:<{width}} | {' | '.join(map(str.rjust, row, widths))} |"
-        for name, row in zip(["test ratings", *rows], cells, strict=True)
-    ]
-    rule = f"|{'-' * (width + 2)}|{'|'.join('-' * (width + 1) + ':' for width in widths)}|"
-    return "\n".join([lines[0], rule, *lines[1:]])
-
-
-def describe_failure(columns: Columns, config: Config, test: Metrics) -> str:
-    """One line on a model that is worse than what knows no user; empty where it is better."""
-    task = _task_of(config)
-    name = task.main_metric
-    weakest = task.weakest(columns.baselines[task.name], columns.num_items)
-    sign = 1 if task.lower_is_better else -1
-    # A result that is not a number is worse than all.
-    better = [
-        f"{known} ({_number(value)})"
-        for known, value in weakest.items()
-        if not sign * (test[name] - value) <= 0
-    ]
-    if not better:
-        return ""
-    label, value = task.main_label, _number(test[name])
-    return f"this model is worse than {' and '.join(better)}: its test {label} is {value}"
-
-
-def _task_of(config: Config) -> Task:
-    # Not above: a task imports torch, and --report_dir is checked before that takes its time.
-    from recsuite.models.tasks.task import task_named
-
-    return task_named(config.model.task)
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if math.isfinite(value) else "-"
 
 
 def make_report_dir(config: Config) -> None:
@@ -102,13 +39,23 @@ def make_report_dir(config: Config) -> None:
         ) from error
 
 
-def write_report(
-    run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext
-) -> dict[str, Any]:
-    """Write metrics.json and curves.png into --report_dir, each in one rename. Call on rank 0.
+def report_run(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
+    """Write the report of a training if one is asked for, and show what came of it. Not collective.
 
-    Takes the seconds of the run's parts, as this rank's stopwatch counted them; returns what metrics.json
-    holds.
+    seconds: of the parts of the run, as this rank's stopwatch counted them.
+
+    Raises:
+        UserError: when the report cannot be written.
+    """
+    if not run.epochs:
+        context.say(describe_nothing_left(run, config))
+    elif context.rank == 0 and config.monitoring.report_dir:
+        write_report(run, seconds, config, context)
+    say_results(f"epoch {run.test_epoch}", run.test, run.columns, config, context)
+
+
+def write_report(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
+    """Write metrics.json and curves.png into --report_dir, each in one rename. Call on rank 0.
 
     Raises:
         UserError: when the folder cannot be written.
@@ -123,7 +70,6 @@ def write_report(
             f"The report cannot be written to {folder} ({error.strerror or error}); the training itself "
             "ended well; give another --report_dir."
         ) from error
-    return report
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
@@ -187,7 +133,7 @@ def _draw(run: Run, config: Config) -> bytes:
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    task = _task_of(config)
+    task = task_of(config)
     smooth = task.training_curve(_smooth(run))
     if smooth is not None:
         places = np.linspace(run.epochs[0].number - 1, run.epochs[-1].number, len(smooth))

@@ -1,0 +1,88 @@
+"""What came of a training or an evaluation, as lines and a table on rank 0's output."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.metrics import Metrics
+from recsuite.errors import counted
+from recsuite.runtime.process import RuntimeContext
+
+if TYPE_CHECKING:
+    from recsuite.models.tasks.task import Task
+    from recsuite.training.callbacks import Run
+
+
+def say_results(when: str, test: Metrics, columns: Columns, config: Config, context: RuntimeContext) -> None:
+    """Show a model beside the baselines, and whether it is worse than the weakest; when: after which epoch or
+    step.
+    """
+    context.say(results_table(columns, config, f"this model, {when}", test), tagged=False)
+    if failure := describe_failure(columns, config, test):
+        context.say(failure)
+
+
+def describe_nothing_left(result: Run, config: Config) -> str:
+    """One line on a training that was resumed, and had no epoch to make."""
+    epochs = config.training.epochs
+    if result.num_epochs > epochs:
+        done = counted(result.num_epochs, "epoch")
+        return (
+            f"nothing is left to train: the checkpoint has done {done}, and --epochs {epochs} asks "
+            "for fewer; give more"
+        )
+    stopped = ", and --patience stopped it there" if result.stopped_early else ""
+    return f"nothing is left to train: {result.num_epochs} of {epochs} epochs are done{stopped}"
+
+
+def results_table(columns: Columns, config: Config, name: str, test: Metrics) -> str:
+    """A model beside the baselines of its task, on the test ratings; "-" is a metric that is not defined."""
+    task = task_of(config)
+    rows = {**columns.baselines[task.name], name: test}
+    # The oracle is a bound, not a rival: it comes last.
+    if "oracle" in rows:
+        rows["oracle (knows the planted world)"] = rows.pop("oracle")
+    labels = list(task.metrics.values())
+    # Wide enough for a number with four places.
+    widths = [max(6, len(label)) for label in labels]
+    cells = [labels, *([_number(metrics[key]) for key in task.metrics] for metrics in rows.values())]
+    width = max(map(len, rows))
+    lines = [
+        f"| {name:<{width}} | {' | '.join(map(str.rjust, row, widths))} |"
+        for name, row in zip(["test ratings", *rows], cells, strict=True)
+    ]
+    rule = f"|{'-' * (width + 2)}|{'|'.join('-' * (width + 1) + ':' for width in widths)}|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def describe_failure(columns: Columns, config: Config, test: Metrics) -> str:
+    """One line on a model that is worse than what knows no user; empty where it is better."""
+    task = task_of(config)
+    name = task.main_metric
+    weakest = task.weakest(columns.baselines[task.name], columns.num_items)
+    sign = 1 if task.lower_is_better else -1
+    # A result that is not a number is worse than all.
+    better = [
+        f"{known} ({_number(value)})"
+        for known, value in weakest.items()
+        if not sign * (test[name] - value) <= 0
+    ]
+    if not better:
+        return ""
+    label, value = task.main_label, _number(test[name])
+    return f"this model is worse than {' and '.join(better)}: its test {label} is {value}"
+
+
+def task_of(config: Config) -> Task:
+    """The task of the configuration."""
+    # Not above: a task imports torch, and --report_dir is checked before that takes its time.
+    from recsuite.models.tasks.task import task_named
+
+    return task_named(config.model.task)
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else "-"
