@@ -22,7 +22,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.schema import Table
-from recsuite.monitoring.stopwatch import Stopwatch
+from recsuite.monitoring.callbacks import Stopwatch
 from recsuite.runtime.process import RuntimeContext, end_process, init_runtime
 
 

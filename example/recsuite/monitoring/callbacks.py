@@ -1,16 +1,61 @@
-"""Who looks at a training, as the flags ask for it."""
+"""Who looks at a training, as the flags ask for it; and the stopwatch, which every rank has."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.config.runtime import MonitoringConfig
-from recsuite.monitoring.stopwatch import Stopwatch
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Callback
+
+# In the order of a run. "other" is what no part claims: the report, the end of the workers.
+PARTS = ("imports", "data", "model", "feed", "steps", "evaluation", "dumps", "other")
+
+
+class Stopwatch(Callback):
+    """Seconds by part since it was made; they add up to the whole, because a part stops the one around it.
+
+    Reads the host's clock alone: on CUDA a part ends when its work is queued, and what is still to be
+    computed counts for the part that waits for it.
+    """
+
+    def __init__(self, parts: Sequence[str] = PARTS) -> None:
+        """The last of the parts is what no other claims."""
+        self._seconds = dict.fromkeys(parts, 0.0)
+        self._part = parts[-1]
+        self._since = time.perf_counter()
+
+    def phase(self, name: str, progress: Progress) -> AbstractContextManager[None]:
+        """See `Callback`: each phase of a training is a part."""
+        return self.part(name)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count what happens inside for one of the parts, but for what is inside a part of its own there."""
+        around = self._switch(name)
+        try:
+            yield
+        finally:
+            self._switch(around)
+
+    def split(self) -> dict[str, float]:
+        """Seconds of each part up to now, in their order."""
+        self._switch(self._part)
+        return dict(self._seconds)
+
+    def _switch(self, name: str) -> str:
+        """Go over to a part; returns the one before."""
+        now = time.perf_counter()
+        before = self._part
+        self._seconds[before] += now - self._since
+        self._part, self._since = name, now
+        return before
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from recsuite.monitoring.stopwatch import PARTS, Stopwatch
+from recsuite.monitoring.callbacks import PARTS, Stopwatch
 
 
 def test_parts_exclude_each_other_and_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
