@@ -13,6 +13,7 @@ step + r is a multiple of 3, so that an increment holds a third of the rows.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -399,7 +400,7 @@ def main() -> None:
     work = Path(sys.argv[1])
     data = work / "data"
     write_synthetic(data, 2_000, seed=0)
-    with contextlib.redirect_stdout(None):
+    with contextlib.redirect_stdout(io.StringIO()):
         columns = open_columns(Config.of(data_path=str(data)))
     for line in sys.stdin:
         request = json.loads(line)
