@@ -73,7 +73,9 @@ def faults(
 
 # The prefix of the last step's name, where a fault is over by then.
 LAST = {"dump": "step-000000005", "async dump": "step-000000005", "delta": "delta-000000005"}
-WITHOUT_ROOM = "could not be written (File too large); the dumps before it are whole; make room, or give a"
+WITHOUT_ROOM = (
+    "could not be written (File too large); the checkpoints before it are whole; make room, or give a"
+)
 
 
 @pytest.mark.parametrize("mode", LAST)
@@ -180,7 +182,9 @@ def test_a_full_disk_leaves_the_dumps_before_and_ends_with_status_2(
     arguments = [*UNSHARE, "bash", "-c", script, "-", *map(str, command), "--save_dir", "dumps"]
     result = run_command(arguments, cwd=tmp_path)
     assert result.returncode == 2, result.stderr
-    sentence = "could not be written (No space left on device); the dumps before it are whole; make room, or"
+    sentence = (
+        "could not be written (No space left on device); the checkpoints before it are whole; make room, or"
+    )
     assert sentence in result.stderr
     assert "Traceback" not in result.stderr
     # All epochs were trained, and evaluated.
@@ -210,7 +214,7 @@ def test_a_second_trainer_on_the_folder_is_refused_and_the_first_goes_on(
         wait_for(first, "dumped ")
         second = run_command([str(word) for word in command])
         assert second.returncode == 2
-        assert f"Another training writes its dumps to {tmp_path}; wait for it, or give" in second.stderr
+        assert f"Another training writes its checkpoints to {tmp_path}; wait for it, or give" in second.stderr
         assert "Traceback" not in second.stderr
         newest = newest_in(tmp_path)
         deadline = time.monotonic() + 30
@@ -439,7 +443,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
         [f"{BASE}/{VOCABULARY} is damaged"],
         "step-000000001",
     ),
-    "a missing increment": (lambda at: shutil.rmtree(at / FIRST), ["Increment 1 after", "is missing"], BASE),
+    "a missing increment": (lambda at: shutil.rmtree(at / FIRST), ["Delta 1 after", "is missing"], BASE),
     "a missing base": (lambda at: shutil.rmtree(at / BASE), [BASE, "is missing"], "step-000000001"),
     "an empty manifest": (lambda at: (at / SECOND / MANIFEST).write_bytes(b""), [SECOND, "be read"], FIRST),
     "no manifest": (lambda at: (at / FIRST / MANIFEST).unlink(), [FIRST, "holds no manifest"], BASE),

@@ -405,7 +405,7 @@ def test_a_load_of_the_newest_takes_a_newer_one_where_the_trainer_removes_it(
     # One that was named is not replaced by another.
     removed.clear()
     named = config.replaced(load=str(trained.folder / "step-000000002"))
-    with pytest.raises(UserError, match=r"step-000000002 is no dump: there is no such folder"):
+    with pytest.raises(UserError, match=r"step-000000002 is not a checkpoint: there is no such folder"):
         restore_chosen(named, trained.learner, trained.columns, trained.context)
 
 

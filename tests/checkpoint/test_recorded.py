@@ -145,7 +145,7 @@ def test_ratings_that_lie_elsewhere_are_split_as_in_the_training(trained: Config
 
 @pytest.mark.parametrize("line", ["--load", "--compact"])
 def test_where_there_is_no_dump_a_load_is_refused_before_anything_is_made(tmp_path: Path, line: str) -> None:
-    with pytest.raises(UserError, match=f"{tmp_path} holds no dump; train with --dump"):
+    with pytest.raises(UserError, match=f"{tmp_path} holds no checkpoint; train with --dump"):
         with_recorded(*parse_given([line, "--save_dir", str(tmp_path)]))
 
 
@@ -165,7 +165,7 @@ def test_a_resumed_training_keeps_its_flags_and_names_those_that_change(
     data = ("--data_path", synthetic_folder)
     again = succeeded(python(EXAMPLE, "--resume", "--epochs", 2, "--batch_size", 2048, *data, *save_dir))
     assert "as in the training: --embedding_dim 8 --lr 0.03\n" in again
-    assert "goes on with other flags than before: --epochs 2 (was 1)\n" in again
+    assert "continues with other flags than before: --epochs 2 (was 1)\n" in again
     refused = python(EXAMPLE, "--resume", "--history", 5, *data, *save_dir)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "--history 5 does not fit" in refused.stderr

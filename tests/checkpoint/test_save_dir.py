@@ -132,7 +132,7 @@ def test_until_stops_at_the_last_increment_that_ends_by_it(
 
 def test_until_before_everything_is_refused(tmp_path: Path) -> None:
     base, one = add_chain(tmp_path, 10, 20)
-    refused(lambda: chain_at(tmp_path, 9), str(tmp_path), "holds no dump by step 9")
+    refused(lambda: chain_at(tmp_path, 9), str(tmp_path), "holds no checkpoint by step 9")
     refused(lambda: chain_at(one, 9), "--until 9 is before", str(base), one.name)
 
 
@@ -200,14 +200,14 @@ def test_a_dump_under_any_name_is_loaded_and_a_renamed_increment_is_refused(tmp_
     assert chain_at(mine, 10) == CheckpointChain(mine)
     refused(lambda: chain_at(mine, 9), "--until 9 is before", "my best model")
     shutil.copytree(one, base.parent / "mine")
-    refused(lambda: chain_at(base.parent / "mine"), "mine is an increment", base.name)
+    refused(lambda: chain_at(base.parent / "mine"), "mine is a delta", base.name)
 
 
 @pytest.mark.parametrize("where", ["nowhere", "empty", "a file"])
 def test_a_folder_without_a_dump_is_refused(tmp_path: Path, where: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a file").touch()
-    words = "holds no dump" if where == "empty" else "is not there"
+    words = "holds no checkpoint" if where == "empty" else "is not there"
     refused(lambda: chain_at(tmp_path / where), where, words, "train with --dump")
 
 
@@ -243,7 +243,7 @@ def test_a_chain_without_its_base_is_refused(tmp_path: Path) -> None:
 def test_a_chain_with_a_gap_names_the_missing_increment(tmp_path: Path, missing: int, number: int) -> None:
     base, *_ = add_chain(tmp_path, 10, 20, 30, 40)
     shutil.rmtree(tmp_path / f"delta-{missing:09d}")
-    chain_refused(tmp_path, f"Increment {number} after {base} is missing", f"is number {number + 1}")
+    chain_refused(tmp_path, f"Delta {number} after {base} is missing", f"is number {number + 1}")
 
 
 def test_the_same_increment_twice_is_refused(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_increments_in_another_order_are_refused(tmp_path: Path) -> None:
     base = add_dump(tmp_path, 10)
     add_delta(base, 2, 10, 20)
     add_delta(base, 1, 20, 30)
-    chain_refused(tmp_path, f"Increment 1 after {base} is missing: delta-000000020 is number 2")
+    chain_refused(tmp_path, f"Delta 1 after {base} is missing: delta-000000020 is number 2")
 
 
 def test_an_increment_that_begins_at_another_step_is_refused(tmp_path: Path) -> None:
@@ -294,13 +294,13 @@ def test_an_increment_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_an_increment_whose_base_has_no_name_of_a_dump_is_refused(tmp_path: Path, base: str) -> None:
     _, one = add_chain(tmp_path, 10, 20)
     relink(one, base=base)
-    chain_refused(tmp_path, f"{one} is an increment on {base!r}")
+    chain_refused(tmp_path, f"{one} is a delta on {base!r}")
 
 
 def test_a_foreign_folder_with_the_name_of_an_increment_is_refused_by_name(tmp_path: Path) -> None:
     add_dump(tmp_path, 10)
     (tmp_path / "delta-000000020").mkdir()
-    chain_refused(tmp_path, "delta-000000020 is no dump: it holds no manifest.json")
+    chain_refused(tmp_path, "delta-000000020 is not a checkpoint: it holds no manifest.json")
 
 
 # --- files ---
@@ -338,7 +338,7 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
 def test_a_part_that_the_manifest_does_not_name_is_refused(tmp_path: Path, name: str) -> None:
     dump = add_dump(tmp_path, 1)
     shutil.copy(dump / PART, dump / name)
-    files_refused(dump, f"{dump / name} is no part of the dump")
+    files_refused(dump, f"{dump / name} is not a part of the checkpoint")
 
 
 def test_a_note_beside_the_parts_harms_nothing(tmp_path: Path) -> None:
@@ -746,7 +746,7 @@ def test_a_second_writer_is_refused_and_removes_nothing(tmp_path: Path) -> None:
         second = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
         )
-        assert second.stdout.startswith(f"Another training writes its dumps to {tmp_path}; wait for it")
+        assert second.stdout.startswith(f"Another training writes its checkpoints to {tmp_path}; wait for it")
         assert under_way.is_dir()
     third = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert third.stdout == "in\n"

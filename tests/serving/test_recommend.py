@@ -213,7 +213,8 @@ def test_a_folder_without_a_model_is_refused_in_one_sentence(tmp_path: Path) -> 
     result = python(EXAMPLE, "--recommend", "--user", 7, "--save_dir", tmp_path)
     assert result.returncode == 2
     assert result.stderr == (
-        f"example.py: {tmp_path} holds no dump; train with --dump, or give the folder of a dump.\n"
+        f"example.py: {tmp_path} holds no checkpoint; train with --dump, or give the folder of a "
+        "checkpoint.\n"
     )
 
 
@@ -235,7 +236,7 @@ def test_follow_prints_again_when_a_newer_state_is_there_and_ends_on_sigint(
         second = read_page(process.stdout)
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=20)
-    assert waiting == f"waiting for the first dump in {copy}\n"
+    assert waiting == f"waiting for the first checkpoint in {copy}\n"
     assert first.startswith("titles and ratings")
     assert re.search(r"^latest: step 10, \d+ (s|min) old$", first, re.MULTILINE)
     assert re.search(r"^latest: step 12, \d+ (s|min) old$", second, re.MULTILINE)

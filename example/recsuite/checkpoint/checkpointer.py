@@ -1,4 +1,4 @@
-"""When a training dumps what, where it begins, and what is kept of it."""
+"""When a training writes which checkpoint, where it begins, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Checkpointer:
         self._under_way: tuple[Path, Any] | None = None
 
     def begin(self, learner: TrainState) -> None:
-        """Load what is resumed, and dump what deltas will build on."""
+        """Restore what is resumed, and write what deltas will build on."""
         if self.resumed is not None:
             restore(self.resumed, learner, self.columns, self.context)
         self.tensors = tensors_of(learner)
@@ -137,7 +137,7 @@ class Checkpointer:
         if stop:
             self._finish()
             self._check_last()
-            self.context.say(f"told to end, stopped at step {progress.step:,}; --resume goes on from there")
+            self.context.say(f"told to end, stopped at step {progress.step:,}; --resume continues from there")
             raise SystemExit(status_of(stop))
 
     def _check(self, progress: Progress, loss: torch.Tensor | float, is_delta: bool) -> None:
@@ -175,7 +175,7 @@ class Checkpointer:
             self._finish()
 
     def restore_best(self, learner: TrainState) -> Progress | None:
-        """Put the learner into the best state that was dumped; where its training was then. None if there is
+        """Put the learner into the best state that was written; where its training was then. None if there is
         no such state: it could not be written, or is not there any more.
         """
         self._finish()
@@ -277,8 +277,8 @@ class Checkpointer:
         if self.context.rank == 0:
             shutil.rmtree(self._making(final), ignore_errors=True)
         self.failure = (
-            f"{final} could not be written ({reason}); the dumps before it are whole; make room, or give a "
-            "--save_dir that can be written, and --resume."
+            f"{final} could not be written ({reason}); the checkpoints before it are whole; make room, or "
+            "give a --save_dir that can be written, and --resume."
         )
         self.context.say(self.failure)
 

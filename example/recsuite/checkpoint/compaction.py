@@ -49,7 +49,7 @@ def compact(learner: TrainState, columns: Columns, config: Config, context: Runt
             # What it replaces goes only if it is whole.
             restore(state, learner, columns, context)
         removed = broadcast_from_rank0(lambda: _retire_compacted(save_dir, config.checkpoint.keep))
-    context.say(f"{save_dir / full_name(step_of(state.folder))} replaces {counted(removed, 'increment')}")
+    context.say(f"{save_dir / full_name(step_of(state.folder))} replaces {counted(removed, 'delta')}")
 
 
 def _retire_compacted(save_dir: Path, keep: int) -> int:

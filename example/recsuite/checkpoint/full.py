@@ -53,7 +53,7 @@ Tensors = dict[str, "torch.Tensor | ShardedTensor"]
 
 
 def tensors_of(learner: TrainState) -> Tensors:
-    """Everything that is dumped: the tensors themselves, not copies. Not collective."""
+    """All that a checkpoint holds: the tensors themselves, not copies. Not collective."""
     found = {_name(key): value for key, value in learner.model.state_dict().items()}
     for key, slots in learner.optimizer.state_dict()["state"].items():
         for slot, value in slots.items():

@@ -57,7 +57,7 @@ def _named(config: Config) -> Path:
 
 
 def find_chain(folder: Path, until: int = -1) -> CheckpointChain:
-    """`chain_at`, whose refusal names the newest good dump beside the one that is refused.
+    """`chain_at`, whose refusal names the newest good checkpoint beside the one that is refused.
 
     Raises:
         UserError: see `chain_at`.
@@ -171,7 +171,7 @@ def _describe_load(
     tables = {name: shape for name, (shape, _) in manifest.tensors.items() if name.startswith("tables.")}
     rows = [shape[0] for name, shape in tables.items() if name.endswith(".weight")]
     states = [shape[0] for name, shape in tables.items() if name.endswith(".momentum1")]
-    replayed = f" and {counted(len(state.deltas), 'increment')} after it" if state.deltas else ""
+    replayed = f" and {counted(len(state.deltas), 'delta')} after it" if state.deltas else ""
     missing, unexpected = len(names - manifest.tensors.keys()), len(manifest.tensors.keys() - names)
     return (
         f"loaded {state.base}{replayed}: {counted(len(rows), 'table')} with {sum(rows):,} rows and "

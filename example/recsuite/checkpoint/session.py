@@ -110,4 +110,4 @@ def _check_continues(
     if batch != batch_before:
         changed.append(f"a global batch of {batch:,} (was {batch_before:,})")
     if changed:
-        context.say(f"goes on with other flags than before: {', '.join(changed)}")
+        context.say(f"continues with other flags than before: {', '.join(changed)}")

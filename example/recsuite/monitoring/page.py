@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from recsuite.errors import UserError, counted
-from recsuite.files import replace_file
+from recsuite.files import reason_of, replace_file
 from recsuite.monitoring.charts import CHART_HEIGHT, CHART_WIDTH, MARGINS, charts, in_words, show
 from recsuite.monitoring.runs import Run, find_runs
 from recsuite.runtime.console import end_when_unread
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         replace_file(given.output, draw(runs).encode())
     except OSError as error:
         raise UserError(
-            f"--output {given.output} cannot be written ({error.strerror or error}); give another file."
+            f"--output {given.output} cannot be written ({reason_of(error)}); give another file."
         ) from error
     print(f"{given.output} shows {counted(len(runs), 'run')}")
 

@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.errors import UserError, counted
+from recsuite.files import reason_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import PARTS, STEP
 from recsuite.training.callbacks import Callback, Run, Step
@@ -219,7 +220,7 @@ class Profile(Callback):
             beside.replace(self.path)
         except OSError as error:
             raise UserError(
-                f"{self.path} cannot be written ({error.strerror or error}); give another --report_dir."
+                f"{self.path} cannot be written ({reason_of(error)}); give another --report_dir."
             ) from error
         finally:
             beside.unlink(missing_ok=True)

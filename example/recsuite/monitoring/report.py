@@ -13,7 +13,7 @@ import numpy as np
 from recsuite.config.config import Config
 from recsuite.datasets.metrics import Metrics
 from recsuite.errors import UserError
-from recsuite.files import replace_file
+from recsuite.files import reason_of, replace_file
 from recsuite.monitoring.results import describe_nothing_left, say_results, task_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import installed_versions
@@ -35,7 +35,7 @@ def make_report_dir(config: Config) -> None:
         (folder / ".writable").unlink(missing_ok=True)
     except OSError as error:
         raise UserError(
-            f"--report_dir {folder} cannot be written ({error.strerror or error}); give another folder."
+            f"--report_dir {folder} cannot be written ({reason_of(error)}); give another folder."
         ) from error
 
 
@@ -67,7 +67,7 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
         replace_file(folder / "curves.png", _draw(run, config))
     except OSError as error:
         raise UserError(
-            f"The report cannot be written to {folder} ({error.strerror or error}); the training itself "
+            f"The report cannot be written to {folder} ({reason_of(error)}); the training itself "
             "ended well; give another --report_dir."
         ) from error
 

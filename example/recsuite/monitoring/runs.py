@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.errors import UserError
+from recsuite.files import reason_of
 
 # What a report must hold, and as what.
 NEEDED: dict[str, type] = {
@@ -134,7 +135,7 @@ def read_report(path: Path) -> dict[str, Any]:
     try:
         report = json.loads(path.read_text())
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}).") from error
+        raise UserError(f"{path} cannot be read ({reason_of(error)}).") from error
     except ValueError as error:
         raise UserError(f"{path} is damaged: it is not JSON ({error}); leave its run out.") from error
     fault = find_fault(report)

@@ -63,7 +63,7 @@ def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
     check_name(delta, manifest)
     link, follows = manifest.link, snapshot.follows
     if link is None:
-        raise UserError(f"{delta} is no increment but a dump; open it instead.")
+        raise UserError(f"{delta} is a full checkpoint, not a delta; open it instead.")
     if manifest.run != snapshot.manifest.run:
         raise UserError(f"{delta} is of run {manifest.run}, and the model of run {snapshot.manifest.run}.")
     if manifest.vocabulary != snapshot.manifest.vocabulary:

@@ -1,4 +1,4 @@
-"""A state as one folder for a server, whole and without its optimizer; `serving.py` reads it.
+"""A state as one folder for a server, whole and without its optimizer; `served.py` reads it.
 
 PATH/
     model.safetensors   all rows of the tables ("tables.user.weight"), the dense part

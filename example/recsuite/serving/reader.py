@@ -73,7 +73,7 @@ def _follows(folder: Path, manifest: Manifest) -> ParentLink:
         link: ParentLink = typed(ParentLink, follows)
         return link
     except (TypeError, ValueError) as error:
-        raise UserError(f"{folder} does not say which increment may follow ({printable(error)}).") from None
+        raise UserError(f"{folder} does not say which delta may follow ({printable(error)}).") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _read_exported_features(path: Path) -> tuple[Feature, ...]:
     for table in tables:
         fits = isinstance(table, dict) and all(type(table.get(name)) is kind for name, kind in fields.items())
         if not fits or table["entity"] not in known:
-            raise UserError(f"{path} has {printable(table)}, which is no feature.")
+            raise UserError(f"{path} has {printable(table)}, which is not a feature.")
     features = tuple(SCHEMA.restored(Feature(**{name: table[name] for name in fields})) for table in tables)
     if len({feature.name for feature in features}) < len(features):
         raise UserError(f"{path} has a feature twice.")

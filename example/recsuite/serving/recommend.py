@@ -1,4 +1,4 @@
-"""What a model recommends to one user, with titles, and again whenever a trainer has dumped a newer one.
+"""What a model recommends to one user, with titles, and again whenever a trainer has written a newer one.
 
 An item is recommended if the training saw it and the user has not rated it. Somebody of whom the model knows
 nothing is shown the popular items: the highest means of their ratings, each damped by DAMPING ratings at the
@@ -96,9 +96,9 @@ def _with_data_of(written: Path, recorded: dict[str, Any], config: Config) -> Co
 
 
 def _wait_for_first(save_dir: Path) -> None:
-    """Wait for the first dump of a training that has begun, or will; SIGINT ends it."""
+    """Wait for the first checkpoint of a training that has begun, or will; SIGINT ends it."""
     if not _has_learned(save_dir):
-        print(f"waiting for the first dump in {save_dir}", flush=True)
+        print(f"waiting for the first checkpoint in {save_dir}", flush=True)
     while not _has_learned(save_dir):
         time.sleep(POLL_SECONDS)
 

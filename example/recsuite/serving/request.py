@@ -30,7 +30,7 @@ def length_of(name: str, given: Any) -> int:
 
 
 def check_list(name: str, value: Any) -> None:
-    """Refuse what is no list where each rating has one."""
+    """Refuse what is not a list where each rating has one."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise UserError(f"The feature {name} takes a list for each rating, and got {printable(repr(value))}.")
 

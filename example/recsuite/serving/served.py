@@ -65,7 +65,7 @@ class ServedModel:
 
     @property
     def age(self) -> float:
-        """Seconds since the state was dumped."""
+        """Seconds since the checkpoint was written."""
         dumped = datetime.fromisoformat(self._snapshot.manifest.time)
         return (datetime.now(timezone.utc) - dumped).total_seconds()
 

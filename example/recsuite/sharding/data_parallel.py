@@ -2,8 +2,8 @@
 
 torch's DistributedDataParallel lays its buckets out anew after its first backward, in the order in which the
 gradients came. How a sum over three ranks is rounded depends on where in a bucket a number lies, so a
-training that is resumed would go on with other last bits than one that was never interrupted. Here the order
-is that of the parameters, from the first step on.
+training that is resumed would continue with other last bits than one that was never interrupted. Here the
+order is that of the parameters, from the first step on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchrec.distributed.model_parallel import DataParallelWrapper, Distributed
 from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-# A bucket goes out while the backward goes on; as many bytes as DistributedDataParallel takes.
+# A bucket goes out while the backward continues; as many bytes as DistributedDataParallel takes.
 BYTES_OF_A_BUCKET = 25 * 2**20
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
 from recsuite.errors import UserError, counted
+from recsuite.files import reason_of
 from recsuite.tools.findings import Finding, human_size, judge
 from recsuite.tools.machine import Need
 
@@ -39,7 +40,7 @@ def check_data(config: Config) -> list[Finding]:
         size = sum(path.stat().st_size for path in files)
         cache, columns = find_columns(config)
     except OSError as error:
-        text = f"{error.filename or config.data.data_path} cannot be read ({error.strerror or error})"
+        text = f"{error.filename or config.data.data_path} cannot be read ({reason_of(error)})"
         return [Finding("data", "fault", text, "give a --data_path that can be read, or change its mode")]
     how = "drawn" if config.data.is_synthetic else "downloaded"
     there = (

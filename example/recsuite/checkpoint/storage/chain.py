@@ -52,15 +52,15 @@ def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
         newest = newest_in(folder, until)
         if newest is None:
             early = "" if until == -1 else f" by step {until}"
-            what = f"holds no dump{early}" if folder.is_dir() else "is not there"
-            raise ChoiceError(f"{folder} {what}; train with --dump, or give the folder of a dump.")
+            what = f"holds no checkpoint{early}" if folder.is_dir() else "is not there"
+            raise ChoiceError(f"{folder} {what}; train with --dump, or give the folder of a checkpoint.")
         folder = newest
     manifest = read_manifest(folder)
     link = manifest.link
     if link is not None and not _are_named(folder.name, link.base):
         raise UserError(
-            f"{folder} is an increment on {link.base!r}; it, and the dump beside it on which it builds, must "
-            "have the names under which they were written."
+            f"{folder} is a delta on {link.base!r}; it, and the full checkpoint beside it on which it "
+            "builds, must have the names under which they were written."
         )
     if link is None and until == -1:
         return CheckpointChain(folder)
@@ -92,7 +92,7 @@ def check_chain(state: CheckpointChain) -> list[Manifest]:
         UserError: names what is missing, twice, out of order, of another run, or built on another dump.
     """
     if not state.base.is_dir():
-        raise UserError(f"{state.base} is missing, the dump on which {state.folder.name} builds.")
+        raise UserError(f"{state.base} is missing, the checkpoint on which {state.folder.name} builds.")
     base = read_manifest(state.base)
     check_name(state.base, base)
     manifests = [base]
@@ -111,7 +111,7 @@ def check_chain(state: CheckpointChain) -> list[Manifest]:
             )
         if link.sequence > number:
             raise UserError(
-                f"Increment {number} after {state.base} is missing: {delta.name} is number {link.sequence}."
+                f"Delta {number} after {state.base} is missing: {delta.name} is number {link.sequence}."
             )
         end = manifests[-1].progress.step
         if link.sequence < number or link.from_step != end:

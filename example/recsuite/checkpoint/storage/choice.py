@@ -50,8 +50,8 @@ def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> Check
     newest = newest_in(folder)
     if newest is not None and step_of(newest) == 0:
         raise UserError(
-            f"{folder} holds only {newest.name}, which is untrained; wait for the next dump, or give that "
-            "folder."
+            f"{folder} holds only {newest.name}, which is untrained; wait for the next checkpoint, or give "
+            "that folder."
         )
     if checkpoint == LATEST or newest is None:
         return chain_at(folder)
@@ -135,6 +135,6 @@ def suggestion(others: Sequence[Path], check: Callable[[Path], Any]) -> str:
             check(folder)
             return (
                 f"the newest complete one there is {folder}; give that folder to --load, or as --save_dir to "
-                "--export and --recommend; to --resume from it, first remove the newer dumps beside it"
+                "--export and --recommend; to --resume from it, first remove the newer checkpoints beside it"
             )
     return "no other one there is complete"

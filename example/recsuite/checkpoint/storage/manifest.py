@@ -130,7 +130,7 @@ def read_manifest(folder: Path) -> Manifest:
         found = parsed(_read_limited(path))
     except FileNotFoundError:
         what = f"it holds no {MANIFEST}" if folder.is_dir() else "there is no such folder"
-        raise UserError(f"{folder} is no dump: {what}.") from None
+        raise UserError(f"{folder} is not a checkpoint: {what}.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({printable(error)}).") from None
     version = found.get("format") if isinstance(found, dict) else None
@@ -142,7 +142,7 @@ def read_manifest(folder: Path) -> Manifest:
         return _manifest(found)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         what = f"{type(error).__name__}: {printable(error)}"
-        raise UserError(f"{path} is no manifest of a dump ({what}).") from None
+        raise UserError(f"{path} is not the manifest of a checkpoint ({what}).") from None
 
 
 def _manifest(found: dict[str, Any]) -> Manifest:
@@ -170,7 +170,7 @@ def _time(found: str) -> str:
 def _read_limited(path: Path) -> bytes:
     """The bytes of a manifest; what is larger than any, or never ends, is not read."""
     if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST_MANIFEST):
-        raise ValueError(f"it is no file, or larger than {LARGEST_MANIFEST:,} bytes")
+        raise ValueError(f"it is not a file, or is larger than {LARGEST_MANIFEST:,} bytes")
     return path.read_bytes()
 
 
@@ -234,7 +234,7 @@ def _check_files(folder: Path, manifest: Manifest, part: int, parts: int) -> Non
     named = {entry.name for entry in manifest.files}
     for path in sorted(folder.iterdir()):
         if path.name.endswith((".safetensors", ".json")) and path.name not in {*named, MANIFEST}:
-            raise UserError(f"{path} is no part of the dump: {MANIFEST} does not name it.")
+            raise UserError(f"{path} is not a part of the checkpoint: {MANIFEST} does not name it.")
     for entry in manifest.files[part::parts]:
         check_file(folder, entry)
 

@@ -22,7 +22,7 @@ from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
 from recsuite.runtime.console import say
 
-# What the ratings are called. Another place is no other data: their digest tells.
+# What the ratings are called. Another place does not make other data: their digest tells.
 NAME_FLAGS = ("dataset", "synthetic_ratings")
 # Which ratings are for what, and in what order they stand.
 DATA_FLAGS = (
@@ -52,7 +52,7 @@ LEARNING_FLAGS = (
 
 
 def with_recorded(config: Config, given: Collection[str]) -> Config:
-    """The flags for loading, folding or resuming a state: those given, and of its training where none were.
+    """The flags for a checkpoint to load, compact or resume: those given, else those of its training.
 
     Says which those are that are not the defaults. Not collective, so let one rank decide: a training may go
     on there.
@@ -154,8 +154,8 @@ def _read_before(config: Config) -> tuple[Path, dict[str, Any]] | None:
     if (found / FEATURES_FILE).is_file():
         raise ChoiceError(
             f"{found} is an export for a server, without the optimizer and the flags of its training; --load "
-            f"the folder of dumps that it was made from, or ask it by --recommend --save_dir {found} with "
-            "--user and --data_path."
+            f"the folder of checkpoints that it was made from, or ask it by --recommend --save_dir {found} "
+            "with --user and --data_path."
         )
     return found, read_config(found)
 

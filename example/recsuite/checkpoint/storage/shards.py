@@ -25,7 +25,7 @@ from recsuite.records import LARGEST, parsed
 
 # What the reader of torch.distributed.checkpoint looks for in a part: where its tensors begin in the whole.
 OFFSETS_KEY = "DCP_SHARDING_INFO"
-# Type and number of dimensions of raw values, see `incremental.py`.
+# Type and number of dimensions of raw values, see `delta.py`.
 ID_TYPES = (("int64", 1), ("float64", 1), ("uint8", 2))
 
 
@@ -169,7 +169,7 @@ def _begins(path: Path, part: safe_open) -> dict[str, list[int]]:
     for name, begin in begins.items():
         if type(begin) is not list or len(begin) != dims[name] or not all(map(_is_place, begin)):
             raise UserError(
-                f"{path} has {printable(name)} begin at {printable(begin)}, which is no place in it."
+                f"{path} has {printable(name)} begin at {printable(begin)}, which is not a place in it."
             )
     return begins
 
@@ -189,7 +189,7 @@ def _check_shards(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> 
     for name, shards in found.items():
         missing = math.prod(manifest.tensors[name][0]) - sum(math.prod(shard.shape) for shard in shards)
         if missing > 0:
-            raise UserError(f"{folder} is no whole model: of {name} {missing:,} numbers are missing.")
+            raise UserError(f"{folder} is not a whole model: of {name} {missing:,} numbers are missing.")
         _check_apart(sorted(shards, key=lambda shard: shard.begin))
 
 
@@ -227,7 +227,7 @@ def _check_changes(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) ->
     dense = [piece for own in parts.values() for piece in own.values()]
     for piece in dense:
         if piece.name.startswith("tables.") or (piece.shape, piece.dtype) != _wanted(manifest, piece):
-            raise _misfit(piece, "which is no part of it")
+            raise _misfit(piece, "which is not a part of it")
     names = sorted(piece.name for piece in dense)
     if names != sorted(name for name in manifest.tensors if not name.startswith("tables.")):
         raise UserError(f"{folder} has not every tensor of the dense part once, but {len(names)} of them.")

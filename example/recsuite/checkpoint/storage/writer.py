@@ -54,7 +54,8 @@ def writing(save_dir: Path) -> Iterator[None]:
             lock.acquire()
         except Timeout:
             raise UserError(
-                f"Another training writes its dumps to {save_dir}; wait for it, or give another --save_dir."
+                f"Another training writes its checkpoints to {save_dir}; wait for it, or give another "
+                "--save_dir."
             ) from None
     try:
         with tidying(save_dir):
@@ -78,9 +79,9 @@ def _remove_leftover(path: Path, is_ours: bool) -> None:
 def _foreign_in(path: Path) -> str:
     """Why something with the name of a leftover is none of a trainer's; empty if it is one."""
     if path.name.startswith((f".{LATEST}-", f".{BEST}-")):
-        return "" if path.is_symlink() else "it is no link"
+        return "" if path.is_symlink() else "it is not a link"
     if path.is_symlink() or not path.is_dir():
-        return "it is no folder"
+        return "it is not a folder"
     foreign = [found for found in path.iterdir() if not CONTENT.fullmatch(found.name) or not found.is_file()]
     return f"it holds {min(foreign).name}, which no trainer writes" if foreign else ""
 
@@ -104,13 +105,14 @@ def publish(making: Path, final: Path, keep: int) -> None:
     except (OSError, UserError) as error:
         # The checkpoint is there, and a delta that counted as failed would come a second time.
         print(
-            f"{final} is whole, but the folders beside it are not tidy ({error}); the next dump tries again"
+            f"{final} is whole, but the folders beside it are not tidy ({error}); the next checkpoint "
+            "tries again"
         )
 
 
 def prune(save_dir: Path, keep: int) -> None:
-    """Remove the oldest of more than `keep` dumps; the best one, and those that a delta builds on, are
-    kept beside them.
+    """Remove the oldest of more than `keep` full checkpoints; the best one, and those that a delta builds on,
+    are kept beside them.
 
     What has the name of a checkpoint and says nothing of itself is not ours: it neither counts nor goes.
     """

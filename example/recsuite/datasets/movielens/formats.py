@@ -23,6 +23,7 @@ from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.duplicates import settle
 from recsuite.datasets.schema import Events, RawData
 from recsuite.errors import UserError
+from recsuite.files import reason_of
 
 DATA_ROOT = Path(__file__).resolve().parents[4] / "data"
 # Long enough for the largest archive on a slow line; a wait beyond it is a fault.
@@ -167,7 +168,7 @@ def _obtain(dataset: str, folder: Path, config: Config) -> None:
         ) from None
     except OSError as error:
         raise UserError(
-            f"{folder} cannot be made ({error.strerror or error}); give a --data_path that can be written."
+            f"{folder} cannot be made ({reason_of(error)}); give a --data_path that can be written."
         ) from error
 
 

@@ -34,6 +34,7 @@ from recsuite.datasets.movielens.world import (
     with_unknown,
 )
 from recsuite.errors import UserError
+from recsuite.files import reason_of
 from recsuite.runtime.progress_bar import stage
 
 FORMAT = 1
@@ -98,7 +99,7 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int, world: World = DE
         partial.rename(folder)
     except OSError as error:
         raise UserError(
-            f"The synthetic data set cannot be written to {folder} ({error.strerror or error}); "
+            f"The synthetic data set cannot be written to {folder} ({reason_of(error)}); "
             "make room there, or name another folder with --data_path."
         ) from error
     finally:

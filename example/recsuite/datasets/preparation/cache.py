@@ -25,7 +25,7 @@ from recsuite.datasets.source import (
     source_files,
 )
 from recsuite.errors import UserError
-from recsuite.files import digest_of
+from recsuite.files import digest_of, reason_of
 from recsuite.runtime.console import say
 from recsuite.runtime.progress_bar import stage
 
@@ -75,7 +75,7 @@ def open_columns(config: Config) -> Columns:
         ) from None
     except OSError as error:
         raise UserError(
-            f"The columns of {source} cannot be stored in {cache} ({error.strerror or error}); "
+            f"The columns of {source} cannot be stored in {cache} ({reason_of(error)}); "
             "give --cache_dir a folder with space that can be written."
         ) from error
     assert columns is not None
@@ -147,5 +147,5 @@ def _digests(files: Sequence[Path]) -> dict[str, str]:
             return dict(zip([path.name for path in files], pool.map(digest_of, files), strict=True))
     except OSError as error:
         raise UserError(
-            f"{error.filename} cannot be read ({error.strerror or error}); give another --data_path."
+            f"{error.filename} cannot be read ({reason_of(error)}); give another --data_path."
         ) from None

@@ -19,7 +19,9 @@ from recsuite.runtime.ending.failures import is_lost_peer
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # What comes so soon after a Ctrl-C is the same one: a shell and a launcher may both pass it on.
 SAME_SECONDS = 0.5
-ANSWER = "told to end: the model is dumped first; a second Ctrl-C ends the training at once, without a dump\n"
+ANSWER = (
+    "told to end: a checkpoint is written first; a second Ctrl-C ends the training at once, without one\n"
+)
 
 
 class Termination:
