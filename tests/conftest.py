@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 import torch
@@ -49,9 +50,17 @@ def synthetic_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def context() -> Iterator[RuntimeContext]:
     """This process as the only rank."""
     threads = torch.get_num_threads()
-    yield init_runtime(Config())
-    cleanup_runtime()
+    with mock.patch.dict(os.environ):
+        yield init_runtime(Config())
+        cleanup_runtime()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """What a test sets is gone after it: a later one may launch ranks that talk to other machines."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -240,6 +240,7 @@ CRASH = """
 import sys, time
 import example
 from recsuite.config.config import Config
+from recsuite.errors import UserError
 from recsuite.runtime.process import init_runtime, cleanup_runtime
 import torch.distributed as dist
 
@@ -275,7 +276,7 @@ def test_an_exception_on_one_rank_ends_all_and_its_traceback_comes_last(tmp_path
 
 def test_a_users_mistake_on_one_rank_alone_is_said_and_ends_all(tmp_path: Path) -> None:
     script = tmp_path / "mistake.py"
-    error = 'example.UserError("the disk of machine two is full")'
+    error = 'UserError("the disk of machine two is full")'
     script.write_text(CRASH.format(error=error))
     result = torchrun(2, script, timeout=60)
     assert result.returncode != 0

@@ -19,7 +19,7 @@ COPIED = ("run.sh", "requirements.txt", "requirements-cuda.txt", "requirements-d
 CHECKING = (
     *sorted(str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("example/recsuite/config/*.py")),
     "example/recsuite/errors.py",
-    "example/recsuite/runtime/output.py",
+    "example/recsuite/runtime/console.py",
 )
 SETTINGS = ("NPROC", "NNODES", "RDZV_ENDPOINT", "MAX_RESTARTS", "VARIANT", "PYTHON")
 OWN_VARIABLES = (*SETTINGS, "OMP_NUM_THREADS", "CDPATH")

@@ -312,15 +312,8 @@ class Series:
         self.work, self.columns, self.request = work, columns, request
         self.random = random.Random(request["seed"])
         self.save_dir = work / request["name"]
-        self.config = Config.of(
-            save_dir=str(self.save_dir),
-            resume=True,
-            dump_every=1,
-            keep=2,
-            embedding_dim=4,
-            mlp_dims=(4,),
-            **MODES[request["mode"]],
-        )
+        flags = {"resume": True, "dump_every": 1, "keep": 2, "embedding_dim": 4, "mlp_dims": (4,)}
+        self.config = Config.of(save_dir=str(self.save_dir), **{**flags, **MODES[request["mode"]]})
         self.found: dict[str, Any] = {"kills": {}, "left": 0, "faults": [], "step": 0}
         for name, content in FOREIGN.items():
             (self.save_dir / name).parent.mkdir(parents=True, exist_ok=True)
