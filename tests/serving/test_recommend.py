@@ -204,7 +204,8 @@ def test_what_is_untrained_is_asked_only_where_it_is_named_and_says_so(
     asked = (EXAMPLE, "--recommend", "--user", 7, "--top", 3, "--data_path", synthetic_folder, "--save_dir")
     refused = python(*asked, tmp_path)
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert f"{tmp_path} holds only {untrained}, which is untrained; wait for the next dump" in refused.stderr
+    said = f"{tmp_path} holds only {untrained}, which is untrained; wait for the next checkpoint, or give"
+    assert said in refused.stderr
     lines = succeeded(python(*asked, tmp_path / untrained)).splitlines()
     assert re.fullmatch(r"step 0, untrained, \d+ (s|min) old", lines[1])
 
