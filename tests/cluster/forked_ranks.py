@@ -13,7 +13,6 @@ rank into a file beside its output.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import secrets
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.cluster.machines import Machine, Running
+from tests.support.forked import import_all
 from tests.support.launch import ROOT
 
 # Below those that the kernel gives to connections.
@@ -113,7 +113,7 @@ def launch(
 
 def serve() -> None:
     """Fork ranks until the standard input ends."""
-    _import_all()
+    import_all()
     print("ready", flush=True)
     ranks: dict[int, Path] = {}
     while True:
@@ -122,18 +122,6 @@ def serve() -> None:
             for request in map(json.loads, line.splitlines()):
                 _obey(request, ranks)
         _reap(ranks)
-
-
-def _import_all() -> None:
-    for name in (
-        "example",
-        "recsuite.checkpoint.checkpointer",
-        "recsuite.checkpoint.restore",
-        "recsuite.monitoring.report",
-        "recsuite.training.evaluation",
-        "recsuite.training.trainer",
-    ):
-        importlib.import_module(name)
 
 
 def _obey(request: dict[str, Any], ranks: dict[int, Path]) -> None:

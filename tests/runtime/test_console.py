@@ -14,7 +14,8 @@ import pytest
 from recsuite.runtime.console import install_tag, remove_tag, say
 from tests.support.launch import EXAMPLE, LAUNCHER, run_command
 
-# Prints until it is ended; "dump" has a handler of SIGTERM, which is called instead.
+# Prints until it is ended; "dump" has a handler of SIGTERM, which is called instead. A line is one write, or
+# that of another rank could come before its end: a launcher starts ranks without buffers.
 TALKER = """
 import signal, sys
 from recsuite.runtime.console import end_when_unread
@@ -23,7 +24,7 @@ noted = []
 if "dump" in sys.argv:
     signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))
 while not noted:
-    print("a line", flush=True)
+    print("a line\\n", end="", flush=True)
 print("and one that nobody reads")
 sys.stdout.flush()
 open(sys.argv[1], "w").write(str(noted))

@@ -29,11 +29,12 @@ MODULES = sorted(
 
 def test_importing_a_module_changes_nothing() -> None:
     check = (
-        "import builtins, importlib, sys\n"
+        "import builtins, importlib, logging, sys\n"
         "before = builtins.print\n"
         f"for module in {MODULES}:\n"
         "    importlib.import_module(module)\n"
         "    assert builtins.print is before, module\n"
+        "    assert not logging.getLogger('recsuite').handlers, module\n"
         "    torch = sys.modules.get('torch')\n"
         "    assert torch is None or not torch.cuda.is_initialized(), module\n"
         "    assert torch is None or not torch.distributed.is_initialized(), module\n"

@@ -32,7 +32,7 @@ from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
-from recsuite.files import digest_of
+from recsuite.files import digest_of, reason_of
 from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0
 from recsuite.runtime.ending.termination import Termination, status_of
 from recsuite.runtime.process import RuntimeContext
@@ -285,7 +285,8 @@ class Checkpointer:
 
 def _reason(error: CheckpointException) -> str:
     """Why a checkpoint could not be written, if the reason lies outside of the program."""
-    reasons = [wrapped[0] for wrapped in error.failures.values()]
-    if not all(isinstance(reason, OSError) for reason in reasons):
+    failures = [wrapped[0] for wrapped in error.failures.values()]
+    of_the_system = [failure for failure in failures if isinstance(failure, OSError)]
+    if len(of_the_system) < len(failures):
         raise error
-    return str(getattr(reasons[0], "strerror", None) or reasons[0])
+    return reason_of(of_the_system[0])

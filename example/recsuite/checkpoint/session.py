@@ -69,7 +69,7 @@ def _begin_afresh(save_dir: Path, context: RuntimeContext) -> None:
     if newest is not None:
         context.say(
             f"{save_dir} held {newest.name} of an earlier training, and all of that is now in "
-            f"{set_aside(save_dir)}; --resume would have gone on from it"
+            f"{set_aside(save_dir)}; --resume would have continued from it"
         )
 
 

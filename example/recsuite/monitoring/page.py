@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from recsuite.errors import UserError, counted
-from recsuite.files import reason_of, replace_file
+from recsuite.files import explained, replace_file
 from recsuite.monitoring.charts import CHART_HEIGHT, CHART_WIDTH, MARGINS, charts, in_words, show
 from recsuite.monitoring.runs import Run, find_runs
 from recsuite.runtime.console import end_when_unread
@@ -117,12 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("report.html"), help="the page (report.html)")
     given = parser.parse_args(arguments)
     runs = find_runs(given.runs)
-    try:
+    with explained(f"--output {given.output} cannot be written", "give another file"):
         replace_file(given.output, draw(runs).encode())
-    except OSError as error:
-        raise UserError(
-            f"--output {given.output} cannot be written ({reason_of(error)}); give another file."
-        ) from error
     print(f"{given.output} shows {counted(len(runs), 'run')}")
 
 

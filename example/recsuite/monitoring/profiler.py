@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.errors import UserError, counted
-from recsuite.files import reason_of
+from recsuite.files import explained, written_aside
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import PARTS, STEP
 from recsuite.training.callbacks import Callback, Run, Step
@@ -213,14 +213,7 @@ class Profile(Callback):
 
     def _write(self) -> None:
         """Write the trace in one rename; the profiler itself does not say when it cannot write."""
-        beside = self.path.with_name(f".{os.getpid()}.{TRACE}")
-        try:
-            assert self._profiler
-            self._profiler.export_chrome_trace(str(beside))
-            beside.replace(self.path)
-        except OSError as error:
-            raise UserError(
-                f"{self.path} cannot be written ({reason_of(error)}); give another --report_dir."
-            ) from error
-        finally:
-            beside.unlink(missing_ok=True)
+        assert self._profiler
+        cannot = f"{self.path} cannot be written"
+        with explained(cannot, "give another --report_dir"), written_aside(self.path) as aside:
+            self._profiler.export_chrome_trace(str(aside))

@@ -12,8 +12,7 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.datasets.metrics import Metrics
-from recsuite.errors import UserError
-from recsuite.files import reason_of, replace_file
+from recsuite.files import explained, replace_file
 from recsuite.monitoring.results import describe_nothing_left, say_results, task_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import installed_versions
@@ -29,14 +28,10 @@ def make_report_dir(config: Config) -> None:
         UserError: when the folder cannot be made or written.
     """
     folder = Path(config.monitoring.report_dir)
-    try:
+    with explained(f"--report_dir {folder} cannot be written", "give another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / ".writable", b"")
         (folder / ".writable").unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--report_dir {folder} cannot be written ({reason_of(error)}); give another folder."
-        ) from error
 
 
 def report_run(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
@@ -61,15 +56,11 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
         UserError: when the folder cannot be written.
     """
     folder = Path(config.monitoring.report_dir)
-    try:
+    advice = "the training itself ended well; give another --report_dir"
+    with explained(f"The report cannot be written to {folder}", advice):
         report = {**_report(run, config, context), "time": seconds}
         replace_file(folder / "metrics.json", json.dumps(report, indent=1).encode())
         replace_file(folder / "curves.png", _draw(run, config))
-    except OSError as error:
-        raise UserError(
-            f"The report cannot be written to {folder} ({reason_of(error)}); the training itself "
-            "ended well; give another --report_dir."
-        ) from error
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Importing it changes nothing.
 from __future__ import annotations
 
 import builtins
+import functools
 import io
 import logging
 import os
@@ -19,6 +20,8 @@ from typing import Any
 
 # The status of a program that ended because nobody read its lines.
 UNREAD = 128 + signal.SIGPIPE
+# Of the program's own lines.
+LOGGER = "recsuite"
 # What torchrec 1.6 and 1.8 make torch say of torchrec's own code.
 NOISE = (
     "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead.",
@@ -73,41 +76,48 @@ class TaggedPrint:
             self.original(*values, sep=sep, end=end, **options)
             return
         text = self.formatter.tagged((" " if sep is None else sep).join(map(str, values)))
-        CONSOLE.when = time.monotonic()
+        console().when = time.monotonic()
         # In one piece too.
         self.original(text + ("\n" if end is None else end), **{**options, "end": "", "flush": True})
 
 
-# The program's own lines: whoever wants them elsewhere adds a handler.
-LOG = logging.getLogger("recsuite")
-LOG.setLevel(logging.INFO)
-# A library that configures the root logger would have each line twice.
-LOG.propagate = False
-CONSOLE = ConsoleHandler()
-CONSOLE.setFormatter(TaggedFormatter())
-LOG.addHandler(CONSOLE)
+@functools.cache
+def console() -> ConsoleHandler:
+    """What writes the program's own lines, made when it is first needed: an import changes no logger.
+
+    Whoever wants the lines elsewhere too adds a handler to the logger "recsuite".
+    """
+    handler = ConsoleHandler()
+    handler.setFormatter(TaggedFormatter())
+    log = logging.getLogger(LOGGER)
+    log.setLevel(logging.INFO)
+    # A library that configures the root logger would have each line twice.
+    log.propagate = False
+    log.addHandler(handler)
+    return handler
 
 
 def say(text: str) -> None:
     """Write a line of the program's own, or several."""
-    LOG.info("%s", text)
+    console()
+    logging.getLogger(LOGGER).info("%s", text)
 
 
 def seconds_of_silence() -> float:
     """Since the last line of this process that was tagged or the program's own."""
-    return time.monotonic() - CONSOLE.when
+    return time.monotonic() - console().when
 
 
 def install_tag(tag: str) -> None:
     """Have all lines begin with a tag, also those of `print`; a second one replaces the first."""
     remove_tag()
-    CONSOLE.setFormatter(TaggedFormatter(tag))
+    console().setFormatter(TaggedFormatter(tag))
     builtins.print = TaggedPrint(builtins.print, tag)
 
 
 def remove_tag() -> None:
     """Give back the `print` that `install_tag` found."""
-    CONSOLE.setFormatter(TaggedFormatter())
+    console().setFormatter(TaggedFormatter())
     if isinstance(builtins.print, TaggedPrint):
         builtins.print = builtins.print.original
 
