@@ -323,12 +323,12 @@ def training_steps(
     learner: Any, columns: Columns, config: Config, context: RuntimeContext
 ) -> Iterator[Callable[[], float]]:
     """A function that makes the next training step and returns its seconds, without those of its batch."""
-    from recsuite.datasets.batches import RatingBatches
+    from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.training.input_pipeline import InputPipeline
     from recsuite.training.steps import make_pipeline
 
-    dataset = RatingBatches(columns, config, context.rank, context.world_size)
+    dataset = EventBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         feed = InputPipeline(loader)
         batches = (batch for epoch in range(2**31) for batch in feed.batches("train", epoch))

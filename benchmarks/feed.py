@@ -28,7 +28,7 @@ from environment import DOCS, describe, finish, make_parser
 from feed_tables import draw, judge, render
 
 from recsuite.config.config import Config
-from recsuite.datasets.batches import RatingBatches, Request
+from recsuite.datasets.batches import EventBatches, Request
 
 # Workers import this file again: nothing heavy at its top level.
 from recsuite.datasets.columns import Columns
@@ -128,7 +128,7 @@ def _config(flags: argparse.Namespace, ratings: int) -> Config:
 class NextSteps(EpochSampler):
     """The next `number` full steps of training, on from those of the pass before, epoch after epoch."""
 
-    def __init__(self, dataset: RatingBatches) -> None:
+    def __init__(self, dataset: EventBatches) -> None:
         super().__init__(dataset)
         self.number = WARM_UP_STEPS
         self.full_steps = max(1, len(dataset.ranges["train"]) // dataset.batch_size)
@@ -166,7 +166,7 @@ class LoaderRate:
 class Limit:
     """Rows/s of `index_select` at the places of shuffled training ratings, rows as wide as a batch's."""
 
-    def __init__(self, dataset: RatingBatches, row_bytes: float, seconds: float) -> None:
+    def __init__(self, dataset: EventBatches, row_bytes: float, seconds: float) -> None:
         import torch
 
         self.number = len(dataset.ranges["train"])
@@ -203,11 +203,11 @@ def rates(columns: Columns, base: Config, batch_size: int, flags: argparse.Names
 
         def add(name: str, **choices: Any) -> None:
             config = base.replaced(batch_size=batch_size, **choices)
-            dataset = RatingBatches(columns, config, rank=0, world_size=1)
+            dataset = EventBatches(columns, config, rank=0, world_size=1)
             loader = stack.enter_context(build_dataloader(dataset, NextSteps(dataset), config))
             figures[name] = LoaderRate(loader, flags.seconds)
 
-        dataset = RatingBatches(columns, base.replaced(batch_size=batch_size), 0, 1)
+        dataset = EventBatches(columns, base.replaced(batch_size=batch_size), 0, 1)
         batch = dataset[Request("train", 0, 0)]
         row_bytes = sum(part.numel() * part.element_size() for part in batch) / batch_size
         limit = figures["limit"] = Limit(dataset, row_bytes, flags.seconds)
@@ -248,7 +248,7 @@ def first_batches(columns: Columns, base: Config, starts: int) -> dict[str, dict
 
     def first(number: int, method: str) -> float:
         config = base.replaced(num_workers=number, mp_context=method)
-        dataset = RatingBatches(columns, config, rank=0, world_size=1)
+        dataset = EventBatches(columns, config, rank=0, world_size=1)
         start = time.perf_counter()
         with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
             next(iter(loader))

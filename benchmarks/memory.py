@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.config.config import Config
-from recsuite.datasets.batches import RatingBatches, Request
+from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 
@@ -63,7 +63,7 @@ def measure_workers(data_path: str, ratings: int) -> dict[str, float]:
         history=0,
         num_workers=NUM_WORKERS,
     )
-    dataset = RatingBatches(open_columns(config), config, rank=0, world_size=1)
+    dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
     sampler = FewSteps(dataset)
     with build_dataloader(dataset, sampler, config) as loader:
         for epoch in range(EPOCHS):

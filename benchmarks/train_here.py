@@ -63,7 +63,7 @@ def columns_of(folder: Path) -> Columns:
         num_train=num_ratings,
         num_users=users,
         num_items=movies,
-        mean_rating=MEAN_RATING,
+        mean_label=MEAN_RATING,
         tables=tables,
         **nothing,
     )
@@ -87,14 +87,12 @@ class Here:
 
     def _batches(self, batch_size: int) -> Iterator[Any]:
         """Batches without an end."""
-        from recsuite.datasets.batches import RatingBatches
+        from recsuite.datasets.batches import EventBatches
         from recsuite.datasets.loader import EpochSampler, build_dataloader
         from recsuite.training.input_pipeline import InputPipeline
 
         config = self.config.replaced(batch_size=batch_size)
-        sampler = EpochSampler(
-            RatingBatches(self.columns, config, self.context.rank, self.context.world_size)
-        )
+        sampler = EpochSampler(EventBatches(self.columns, config, self.context.rank, self.context.world_size))
         feed = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
         epoch = 0
         while True:

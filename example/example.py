@@ -96,10 +96,10 @@ def restore_and_report(config: Config, context: RuntimeContext) -> None:
         from recsuite.training.input_pipeline import InputPipeline
         from recsuite.training.state import build_train_state
 
-        state = build_train_state(data.columns, config, context)
-        progress = restore_chosen(config, state, data.columns, context).progress
+        train_state = build_train_state(data.columns, config, context)
+        progress = restore_chosen(config, train_state, data.columns, context).progress
         evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config, context)
-        test = evaluator.test(state.model, progress.epoch)
+        test = evaluator.test(train_state.model, progress.epoch)
     say_results(describe_step(progress), test, data.columns, config, context)
 
 

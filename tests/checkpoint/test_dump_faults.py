@@ -38,7 +38,7 @@ from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
 from recsuite.training import trainer as training
 from recsuite.training.callbacks import Callback, Step
-from recsuite.training.evaluation import RatingEvaluator
+from recsuite.training.evaluation import PredictionEvaluator
 from recsuite.training.weights import local_parts, unsound
 from tests.checkpoint.test_save_dir import links_in, publish_at
 from tests.support.forked import Launch
@@ -229,9 +229,9 @@ def test_a_second_trainer_on_the_folder_is_refused_and_the_first_goes_on(
 
 def test_what_is_loaded_is_the_state_of_its_step(trained: Trained) -> None:
     assert trained.load().step == 4
-    assert differing(tensors_of(trained.learner), 4) == []
+    assert differing(tensors_of(trained.train_state), 4) == []
     assert trained.load(trained.folder / "step-000000001").step == 1
-    assert differing(tensors_of(trained.learner), 1) == []
+    assert differing(tensors_of(trained.train_state), 1) == []
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
@@ -239,7 +239,7 @@ def test_a_model_whose_loss_is_no_number_is_not_dumped(trained: Trained, loss: f
     before = sorted(trained.folder.iterdir())
     config = trained.config.replaced(dump=True, resume=True, keep=1)
     with checkpointing(trained.columns, config, trained.context) as checkpointer:
-        checkpointer.begin(trained.learner)
+        checkpointer.begin(trained.train_state)
         with pytest.raises(UserError, match=rf"The loss is {loss} at step 5: the training diverged"):
             checkpointer.after_step(Progress(5, 0, 5), loss)
     assert sorted(trained.folder.iterdir()) == before
@@ -268,7 +268,7 @@ def test_what_an_old_writer_writes_late_is_in_no_folder_of_the_next_attempt(
             contextlib.suppress(UserError),
             checkpointing(trained.columns, config, trained.context) as checkpointer,
         ):
-            checkpointer.begin(trained.learner)
+            checkpointer.begin(trained.train_state)
             checkpointer.after_step(Progress(5, 0, 5), 0.5)
     final = trained.folder / f"{kind}-000000005"
     assert newest_in(trained.folder) == final
@@ -301,7 +301,7 @@ def test_a_model_with_weights_of_no_trained_one_is_not_dumped(
     before = sorted(trained.folder.iterdir())
     config = trained.config.replaced(dump=True, inc_dump=increments, resume=True, keep=1)
     with checkpointing(trained.columns, config, trained.context) as checkpointer:
-        checkpointer.begin(trained.learner)
+        checkpointer.begin(trained.train_state)
         (tensor,) = local_parts(name, checkpointer.tensors[name])
         kept = tensor[1].clone()
         tensor[1, 2] = value
@@ -348,7 +348,7 @@ def test_weights_are_looked_at_once_at_the_end_of_an_epoch(
     for module in (dumps, training):
         monkeypatch.setattr(module, "unsound", noting)
     train_epoch_of_8_steps(trained, tmp_path / "epoch", increments)
-    assert looked_at == [set(tensors_of(trained.learner))]
+    assert looked_at == [set(tensors_of(trained.train_state))]
     newest = newest_in(tmp_path / "epoch")
     assert newest is not None
     assert newest.name == f"{'delta' if increments else 'step'}-000000008"
@@ -373,7 +373,7 @@ def test_what_diverges_in_the_last_step_of_an_epoch_is_neither_validated_nor_dum
     def spoil(checkpointer: Checkpointer) -> None:
         local_parts(name, checkpointer.tensors[name])[0].view(-1)[-1] = value
 
-    monkeypatch.setattr(RatingEvaluator, "validate", Mock(side_effect=AssertionError("validated")))
+    monkeypatch.setattr(PredictionEvaluator, "validate", Mock(side_effect=AssertionError("validated")))
     with pytest.raises(UserError, match=diverged(8, name)):
         train_epoch_of_8_steps(trained, tmp_path / "epoch", increments, spoil)
     newest = newest_in(tmp_path / "epoch")
@@ -399,7 +399,7 @@ def test_a_clock_that_jumped_back_changes_nothing(trained: Trained) -> None:
         write_manifest(dump, dataclasses.replace(manifest, time=time))
         os.utime(dump, (2e9 - number * 1e8,) * 2)
     assert trained.load().step == 2
-    assert differing(tensors_of(trained.learner), 2) == []
+    assert differing(tensors_of(trained.train_state), 2) == []
 
 
 def test_the_best_increment_is_kept_with_all_that_it_builds_on_when_increments_are_folded(
@@ -537,7 +537,7 @@ def test_compaction_removes_no_increments_for_the_sake_of_a_damaged_dump(trained
     alone = trained.config.replaced(resume=False, inc_dump=False, compact=True)
     before = sorted(path.name for path in trained.folder.iterdir())
     with pytest.raises(UserError, match="is damaged"):
-        compact(trained.learner, trained.columns, alone, trained.context)
+        compact(trained.train_state, trained.columns, alone, trained.context)
     assert sorted(path.name for path in trained.folder.iterdir()) == before
 
 

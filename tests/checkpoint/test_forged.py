@@ -125,9 +125,9 @@ def test_every_forged_manifest_is_a_sentence_or_a_load_of_what_was_written(
     found, loads, step = json.loads(content), 0, int(name[-1])
 
     def load() -> None:
-        write_step(tensors_of(trained.learner), 99)
+        write_step(tensors_of(trained.train_state), 99)
         trained.load(path.parent)
-        assert differing(tensors_of(trained.learner), step) == []
+        assert differing(tensors_of(trained.train_state), step) == []
 
     whole = ServedModel.open(path.parent).snapshot.tables["user"].clone()
     for number in range(FORGERIES if is_sealed else FORGERIES // 3):
@@ -181,7 +181,7 @@ def test_a_manifest_that_cannot_be_is_refused_by_load_resume_compact_export_and_
         for action in (
             trained.load,
             lambda: resume(trained),
-            lambda: compact(trained.learner, trained.columns, alone, trained.context),  # noqa: B023
+            lambda: compact(trained.train_state, trained.columns, alone, trained.context),  # noqa: B023
             lambda: export_and_remove(trained.folder),
             lambda: Follower(trained.folder),
         ):
@@ -320,12 +320,12 @@ OF_DELTAS = {
 
 
 def refused_by_restore_and_reader(trained: Trained, folder: Path) -> None:
-    write_step(tensors_of(trained.learner), 99)
+    write_step(tensors_of(trained.train_state), 99)
     for action in (lambda: trained.load(folder), lambda: ServedModel.open(folder)):
         with pytest.raises(UserError, match=re.escape(str(folder))) as refusal:
             action()
         assert "\n" not in str(refusal.value)
-    assert differing(tensors_of(trained.learner), 99) == []
+    assert differing(tensors_of(trained.train_state), 99) == []
 
 
 @pytest.mark.parametrize("change", OF_DUMPS)
@@ -369,7 +369,7 @@ def test_shards_of_two_parts_are_put_together_where_they_leave_nothing_out_and_h
 ) -> None:
     split_part(trained.folder / DUMP, 0)
     assert trained.load(trained.folder / DUMP).step == 1
-    assert differing(tensors_of(trained.learner), 1) == []
+    assert differing(tensors_of(trained.train_state), 1) == []
     ServedModel.open(trained.folder / DUMP)
     dump = trained.folder / "step-000000002"
     split_part(dump, -1)
@@ -399,14 +399,14 @@ def test_a_load_of_the_newest_takes_a_newer_one_where_the_trainer_removes_it(
 
     monkeypatch.setattr(loading, "read_full", read_late)
     config = trained.config.replaced(load="newest")
-    found = restore_chosen(config, trained.learner, trained.columns, trained.context)
+    found = restore_chosen(config, trained.train_state, trained.columns, trained.context)
     assert ([folder.name for folder in removed], found.progress.step) == ([DUMP], 2)
-    assert differing(tensors_of(trained.learner), 2) == []
+    assert differing(tensors_of(trained.train_state), 2) == []
     # One that was named is not replaced by another.
     removed.clear()
     named = config.replaced(load=str(trained.folder / "step-000000002"))
     with pytest.raises(UserError, match=r"step-000000002 is not a checkpoint: there is no such folder"):
-        restore_chosen(named, trained.learner, trained.columns, trained.context)
+        restore_chosen(named, trained.train_state, trained.columns, trained.context)
 
 
 # --- whose fault it is ---

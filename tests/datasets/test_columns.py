@@ -488,8 +488,8 @@ def test_a_user_with_one_rating_has_none_in_the_test_and_is_counted(tmp_path: Pa
     )
     found = open_columns(Config.of(data_path=str(tmp_path), split="leave_one_out"))
     # Of two in one second the later one in the file is the newer.
-    assert found.ratings("test").tolist() == [4]
-    assert found.ratings("train").tolist() == [5, 3, 5]
+    assert found.labels("test").tolist() == [4]
+    assert found.labels("train").tolist() == [5, 3, 5]
     assert any("1 user has a single rating" in note for note in found.notes)
     # A hundredth of three ratings is none.
     assert any("no rating is for validation" in note for note in found.notes)

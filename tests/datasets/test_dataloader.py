@@ -15,7 +15,7 @@ import torch
 
 from recsuite.config.config import Config
 from recsuite.datasets import loader as loader_module
-from recsuite.datasets.batches import RatingBatches, Request
+from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import EpochSampler, build_dataloader, choose_num_workers
 from recsuite.datasets.movielens.formats import locate, read
@@ -45,7 +45,7 @@ def test_batches_are_the_same_bits_for_any_number_of_workers_and_start_method(
     config: Config, num_workers: int, method: str, history: int
 ) -> None:
     config = config.replaced(history=history)
-    dataset = RatingBatches(open_columns(config), config, rank=0, world_size=1)
+    dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
     sampler = EpochSampler(dataset)
     alone = build_dataloader(dataset, sampler, config)
     pooled_config = config.replaced(num_workers=num_workers, mp_context=method)
@@ -63,16 +63,16 @@ def test_batches_are_the_same_bits_for_any_number_of_workers_and_start_method(
 def test_every_rating_comes_once_per_epoch_for_1_2_and_3_ranks(
     columns: Columns, config: Config, split: str
 ) -> None:
-    expected = np.sort(columns.ratings(split))
+    expected = np.sort(columns.labels(split))
     for world_size in (1, 2, 3):
         ratings, steps = [], set()
         for rank in range(world_size):
-            dataset = RatingBatches(columns, config, rank, world_size)
+            dataset = EventBatches(columns, config, rank, world_size)
             steps.add(dataset.num_steps(split))
             for step in range(dataset.num_steps(split)):
                 batch = dataset[Request(split, 4, step)]
-                assert len(batch.ratings) == len(batch.weights) == config.loader.batch_size
-                ratings.append(batch.ratings[batch.weights > 0].numpy())
+                assert len(batch.labels) == len(batch.weights) == config.loader.batch_size
+                ratings.append(batch.labels[batch.weights > 0].numpy())
         assert len(steps) == 1
         np.testing.assert_array_equal(np.sort(np.concatenate(ratings)), expected)
 
@@ -81,40 +81,40 @@ def test_every_rating_comes_once_per_epoch_for_1_2_and_3_ranks(
 def test_a_resumed_pass_gives_what_is_left_of_it_for_any_number_of_ranks(
     columns: Columns, config: Config, first: int
 ) -> None:
-    whole = RatingBatches(columns, config.replaced(batch_size=columns.num_train), 0, 1)
-    expected = whole[Request("train", 3, 0)].ratings[first:]
+    whole = EventBatches(columns, config.replaced(batch_size=columns.num_train), 0, 1)
+    expected = whole[Request("train", 3, 0)].labels[first:]
     for world_size, num_workers in ((1, 1), (2, 0), (3, 2)):
         parts = []
         for rank in range(world_size):
-            dataset = RatingBatches(columns, config, rank, world_size)
+            dataset = EventBatches(columns, config, rank, world_size)
             sampler = EpochSampler(dataset)
             sampler.epoch, sampler.first = 3, first
             pooled = config.replaced(num_workers=num_workers)
             with build_dataloader(dataset, sampler, pooled) as loader:
-                parts.append([batch.ratings[batch.weights > 0].clone() for batch in loader])
+                parts.append([batch.labels[batch.weights > 0].clone() for batch in loader])
         in_order = [batch for step in zip(*parts, strict=True) for batch in step]
         assert torch.equal(torch.cat(in_order), expected)
         assert sum(dataset.step_sizes("train", first)) == len(expected)
 
 
 def test_ranks_share_the_global_batch_of_one_rank(columns: Columns, config: Config) -> None:
-    whole = RatingBatches(columns, config.replaced(batch_size=600), 0, 1)
+    whole = EventBatches(columns, config.replaced(batch_size=600), 0, 1)
     for world_size in (2, 3):
         small = config.replaced(batch_size=600 // world_size)
-        parts = [RatingBatches(columns, small, rank, world_size) for rank in range(world_size)]
+        parts = [EventBatches(columns, small, rank, world_size) for rank in range(world_size)]
         for step in (0, whole.num_steps("train") - 1):
             request = Request("train", 2, step)
-            joined = torch.cat([part[request].ratings for part in parts])
-            assert torch.equal(joined, whole[request].ratings)
+            joined = torch.cat([part[request].labels for part in parts])
+            assert torch.equal(joined, whole[request].labels)
 
 
 def test_weights_make_the_mean_over_ranks_the_mean_over_real_rows(columns: Columns, config: Config) -> None:
-    parts = [RatingBatches(columns, config, rank, 3) for rank in range(3)]
+    parts = [EventBatches(columns, config, rank, 3) for rank in range(3)]
     last = parts[0].num_steps("train") - 1
     batches = [part[Request("train", 0, last)] for part in parts]
-    real = torch.cat([batch.ratings[batch.weights > 0] for batch in batches])
+    real = torch.cat([batch.labels[batch.weights > 0] for batch in batches])
     assert 0 < len(real) < 3 * config.loader.batch_size
-    mean = torch.stack([(batch.weights * batch.ratings).mean() for batch in batches]).mean()
+    mean = torch.stack([(batch.weights * batch.labels).mean() for batch in batches]).mean()
     assert float(mean) == pytest.approx(float(real.mean()), rel=1e-6)
 
 
@@ -123,7 +123,7 @@ def test_a_batch_holds_the_features_that_the_files_say(
 ) -> None:
     raw = read(*locate(config), config)
     vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_text())
-    batch = RatingBatches(columns, config, 0, 1)[Request("test", 0, 0)]
+    batch = EventBatches(columns, config, 0, 1)[Request("test", 0, 0)]
     # The first test rating is the oldest of the newest fifth.
     oldest = np.argsort(raw.events.time, kind="stable")[columns.range_of("test").start]
     user = raw.users.set_index("user_id").loc[raw.events.user_id[oldest]]
@@ -161,14 +161,14 @@ def test_features_may_stand_in_any_order(
     for step in range(3):
         request = Request("train", 0, step)
         ours, theirs = (
-            RatingBatches(other, config, 0, 1)[request],
-            RatingBatches(columns, config, 0, 1)[request],
+            EventBatches(other, config, 0, 1)[request],
+            EventBatches(columns, config, 0, 1)[request],
         )
         assert all(map(torch.equal, ours, theirs))
 
 
 def test_a_pass_keeps_to_the_epoch_that_it_began_with(columns: Columns, config: Config) -> None:
-    dataset = RatingBatches(columns, config, 0, 1)
+    dataset = EventBatches(columns, config, 0, 1)
     for num_workers in (0, 2):
         sampler = EpochSampler(dataset)
         with build_dataloader(dataset, sampler, config.replaced(num_workers=num_workers)) as loader:
@@ -180,7 +180,7 @@ def test_a_pass_keeps_to_the_epoch_that_it_began_with(columns: Columns, config: 
 
 
 def test_the_data_set_pickles_to_less_than_64_kib_after_it_was_read(columns: Columns, config: Config) -> None:
-    dataset = RatingBatches(columns, config, 0, 1)
+    dataset = EventBatches(columns, config, 0, 1)
     dataset[Request("train", 0, 0)]
     assert len(pickle.dumps(dataset)) < 64 * 1024
 
@@ -189,13 +189,13 @@ PROBE = """
 import json, multiprocessing, os, sys
 import numpy as np
 from recsuite.config.config import Config
-from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 
 HEAVY = ("torch", "torchrec", "fbgemm_gpu", "pandas", "pyarrow")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_IO_THREADS")
 
-class Probe(RatingBatches):
+class Probe(EventBatches):
     def make(self, request, empty=np.empty):
         print("this is a line")
         found = {{
@@ -242,7 +242,7 @@ def test_a_worker_is_light_and_untouched_by_the_runtime(
 
 
 def test_a_pool_survives_the_epochs_and_gives_each_its_own_order(columns: Columns, config: Config) -> None:
-    dataset = RatingBatches(columns, config.replaced(num_workers=1), 0, 1)
+    dataset = EventBatches(columns, config.replaced(num_workers=1), 0, 1)
     sampler = EpochSampler(dataset)
     firsts, workers = [], set()
     with build_dataloader(dataset, sampler, config.replaced(num_workers=1)) as loader:
@@ -262,14 +262,14 @@ PINNED = """
 import sys
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.config.config import Config
-from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 
 if __name__ == "__main__":
     for num_workers in (0, 1):
         # With a history: a tensor without elements has no memory that could be pinned.
         config = Config.of(data_path={data!r}, num_workers=num_workers, history=3)
-        dataset = RatingBatches(open_columns(config), config, 0, 1)
+        dataset = EventBatches(open_columns(config), config, 0, 1)
         with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
             for batch in loader:
                 assert all(tensor.is_pinned() for tensor in batch if tensor.numel())
@@ -306,7 +306,7 @@ def test_the_number_of_workers_follows_from_the_costs_and_the_cores(
     )
 
 
-class SlowBatches(RatingBatches):
+class SlowBatches(EventBatches):
     """Takes 10 ms for a batch."""
 
     def make(self, request: Request, empty: Any = np.empty) -> Any:
@@ -338,7 +338,7 @@ def test_auto_measures_the_batch_apart_from_the_step(
 def test_auto_gives_the_batches_of_no_workers_whatever_it_decides(
     columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dataset = RatingBatches(columns, config, 0, 1)
+    dataset = EventBatches(columns, config, 0, 1)
     sampler = EpochSampler(dataset)
     expected = list(build_dataloader(dataset, sampler, config))
     monkeypatch.setattr(loader_module, "choose_num_workers", lambda *costs: (2, "2, as it was told"))
@@ -355,7 +355,7 @@ def test_fork_is_refused_once_cuda_is_initialised_and_warned_about_before(
     columns: Columns, config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forked = config.replaced(num_workers=1, mp_context="fork")
-    dataset = RatingBatches(columns, config, 0, 1)
+    dataset = EventBatches(columns, config, 0, 1)
     with build_dataloader(dataset, EpochSampler(dataset), forked):
         assert "--mp_context fork: workers inherit the locks" in capsys.readouterr().out
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -364,7 +364,7 @@ def test_fork_is_refused_once_cuda_is_initialised_and_warned_about_before(
 
 
 def test_a_batch_needs_no_more_than_it_says(columns: Columns, config: Config) -> None:
-    dataset = RatingBatches(columns, config, 0, 1)
+    dataset = EventBatches(columns, config, 0, 1)
     sizes = [
         sum(array.nbytes for array in dataset.make(Request("train", 0, step)))
         for step in range(dataset.num_steps("train"))
@@ -374,8 +374,8 @@ def test_a_batch_needs_no_more_than_it_says(columns: Columns, config: Config) ->
 
 def test_small_batches_are_the_parts_of_a_large_one(columns: Columns, config: Config) -> None:
     # The positions of several steps are shuffled together; which, depends on the size of the batch alone.
-    large = RatingBatches(columns, config.replaced(batch_size=1000), 0, 1)
-    small = RatingBatches(columns, config.replaced(batch_size=10), 0, 1)
-    whole = large[Request("train", 1, 3)].ratings
-    parts = [small[Request("train", 1, step)].ratings for step in (399, 300, *range(300, 400))][2:]
+    large = EventBatches(columns, config.replaced(batch_size=1000), 0, 1)
+    small = EventBatches(columns, config.replaced(batch_size=10), 0, 1)
+    whole = large[Request("train", 1, 3)].labels
+    parts = [small[Request("train", 1, step)].labels for step in (399, 300, *range(300, 400))][2:]
     assert torch.equal(torch.cat(parts), whole)

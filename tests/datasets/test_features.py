@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.batches import RatingBatches, Request
+from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.movielens.synthetic import write_synthetic
@@ -55,13 +55,13 @@ def opened(config: Config, table: Sequence[Feature], patch: pytest.MonkeyPatch) 
 
 def by_name(columns: Columns, config: Config, request: Request) -> dict[str, Any]:
     """What a batch holds, whatever the order of its features."""
-    batch = RatingBatches(columns, config, 0, 1)[request]
+    batch = EventBatches(columns, config, 0, 1)[request]
     names = [table.name for table in columns.tables]
     lengths = batch.lengths.view(len(names), -1)
     values = batch.values.split(lengths.sum(dim=1).tolist())
     return {
         **{name: (rows.tolist(), of.tolist()) for name, rows, of in zip(names, values, lengths, strict=True)},
-        "ratings": (batch.ratings.tolist(), batch.history_ratings.tolist()),
+        "ratings": (batch.labels.tolist(), batch.history_labels.tolist()),
     }
 
 
@@ -116,10 +116,10 @@ def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(
     for table in TABLES:
         monkeypatch.setattr("recsuite.datasets.preparation.cache.SCHEMA", schema_of(table))
         with open_data(config, context) as data:
-            learner = build_train_state(data.columns, config, context)
+            train_state = build_train_state(data.columns, config, context)
             evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config, context)
             assert isinstance(evaluator, RankingEvaluator)
-            ranks.append(evaluator.ranks(learner.model, "test", 0))
+            ranks.append(evaluator.ranks(train_state.model, "test", 0))
     assert len(set(ranks[0])) > 50
     np.testing.assert_array_equal(ranks[1], ranks[0])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.batches import Batch, RatingBatches, Request
+from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.launch import EXAMPLE, succeeded
@@ -37,7 +37,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
 
 def histories(columns: Columns, config: Config, split: str) -> list[tuple[list[int], list[float], int]]:
     """For each rating of a split: rows and ratings of its history, and the row of its movie."""
-    dataset = RatingBatches(columns, config, 0, 1)
+    dataset = EventBatches(columns, config, 0, 1)
     names = [table.name for table in columns.tables]
     found = []
     for step in range(dataset.num_steps(split)):
@@ -46,7 +46,7 @@ def histories(columns: Columns, config: Config, split: str) -> list[tuple[list[i
         values = dict(zip(names, np.split(batch.values.numpy(), lengths.sum(1).cumsum()[:-1]), strict=True))
         ends = lengths[names.index("history")].cumsum()
         rows = np.split(values["history"], ends)[:-1]
-        ratings = np.split(batch.history_ratings.numpy(), ends)[:-1]
+        ratings = np.split(batch.history_labels.numpy(), ends)[:-1]
         for place in np.flatnonzero(batch.weights.numpy()):
             found.append((rows[place].tolist(), ratings[place].tolist(), int(values["movie"][place])))
         # Padding has no history.
@@ -85,7 +85,7 @@ def test_a_history_is_the_last_ratings_before_that_may_be_told_of(config: Config
 
 def test_a_training_ratings_history_is_what_came_before_it_and_not_itself(config: Config) -> None:
     columns = open_columns(config)
-    dataset = RatingBatches(columns, config, 0, 1)
+    dataset = EventBatches(columns, config, 0, 1)
     positions = np.concatenate(
         [dataset._positions(Request("train", 0, step)) for step in range(dataset.num_steps("train"))]
     )
@@ -137,14 +137,14 @@ def test_a_history_costs_nothing_where_it_is_not_asked_for(config: Config) -> No
     without = config.replaced(history=0)
     columns = open_columns(without)
     assert "history" not in [table.name for table in columns.tables]
-    batch: Batch = RatingBatches(columns, without, 0, 1)[Request("train", 0, 0)]
-    assert len(batch.history_ratings) == 0
+    batch: Batch = EventBatches(columns, without, 0, 1)[Request("train", 0, 0)]
+    assert len(batch.history_labels) == 0
 
 
 def test_batches_fit_their_slots_with_the_longest_histories(config: Config) -> None:
     long = config.replaced(history=10)
     columns = open_columns(long)
-    dataset = RatingBatches(columns, long, 0, 1)
+    dataset = EventBatches(columns, long, 0, 1)
     sizes = [
         sum(array.nbytes for array in dataset.make(Request("train", 0, step)))
         for step in range(dataset.num_steps("train"))

@@ -11,7 +11,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
@@ -21,7 +21,7 @@ from recsuite.models.interaction import Interaction
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan as sharding
 from recsuite.sharding.plan import describe_plan
-from recsuite.sharding.recommender import RatingBatch, Recommender
+from recsuite.sharding.recommender import ModelInput, Recommender
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import train_epoch
@@ -48,10 +48,10 @@ def tables_of(columns: Columns, config: Config, context: RuntimeContext) -> dict
     }
 
 
-def first_batch(columns: Columns, config: Config, context: RuntimeContext) -> RatingBatch:
-    sampler = EpochSampler(RatingBatches(columns, config, 0, 1))
-    feed = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
-    return next(feed.batches("train", 0)).to(context.device)
+def first_batch(columns: Columns, config: Config, context: RuntimeContext) -> ModelInput:
+    sampler = EpochSampler(EventBatches(columns, config, 0, 1))
+    input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+    return next(input_pipeline.batches("train", 0)).to(context.device)
 
 
 def test_initial_rows_depend_on_the_seed_and_the_row_alone(
@@ -118,7 +118,7 @@ def test_the_loss_is_the_mean_over_real_rows(
     half[: len(half) // 2] = 2
     with torch.no_grad():
         loss, (same, predictions) = model(dataclasses.replace(batch, weights=half))
-    errors = (predictions - batch.ratings)[: len(half) // 2] ** 2
+    errors = (predictions - batch.labels)[: len(half) // 2] ** 2
     assert float(loss) == float(same) == pytest.approx(float(errors.mean()), rel=1e-5)
 
 
@@ -161,9 +161,9 @@ def test_both_loops_train_either_task_alike(
     losses = []
     for pipeline in ("plain", "sparse_dist"):
         tried = config.replaced(task=task, pipeline=pipeline, batch_size=2048)
-        sampler = EpochSampler(RatingBatches(columns, tried, 0, 1))
-        feed = InputPipeline(build_dataloader(sampler.dataset, sampler, tried))
-        learner = build_train_state(columns, tried, context)
-        losses.append(train_epoch(learner, feed, Progress(), tried, context))
+        sampler = EpochSampler(EventBatches(columns, tried, 0, 1))
+        input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, tried))
+        train_state = build_train_state(columns, tried, context)
+        losses.append(train_epoch(train_state, input_pipeline, Progress(), tried, context))
     assert losses[0].tolist() == losses[1].tolist()
     assert losses[0][-2:].mean() < losses[0][:2].mean()

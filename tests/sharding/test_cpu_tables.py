@@ -12,7 +12,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from recsuite.checkpoint.full import tensors_of
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
@@ -38,15 +38,15 @@ def context(context: RuntimeContext) -> RuntimeContext:
 def trained(config: Config, context: RuntimeContext) -> tuple[torch.Tensor, dict[str, torch.Tensor], bool]:
     """Losses of an epoch, all that was learned in it, and whether the tables were ours."""
     columns = open_columns(config)
-    sampler = EpochSampler(RatingBatches(columns, config, 0, 1))
-    learner = build_train_state(columns, config, context)
-    feed = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
-    losses = train_epoch(learner, feed, Progress(), config, context)
+    sampler = EpochSampler(EventBatches(columns, config, 0, 1))
+    train_state = build_train_state(columns, config, context)
+    input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+    losses = train_epoch(train_state, input_pipeline, Progress(), config, context)
     state = {
         name: (value.local_shards()[0].tensor if isinstance(value, ShardedTensor) else value).detach().clone()
-        for name, value in tensors_of(learner).items()
+        for name, value in tensors_of(train_state).items()
     }
-    is_ours = any(isinstance(module, CpuTables) for module in learner.model.modules())
+    is_ours = any(isinstance(module, CpuTables) for module in train_state.model.modules())
     return torch.from_numpy(losses), state, is_ours
 
 
@@ -64,7 +64,7 @@ def test_an_epoch_equals_that_of_fbgemm(config: Config, context: RuntimeContext)
 
 def test_a_row_that_no_table_has_ends_the_run(config: Config, context: RuntimeContext) -> None:
     columns = open_columns(config)
-    sampler = EpochSampler(RatingBatches(columns, config, 0, 1))
+    sampler = EpochSampler(EventBatches(columns, config, 0, 1))
     batch = next(InputPipeline(build_dataloader(sampler.dataset, sampler, config)).batches("train", 0))
     model = build_train_state(columns, config, context).model
     for row in (columns.tables[0].rows, -1):

@@ -19,7 +19,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.models.interaction import Interaction
 from recsuite.runtime.process import cleanup_runtime, init_runtime
-from recsuite.sharding.recommender import RatingBatch
+from recsuite.sharding.recommender import ModelInput
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.optimizer import table_rate
 from recsuite.training.state import TrainState, build_train_state
@@ -55,13 +55,13 @@ class Reference:
         )
         self.config = config
 
-    def step(self, batch: RatingBatch, left: float, share: float) -> None:
+    def step(self, batch: ModelInput, left: float, share: float) -> None:
         looked_up = {
             name: Rows(self.tables[name], jagged.values(), jagged.lengths())
             for name, jagged in batch.features.to_dict().items()
         }
-        predictions = self.interaction.predict(looked_up, batch.history_ratings)
-        loss = (batch.weights * (predictions - batch.ratings) ** 2).mean()
+        predictions = self.interaction.predict(looked_up, batch.history_labels)
+        loss = (batch.weights * (predictions - batch.labels) ** 2).mean()
         self.dense.zero_grad()
         loss.backward()
         self.dense.param_groups[0]["lr"] = self.config.optimizer.dense_lr * left
@@ -76,11 +76,11 @@ class Reference:
                 table.grad = None
 
 
-def rows_of(learner: TrainState) -> dict[str, torch.Tensor]:
+def rows_of(train_state: TrainState) -> dict[str, torch.Tensor]:
     """Table to its rows, as the model means them."""
     return {
-        name.split(".")[1]: value.local_shards()[0].tensor.detach() * learner.row_scale
-        for name, value in tensors_of(learner).items()
+        name.split(".")[1]: value.local_shards()[0].tensor.detach() * train_state.row_scale
+        for name, value in tensors_of(train_state).items()
         if isinstance(value, ShardedTensor) and name.endswith(".weight")
     }
 
@@ -93,34 +93,34 @@ def test_every_row_decays_as_if_each_step_had_shrunk_the_whole_table(synthetic_f
     context = init_runtime(config)
     try:
         columns = open_columns(config)
-        learner = build_train_state(columns, config, context)
+        train_state = build_train_state(columns, config, context)
         features = [table.feature for table in columns.tables]
         interaction = Interaction(
-            features, config.model.embedding_dim, config.model.mlp_dims, columns.mean_rating
+            features, config.model.embedding_dim, config.model.mlp_dims, columns.mean_label
         )
-        state = learner.model.module.recommender.head.state_dict()
+        state = train_state.model.module.recommender.head.state_dict()
         interaction.load_state_dict({name: state[name] for name in interaction.state_dict()})
         # The only row that no training rating looks up; it begins with zeros otherwise.
-        shards_of(tensors_of(learner))["movie"]["weight"][0].tensor.detach()[UNKNOWN_ROW] = 1.0
-        before = rows_of(learner)
+        shards_of(tensors_of(train_state))["movie"]["weight"][0].tensor.detach()[UNKNOWN_ROW] = 1.0
+        before = rows_of(train_state)
         reference = Reference(interaction, before, config)
         with open_data(config, context) as data:
-            feed = InputPipeline(data.loader)
+            input_pipeline = InputPipeline(data.loader)
             position, num_train = Progress(), columns.num_train
             for batch, size in zip(
-                feed.batches("train", 0), data.loader.dataset.step_sizes("train"), strict=True
+                input_pipeline.batches("train", 0), data.loader.dataset.step_sizes("train"), strict=True
             ):
                 left = 1 - position.samples / num_train / config.training.epochs
                 reference.step(batch, left, size / num_train)
                 position = dataclasses.replace(position, samples=position.samples + size)
-            train_epoch(learner, feed, Progress(), config, context)
-        after = rows_of(learner)
+            train_epoch(train_state, input_pipeline, Progress(), config, context)
+        after = rows_of(train_state)
     finally:
         cleanup_runtime()
         torch.set_num_threads(threads)
     # In the first of two epochs the rate falls from all to half.
-    assert float(learner.row_scale) == pytest.approx(math.exp(-2.0 * 0.75), rel=0.02)
+    assert float(train_state.row_scale) == pytest.approx(math.exp(-2.0 * 0.75), rel=0.02)
     for name, rows in after.items():
         torch.testing.assert_close(rows, reference.tables[name].detach(), rtol=1e-3, atol=1e-5)
     assert reference.sums["movie"][UNKNOWN_ROW] == 0
-    assert after["movie"][UNKNOWN_ROW].tolist() == [float(learner.row_scale)] * config.model.embedding_dim
+    assert after["movie"][UNKNOWN_ROW].tolist() == [float(train_state.row_scale)] * config.model.embedding_dim

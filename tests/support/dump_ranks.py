@@ -130,9 +130,9 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
     from recsuite.training.state import build_train_state
 
     columns = open_columns(config)
-    learner = build_train_state(columns, config, context)
-    keepers = [begin_keeper(folder / kind, kind, learner, columns, config, context) for kind in KINDS]
-    states = {0: digests(tensors_of(learner), context)}
+    train_state = build_train_state(columns, config, context)
+    keepers = [begin_keeper(folder / kind, kind, train_state, columns, config, context) for kind in KINDS]
+    states = {0: digests(tensors_of(train_state), context)}
     epoch_ends = []
 
     def after_step(progress: Progress, loss: float) -> None:
@@ -142,16 +142,16 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
         if progress.samples == 0:
             epoch_ends.append(progress.step)
         if progress.samples == 0 or case.is_due(progress.step):
-            states[progress.step] = digests(tensors_of(learner), context)
+            states[progress.step] = digests(tensors_of(train_state), context)
 
-    trained = (learner, columns, config, context, after_step)
+    trained = (train_state, columns, config, context, after_step)
     _, progress = advance(Progress(), EVALUATED_AT, *trained)
     marks = {"before": marked(keepers[0], context)}
-    evaluate(learner, columns, config, context)
+    evaluate(train_state, columns, config, context)
     marks |= {"after": marked(keepers[0], context), "evaluated": evaluated(columns, config, context)}
     _, progress = advance(progress, case.last_step - progress.step, *trained)
-    metrics = evaluate(learner, columns, config, context)
-    losses, _ = advance(progress, NUM_STEPS_AFTER, learner, columns, config, context)
+    metrics = evaluate(train_state, columns, config, context)
+    losses, _ = advance(progress, NUM_STEPS_AFTER, train_state, columns, config, context)
     for checkpointer in keepers:
         checkpointer.close()
     increments = [step_of(path) for path in deltas_in(folder / "inc_dump")]
@@ -159,7 +159,7 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
         "states": states,
         "epoch_ends": epoch_ends,
         "increments": increments,
-        "sharding": sharding_of(learner),
+        "sharding": sharding_of(train_state),
         "marks": marks,
         "metrics": metrics,
         "losses": losses,
@@ -167,7 +167,7 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
 
 
 def begin_keeper(
-    folder: Path, kind: str, learner: Any, columns: Any, config: Config, context: RuntimeContext
+    folder: Path, kind: str, train_state: Any, columns: Any, config: Config, context: RuntimeContext
 ) -> Any:
     """A checkpointer that has dumped the state before the first step."""
     from recsuite.checkpoint.checkpointer import Checkpointer
@@ -179,14 +179,14 @@ def begin_keeper(
         with writing(folder):
             pass
     checkpointer = Checkpointer(None, "run", columns, config.replaced(**settings), context)
-    checkpointer.begin(learner)
+    checkpointer.begin(train_state)
     if kind == "dump":
         checkpointer.dump(Progress())
     return checkpointer
 
 
-def sharding_of(learner: Any) -> dict[str, str]:
-    (plan,) = learner.model.plan.plan.values()
+def sharding_of(train_state: Any) -> dict[str, str]:
+    (plan,) = train_state.model.plan.plan.values()
     return {table: parameter.sharding_type for table, parameter in plan.items()}
 
 
@@ -204,7 +204,7 @@ def marked(checkpointer: Any, context: RuntimeContext) -> dict[str, list[int]]:
 def evaluated(columns: Any, config: Config, context: RuntimeContext) -> dict[str, list[int]]:
     """Rows of whole tables that an evaluation looks up. Collective."""
     mine: dict[str, list[int]] = {}
-    for batch in feed_of(columns, config, context).batches("test", 0):
+    for batch in input_pipeline_of(columns, config, context).batches("test", 0):
         for table, jagged in batch.features.to_dict().items():
             mine.setdefault(table, []).extend(jagged.values().tolist())
     return united(mine, context)
@@ -250,15 +250,15 @@ def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str
 
     columns = open_columns(config)
     # Other initial weights, so that nothing right is there by chance.
-    learner = build_train_state(columns, config.replaced(seed=config.runtime.seed + 1), context)
+    train_state = build_train_state(columns, config.replaced(seed=config.runtime.seed + 1), context)
     states = {}
     # Also backwards and twice: a load depends on nothing that was there before.
     folders = [*full_checkpoints_in(folder), *deltas_in(folder)]
     for path in (*folders[::-1], folders[-1], folders[-1]):
-        progress = restore(chain_at(path), learner, columns, context).progress
-        states[step_of(path)] = digests(tensors_of(learner), context)
-    metrics = evaluate(learner, columns, config, context)
-    losses, _ = advance(progress, NUM_STEPS_AFTER, learner, columns, config, context)
+        progress = restore(chain_at(path), train_state, columns, context).progress
+        states[step_of(path)] = digests(tensors_of(train_state), context)
+    metrics = evaluate(train_state, columns, config, context)
+    losses, _ = advance(progress, NUM_STEPS_AFTER, train_state, columns, config, context)
     return {"states": states, "metrics": metrics, "losses": losses}
 
 
@@ -338,26 +338,26 @@ def noting(dataset: Any, taken: list[int]) -> Any:
     return mock.patch.object(dataset, "make", make_and_note)
 
 
-def feed_of(columns: Any, config: Config, context: RuntimeContext) -> Any:
-    from recsuite.datasets.batches import RatingBatches
+def input_pipeline_of(columns: Any, config: Config, context: RuntimeContext) -> Any:
+    from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.training.input_pipeline import InputPipeline
 
-    dataset = RatingBatches(columns, config, context.rank, context.world_size)
+    dataset = EventBatches(columns, config, context.rank, context.world_size)
     return InputPipeline(build_dataloader(dataset, EpochSampler(dataset), config))
 
 
-def evaluate(learner: Any, columns: Any, config: Config, context: RuntimeContext) -> dict[str, float]:
+def evaluate(train_state: Any, columns: Any, config: Config, context: RuntimeContext) -> dict[str, float]:
     from recsuite.training.evaluation import make_evaluator
 
-    evaluator = make_evaluator(feed_of(columns, config, context), columns, config, context)
-    return evaluator.test(learner.model, 0)
+    evaluator = make_evaluator(input_pipeline_of(columns, config, context), columns, config, context)
+    return evaluator.test(train_state.model, 0)
 
 
 def advance(
     progress: Any,
     num_steps: int,
-    learner: Any,
+    train_state: Any,
     columns: Any,
     config: Config,
     context: RuntimeContext,
@@ -369,13 +369,13 @@ def advance(
     from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.training.steps import make_pipeline
 
-    feed = feed_of(columns, config, context)
-    learner.model.train()
+    input_pipeline = input_pipeline_of(columns, config, context)
+    train_state.model.train()
     losses: list[float] = []
     while len(losses) < num_steps:
-        pipeline = make_pipeline(learner, config, context)
-        batches = feed.batches("train", progress.epoch, progress.samples)
-        sizes = feed.loader.dataset.step_sizes("train", progress.samples)
+        pipeline = make_pipeline(train_state, config, context)
+        batches = input_pipeline.batches("train", progress.epoch, progress.samples)
+        sizes = input_pipeline.loader.dataset.step_sizes("train", progress.samples)
         for size in sizes[: num_steps - len(losses)]:
             loss = pipeline.progress(batches).loss.clone()
             dist.all_reduce(loss)

@@ -87,7 +87,7 @@ class Faults:
 
 @dataclasses.dataclass
 class Place:
-    """What all dumps share: data, and learners to dump and to load, all of which a step sets."""
+    """What all dumps share: data, and train states to dump and to load, all of which a step sets."""
 
     columns: Columns
     context: RuntimeContext
@@ -99,17 +99,17 @@ def dump_with_faults(
     place: Place, config: Config, faults: Faults, fault: Any, failing: range
 ) -> dict[str, Any]:
     """Dump after each step, with a fault on the last rank in some; what was said, and what is left."""
-    columns, context, learner = place.columns, place.context, place.dumped
+    columns, context, train_state = place.columns, place.context, place.dumped
     is_last = context.rank == context.world_size - 1
     said: list[str] = []
     seconds: list[float] = []
     context = dataclasses.replace(context)
     object.__setattr__(context, "say", lambda text, tagged=True: said.append(text))
-    tensors, end = tensors_of(learner), None
+    tensors, end = tensors_of(train_state), None
     try:
         with checkpointing(columns, config, context) as checkpointer:
             write_step(tensors, 0)
-            checkpointer.begin(learner)
+            checkpointer.begin(train_state)
             for step in range(1, STEPS + 1):
                 faults.fault = fault if is_last and step in failing else None
                 write_step(tensors, step)
@@ -133,11 +133,11 @@ def look(place: Place, save_dir: Path) -> dict[str, Any]:
     """The newest state, loaded over another one and held against its step, and what is half done."""
     newest = newest_in(save_dir)
     assert newest is not None
-    learner, context = place.loaded, place.context
-    write_step(tensors_of(learner), 99)
-    step = restore(chain_at(newest), learner, place.columns, context).progress.step
+    train_state, context = place.loaded, place.context
+    write_step(tensors_of(train_state), 99)
+    step = restore(chain_at(newest), train_state, place.columns, context).progress.step
     everyones: list[list[str]] = [[]] * context.world_size
-    dist.all_gather_object(everyones, differing(tensors_of(learner), step))
+    dist.all_gather_object(everyones, differing(tensors_of(train_state), step))
     return {"newest": newest.name, "differing": everyones, "leftovers": leftovers(save_dir)}
 
 

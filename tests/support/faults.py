@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 import example
-from recsuite.datasets.batches import RatingBatches, Request
+from recsuite.datasets.batches import EventBatches, Request
 from recsuite.runtime.process import end_with
 from tests.support.sources import FAILING_STEP, FAULTS
 
 
-class FailingBatches(RatingBatches):
+class FailingBatches(EventBatches):
     """Fails at one step of the second epoch, on one rank: the pool is long under way."""
 
     fault = sys.argv[1]
@@ -33,6 +33,6 @@ class FailingBatches(RatingBatches):
 if __name__ == "__main__":
     from recsuite.datasets import opening as data
 
-    data.RatingBatches = FailingBatches  # type: ignore[misc]
+    data.EventBatches = FailingBatches  # type: ignore[misc]
     # As the example itself ends.
     end_with(lambda: example.main(sys.argv[2:]))

@@ -149,8 +149,8 @@ class Rank:
             timeout=timedelta(seconds=DEADLINE),
         )
         self.context = RuntimeContext(rank, rank, WORLD_SIZE, WORLD_SIZE, torch.device("cpu"), 1)
-        self.learner: TrainState = build_train_state(columns, config, self.context)
-        self.tensors = tensors_of(self.learner)
+        self.train_state: TrainState = build_train_state(columns, config, self.context)
+        self.tensors = tensors_of(self.train_state)
 
     def say(self, **found: Any) -> None:
         """A line to who started the round; short, so that no other rank's comes in between."""
@@ -163,7 +163,7 @@ class Rank:
             write_step(self.tensors, 0)
             self.say(loaded=-1, differing=[])
         else:
-            progress = restore(chain_at(newest), self.learner, self.columns, self.context).progress
+            progress = restore(chain_at(newest), self.train_state, self.columns, self.context).progress
             self.say(loaded=progress.step, differing=differing(self.tensors, progress.step))
 
     def dump_until_killed(self) -> None:
@@ -173,9 +173,9 @@ class Rank:
         while True:
             with checkpointing(self.columns, self.config, self.context) as checkpointer:
                 self.say(began=leftovers(Path(self.config.checkpoint.save_dir)))
-                checkpointer.begin(self.learner)
+                checkpointer.begin(self.train_state)
                 self._dump_steps(checkpointer, 3 if folding else 10**9)
-            compact(self.learner, self.columns, alone, self.context)
+            compact(self.train_state, self.columns, alone, self.context)
 
     def _dump_steps(self, checkpointer: Checkpointer, count: int) -> None:
         done = checkpointer.start.step

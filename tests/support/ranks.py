@@ -60,24 +60,24 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
 
 def build(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, Any]:
-    """TrainState and feed, as `train` makes them."""
-    from recsuite.datasets.batches import RatingBatches
+    """A train state and an input pipeline, as `train` makes them."""
+    from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.training.input_pipeline import InputPipeline
     from recsuite.training.state import build_train_state
 
-    sampler = EpochSampler(RatingBatches(columns, config, context.rank, context.world_size))
-    feed = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
-    return build_train_state(columns, config, context), feed
+    sampler = EpochSampler(EventBatches(columns, config, context.rank, context.world_size))
+    input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+    return build_train_state(columns, config, context), input_pipeline
 
 
 def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any:
     """Metrics of the initial weights."""
     from recsuite.training.evaluation import make_evaluator
 
-    learner, feed = build(columns, config, context)
-    with feed.loader:
-        return make_evaluator(feed, columns, config, context).test(learner.model, 0)
+    train_state, input_pipeline = build(columns, config, context)
+    with input_pipeline.loader:
+        return make_evaluator(input_pipeline, columns, config, context).test(train_state.model, 0)
 
 
 def train_all(
@@ -88,19 +88,19 @@ def train_all(
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.steps import train_epoch
 
-    learner, feed = build(columns, config, context)
-    evaluator = make_evaluator(feed, columns, config, context)
+    train_state, input_pipeline = build(columns, config, context)
+    evaluator = make_evaluator(input_pipeline, columns, config, context)
     losses = []
-    with feed.loader:
+    with input_pipeline.loader:
         for epoch in range(config.training.epochs):
             position = Progress(0, epoch)
-            found = train_epoch(learner, feed, position, config, context)
+            found = train_epoch(train_state, input_pipeline, position, config, context)
             losses.append(found.tolist())
-            metrics = evaluator.test(learner.model, epoch)
-    return losses, metrics, optimizer_sums(learner)
+            metrics = evaluator.test(train_state.model, epoch)
+    return losses, metrics, optimizer_sums(train_state)
 
 
-def optimizer_sums(learner: Any) -> dict[str, float]:
+def optimizer_sums(train_state: Any) -> dict[str, float]:
     """By table, the sum of Adagrad's state over all rows: of the squares of all gradients."""
     import torch
     import torch.distributed as dist
@@ -109,7 +109,7 @@ def optimizer_sums(learner: Any) -> dict[str, float]:
     from recsuite.checkpoint.full import tensors_of
 
     sums = {}
-    for table, slots in sorted(shards_of(tensors_of(learner)).items()):
+    for table, slots in sorted(shards_of(tensors_of(train_state)).items()):
         # A rank without rows of a table has no state of it.
         mine = sum((shard.tensor.double().sum() for shard in slots.get("momentum1", ())), torch.zeros(()))
         total = torch.as_tensor(mine, dtype=torch.float64)
@@ -132,14 +132,16 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     # Some movies in a block, and some users at once, so that there are many of both.
     config = config.replaced(task="ranking", batch_size=96 // context.world_size)
     evaluation.SCORES_AT_ONCE, sharding.INIT_STD, usual = 2**13, std, sharding.INIT_STD
-    learner, feed = build(columns, config, context)
+    train_state, input_pipeline = build(columns, config, context)
     sharding.INIT_STD = usual
-    evaluator = RankingEvaluator(feed, columns, config, context)
-    ranks = {split: evaluator.ranks(learner.model, split, 0).tolist() for split in ("validation", "test")}
+    evaluator = RankingEvaluator(input_pipeline, columns, config, context)
+    ranks = {split: evaluator.ranks(train_state.model, split, 0).tolist() for split in ("validation", "test")}
     vectors = {}
     for split in ("validation", "test", "catalogue"):
         with torch.no_grad():
-            outputs = [learner.model(batch).output.predictions for batch in feed.batches(split, 0)]
+            outputs = [
+                train_state.model(batch).output.predictions for batch in input_pipeline.batches(split, 0)
+            ]
         numbers = torch.stack(outputs).unbind(dim=-1)
         both = 2 * len(columns.range_of(split))
         vectors[split] = [in_order(number.flatten(1), both, context).tolist() for number in numbers]
@@ -151,11 +153,11 @@ def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContex
     from recsuite.training.steps import PlainSteps, make_pipeline
 
     config = config.replaced(pipeline="sparse_dist")
-    learner, feed = build(columns, config, context)
-    pipeline = make_pipeline(learner, config, context)
+    train_state, input_pipeline = build(columns, config, context)
+    pipeline = make_pipeline(train_state, config, context)
     assert not isinstance(pipeline, PlainSteps)
     # To the end, for it exchanges the ids of batches ahead.
-    batches = feed.batches("test", epoch=0)
+    batches = input_pipeline.batches("test", epoch=0)
     with contextlib.suppress(StopIteration):
         while True:
             pipeline.progress(batches)

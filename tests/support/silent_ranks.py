@@ -100,9 +100,9 @@ def stay_in_a_long_dump() -> None:
 
 def stay_in_evaluation() -> None:
     """In evaluation."""
-    from recsuite.training.evaluation import RatingEvaluator
+    from recsuite.training.evaluation import PredictionEvaluator
 
-    RatingEvaluator.predict = again_and_again(RatingEvaluator.predict)  # type: ignore[method-assign]
+    PredictionEvaluator.predict = again_and_again(PredictionEvaluator.predict)  # type: ignore[method-assign]
 
 
 def stay_in_load() -> None:

@@ -47,14 +47,19 @@ def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
     found = {}
     with open_data(config, context) as data, torch.no_grad():
-        learner, feed = build_train_state(data.columns, config, context), InputPipeline(data.loader)
-        learner.model.eval()
+        train_state, input_pipeline = (
+            build_train_state(data.columns, config, context),
+            InputPipeline(data.loader),
+        )
+        train_state.model.eval()
         for folder in (
             *full_checkpoints_in(Path(config.checkpoint.save_dir)),
             *deltas_in(Path(config.checkpoint.save_dir)),
         ):
-            restore(chain_at(folder), learner, data.columns, context)
-            mine = torch.stack([learner.model(batch)[1][1] for batch in feed.batches("test", 0)])
+            restore(chain_at(folder), train_state, data.columns, context)
+            mine = torch.stack(
+                [train_state.model(batch)[1][1] for batch in input_pipeline.batches("test", 0)]
+            )
             everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
             dist.all_gather(everyones, mine)
             in_order = torch.stack(everyones, dim=1).flatten()[: data.columns.num_test]

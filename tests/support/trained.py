@@ -1,4 +1,4 @@
-"""A learner with dumps and increments, for tests of what becomes of those: the fixture `trained`."""
+"""A train state with dumps and increments, for tests of what becomes of those: the fixture `trained`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.support.killed_ranks import differing, mark_step, write_step
 
 @dataclasses.dataclass
 class Trained:
-    """A learner, and a folder with full dumps after steps 1 and 2 and increments to steps 3 and 4."""
+    """A train state, and a folder with full dumps after steps 1 and 2 and increments to steps 3 and 4."""
 
-    learner: TrainState
+    train_state: TrainState
     columns: Columns
     config: Config
     context: RuntimeContext
@@ -32,16 +32,16 @@ class Trained:
 
     def load(self, path: Path | None = None) -> Progress:
         state = find_chain(path or self.folder)
-        return restore(state, self.learner, self.columns, self.context).progress
+        return restore(state, self.train_state, self.columns, self.context).progress
 
     def refused(self, *words: str, path: Path | None = None) -> None:
-        """Loading is one sentence with these words, and changes nothing in the learner."""
-        write_step(tensors_of(self.learner), 99)
+        """Loading is one sentence with these words, and changes nothing in the train state."""
+        write_step(tensors_of(self.train_state), 99)
         with pytest.raises(UserError) as caught:
             self.load(path)
         assert [word for word in words if word not in str(caught.value)] == [], caught.value
         assert "\n" not in str(caught.value)
-        assert differing(tensors_of(self.learner), 99) == []
+        assert differing(tensors_of(self.train_state), 99) == []
 
 
 def make_trained(data: Path, context: RuntimeContext, folder: Path) -> Trained:
@@ -50,20 +50,20 @@ def make_trained(data: Path, context: RuntimeContext, folder: Path) -> Trained:
         data_path=str(data), save_dir=str(folder), embedding_dim=4, mlp_dims=(4,), dump_every=1
     )
     columns = open_columns(config)
-    learner = build_train_state(columns, config, context)
-    tensors = tensors_of(learner)
+    train_state = build_train_state(columns, config, context)
+    tensors = tensors_of(train_state)
     for increments, steps in ((False, (1, 2)), (True, (3, 4))):
         config = config.replaced(resume=True, inc_dump=increments)
         with checkpointing(columns, config, context) as checkpointer:
-            checkpointer.begin(learner)
+            checkpointer.begin(train_state)
             for step in steps:
                 write_step(tensors, step)
                 if config.checkpoint.inc_dump:
                     mark_step(checkpointer, tensors, step)
                 checkpointer.after_step(Progress(step, 0, step), 0.5)
-    return Trained(learner, columns, config, context, folder)
+    return Trained(train_state, columns, config, context, folder)
 
 
 def resume(trained: Trained) -> None:
     with checkpointing(trained.columns, trained.config, trained.context) as checkpointer:
-        checkpointer.begin(trained.learner)
+        checkpointer.begin(trained.train_state)

@@ -64,8 +64,8 @@ def change_test_ratings(folder: Path) -> None:
     before, after = (
         open_columns(Config.of(data_path=str(path))) for path in (folder.parent / "data", folder)
     )
-    assert (before.ratings("train") == after.ratings("train")).all()
-    assert (before.ratings("test") == 6 - after.ratings("test")).mean() == 1
+    assert (before.labels("train") == after.labels("train")).all()
+    assert (before.labels("test") == 6 - after.labels("test")).mean() == 1
 
 
 def test_a_training_stops_after_patience_epochs_without_a_better_validation(found: Any) -> None:
@@ -141,10 +141,10 @@ def test_where_the_best_dump_is_not_there_the_test_says_which_is_taken(dumped: i
 
     said: list[str] = []
     position = Progress(step=40, epoch=4, best=0.8, epochs_since_best=2)
-    kept: Any = SimpleNamespace(restore_best=lambda learner: Progress(10 * dumped, dumped, best=0.9))
+    kept: Any = SimpleNamespace(restore_best=lambda train_state: Progress(10 * dumped, dumped, best=0.9))
     context: Any = SimpleNamespace(say=said.append)
-    learner: Any = None
-    assert take_best(learner, kept, position, context).epoch == dumped
+    train_state: Any = None
+    assert take_best(train_state, kept, position, context).epoch == dumped
     (line,) = said
     begin = f"the test is read with the weights of epoch {dumped}, the best on the validation ratings"
     assert line.startswith(begin + rest)

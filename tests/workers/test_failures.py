@@ -231,13 +231,13 @@ def test_a_worker_that_is_busy_dies_with_its_killed_trainer(place: Place) -> Non
 ENDINGS = """
 import sys
 from recsuite.config.config import Config
-from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 
 def use(how):
     from recsuite.datasets.preparation.cache import open_columns
     config = Config.of(data_path={data!r}, batch_size=64, num_workers=4)
-    dataset = RatingBatches(open_columns(config), config, 0, 1)
+    dataset = EventBatches(open_columns(config), config, 0, 1)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         for number, batch in enumerate(loader):
             if number == 3 and how == "break":
@@ -250,7 +250,7 @@ def use(how):
 def forget():
     from recsuite.datasets.preparation.cache import open_columns
     config = Config.of(data_path={data!r}, batch_size=64, num_workers=4)
-    dataset = RatingBatches(open_columns(config), config, 0, 1)
+    dataset = EventBatches(open_columns(config), config, 0, 1)
     global loader
     loader = build_dataloader(dataset, EpochSampler(dataset), config)
     next(iter(loader))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.movielens.schema import SCHEMA
@@ -72,7 +72,7 @@ def alone(module: str) -> float:
 @pytest.mark.parametrize("number", [1_000_000, 10_000_000])
 def test_a_workers_memory_is_small_and_flat(tmp_path: Path, number: int) -> None:
     config = Config.of(batch_size=8192, history=0, num_workers=2)
-    dataset = RatingBatches(planted_columns(tmp_path / "columns", number), config, 0, 1)
+    dataset = EventBatches(planted_columns(tmp_path / "columns", number), config, 0, 1)
     sampler = EpochSampler(dataset)
     shared_memory = sorted(os.listdir("/dev/shm"))
     own, anonymous, descriptors = [], [], []

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.errors import UserError
 from recsuite.runtime import host as machine
@@ -55,7 +55,7 @@ def test_pools_come_and_go_without_a_trace() -> None:
 def test_a_pool_stays_flat_and_true_for_long(tmp_path: Path) -> None:
     config = Config.of(batch_size=8192, num_workers=4)
     columns = planted_columns(tmp_path / "columns", 2_000_000)
-    dataset = RatingBatches(columns, config, 0, 1)
+    dataset = EventBatches(columns, config, 0, 1)
     sampler, alone = EpochSampler(dataset), config.replaced(num_workers=0)
     deadline, allocated = time.monotonic() + SECONDS, []
     with build_dataloader(dataset, sampler, config) as loader:

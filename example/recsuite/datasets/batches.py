@@ -55,17 +55,17 @@ class Batch(NamedTuple):
     """One rank's part of a global batch, B rows, as plain tensors.
 
     `values` (int64) and `lengths` (int32 [features * B]) are those of a KeyedJaggedTensor whose keys are the
-    data set's features in order. `ratings` is float32 [B]. `weights` is float32 [B]: 0 for the rows that pad
+    data set's features in order. `labels` is float32 [B]. `weights` is float32 [B]: 0 for the rows that pad
     the last batch, and for real rows global batch size / real rows in the global batch, so that the mean
-    over ranks of the weighted mean over B is the mean over real rows. `history_ratings` is float32, one for
+    over ranks of the weighted mean over B is the mean over real rows. `history_labels` is float32, one for
     each value of the feature "history".
     """
 
     values: torch.Tensor
     lengths: torch.Tensor
-    ratings: torch.Tensor
+    labels: torch.Tensor
     weights: torch.Tensor
-    history_ratings: torch.Tensor
+    history_labels: torch.Tensor
 
 
 class Lists(NamedTuple):
@@ -79,7 +79,7 @@ class Lists(NamedTuple):
     padding: int
 
 
-class RatingBatches:
+class EventBatches:
     """The batches of one rank. Pickles to paths and numbers; columns are mapped where they are first read."""
 
     def __init__(self, columns: Columns, config: Config, rank: int, world_size: int) -> None:
@@ -137,19 +137,19 @@ class RatingBatches:
         single, lists = self._find(rows)
         if request.split == "train":
             self._forget_users(single, request)
-        history_ratings = np.zeros(0, np.float32)
+        history_labels = np.zeros(0, np.float32)
         if self.history:
             known, counts = self._find_history(rows, "test_" if request.split == "test" else "")
             lists.append(Lists(known[:, 0], counts, padding=0))
-            history_ratings = empty(len(known), np.float32)
-            history_ratings[:] = known[:, 1].view(np.float32)
+            history_labels = empty(len(known), np.float32)
+            history_labels[:] = known[:, 1].view(np.float32)
         values, lengths = self._join(single, lists, empty)
-        ratings, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
-        ratings[:num_real], ratings[num_real:] = rows[:, 2].view(np.float32), 0
+        labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
+        labels[:num_real], labels[num_real:] = rows[:, 2].view(np.float32), 0
         step_size = self._step_size(request.split, request.step, request.first)
         weights[:num_real] = self.batch_size * self.world_size / step_size
         weights[num_real:] = 0
-        return values, lengths, ratings, weights, history_ratings
+        return values, lengths, labels, weights, history_labels
 
     def _forget_users(self, single: list[np.ndarray], request: Request) -> None:
         """Let a few events be of an unknown user, so that training learns what a new one is like."""

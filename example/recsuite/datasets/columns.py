@@ -11,7 +11,7 @@
                                    user after user, each in the order of time
         seen.npy                   int32 [training events]: their items, in the same order
         history_offsets.npy        int64 [users that rated + 1]: where each user's history begins
-        test_history.npy ...       the same three of training and validation ratings, for the test
+        test_history.npy ...       the same three of training and validation events, for the test
         vocabulary.json            feature -> raw values in the order of their table rows 1, 2, ...
         manifest.json              what `Columns` holds
 
@@ -53,7 +53,7 @@ from recsuite.runtime.progress_bar import stage
 MANIFEST = "manifest.json"
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
-# On disk: its row, rating and time, and twice its place in a history and among what was seen.
+# On disk: its row, label and time, and twice its place in a history and among what was seen.
 BYTES_OF_AN_EVENT = 16 + 4 + 8 + 2 * (8 + 4)
 
 
@@ -74,7 +74,7 @@ class Columns:
     num_skipped: int
     num_users: int
     num_items: int
-    mean_rating: float
+    mean_label: float
     longest_history: int
     tables: tuple[Table, ...]
     baselines: dict[str, dict[str, Metrics]]
@@ -93,8 +93,8 @@ class Columns:
         first = sum(sizes[name] for name in names[: names.index(split)])
         return range(first, first + sizes[split])
 
-    def ratings(self, split: str) -> np.ndarray:
-        """The ratings of a split, float32, mapped from disk."""
+    def labels(self, split: str) -> np.ndarray:
+        """The labels of a split, float32, mapped from disk."""
         positions = self.range_of(split)
         return self.column("rating")[positions.start : positions.stop]
 
@@ -188,6 +188,8 @@ def _described(
     files = {entry.name: entry.xxh3_128 for entry in entries}
     # What a data set calls its items is the name under which it counts them.
     rest["num_items"] = rest.pop(f"num_{schema.items}", None)
+    # The key stays as it was first written: with another one every cache would be made again.
+    rest["mean_label"] = rest.pop("mean_rating", None)
     named = {"folder": "", "source": "", "schema": schema, "files": files}
     columns = typed(Columns, {**rest, **named})
     tables = tuple(

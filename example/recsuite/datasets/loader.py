@@ -13,7 +13,7 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.config.data import LoaderConfig
-from recsuite.datasets.batches import Batch, RatingBatches, Request, to_tensors
+from recsuite.datasets.batches import Batch, EventBatches, Request, to_tensors
 from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
 from recsuite.runtime.host import allowed_cores, spare_cores
@@ -31,7 +31,7 @@ WAIT_WORTH_A_WORKER = 0.02
 class EpochSampler:
     """The requests of one pass, in order. Lives in the main process, which chooses the pass."""
 
-    def __init__(self, dataset: RatingBatches) -> None:
+    def __init__(self, dataset: EventBatches) -> None:
         self.dataset = dataset
         self.split = "train"
         self.epoch = 0
@@ -54,7 +54,7 @@ class BatchLoader:
     Each `iter` is one pass over what the sampler names. A batch is the consumer's for as long as it holds it.
     """
 
-    def __init__(self, dataset: RatingBatches, sampler: EpochSampler, config: LoaderConfig) -> None:
+    def __init__(self, dataset: EventBatches, sampler: EpochSampler, config: LoaderConfig) -> None:
         self.dataset = dataset
         self.sampler = sampler
         self.config = config
@@ -203,7 +203,7 @@ def _warn(config: LoaderConfig, launch: Launch) -> None:
         say(f"{workers} on this machine share {cores} with the ranks")
 
 
-def build_dataloader(dataset: RatingBatches, sampler: EpochSampler, config: Config) -> BatchLoader:
+def build_dataloader(dataset: EventBatches, sampler: EpochSampler, config: Config) -> BatchLoader:
     """A loader of whole batches: in this process for --num_workers 0, else from a persistent pool.
 
     Spawned, unless --mp_context says otherwise, because a forked worker inherits the CUDA context and the

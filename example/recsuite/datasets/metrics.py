@@ -1,6 +1,6 @@
-"""Metrics over whole splits: of predictions against ratings, and of ranks.
+"""Metrics over whole splits: of predictions against labels, and of ranks.
 
-Plain numpy on arrays of one entry a rating, so that a known answer can be checked by hand. How the arrays
+Plain numpy on arrays of one entry an event, so that a known answer can be checked by hand. How the arrays
 come together from all ranks is the business of `training/evaluation.py`; which metrics a task has, and how it
 calls them, that of `models/tasks/`.
 """
@@ -15,23 +15,23 @@ import numpy as np
 # The name of a metric to its value, NaN where it is not defined.
 Metrics = dict[str, float]
 
-# A rating of 4 or more counts as a recommendation.
+# A label of 4 or more counts as a recommendation.
 LIKED = 4.0
 # How many items are recommended: the K of HR@K and NDCG@K.
 TOP = 10
 # Newton's method doubles the digits in each round; the ridge keeps a calibration finite where predictions
-# put all liked ratings above all others, and is too small to be seen elsewhere.
+# put all liked items above all others, and is too small to be seen elsewhere.
 CALIBRATION_ROUNDS = 25
 CALIBRATION_RIDGE = 1e-3
 # Predictions that differ by less than this many stars are one.
 LEAST_SPREAD = 1e-6
-# Sums go by chunks, so that the metrics of many ratings take little more memory than the ratings.
+# Sums go by chunks, so that the metrics of many events take little more memory than their labels.
 CHUNK = 2**20
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """From a predicted rating to the probability that the rating is `LIKED`: a logistic function."""
+    """From a predicted label to the probability that the label is `LIKED`: a logistic function."""
 
     slope: float
     intercept: float
@@ -68,22 +68,22 @@ def fit_calibration(predictions: np.ndarray, liked: np.ndarray) -> Calibration:
     return Calibration(slope, float(weights[1]) - slope * mean)
 
 
-def measure(predictions: np.ndarray, ratings: np.ndarray, calibration: Calibration) -> Metrics:
-    """Exact metrics of predictions, float [n], against ratings, float [n], summed in float64.
+def measure(predictions: np.ndarray, labels: np.ndarray, calibration: Calibration) -> Metrics:
+    """Exact metrics of predictions, float [n], against labels, float [n], summed in float64.
 
-    auc is NaN where all ratings lie on one side of `LIKED`, log_loss where the calibration is.
+    auc is NaN where all labels lie on one side of `LIKED`, log_loss where the calibration is.
     """
     squared = absolute = log_losses = 0.0
     for part in _chunks(len(predictions)):
-        errors = predictions[part].astype(np.float64) - ratings[part]
+        errors = predictions[part].astype(np.float64) - labels[part]
         squared += float(np.square(errors).sum())
         absolute += float(np.abs(errors).sum())
-        log_losses += float(calibration.log_losses(predictions[part], ratings[part] >= LIKED).sum())
+        log_losses += float(calibration.log_losses(predictions[part], labels[part] >= LIKED).sum())
     number = len(predictions)
     return {
         "rmse": float(np.sqrt(squared / number)),
         "mae": absolute / number,
-        "auc": auc(predictions, ratings >= LIKED),
+        "auc": auc(predictions, labels >= LIKED),
         "log_loss": log_losses / number,
     }
 

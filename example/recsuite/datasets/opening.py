@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from socket import gethostname
 
 from recsuite.config.config import Config
-from recsuite.datasets.batches import RatingBatches
+from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
@@ -54,7 +54,7 @@ def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
     _check_same_data(everyones)
     columns = everyones[context.rank][1]
     context.say(describe_data(columns, config))
-    dataset = RatingBatches(columns, config, context.rank, context.world_size)
+    dataset = EventBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         yield Data(columns, loader)
 

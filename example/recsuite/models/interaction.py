@@ -1,4 +1,4 @@
-"""From vectors of users and items to a rating. Shapes: B ratings, D numbers in a table row."""
+"""From vectors of users and items to a label. Shapes: B events, D numbers in a table row."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ class Interaction(Head):
     """Predicts mean + biases + <user factors, item factors> + MLP(user, item, user * item).
 
     The product of the factors is what makes the ranking of items differ from user to user. A history counts
-    by how far its ratings are above the mean (after Koren, "Factorization Meets the Neighborhood", 2008, who
+    by how far its labels are above the mean (after Koren, "Factorization Meets the Neighborhood", 2008, who
     divides by the root of their number; the mean predicted better).
     """
 
     def __init__(
-        self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_rating: float
+        self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_label: float
     ) -> None:
         super().__init__(features)
         self.mlp = make_mlp([3 * (embedding_dim - 1), *mlp_dims, 1])
+        # The name that it has in checkpoints.
         self.mean_rating: torch.Tensor
-        self.register_buffer("mean_rating", torch.tensor(mean_rating, dtype=torch.float32))
+        self.register_buffer("mean_rating", torch.tensor(mean_label, dtype=torch.float32))
 
-    def forward(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
+    def forward(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
         """As `predict`."""
-        return self.predict(looked_up, history_ratings)
+        return self.predict(looked_up, history_labels)
 
-    def predict(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
-        """Predicted ratings, float32 [B]; history_ratings: float32, one for each row of the history."""
-        user, item = self.join(looked_up, history_ratings - self.mean_rating)
+    def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+        """Predicted labels, float32 [B]; history_labels: float32, one for each row of the history."""
+        user, item = self.join(looked_up, history_labels - self.mean_rating)
         product = user * item
         biases = user[:, 0] + item[:, 0]
         # The dot product of the factors, without that of the biases.

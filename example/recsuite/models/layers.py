@@ -1,7 +1,7 @@
 """What the heads are made of: sums of rows, the scale of all rows, and layers.
 
 Knows tensors; nothing of where the rows come from, so that what trains them over many ranks and what serves
-them alone compute the same. Shapes: B ratings, D numbers in a table row.
+them alone compute the same. Shapes: B events, D numbers in a table row.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 
 
 class LookedUp(Protocol):
-    """The rows of one feature for B ratings, rating after rating; TorchRec's JaggedTensor is one."""
+    """The rows of one feature for B events, event after event; TorchRec's JaggedTensor is one."""
 
     def values(self) -> torch.Tensor:
         """The rows, float32 [their number, D]."""
 
     def lengths(self) -> torch.Tensor:
-        """How many of them are each rating's, [B]."""
+        """How many of them are each event's, [B]."""
 
 
 class Labelled(Protocol):
-    """What a loss takes of a batch: the features, of which one tells items apart, and ratings and weights,
+    """What a loss takes of a batch: the features, of which one tells items apart, and labels and weights,
     float32 [B]. The weight of padding is 0.
     """
 
     features: Any
-    ratings: torch.Tensor
+    labels: torch.Tensor
     weights: torch.Tensor
 
 
 class Head(nn.Module):
-    """What computes with looked-up rows: one vector for the user of each rating, and one for the item.
+    """What computes with looked-up rows: one vector for the user of each event, and one for the item.
 
     The rows of a user's features add up to one vector, those of an item's to another; a list-valued feature
     counts with its mean. Number 0 of a vector is the bias; the other D - 1 are the factors. With a history
@@ -75,11 +75,11 @@ class Head(nn.Module):
                 vectors.append(rows)
         return sum(vectors[1:], start=vectors[0])
 
-    def forward(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
-        """What the loss is computed of, float32 [B, ...]; history_ratings: one for each history row."""
+    def forward(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+        """What the loss is computed of, float32 [B, ...]; history_labels: one for each history row."""
         raise NotImplementedError
 
-    def predict(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
+    def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
         """A number for each user and item, by which items are recommended, float32 [B]."""
         raise NotImplementedError
 

@@ -1,7 +1,7 @@
 """From looked-up table rows to a score for ranking: a vector of the user, one of the item, their product.
 
 Because the two meet in nothing but a product, the scores of all users and items are a product of matrices.
-Like `interaction.py` it knows tensors, and nothing of where the rows come from. Shapes: B ratings, D numbers
+Like `interaction.py` it knows tensors, and nothing of where the rows come from. Shapes: B events, D numbers
 in a table row.
 """
 
@@ -22,7 +22,7 @@ SCALE = 5.0
 class TwoTower(Head):
     """Scores items for a user: item bias + <user factors, item factors>.
 
-    An MLP adds to the user's factors what it makes of them. A history counts whatever its ratings, with its
+    An MLP adds to the user's factors what it makes of them. A history counts whatever its labels, with its
     sum divided by the root of its length.
     """
 
@@ -30,10 +30,10 @@ class TwoTower(Head):
         super().__init__(features)
         self.tower = make_mlp([embedding_dim - 1, *mlp_dims, embedding_dim - 1])
 
-    def forward(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
+    def forward(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
         """The vectors of users and items, float32 [B, 2, D], whose product is the score.
 
-        The ratings of the histories count for nothing.
+        The labels of the histories count for nothing.
         """
         user, item = self.join(looked_up, self._history_weights(looked_up))
         factors = SCALE * user[:, 1:]
@@ -49,7 +49,7 @@ class TwoTower(Head):
         lengths = history.lengths().to(torch.int64)
         return repeated(lengths.to(torch.float32).sqrt(), lengths, len(history.values()))
 
-    def predict(self, looked_up: Mapping[str, LookedUp], history_ratings: torch.Tensor) -> torch.Tensor:
+    def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
         """Scores, float32 [B]."""
-        vectors = self(looked_up, history_ratings)
+        vectors = self(looked_up, history_labels)
         return vectors.prod(dim=1).sum(dim=1)

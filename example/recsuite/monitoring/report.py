@@ -100,7 +100,7 @@ def epoch_report(epoch: Epoch) -> dict[str, Any]:
         "train_loss": epoch.train_loss,
         "validation": finite(epoch.validation),
         "seconds": epoch.seconds,
-        "ratings_per_second": epoch.ratings_per_second,
+        "ratings_per_second": epoch.events_per_second,
         "data_wait": epoch.data_wait,
         "steps": len(epoch.losses),
     }

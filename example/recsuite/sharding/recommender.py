@@ -1,7 +1,7 @@
 """From a batch to a loss: tables, the head that computes with their rows, and what is learned of its output.
 
 The part of the model that TorchRec knows. What is computed and learned is in `models/`, which serving shares.
-Shapes: B ratings.
+Shapes: B events.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from recsuite.runtime.ranges import named
 
 
 @dataclass
-class RatingBatch(Pipelineable):
-    """What the model takes: the features as a KeyedJaggedTensor, ratings and weights float32 [B], and a
-    rating for each value of the feature "history", float32.
+class ModelInput(Pipelineable):
+    """What the model takes: the features as a KeyedJaggedTensor, labels and weights float32 [B], and a
+    label for each value of the feature "history", float32.
 
     Made in the main process from a worker's plain tensors; moves as one, so that TorchRec's pipelines can
     copy it ahead of time.
     """
 
     features: KeyedJaggedTensor
-    ratings: torch.Tensor
+    labels: torch.Tensor
     weights: torch.Tensor
-    history_ratings: torch.Tensor
+    history_labels: torch.Tensor
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> RatingBatch:
+    def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """A copy on the device; without waiting when non_blocking and the tensors are pinned."""
-        return RatingBatch(
+        return ModelInput(
             self.features.to(device, non_blocking=non_blocking),
-            self.ratings.to(device, non_blocking=non_blocking),
+            self.labels.to(device, non_blocking=non_blocking),
             self.weights.to(device, non_blocking=non_blocking),
-            self.history_ratings.to(device, non_blocking=non_blocking),
+            self.history_labels.to(device, non_blocking=non_blocking),
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until the stream has used it."""
         self.features.record_stream(stream)
-        self.ratings.record_stream(stream)
+        self.labels.record_stream(stream)
         self.weights.record_stream(stream)
-        self.history_ratings.record_stream(stream)
+        self.history_labels.record_stream(stream)
 
 
 class Output(NamedTuple):
@@ -87,12 +87,12 @@ class Recommender(nn.Module):
         self.embeddings = make_embeddings(tables, embedding_dim)
         self.head = head
 
-    def forward(self, features: KeyedJaggedTensor, history_ratings: torch.Tensor) -> Any:
+    def forward(self, features: KeyedJaggedTensor, history_labels: torch.Tensor) -> Any:
         """What the head makes of them."""
         # What is left of it without lookup and output exchange, which have names of their own.
         with named("input exchange"):
             looked_up = self.embeddings(features)
-        return self.head(looked_up, history_ratings)
+        return self.head(looked_up, history_labels)
 
 
 class TrainableModel(nn.Module):
@@ -111,9 +111,9 @@ class TrainableModel(nn.Module):
         """What the rows are of what the tables hold, float32 []; see `layers.Head`."""
         return self.recommender.head.row_scale
 
-    def forward(self, batch: RatingBatch) -> LossAndOutput:
+    def forward(self, batch: ModelInput) -> LossAndOutput:
         """The loss over this rank's B rows, and the output that stays."""
-        predictions = self.recommender(batch.features, batch.history_ratings)
+        predictions = self.recommender(batch.features, batch.history_labels)
         loss = self.loss(predictions, batch)
         return LossAndOutput(loss, Output(loss.detach(), predictions.detach()))
 
@@ -138,5 +138,5 @@ def make_model(columns: Columns, config: ModelConfig) -> TrainableModel:
     """The model of a data set with the loss of its task; its tables are not allocated yet."""
     task = task_named(config.task)
     features = [table.feature for table in columns.tables]
-    head = task.make_head(features, config.embedding_dim, config.mlp_dims, columns.mean_rating)
+    head = task.make_head(features, config.embedding_dim, config.mlp_dims, columns.mean_label)
     return TrainableModel(Recommender(columns.tables, config.embedding_dim, head), task.make_loss(columns))

@@ -81,7 +81,7 @@ def check_cache(cache: Path, columns: Columns | None, num_ratings: int) -> Findi
 
 def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     """What the workers' batches take, from the columns if they are made, else from what known sets have."""
-    from recsuite.datasets.batches import RatingBatches
+    from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.columns import Columns
     from recsuite.datasets.preparation.cache import find_columns
     from recsuite.datasets.schema import Table
@@ -94,7 +94,7 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     # Where the data cannot be read, their own line says so.
     with contextlib.suppress(OSError, UserError):
         columns = find_columns(config)[1] or columns
-    slot = RatingBatches(columns, config, 0, num_ranks).batch_bytes
+    slot = EventBatches(columns, config, 0, num_ranks).batch_bytes
     num_slots = config.loader.prefetch_factor + SLOTS_BEYOND_PREFETCH
     num_bytes = num_ranks * num_workers * num_slots * slot
     of = f"{num_slots} slots of {human_size(slot)} for each of {num_ranks} x {counted(num_workers, 'worker')}"

@@ -90,13 +90,13 @@ def probe_worker(probe: type[Probe], config: Config, deadline: float = WORKER_DE
         UserError: when it may not be started.
         WorkerError: when it dies, or does not answer within the deadline, in seconds.
     """
-    from recsuite.datasets.batches import RatingBatches
+    from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import check_start_method
     from recsuite.workers.pool import WorkerPool
 
     check_start_method(config.loader.mp_context)
     pool = WorkerPool(
-        probe(RatingBatches),
+        probe(EventBatches),
         num_workers=1,
         prefetch_factor=1,
         timeout=deadline,

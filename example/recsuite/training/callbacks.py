@@ -47,10 +47,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one pass over the training ratings did, the same on every rank.
+    """What one pass over the training events did, the same on every rank.
 
     progress: where the training is after it; losses: mean loss of each step's global batch, float32 [steps];
-    train_loss: their mean, over ratings; data_wait: share of the pass that the rank which waited most spent
+    train_loss: their mean, over events; data_wait: share of the pass that the rank which waited most spent
     waiting for batches.
     """
 
@@ -59,7 +59,7 @@ class Epoch:
     train_loss: float
     validation: Metrics
     seconds: float
-    ratings_per_second: float
+    events_per_second: float
     data_wait: float
 
     @property
@@ -122,7 +122,7 @@ class Checkpointer(Protocol):
     def tensors(self) -> Mapping[str, torch.Tensor | ShardedTensor]:
         """All that is kept of the state, once it has begun: the tensors themselves."""
 
-    def begin(self, state: TrainState) -> None:
+    def begin(self, train_state: TrainState) -> None:
         """Put the state where it was at `start`."""
 
     def on_step(self, step: Step) -> None:
@@ -135,7 +135,7 @@ class Checkpointer(Protocol):
         replaces checkpoints that were good.
         """
 
-    def restore_best(self, state: TrainState) -> Progress | None:
+    def restore_best(self, train_state: TrainState) -> Progress | None:
         """Put the state where it was best; where the training was then, None if that was not kept."""
 
 
@@ -170,10 +170,10 @@ class Callbacks(Callback):
 
 
 class ProgressBar(Callback):
-    """Shows how far an epoch is: num_ratings of each, and so many epochs."""
+    """Shows how far an epoch is: num_events of each, and so many epochs."""
 
-    def __init__(self, num_ratings: int, num_epochs: int, quiet: bool) -> None:
-        self.num_ratings, self.num_epochs, self.quiet = num_ratings, num_epochs, quiet
+    def __init__(self, num_events: int, num_epochs: int, quiet: bool) -> None:
+        self.num_events, self.num_epochs, self.quiet = num_events, num_epochs, quiet
 
     @contextlib.contextmanager
     def phase(self, name: str, progress: Progress) -> Iterator[None]:
@@ -183,7 +183,7 @@ class ProgressBar(Callback):
             return
         title = f"epoch {progress.epoch + 1}/{self.num_epochs}"
         with stage(
-            title, self.num_ratings, "ratings", done=progress.samples, quiet=self.quiet
+            title, self.num_events, "ratings", done=progress.samples, quiet=self.quiet
         ) as self._reached:
             yield
 

@@ -1,7 +1,7 @@
-"""How good a model is on the validation ratings and on the test, over all ranks, for either task. Collective.
+"""How good a model is on the validation events and on the test, over all ranks, for either task. Collective.
 
-Everything is exact: each rating counts once, and nothing is sampled. What is compared in the end is an array
-with one entry for each rating of the split, in their order, the same on every rank; metrics are numpy's.
+Everything is exact: each event counts once, and nothing is sampled. What is compared in the end is an array
+with one entry for each event of the split, in their order, the same on every rank; metrics are numpy's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recsuite.config.config import Config
-from recsuite.datasets.batches import RatingBatches, places_of
+from recsuite.datasets.batches import EventBatches, places_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import (
     LIKED,
@@ -28,7 +28,7 @@ from recsuite.datasets.metrics import (
 from recsuite.models.tasks.task import Task, task_named
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
-from recsuite.sharding.recommender import RatingBatch
+from recsuite.sharding.recommender import ModelInput
 from recsuite.training.input_pipeline import InputPipeline
 
 # Users times items that are scored at once: 32 MiB as float64.
@@ -42,92 +42,94 @@ class Evaluator(Protocol):
     """
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
-        """The metrics on the validation ratings, all NaN where there are none."""
+        """The metrics on the validation events, all NaN where there are none."""
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
-        """The metrics on the test ratings."""
+        """The metrics on the test events."""
 
 
 def make_evaluator(
-    inputs: InputPipeline, columns: Columns, config: Config, context: RuntimeContext
+    input_pipeline: InputPipeline, columns: Columns, config: Config, context: RuntimeContext
 ) -> Evaluator:
     """The evaluator that the configured task asks for. Not collective."""
     task = task_named(config.model.task)
     if task.evaluation == "predictions":
-        return RatingEvaluator(task, inputs, columns, context)
-    return RankingEvaluator(inputs, columns, config, context)
+        return PredictionEvaluator(task, input_pipeline, columns, context)
+    return RankingEvaluator(input_pipeline, columns, config, context)
 
 
-class RatingEvaluator:
-    """Holds predicted ratings against the ratings."""
+class PredictionEvaluator:
+    """Holds predicted labels against the labels."""
 
-    def __init__(self, task: Task, inputs: InputPipeline, columns: Columns, context: RuntimeContext) -> None:
+    def __init__(
+        self, task: Task, input_pipeline: InputPipeline, columns: Columns, context: RuntimeContext
+    ) -> None:
         self.task = task
-        self.inputs = inputs
+        self.input_pipeline = input_pipeline
         self.context = context
-        self.ratings = {split: columns.ratings(split) for split in ("validation", "test")}
+        self.labels = {split: columns.labels(split) for split in ("validation", "test")}
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """See `Evaluator`."""
-        predictions, ratings = self.predict(model, "validation", epoch), self.ratings["validation"]
-        if len(ratings) == 0:
+        predictions, labels = self.predict(model, "validation", epoch), self.labels["validation"]
+        if len(labels) == 0:
             return self.task.no_metrics()
-        return measure(predictions, ratings, _calibration(predictions, ratings))
+        return measure(predictions, labels, _calibration(predictions, labels))
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
-        """See `Evaluator`; probabilities come from the calibration on the validation ratings."""
-        calibration = _calibration(self.predict(model, "validation", epoch), self.ratings["validation"])
-        return measure(self.predict(model, "test", epoch), self.ratings["test"], calibration)
+        """See `Evaluator`; probabilities come from the calibration on the validation events."""
+        calibration = _calibration(self.predict(model, "validation", epoch), self.labels["validation"])
+        return measure(self.predict(model, "test", epoch), self.labels["test"], calibration)
 
     @torch.no_grad()
     def predict(self, model: DistributedModelParallel, split: str, epoch: int) -> np.ndarray:
-        """Predictions for all ratings of a split, float32, in their order, the same on every rank."""
+        """Predictions for all events of a split, float32, in their order, the same on every rank."""
         model.eval()
         # Allocated once: tensors of each step, kept between its temporaries, would leave holes in the heap.
-        dataset = self.inputs.loader.dataset
+        dataset = self.input_pipeline.loader.dataset
         mine = torch.empty(dataset.num_steps(split), dataset.batch_size, device=self.context.device)
-        for step, batch in enumerate(shown_batches(self.inputs, split, epoch, self.context)):
+        for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context)):
             mine[step] = model(batch.to(self.context.device, non_blocking=True)).output.predictions
-        return in_order(mine, len(self.ratings[split]), self.context)
+        return in_order(mine, len(self.labels[split]), self.context)
 
 
 def shown_batches(
-    inputs: InputPipeline, split: str, epoch: int, context: RuntimeContext
-) -> Iterator[RatingBatch]:
+    input_pipeline: InputPipeline, split: str, epoch: int, context: RuntimeContext
+) -> Iterator[ModelInput]:
     """The batches of a pass, and how far it has come. Not collective."""
-    sizes, done = inputs.loader.dataset.step_sizes(split), 0
-    schema, quiet = inputs.loader.dataset.schema, context.rank != 0
+    sizes, done = input_pipeline.loader.dataset.step_sizes(split), 0
+    schema, quiet = input_pipeline.loader.dataset.schema, context.rank != 0
     unit = schema.items if split == "catalogue" else schema.labels
     with stage(f"evaluation, {split}", sum(sizes), unit, quiet=quiet) as reached:
-        for size, batch in zip(sizes, inputs.batches(split, epoch), strict=True):
+        for size, batch in zip(sizes, input_pipeline.batches(split, epoch), strict=True):
             yield batch
             done += size
             reached(done)
 
 
-def _calibration(predictions: np.ndarray, ratings: np.ndarray) -> Calibration:
-    return fit_calibration(predictions, ratings >= LIKED)
+def _calibration(predictions: np.ndarray, labels: np.ndarray) -> Calibration:
+    return fit_calibration(predictions, labels >= LIKED)
 
 
 def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.ndarray:
-    """What all ranks found for the ratings of their batches, [steps, B] each, in the order of the `number`
-    ratings. Collective: every rank.
+    """What all ranks found for the events of their batches, [steps, B] each, in the order of the `number`
+    events. Collective: every rank.
     """
     everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
     if number:
         dist.all_gather(everyones, mine)
-    # What follows the last rating is padding.
+    # What follows the last event is padding.
     return torch.stack(everyones, dim=1).flatten()[:number].cpu().numpy()
 
 
 class Cases:
-    """What a rank ranks: the ratings of its batches of a split, each with a user who has seen other items.
+    """What a rank ranks: the events of its batches of a split, each with a user who has seen other items.
 
-    items: positions of the items that were rated, int64 [n], in the order of the batches. Seen by a user
-    are, for the validation ratings, the items of the training ratings, and for the test those of both.
+    items: positions of the items that were chosen, int64 [n], in the order of the batches. Seen by a user
+    are, for the validation events, the items of the training events, and for the test those of both.
     """
 
-    def __init__(self, columns: Columns, dataset: RatingBatches, split: str) -> None:
+    def __init__(self, columns: Columns, dataset: EventBatches, split: str) -> None:
         positions, shape = columns.range_of(split), (dataset.num_steps(split), dataset.batch_size)
         steps, places = np.indices(shape, sparse=True)
         numbers = ((steps * dataset.world_size + dataset.rank) * dataset.batch_size + places).reshape(-1)
@@ -154,7 +156,7 @@ class Cases:
 
 
 class RankingEvaluator:
-    """Ranks each rated item among all items that its user has not seen.
+    """Ranks the item of each event among all items that its user has not seen.
 
     Each rank keeps the vectors of its own users, and all items come by in blocks, so users times items are
     nowhere. Scores are float64 products, rounded to float32 before they are compared: how a product is summed
@@ -162,12 +164,14 @@ class RankingEvaluator:
     """
 
     def __init__(
-        self, inputs: InputPipeline, columns: Columns, config: Config, context: RuntimeContext
+        self, input_pipeline: InputPipeline, columns: Columns, config: Config, context: RuntimeContext
     ) -> None:
-        self.inputs = inputs
+        self.input_pipeline = input_pipeline
         self.context = context
         self.embedding_dim = config.model.embedding_dim
-        self.cases = {split: Cases(columns, inputs.loader.dataset, split) for split in ("validation", "test")}
+        self.cases = {
+            split: Cases(columns, input_pipeline.loader.dataset, split) for split in ("validation", "test")
+        }
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """See `Evaluator`."""
@@ -205,10 +209,10 @@ class RankingEvaluator:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The users' vectors, float32 [n, D], and the scores of their own items, float32 [n]."""
         cases, device = self.cases[split], self.context.device
-        # As in `RatingEvaluator.predict`.
+        # As in `PredictionEvaluator.predict`.
         users = torch.empty(*cases.shape, self.embedding_dim, device=device)
         scores = torch.empty(cases.shape, device=device)
-        for step, batch in enumerate(shown_batches(self.inputs, split, epoch, self.context)):
+        for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context)):
             user, item = model(batch.to(device, non_blocking=True)).output.predictions.unbind(dim=1)
             users[step] = user
             scores[step] = (user.double() * item.double()).sum(dim=1)
@@ -217,10 +221,10 @@ class RankingEvaluator:
 
     def _catalogue(self, model: DistributedModelParallel, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:
         """All items in blocks: the position of the first, and their vectors, float64 [m, D]."""
-        dataset = self.inputs.loader.dataset
+        dataset = self.input_pipeline.loader.dataset
         first = 0
         sizes = dataset.step_sizes("catalogue")
-        batches = shown_batches(self.inputs, "catalogue", epoch, self.context)
+        batches = shown_batches(self.input_pipeline, "catalogue", epoch, self.context)
         for size, batch in zip(sizes, batches, strict=True):
             vectors = model(batch.to(self.context.device, non_blocking=True)).output.predictions
             mine = vectors[:, 1].contiguous()

@@ -12,7 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.datasets.batches import Batch
 from recsuite.datasets.loader import BatchLoader
-from recsuite.sharding.recommender import RatingBatch
+from recsuite.sharding.recommender import ModelInput
 
 
 class InputPipeline:
@@ -36,12 +36,12 @@ class InputPipeline:
         self._prepared: tuple[tuple[str, int, int], Iterator[Batch]] | None = None
 
     def prepare(self, split: str, epoch: int, first: int = 0) -> None:
-        """Have the workers begin a pass, from rating number `first` on, whose batches are asked for later."""
+        """Have the workers begin a pass, from event number `first` on, whose batches are asked for later."""
         sampler = self.loader.sampler
         sampler.split, sampler.epoch, sampler.first = split, epoch, first
         self._prepared = ((split, epoch, first), iter(self.loader))
 
-    def batches(self, split: str, epoch: int, first: int = 0) -> Iterator[RatingBatch]:
+    def batches(self, split: str, epoch: int, first: int = 0) -> Iterator[ModelInput]:
         """One pass over a split, on the host; counts the seconds that its consumer waits."""
         self.seconds_waited = 0.0
         with self._waiting():
@@ -63,9 +63,9 @@ class InputPipeline:
             yield
         self.seconds_waited += time.perf_counter() - start
 
-    def to_model_input(self, batch: Batch) -> RatingBatch:
+    def to_model_input(self, batch: Batch) -> ModelInput:
         """A worker's plain tensors as what the model takes, still on the host."""
         features = KeyedJaggedTensor(keys=self.keys, values=batch.values, lengths=batch.lengths)
         # Counts the ids of each key here, so that the device need not be asked for them.
         features.sync()
-        return RatingBatch(features, batch.ratings, batch.weights, batch.history_ratings)
+        return ModelInput(features, batch.labels, batch.weights, batch.history_labels)

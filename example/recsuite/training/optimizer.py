@@ -3,7 +3,7 @@
     tables      row-wise Adagrad, inside the backward    --lr, --weight_decay
     dense part  AdamW, after the backward                --dense_lr, --dense_weight_decay
 
-Both rates fall linearly to zero over the run, counted in ratings and not in steps, so that they are the same
+Both rates fall linearly to zero over the run, counted in events and not in steps, so that they are the same
 on any number of ranks. The tables decay through one number, the row scale; see `RowScale`.
 """
 
@@ -71,7 +71,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
 
 
 def share_left(progress: Progress, num_train: int, epochs: int) -> float:
-    """The share of the first rates at which the next step learns: what is left of the run, in ratings."""
+    """The share of the first rates at which the next step learns: what is left of the run, in events."""
     return 1 - (progress.epoch + progress.samples / num_train) / epochs
 
 

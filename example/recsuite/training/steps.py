@@ -16,7 +16,7 @@ from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import STEP, named
-from recsuite.sharding.recommender import Output, RatingBatch
+from recsuite.sharding.recommender import ModelInput, Output
 from recsuite.training.callbacks import Step
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.optimizer import RowScale, scheduled_rates, share_left
@@ -33,7 +33,7 @@ class PlainSteps:
         self.optimizer = optimizer
         self.device = device
 
-    def progress(self, batches: Iterator[RatingBatch]) -> Output:
+    def progress(self, batches: Iterator[ModelInput]) -> Output:
         """Train on the next batch."""
         with named("feed"):
             batch = next(batches).to(self.device, non_blocking=True)
@@ -53,7 +53,7 @@ class PlainSteps:
 
 
 def make_pipeline(
-    state: TrainState, config: Config, context: RuntimeContext
+    train_state: TrainState, config: Config, context: RuntimeContext
 ) -> PlainSteps | TrainPipelineSparseDist:
     """What makes the steps. TorchRec's pipeline overlaps the copy and the exchange of ids of the next batches
     with this one's computation; on a CPU there is nothing free to overlap with.
@@ -64,37 +64,37 @@ def make_pipeline(
         else config.training.pipeline == "sparse_dist"
     )
     kind = TrainPipelineSparseDist if overlaps else PlainSteps
-    return kind(state.model, state.optimizer, context.device)
+    return kind(train_state.model, train_state.optimizer, context.device)
 
 
 def train_epoch(
-    state: TrainState,
-    inputs: InputPipeline,
+    train_state: TrainState,
+    input_pipeline: InputPipeline,
     progress: Progress,
     config: Config,
     context: RuntimeContext,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> np.ndarray:
-    """The rest of a pass over the training ratings; returns the loss of each global batch, float32 [steps].
+    """The rest of a pass over the training events; returns the loss of each global batch, float32 [steps].
 
     Nothing waits for the device but the end: losses stay there until then. Collective: every rank.
     """
-    state.model.train()
-    pipeline = make_pipeline(state, config, context)
-    dataset = inputs.loader.dataset
+    train_state.model.train()
+    pipeline = make_pipeline(train_state, config, context)
+    dataset = input_pipeline.loader.dataset
     num_train, epochs = len(dataset.ranges["train"]), config.training.epochs
     step_sizes = dataset.step_sizes("train", progress.samples)
-    scale = RowScale(state.row_scale, config.optimizer.weight_decay)
+    scale = RowScale(train_state.row_scale, config.optimizer.weight_decay)
     losses = torch.zeros(len(step_sizes), device=context.device)
-    batches = inputs.batches("train", progress.epoch, progress.samples)
+    batches = input_pipeline.batches("train", progress.epoch, progress.samples)
     for number, size in enumerate(step_sizes):
         left = share_left(progress, num_train, epochs)
-        state.set_rates(left, scale.value)
+        train_state.set_rates(left, scale.value)
         with named(STEP):
             losses[number] = pipeline.progress(batches).loss
         scale.decay(left, size / num_train)
         progress = dataclasses.replace(progress, step=progress.step + 1, samples=progress.samples + size)
-        on_step(Step(progress, losses[number], scheduled_rates(state.optimizer)))
+        on_step(Step(progress, losses[number], scheduled_rates(train_state.optimizer)))
     # Evaluation needs the model's plain forward, which TorchRec's pipeline replaces.
     pipeline.detach()
     return _means_over_ranks(losses, context.world_size)

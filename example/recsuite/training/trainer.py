@@ -69,18 +69,18 @@ class Trainer:
         self.progress = self.checkpointer.start
         bar = ProgressBar(data.columns.num_train, config.training.epochs, quiet=context.rank != 0)
         self.callbacks = Callbacks([*callbacks, bar])
-        self.inputs = InputPipeline(data.loader, self.phase)
+        self.input_pipeline = InputPipeline(data.loader, self.phase)
         if self.has_epochs_left:
             # The workers make the first batches while the model is built.
-            self.inputs.prepare("train", self.progress.epoch, self.progress.samples)
+            self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples)
         with self.phase("model"), stage("building the model", quiet=context.rank != 0):
-            self.state = build_train_state(data.columns, config, context)
-        self.plan = describe_plan(self.state.model, data.columns, config)
+            self.train_state = build_train_state(data.columns, config, context)
+        self.plan = describe_plan(self.train_state.model, data.columns, config)
         context.say(self.plan)
         with self.phase(self.checkpointer.phase):
-            self.checkpointer.begin(self.state)
+            self.checkpointer.begin(self.train_state)
         # It maps its columns now: like the loader, the training continues when the files are removed.
-        self.evaluator = make_evaluator(self.inputs, data.columns, config, context)
+        self.evaluator = make_evaluator(self.input_pipeline, data.columns, config, context)
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """A context around one of `callbacks.PHASES`."""
@@ -100,10 +100,10 @@ class Trainer:
         if has_stopped:
             self.context.say(describe_early_stop(self.progress, self.task, self.config.training))
         with self.phase(self.checkpointer.phase):
-            best = take_best(self.state, self.checkpointer, self.progress, self.context)
+            best = take_best(self.train_state, self.checkpointer, self.progress, self.context)
         # Only now: nothing may be chosen by what the test says.
         with self.phase("evaluation"):
-            test = self.evaluator.test(self.state.model, best.epoch)
+            test = self.evaluator.test(self.train_state.model, best.epoch)
         run = Run(self.columns, self.plan, epochs, test, best.epoch, self.progress.epoch, has_stopped)
         self.callbacks.on_end(run)
         return run
@@ -120,15 +120,17 @@ class Trainer:
         return epoch
 
     def _train_and_validate(self) -> Epoch:
-        dataset, before = self.inputs.loader.dataset, self.progress
+        dataset, before = self.input_pipeline.loader.dataset, self.progress
         step_sizes = dataset.step_sizes("train", before.samples)
         start = time.perf_counter()
         with self.phase("steps"):
-            losses = train_epoch(self.state, self.inputs, before, self.config, self.context, self._after_step)
+            losses = train_epoch(
+                self.train_state, self.input_pipeline, before, self.config, self.context, self._after_step
+            )
         seconds = time.perf_counter() - start
         check_finite(losses, before.step, self.config)
-        data_wait = _largest(self.inputs.seconds_waited / seconds, self.context)
-        # Steps are of different sizes, so their losses are weighted with their ratings.
+        data_wait = _largest(self.input_pipeline.seconds_waited / seconds, self.context)
+        # Steps are of different sizes, so their losses are weighted with their events.
         train_loss = float(np.average(losses, weights=step_sizes))
         step = before.step + len(losses)
         self.progress = dataclasses.replace(before, step=step, epoch=before.epoch + 1, samples=0)
@@ -145,13 +147,13 @@ class Trainer:
                 self.checkpointer.on_step(step)
 
     def _validate(self) -> Metrics:
-        """The metrics on the validation ratings, of weights that can be those of a trained model."""
+        """The metrics on the validation events, of weights that can be those of a trained model."""
         with self.phase("evaluation"):
             tensors = self.checkpointer.tensors
             # Also where the loss was a number: a model may be broken and still give one.
             faults = all_gather_object(lambda: unsound(tensors))
             check_sound(faults, self.progress.step, self.config)
-            return self.evaluator.validate(self.state.model, self.progress.epoch - 1)
+            return self.evaluator.validate(self.train_state.model, self.progress.epoch - 1)
 
     def _judged(self, validation: Metrics) -> Progress:
         """The progress at the end of an epoch, with what its validation says."""
@@ -163,14 +165,14 @@ class Trainer:
 
 
 def take_best(
-    state: TrainState, checkpointer: Checkpointer, progress: Progress, context: RuntimeContext
+    train_state: TrainState, checkpointer: Checkpointer, progress: Progress, context: RuntimeContext
 ) -> Progress:
     """Put what was learned where it was best, as far as that was kept, and say which epoch it is; where the
     training was then. Collective: every rank.
     """
     if progress.is_best:
         return progress
-    best = checkpointer.restore_best(state)
+    best = checkpointer.restore_best(train_state)
     if best is None:
         context.say(
             f"the test is read with the last weights, of epoch {progress.epoch}: no better ones were kept"
@@ -192,7 +194,7 @@ def describe_epoch(epoch: Epoch, task: Task, config: TrainingConfig) -> str:
     )
     return (
         f"epoch {epoch.number}/{config.epochs}: train {task.describe_loss(epoch.train_loss)}, "
-        f"validation {validation}, {epoch.seconds:.1f} s, {epoch.ratings_per_second:,.0f} ratings/s, "
+        f"validation {validation}, {epoch.seconds:.1f} s, {epoch.events_per_second:,.0f} ratings/s, "
         f"data wait {epoch.data_wait:.1%}"
     )
 

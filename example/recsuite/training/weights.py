@@ -96,9 +96,9 @@ class BestInMemory(Checkpointer):
         """The weights, without what optimizers keep."""
         return self._tensors
 
-    def begin(self, state: TrainState) -> None:
+    def begin(self, train_state: TrainState) -> None:
         """See `Checkpointer`."""
-        self._tensors = state.model.state_dict()
+        self._tensors = train_state.model.state_dict()
         # The tensors themselves.
         self._held = [part for name, value in self._tensors.items() for part in local_parts(name, value)]
 
@@ -134,7 +134,7 @@ class BestInMemory(Checkpointer):
             )
         return needed <= free * SHARE_OF_FREE
 
-    def restore_best(self, state: TrainState) -> Progress | None:
+    def restore_best(self, train_state: TrainState) -> Progress | None:
         """See `Checkpointer`."""
         if self._copies and self._best:
             for copy, part in zip(self._copies, self._held, strict=True):

@@ -135,8 +135,8 @@ def test_an_official_split_tests_on_its_own_file(ml_100k: Path) -> None:
     assert raw.official_test is not None
     assert raw.official_test.tolist() == [False, False, True]
     columns = open_columns(Config.of(data_path=str(ml_100k), split="u1"))
-    assert columns.ratings("train").tolist() == [5, 3]
-    assert columns.ratings("test").tolist() == [1]
+    assert columns.labels("train").tolist() == [5, 3]
+    assert columns.labels("test").tolist() == [1]
 
 
 def test_an_official_split_without_its_files_is_refused_by_name(ml_100k: Path) -> None:

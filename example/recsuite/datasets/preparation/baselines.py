@@ -11,7 +11,7 @@ import numpy as np
 from recsuite.datasets.metrics import LIKED, Metrics, fit_calibration, measure, measure_ranks
 from recsuite.datasets.preparation.histories import Stored
 
-# Damping of the bias baseline: a user or item with this many ratings is believed half-way. The usual
+# Damping of the bias baseline: a user or item with this many events is believed half-way. The usual
 # value; weaker and stronger ones gave a weaker baseline on ml-latest-small.
 DAMPING = 5.0
 BASELINE_ROUNDS = 10
@@ -20,17 +20,17 @@ BASELINE_ROUNDS = 10
 def baselines_of(
     stored: Stored, sizes: tuple[int, int, int], num_items: int, oracle: np.ndarray | None
 ) -> dict[str, dict[str, Metrics]]:
-    """What a model of each task has to beat on the test ratings.
+    """What a model of each task has to beat on the test events.
 
     Fitted on all that is not the test, which makes them harder to beat; but the calibration of a log loss is
-    that of predictions of the validation ratings, made without them, as for the model.
+    that of predictions of the validation labels, made without them, as for the model.
     """
     num_train, num_validation, _ = sizes
     num_known = num_train + num_validation
     validation, test = slice(num_train, num_known), slice(num_known, None)
-    user, item, rating = stored.user, stored.item, stored.label
+    user, item, label = stored.user, stored.item, stored.label
     early, late = (
-        fit_biases(user[:number], item[:number], rating[:number], int(user.max()) + 1, num_items)
+        fit_biases(user[:number], item[:number], label[:number], int(user.max()) + 1, num_items)
         for number in (num_train, num_known)
     )
     predictions = {
@@ -42,19 +42,19 @@ def baselines_of(
     }
     if oracle is not None:
         predictions["oracle"] = oracle[validation], oracle[test]
-    of_ratings = {
-        name: measure(on_test, rating[test], fit_calibration(on_validation, rating[validation] >= LIKED))
+    of_labels = {
+        name: measure(on_test, label[test], fit_calibration(on_validation, label[validation] >= LIKED))
         for name, (on_validation, on_test) in predictions.items()
     }
     popularity = measure_ranks(popularity_ranks(user, item, num_known, num_items))
-    return {"rating": of_ratings, "ranking": {"popularity": popularity}}
+    return {"rating": of_labels, "ranking": {"popularity": popularity}}
 
 
 def popularity_ranks(user: np.ndarray, item: np.ndarray, num_known: int, num_items: int) -> np.ndarray:
-    """Ranks, int64, of the ratings from number `num_known` on, when items are ranked by their number of
-    known ratings; of those that the user is known to have rated only the test item itself is ranked.
+    """Ranks, int64, of the events from number `num_known` on, when items are ranked by their number of
+    known events; of those that the user is known to have had only the test item itself is ranked.
 
-    Takes int [n] and int [n]. Ties count against a item.
+    Takes int [n] and int [n]. Ties count against an item.
     """
     known, cases = slice(None, num_known), slice(num_known, None)
     counts = np.bincount(item[known], minlength=num_items)
@@ -72,26 +72,26 @@ def popularity_ranks(user: np.ndarray, item: np.ndarray, num_known: int, num_ite
 
 @dataclass(frozen=True)
 class Biases:
-    """The bias baseline: mean rating, and how far each user and item lies from it, float64."""
+    """The bias baseline: mean label, and how far each user and item lies from it, float64."""
 
     mean: float
     user: np.ndarray
     item: np.ndarray
 
     def predict(self, user: np.ndarray, item: np.ndarray) -> np.ndarray:
-        """Predicted ratings, float64 [n], for positions of users and items, int [n]."""
+        """Predicted labels, float64 [n], for positions of users and items, int [n]."""
         return self.mean + self.user[user] + self.item[item]
 
 
 def fit_biases(
-    user: np.ndarray, item: np.ndarray, rating: np.ndarray, num_users: int, num_items: int
+    user: np.ndarray, item: np.ndarray, label: np.ndarray, num_users: int, num_items: int
 ) -> Biases:
-    """Damped least squares for rating = mean + user bias + item bias, by alternation.
+    """Damped least squares for label = mean + user bias + item bias, by alternation.
 
-    Takes int [n], int [n] and float [n]; a user or item without a rating gets bias 0.
+    Takes int [n], int [n] and float [n]; a user or item without an event gets bias 0.
     """
-    mean = float(rating.mean(dtype=np.float64))
-    residual = rating.astype(np.float64) - mean
+    mean = float(label.mean(dtype=np.float64))
+    residual = label.astype(np.float64) - mean
     user_bias, item_bias = np.zeros(num_users), np.zeros(num_items)
     user_weight = DAMPING + np.bincount(user, minlength=num_users)
     item_weight = DAMPING + np.bincount(item, minlength=num_items)

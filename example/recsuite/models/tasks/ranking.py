@@ -23,7 +23,7 @@ COMPETITORS = 256
 class SampledSoftmax(nn.Module):
     """Which of the items of the batch did each user choose?
 
-    item: the feature that tells items apart; item_shares: of the training ratings, float32 [rows of its
+    item: the feature that tells items apart; item_shares: of the training events, float32 [rows of its
     table], none of them 0.
     """
 
@@ -35,7 +35,7 @@ class SampledSoftmax(nn.Module):
         self.register_buffer("log_shares", item_shares.log(), persistent=False)
 
     def forward(self, vectors: torch.Tensor, batch: Labelled) -> torch.Tensor:
-        """The weighted mean over B ratings, []; vectors: of users and items, [B, 2, D]."""
+        """The weighted mean over B events, []; vectors: of users and items, [B, 2, D]."""
         rows = batch.features[self.item].values()
         parts = (tensor.split(COMPETITORS) for tensor in (vectors, rows, batch.weights))
         losses = [
@@ -51,7 +51,7 @@ def sampled_softmax(
     """For n users, how surprised a softmax over the items of all n is by their own, float32 [n].
 
     Takes vectors [n, D] and, for each item, its table row, the logarithm of its share of the training
-    ratings, and whether it is not padding, [n]. An item is here as often as it is popular; to take that out
+    events, and whether it is not padding, [n]. An item is here as often as it is popular; to take that out
     again, each score is lowered by the logarithm of the item's share (Yi et al., "Sampling-bias-corrected
     neural modeling for large corpus item recommendations", 2019). The same item elsewhere is no competitor.
     """
@@ -80,7 +80,7 @@ class Ranking(Task):
         features: Sequence[Feature],
         embedding_dim: int,
         mlp_dims: Sequence[int],
-        mean_rating: float = 0.0,
+        mean_label: float = 0.0,
     ) -> TwoTower:
         """See `Task`."""
         return TwoTower(features, embedding_dim, mlp_dims)

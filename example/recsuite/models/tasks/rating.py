@@ -16,12 +16,12 @@ from recsuite.models.tasks.task import Task, TrainingData
 
 
 class SquaredError(nn.Module):
-    """The weighted mean squared error of predicted ratings."""
+    """The weighted mean squared error of predicted labels."""
 
     def forward(self, predictions: torch.Tensor, batch: Labelled) -> torch.Tensor:
         """float32 [], of predictions float32 [B]."""
         # Padding has the weight 0.
-        return (batch.weights * (predictions - batch.ratings) ** 2).mean()
+        return (batch.weights * (predictions - batch.labels) ** 2).mean()
 
 
 class Rating(Task):
@@ -31,7 +31,7 @@ class Rating(Task):
     metrics: ClassVar = {"rmse": "RMSE", "mae": "MAE", "auc": "AUC", "log_loss": "log loss"}
     main_metric = "rmse"
     lower_is_better = True
-    # Of ratings the RMSE says enough.
+    # Of labels the RMSE says enough.
     epoch_metrics = ("rmse",)
     evaluation = "predictions"
     curve_unit = " in stars"
@@ -43,10 +43,10 @@ class Rating(Task):
         features: Sequence[Feature],
         embedding_dim: int,
         mlp_dims: Sequence[int],
-        mean_rating: float = 0.0,
+        mean_label: float = 0.0,
     ) -> Interaction:
         """See `Task`."""
-        return Interaction(features, embedding_dim, mlp_dims, mean_rating)
+        return Interaction(features, embedding_dim, mlp_dims, mean_label)
 
     def make_loss(self, data: TrainingData) -> SquaredError:
         """See `Task`."""

@@ -29,7 +29,7 @@ class TrainingData(Protocol):
         """What the data call users and items."""
 
     def item_shares(self) -> np.ndarray:
-        """Each item's share of the training ratings, float32 [rows of the items' table]."""
+        """Each item's share of the training events, float32 [rows of the items' table]."""
 
 
 class Task(ABC):
@@ -37,7 +37,7 @@ class Task(ABC):
 
     metrics: name in files to label for people, in the order of the results table; main_metric: the one by
     which two models are compared; epoch_metrics: those that the line of an epoch shows; evaluation: whether
-    its metrics are of predictions held against the ratings, or of the ranks of the rated items;
+    its metrics are of predictions held against the labels, or of the ranks of the items chosen;
     curve_unit: what the label of the main metric's axis adds; score_label: what a recommendation's number is
     called; dense_layers: how its head, and so a checkpoint, names the layers, which tells the task of a model
     that is read.
@@ -59,7 +59,7 @@ class Task(ABC):
         features: Sequence[Feature],
         embedding_dim: int,
         mlp_dims: Sequence[int],
-        mean_rating: float = 0.0,
+        mean_label: float = 0.0,
     ) -> Head:
         """What computes with the looked-up rows, untrained."""
 
@@ -94,7 +94,7 @@ class Task(ABC):
         return value < best if self.lower_is_better else value > best
 
     def no_metrics(self) -> dict[str, float]:
-        """The metrics of a split without a rating: none is defined."""
+        """The metrics of a split without an event: none is defined."""
         return dict.fromkeys(self.metrics, float("nan"))
 
 
