@@ -136,7 +136,8 @@ def test_the_model_follows_the_table_of_features(columns: Columns) -> None:
 
 
 def test_the_plan_is_a_line_for_each_table(columns: Columns, config: Config, context: RuntimeContext) -> None:
-    lines = describe_plan(build_train_state(columns, config, context).model, columns, config).splitlines()
+    model = build_train_state(columns, config, context).model
+    lines = describe_plan(model, columns, config.model).splitlines()
     assert lines[0].split() == ["table", "rows", "dim", "sharding", "ranks", "MiB"]
     assert [line.split()[0] for line in lines[1:]] == [table.name for table in columns.tables]
     movie = next(line.split() for line in lines if line.startswith("movie"))

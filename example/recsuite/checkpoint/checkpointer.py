@@ -94,7 +94,7 @@ class Checkpointer:
         self.shapes = shapes_of(self.tensors)
         # For the checkpoints alone, which may be written beside the training, and wait for what others write.
         self.writers = dist.new_group(backend="gloo", timeout=self._writing_deadline())
-        self.plan = describe_plan(learner.model, self.columns, self.config)
+        self.plan = describe_plan(learner.model, self.columns, self.config.model)
         if self.config.checkpoint.inc_dump:
             self.touched = TouchedRows(learner.model, self.tensors)
             self.raw_values = Vocabulary(self.vocabulary, self.columns.schema)

@@ -30,7 +30,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from recsuite.config.config import Config
-from recsuite.config.training import TrainingConfig
+from recsuite.config.training import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
@@ -57,8 +57,8 @@ def build_model(
     """
     torch.manual_seed(config.runtime.seed)
     model = make_model(columns, config.model)
-    sharder = make_sharder(table_optimizer, config, context)
-    plan = make_plan(model, sharder, columns, config, context)
+    sharder = make_sharder(table_optimizer, config.training, config.runtime.timeout, context)
+    plan = make_plan(model, sharder, columns, config.loader.batch_size, context)
     sharded = DistributedModelParallel(
         model, device=context.device, plan=plan, sharders=[sharder], data_parallel_wrapper=FixedBuckets()
     )
@@ -67,29 +67,34 @@ def build_model(
 
 
 def make_sharder(
-    table_optimizer: Mapping[str, Any], config: Config, context: RuntimeContext
+    table_optimizer: Mapping[str, Any], config: TrainingConfig, timeout: float, context: RuntimeContext
 ) -> EmbeddingCollectionSharder:
-    """What shards the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses."""
+    """What shards the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses.
+
+    timeout: seconds that a rank waits for the rows of another one.
+    """
     # A row out of range is a bug of ours: it must end the run, not turn into row 0.
     fused_params = {**table_optimizer, "bounds_check_mode": BoundsCheckMode.FATAL}
     if context.device.type != "cpu":
-        if config.training.cpu_tables != TrainingConfig.cpu_tables:
-            context.say(f"--cpu_tables {config.training.cpu_tables} changes nothing on a GPU")
+        if config.cpu_tables != TrainingConfig.cpu_tables:
+            context.say(f"--cpu_tables {config.cpu_tables} changes nothing on a GPU")
         return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=True)
-    if config.training.cpu_tables == "torchrec":
+    if config.cpu_tables == "torchrec":
         # Without use_index_dedup, which has no kernel on a CPU.
         return EmbeddingCollectionSharder(fused_params=fused_params)
-    return CpuTablesSharder(fused_params, config.runtime.timeout)
+    return CpuTablesSharder(fused_params, timeout)
 
 
 def make_plan(
     model: TrainableModel,
     sharder: EmbeddingCollectionSharder,
     columns: Columns,
-    config: Config,
+    batch_size: int,
     context: RuntimeContext,
 ) -> ShardingPlan:
     """TorchRec's plan: rank 0 makes it, all use it. Collective: every rank.
+
+    batch_size: of each rank.
 
     The constraints: tables with many rows per rank are split by rows, so that their memory and work are
     shared by all; small ones lie whole on the rank that the planner chooses, because splitting them buys
@@ -108,7 +113,7 @@ def make_plan(
     memory = _memory_per_rank(context)
     planner = EmbeddingShardingPlanner(
         topology=_topology(memory, context),
-        batch_size=config.loader.batch_size,
+        batch_size=batch_size,
         storage_reservation=FixedPercentageStorageReservation(RESERVED_FOR_DENSE),
         constraints=constraints,
         debug=False,
@@ -116,7 +121,8 @@ def make_plan(
     try:
         return planner.collective_plan(model, [sharder], dist.GroupMember.WORLD)
     except PlannerError as error:
-        needed = sum(table.rows for table in columns.tables) * config.model.embedding_dim * 4 / 2**30
+        tables = model.recommender.embeddings.embedding_configs()
+        needed = sum(table.num_embeddings * table.embedding_dim for table in tables) * 4 / 2**30
         raise UserError(
             f"The tables need {needed:.1f} GiB and room for their optimizer, and {context.world_size} ranks "
             f"have {memory / 2**30:.1f} GiB each ({str(error).strip().splitlines()[0]}); start more "
@@ -173,7 +179,7 @@ def _fill_shard(shard: Shard, table: str, embedding_dim: int, seed: int) -> None
         target[start - first_row : end - first_row] = part.to(target.device)
 
 
-def describe_plan(model: DistributedModelParallel, columns: Columns, config: Config) -> str:
+def describe_plan(model: DistributedModelParallel, columns: Columns, config: ModelConfig) -> str:
     """A line a table: rows, dimension, how it is split, on which ranks, MiB of weights."""
     lines = [f"{'table':<12}{'rows':>12}{'dim':>5}  {'sharding':<12}{'ranks':<10}{'MiB':>8}"]
     (module_plan,) = model.plan.plan.values()
@@ -181,9 +187,9 @@ def describe_plan(model: DistributedModelParallel, columns: Columns, config: Con
         parameter = module_plan[table.name]
         ranks = sorted(parameter.ranks or [])
         shown = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else ",".join(map(str, ranks))
-        mib = table.rows * config.model.embedding_dim * 4 / 2**20
+        mib = table.rows * config.embedding_dim * 4 / 2**20
         lines.append(
-            f"{table.name:<12}{table.rows:>12,}{config.model.embedding_dim:>5}  "
+            f"{table.name:<12}{table.rows:>12,}{config.embedding_dim:>5}  "
             f"{parameter.sharding_type:<12}{shown:<10}{mib:>8.2f}"
         )
     return "\n".join(lines)

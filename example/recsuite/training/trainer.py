@@ -75,7 +75,7 @@ class Trainer:
             self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples)
         with self.phase("model"), stage("building the model", quiet=context.rank != 0):
             self.train_state = build_train_state(data.columns, config, context)
-        self.plan = describe_plan(self.train_state.model, data.columns, config)
+        self.plan = describe_plan(self.train_state.model, data.columns, config.model)
         context.say(self.plan)
         with self.phase(self.checkpointer.phase):
             self.checkpointer.begin(self.train_state)
