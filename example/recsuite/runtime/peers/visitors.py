@@ -40,13 +40,6 @@ class Connection:
         """The port of this end."""
         return int(self.local.rpartition(":")[2], 16)
 
-    @property
-    def is_on_loopback(self) -> bool:
-        """Whether it is on an address that only this machine can reach."""
-        address = self.local.partition(":")[0]
-        # The kernel writes words of 32 bits, the last byte first: 127.0.0.1 and ::1, and 127.0.0.1 as IPv6.
-        return address.endswith("7F") or address == "0" * 24 + "01000000"
-
 
 def connections() -> list[Connection]:
     """All TCP sockets of this network namespace; none where the kernel does not tell."""
