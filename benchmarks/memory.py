@@ -3,11 +3,12 @@
     python benchmarks/memory.py workers DATA_PATH RATINGS      PSS of two workers, in MB, part by part
     python benchmarks/memory.py train DATA_PATH BYTES          one epoch in that much memory
 
-The ratings are drawn first where there are none. benchmarks/feed.py runs both. Measures; asserts nothing.
+The first draws the ratings where there are none. benchmarks/feed.py runs both. Measures; asserts nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import json
@@ -24,6 +25,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.errors import UserError
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "example" / "example.py"
 NUM_WORKERS = 2
@@ -41,9 +43,19 @@ CGROUP_FILES = {
 
 def main() -> None:
     """Measure what the command line names."""
-    what, data_path, number = sys.argv[1:]
-    measure = {"workers": measure_workers, "train": train_within}[what]
-    print(json.dumps(measure(data_path, int(number))))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    measures = {"workers": measure_workers, "train": train_within}
+    parser.add_argument("measure", choices=measures, help="which of the two")
+    parser.add_argument("data_path", help="folder of the ratings")
+    parser.add_argument("number", type=int, help="of ratings, or of the bytes of memory")
+    flags = parser.parse_args()
+    try:
+        found = measures[flags.measure](flags.data_path, flags.number)
+    except UserError as error:
+        parser.error(str(error))
+    print(json.dumps(found))
 
 
 class FewSteps(EpochSampler):
