@@ -1,4 +1,4 @@
-"""Measure what dumps, increments and loading cost, beside plain writing and reading of as many bytes.
+"""Measure what full checkpoints, deltas and loading cost, beside plain writing and reading of as many bytes.
 
     python benchmarks/checkpoint.py --write       everything: ten minutes on two cores, 10 GB of disk
     python benchmarks/checkpoint.py --rows 20000 --ratings 20000 --loads 1 --rounds 1 --blocks 1
@@ -46,7 +46,7 @@ def _parse_flags() -> argparse.Namespace:
     parser.add_argument(
         "--rows", type=_numbers, default=[1_000_000, 10_000_000], help="of the large table, one or more"
     )
-    # As many as wrote the dump, fewer, and more.
+    # As many as wrote the checkpoint, fewer, and more.
     parser.add_argument("--loads", type=_numbers, default=[2, 1, 3], help="numbers of ranks that load")
     parser.add_argument("--ratings", type=int, default=1_000_000, help="of the data set of the steps")
     parser.add_argument("--rounds", type=int, default=6, help="measurements of each figure, in turns")

@@ -22,9 +22,8 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
 
     for size in result["sizes"]:
         rows = f"{size['rows']:,} rows"
-        dump = median(size["dump"])
         add(
-            f"dump, {result['ranks']} ranks, {rows}, of the plain write",
+            f"full checkpoint, {result['ranks']} ranks, {rows}, of the plain write",
             ratio(size["plain"], size["dump"]),
             0.7,
         )
@@ -34,10 +33,12 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
                 add(f"{name}, of the plain read", ratio(load[cache]["plain"], load[cache]["load"]), 0.5)
         delta = summary(size["deltas"][SHARE])
         name = f"delta of 1 % of {rows}"
-        add(f"{name}, bytes of a full dump", 100 * delta["bytes"] / size["dump bytes"], 2, " %", at_most=True)
-        add(f"{name}, time of a full dump", 100 * delta["seconds"] / dump, 5, " %", at_most=True)
+        share = 100 * delta["bytes"] / size["dump bytes"]
+        add(f"{name}, bytes of a full checkpoint", share, 2, " %", at_most=True)
+        share = 100 * delta["seconds"] / median(size["dump"])
+        add(f"{name}, time of a full checkpoint", share, 5, " %", at_most=True)
         for how, peak in size["memory"].items():
-            name = f"peak extra memory of a dump {how}, {rows}, of the rank's shard"
+            name = f"peak extra memory of a full checkpoint {how}, {rows}, of the rank's shard"
             add(name, peak["of the shard"], 1.1, at_most=True)
     tracking = result["tracking"]
     cost = 100 * (ratio(tracking["with"], tracking["without"]) - 1)
@@ -71,7 +72,7 @@ def render(result: dict[str, Any]) -> str:
     lines = [
         ["what", "bar", *(f"{size['rows']:,} rows" for size in sizes)],
         ["---", "---", *("---:" for _ in sizes)],
-        [f"dump, {result['ranks']} ranks, of a plain write", ">= 0.7", *map(_dump_cell, sizes)],
+        [f"full checkpoint, {result['ranks']} ranks, of a plain write", ">= 0.7", *map(_full_cell, sizes)],
     ]
     for place, load in enumerate(sizes[0]["loads"]):
         for cache in CACHES:
@@ -79,11 +80,11 @@ def render(result: dict[str, Any]) -> str:
             name = f"load, {load['ranks']} rank{'s' if load['ranks'] > 1 else ''}, {cache}, of a plain read"
             lines.append([name, ">= 0.5", *cells])
     lines += [
-        ["delta of 1 % of the rows, bytes of a full dump", "<= 2 %", *map(_delta_bytes_cell, sizes)],
-        ["delta of 1 % of the rows, time of a full dump", "<= 5 %", *map(_delta_time_cell, sizes)],
+        ["delta of 1 % of the rows, bytes of a full checkpoint", "<= 2 %", *map(_delta_bytes_cell, sizes)],
+        ["delta of 1 % of the rows, time of a full checkpoint", "<= 5 %", *map(_delta_time_cell, sizes)],
         *(
             [
-                f"peak extra memory of a dump {how}, of the shard",
+                f"peak extra memory of a full checkpoint {how}, of the shard",
                 "<= 1.1",
                 *(_peak_cell(size, how) for size in sizes),
             ]
@@ -96,7 +97,7 @@ def render(result: dict[str, Any]) -> str:
     return f"{table}\n\n{_explanation(result)}\n\n{_origin(result)}."
 
 
-def _dump_cell(size: dict[str, Any]) -> str:
+def _full_cell(size: dict[str, Any]) -> str:
     bytes_written = sum(size["shard bytes"])
     rates = [f"{_rate(bytes_written, size[name]):.2f}" for name in ("dump", "plain")]
     return f"{_shown(size['plain'], size['dump'])} ({rates[0]} of {rates[1]} GB/s)"
@@ -155,7 +156,7 @@ def _explanation(result: dict[str, Any]) -> str:
             f"At {size['rows']:,} rows a delta takes {a_row:.0f} bytes a touched row, and "
             f"{1e3 * few['seconds']:.0f} ms for {few['rows']:,.0f} rows, {1e3 * many['seconds']:.0f} ms for "
             f"{many['rows']:,.0f}; "
-            f"removing an old dump takes {1e3 * median(size['removing']):.0f} ms, and the copy of an "
+            f"removing an old checkpoint takes {1e3 * median(size['removing']):.0f} ms, and the copy of an "
             f"--async_dump, for which the steps wait, {1e3 * size['beside']['copying']:.0f} ms; the "
             f"longest of the {size['beside']['steps during']} steps after it took "
             f"{1e3 * size['beside']['longest during']:.0f} ms."
@@ -197,7 +198,7 @@ def _draw_rates(axes: Any, result: dict[str, Any]) -> None:
     ours: list[float] = []
     for size in result["sizes"]:
         rows = f"{size['rows']:,} rows"
-        labels.append(f"dump\n{rows}")
+        labels.append(f"full checkpoint\n{rows}")
         plain.append(_rate(sum(size["shard bytes"]), size["plain"]))
         ours.append(_rate(sum(size["shard bytes"]), size["dump"]))
         for cache in CACHES:
@@ -207,7 +208,7 @@ def _draw_rates(axes: Any, result: dict[str, Any]) -> None:
             ours.append(_rate(load["bytes"], load[cache]["load"]))
     places = range(len(labels))
     axes.barh([place - 0.2 for place in places], plain, 0.4, color="0.7", label="plain write or read")
-    axes.barh([place + 0.2 for place in places], ours, 0.4, color="C0", label="dump or load")
+    axes.barh([place + 0.2 for place in places], ours, 0.4, color="C0", label="checkpoint or load")
     axes.set_yticks(list(places), labels, fontsize="small")
     axes.invert_yaxis()
     axes.set(xlabel="GB/s", title=f"{result['ranks']} ranks")

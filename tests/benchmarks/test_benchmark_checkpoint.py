@@ -15,7 +15,7 @@ DIM = 64
 # Its number and its raw value, its weights, and the state of its optimizer.
 BYTES_OF_A_ROW = 8 + 8 + 4 * DIM + 4
 BARS = (
-    "dump, 2 ranks",
+    "full checkpoint, 2 ranks",
     "load, 1 rank, cached",
     "load, 1 rank, from disk",
     "delta of 1 %",
