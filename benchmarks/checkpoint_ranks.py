@@ -133,7 +133,8 @@ def measure_dumps(settings: Settings, config: Config, context: RuntimeContext) -
     shard = _gathered(sum(len(array) for array in _shard_bytes(tensors_of(learner))))
     checkpointer = Checkpointer(None, "benchmark", columns, config, context)
     checkpointer.begin(learner)
-    memory = {"while steps wait": peak_memory(lambda: checkpointer.dump(checkpointer.start), max(shard))}
+    write = checkpointer.writer.write_full
+    memory = {"while steps wait": peak_memory(lambda: write(checkpointer.start), max(shard))}
     rounds = Rounds(checkpointer, settings, context)
     found = {"shard bytes": shard, **rounds.measure()}
     config = config.replaced(inc_dump=False, async_dump=True)
@@ -142,7 +143,7 @@ def measure_dumps(settings: Settings, config: Config, context: RuntimeContext) -
     found["beside"] = steps_beside(beside, learner, columns, config, context, rounds.progress())
 
     def dump_beside() -> None:
-        beside.dump(rounds.progress())
+        beside.writer.write_full(rounds.progress())
         beside.close()
 
     memory["beside steps"] = peak_memory(dump_beside, max(shard))
@@ -230,7 +231,7 @@ class Rounds:
 
         self.prepare()
         progress = self.progress()
-        seconds = self.clock(lambda: self.checkpointer.dump(progress))
+        seconds = self.clock(lambda: self.checkpointer.writer.write_full(progress))
         (old,) = full_checkpoints_in(self.save_dir)[:-1]
         removing = self.clock(lambda: retire(old) if self.context.rank == 0 else None)
         return {"dump": seconds, "removing": removing}
@@ -255,11 +256,16 @@ class Rounds:
 
     def delta(self, share: float) -> dict[str, float]:
         """An increment after a share of each rank's rows of the large table was touched."""
-        marks = self.checkpointer.touched.marks["user"]
+        import torch
+
+        from recsuite.training.callbacks import Step
+
+        marks = self.checkpointer.writer.touched.marks["user"]
         touched = max(1, round(share * len(marks)))
         marks[self.draw.permutation(len(marks))[:touched]] = True
         progress = self.progress()
-        seconds = self.clock(lambda: self.checkpointer.after_step(progress, 0.5))
+        step = Step(progress, torch.tensor(0.5), {})
+        seconds = self.clock(lambda: self.checkpointer.on_step(step))
         size = _bytes_in(self.save_dir / f"delta-{progress.step:09d}")
         # Gathered last: what all have looked at may be removed.
         return {"bytes": size, "seconds": seconds, "rows": sum(_gathered(touched))}
@@ -298,7 +304,7 @@ def steps_beside(
         before = [step() for _ in range(2 * BLOCK_STEPS)][BLOCK_STEPS:]
         dist.barrier()
         start = time.perf_counter()
-        checkpointer.dump(progress)
+        checkpointer.writer.write_full(progress)
         # Not until all are done, as for other figures: the writing has begun and would be in it.
         copying = time.perf_counter() - start
         during: list[float] = []

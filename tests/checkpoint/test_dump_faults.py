@@ -22,7 +22,8 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
-from recsuite.checkpoint import checkpointer as dumps
+from recsuite.checkpoint import chain_writer
+from recsuite.checkpoint import checkpointer as checkpointers
 from recsuite.checkpoint.checkpointer import Checkpointer
 from recsuite.checkpoint.compaction import _retire_compacted, compact
 from recsuite.checkpoint.full import Tensors, tensors_of
@@ -44,6 +45,7 @@ from tests.checkpoint.test_save_dir import links_in, publish_at
 from tests.support.forked import Launch
 from tests.support.killed_ranks import differing, mark_step
 from tests.support.launch import EXAMPLE, SUPPORT, read_json, run_command, started, succeeded
+from tests.support.steps import tell
 from tests.support.tiny_dumps import BETTER, GOOD, WORSE, link_to, names_in
 from tests.support.trained import Trained, resume
 from tests.workers.test_failures import wait_for
@@ -241,7 +243,7 @@ def test_a_model_whose_loss_is_no_number_is_not_dumped(trained: Trained, loss: f
     with checkpointing(trained.columns, config, trained.context) as checkpointer:
         checkpointer.begin(trained.train_state)
         with pytest.raises(UserError, match=rf"The loss is {loss} at step 5: the training diverged"):
-            checkpointer.after_step(Progress(5, 0, 5), loss)
+            tell(checkpointer, Progress(5, 0, 5), loss)
     assert sorted(trained.folder.iterdir()) == before
 
 
@@ -262,14 +264,14 @@ def test_what_an_old_writer_writes_late_is_in_no_folder_of_the_next_attempt(
         (making[0] / "part-00002.safetensors").write_bytes(b"late")
         writer.publish(folder, final, keep)
 
-    monkeypatch.setattr(dumps, "publish", publish)
+    monkeypatch.setattr(chain_writer, "publish", publish)
     for _ in range(2):
         with (
             contextlib.suppress(UserError),
             checkpointing(trained.columns, config, trained.context) as checkpointer,
         ):
             checkpointer.begin(trained.train_state)
-            checkpointer.after_step(Progress(5, 0, 5), 0.5)
+            tell(checkpointer, Progress(5, 0, 5))
     final = trained.folder / f"{kind}-000000005"
     assert newest_in(trained.folder) == final
     check_whole(chain_at(final))
@@ -308,7 +310,7 @@ def test_a_model_with_weights_of_no_trained_one_is_not_dumped(
         if increments:
             mark_step(checkpointer, checkpointer.tensors, 5)
         with pytest.raises(UserError, match=diverged(5, name)):
-            checkpointer.after_step(Progress(5, 0, 5), 0.5)
+            tell(checkpointer, Progress(5, 0, 5))
         tensor[1] = kept
     assert sorted(trained.folder.iterdir()) == before
 
@@ -345,7 +347,7 @@ def test_weights_are_looked_at_once_at_the_end_of_an_epoch(
         looked_at.append(set(tensors))
         return unsound(tensors, rows)
 
-    for module in (dumps, training):
+    for module in (checkpointers, training):
         monkeypatch.setattr(module, "unsound", noting)
     train_epoch_of_8_steps(trained, tmp_path / "epoch", increments)
     assert looked_at == [set(tensors_of(trained.train_state))]

@@ -6,6 +6,7 @@ number of ranks, and how many ratings the model has learned from.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -20,19 +21,21 @@ SECONDS_OF_A_STEP = 0.03
 
 def note_steps(path: Path) -> None:
     """Have every step noted."""
-    from recsuite.checkpoint import checkpointer as dumps
+    from recsuite.checkpoint.checkpointer import Checkpointer
 
-    after_step = dumps.Checkpointer.after_step
+    methods = {"on_step": Checkpointer.on_step, "on_epoch": Checkpointer.on_epoch}
 
-    def noted(self: Any, progress: Any, loss: Any) -> None:
+    def noted(self: Any, done: Any, method: Any) -> None:
         time.sleep(SECONDS_OF_A_STEP)
+        progress = done.progress
         if self.context.rank == 0:
             learned = progress.epoch * self.columns.num_train + progress.samples
             with path.open("a") as file:
                 file.write(f"{time.monotonic()} {os.getpid()} {self.context.world_size} {learned}\n")
-        after_step(self, progress, loss)
+        method(self, done)
 
-    dumps.Checkpointer.after_step = noted  # type: ignore[method-assign]
+    for name, method in methods.items():
+        setattr(Checkpointer, name, functools.partialmethod(noted, method=method))
 
 
 if __name__ == "__main__":

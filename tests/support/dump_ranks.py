@@ -24,6 +24,7 @@ from unittest import mock
 
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
+from tests.support.steps import tell
 
 SEED = int(os.environ.get("DUMP_SEED", "0"))
 # The two ways to dump that every state is written in.
@@ -138,7 +139,7 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
     def after_step(progress: Progress, loss: float) -> None:
         for checkpointer in keepers:
             checkpointer.config = checkpointer.config.replaced(dump_every=case.every_at(progress.step))
-            checkpointer.after_step(progress, loss)
+            tell(checkpointer, progress, loss)
         if progress.samples == 0:
             epoch_ends.append(progress.step)
         if progress.samples == 0 or case.is_due(progress.step):
@@ -181,7 +182,7 @@ def begin_keeper(
     checkpointer = Checkpointer(None, "run", columns, config.replaced(**settings), context)
     checkpointer.begin(train_state)
     if kind == "dump":
-        checkpointer.dump(Progress())
+        checkpointer.writer.write_full(Progress())
     return checkpointer
 
 
@@ -196,7 +197,7 @@ def marked(checkpointer: Any, context: RuntimeContext) -> dict[str, list[int]]:
 
     shards = shards_of(checkpointer.tensors)
     mine = {}
-    for table, rows in checkpointer.touched.get_unique_ids().items():
+    for table, rows in checkpointer.writer.touched.get_unique_ids().items():
         mine[table] = (rows + shards[table]["weight"][0].metadata.shard_offsets[0]).tolist()
     return united(mine, context)
 
@@ -301,10 +302,10 @@ def train(
     from recsuite.training import trainer as training
 
     class EndingKeeper(Checkpointer):
-        def after_step(self, progress: Any, loss: Any) -> None:
-            if progress.step == end_at and context.rank == context.world_size - 1:
+        def on_step(self, step: Any) -> None:
+            if step.progress.step == end_at and context.rank == context.world_size - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
-            super().after_step(progress, loss)
+            super().on_step(step)
 
     config = config.replaced(save_dir=str(folder), **settings)
     found: dict[str, Any] = {"status": 0}

@@ -35,6 +35,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 from recsuite.training.state import TrainState, build_train_state
 from tests.support.killed_ranks import MODES, differing, leftovers, mark_step, tables_of, write_step
+from tests.support.steps import tell
 
 SMALL_FILE = 100
 SLOW_SECONDS = 2.0
@@ -118,11 +119,11 @@ def dump_with_faults(
                 if config.checkpoint.inc_dump:
                     mark_step(checkpointer, tensors, step)
                 start = time.monotonic()
-                checkpointer.after_step(Progress(step, 0, step), 0.5)
+                tell(checkpointer, Progress(step, 0, step))
                 seconds.append(time.monotonic() - start)
                 if config.checkpoint.async_dump:
                     # The fault is this step's alone.
-                    checkpointer._finish()
+                    checkpointer.writer.finish()
     except UserError as error:
         end = str(error)
     faults.fault = None

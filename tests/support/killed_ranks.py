@@ -49,6 +49,7 @@ from recsuite.runtime.host import die_with_parent
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.state import TrainState, build_train_state
 from tests.support.killed_writer import ACTIONS, kill_everywhere
+from tests.support.steps import tell
 
 WORLD_SIZE = 2
 # How the modes differ from a full dump after every step.
@@ -114,7 +115,8 @@ def write_step(tensors: Tensors, step: int) -> None:
 def mark_step(checkpointer: Checkpointer, tensors: Tensors, step: int) -> None:
     """Tell the tracker which rows a step changed."""
     for _, table, first, tensor in tables_of(tensors):
-        checkpointer.touched.marks[table][(step + first + torch.arange(tensor.size(0))) % 3 == 0] = True
+        changed = (step + first + torch.arange(tensor.size(0))) % 3 == 0
+        checkpointer.writer.touched.marks[table][changed] = True
 
 
 def differing(tensors: Tensors, step: int) -> list[str]:
@@ -184,7 +186,7 @@ class Rank:
             if self.config.checkpoint.inc_dump:
                 mark_step(checkpointer, self.tensors, step)
             # Every sixth ends an epoch, and then --dump asks for a full one.
-            checkpointer.after_step(Progress(step, step // 6, step % 6), 0.5)
+            tell(checkpointer, Progress(step, step // 6, step % 6))
             # One that is written beside the training is there when the next one begins.
             self.say(dumped=step - self.config.checkpoint.async_dump)
 

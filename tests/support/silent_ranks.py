@@ -81,17 +81,17 @@ def stay_in_training() -> None:
 
 def stay_in_dumps() -> None:
     """In dumps, one after every step."""
-    from recsuite.checkpoint import checkpointer as dumps
+    from recsuite.checkpoint.chain_writer import ChainWriter
 
-    dumps.Checkpointer.dump = marked(dumps.Checkpointer.dump)  # type: ignore[method-assign]
+    ChainWriter.write_full = marked(ChainWriter.write_full)  # type: ignore[method-assign]
 
 
 def stay_in_a_long_dump() -> None:
     """In one dump, of which the first rank's part takes an hour to write."""
-    from recsuite.checkpoint import checkpointer as dumps
+    from recsuite.checkpoint import chain_writer
     from recsuite.checkpoint import full as checkpoint
 
-    dumps.SLOWEST_DISK = 1
+    chain_writer.SLOWEST_DISK = 1
     if runtime.read_launch().rank == 0:
         checkpoint.write_shard_file = marked(checkpoint.write_shard_file, 3600)
     else:
@@ -107,11 +107,11 @@ def stay_in_evaluation() -> None:
 
 def stay_in_load() -> None:
     """In loading a dump, for an evaluation or to fold increments."""
-    from recsuite.checkpoint import checkpointer as dumps
+    from recsuite.checkpoint import compaction
     from recsuite.checkpoint import restore as loading
 
     loading.restore_chosen = again_and_again(loading.restore_chosen)
-    dumps.restore = again_and_again(dumps.restore)
+    compaction.restore = again_and_again(compaction.restore)
 
 
 def stay_at_end() -> None:

@@ -18,6 +18,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.state import TrainState, build_train_state
 from tests.support.killed_ranks import differing, mark_step, write_step
+from tests.support.steps import tell
 
 
 @dataclasses.dataclass
@@ -60,7 +61,7 @@ def make_trained(data: Path, context: RuntimeContext, folder: Path) -> Trained:
                 write_step(tensors, step)
                 if config.checkpoint.inc_dump:
                     mark_step(checkpointer, tensors, step)
-                checkpointer.after_step(Progress(step, 0, step), 0.5)
+                tell(checkpointer, Progress(step, 0, step))
     return Trained(train_state, columns, config, context, folder)
 
 

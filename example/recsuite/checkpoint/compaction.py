@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recsuite.checkpoint.checkpointer import Checkpointer
+from recsuite.checkpoint.chain_writer import ChainWriter
 from recsuite.checkpoint.restore import find_chain, restore
 from recsuite.checkpoint.session import writing_together
 from recsuite.checkpoint.storage.chain import chain_at
@@ -27,7 +27,7 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.training.state import TrainState
 
 
-def compact(learner: TrainState, columns: Columns, config: Config, context: RuntimeContext) -> None:
+def compact(state: TrainState, columns: Columns, config: Config, context: RuntimeContext) -> None:
     """Replace the newest deltas by a full checkpoint, and remove what it replaces. Collective: every rank.
 
     Raises:
@@ -39,17 +39,16 @@ def compact(learner: TrainState, columns: Columns, config: Config, context: Runt
     broadcast_from_rank0(lambda: find_chain(save_dir))
     with writing_together(config, context):
         # Found again, now that nobody else writes.
-        state = broadcast_from_rank0(lambda: find_chain(save_dir))
-        if state.deltas:
-            checkpointer = Checkpointer(state, read_manifest(state.base).run, columns, config, context)
-            checkpointer.begin(learner)
-            checkpointer.dump(checkpointer.start)
-            checkpointer.close()
-        else:
-            # What it replaces goes only if it is whole.
-            restore(state, learner, columns, context)
+        chain = broadcast_from_rank0(lambda: find_chain(save_dir))
+        # Also where there is no delta to merge, because a compaction was cut short: what the full checkpoint
+        # replaces goes only if it is whole.
+        manifest = restore(chain, state, columns, context)
+        if chain.deltas:
+            writer = ChainWriter(state, manifest.run, chain, columns, config, context)
+            writer.write_full(manifest.progress)
+            writer.close()
         removed = broadcast_from_rank0(lambda: _retire_compacted(save_dir, config.checkpoint.keep))
-    context.say(f"{save_dir / full_name(step_of(state.folder))} replaces {counted(removed, 'delta')}")
+    context.say(f"{save_dir / full_name(step_of(chain.folder))} replaces {counted(removed, 'delta')}")
 
 
 def _retire_compacted(save_dir: Path, keep: int) -> int:

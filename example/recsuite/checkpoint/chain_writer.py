@@ -1,0 +1,218 @@
+"""What writes the checkpoints of one training: full ones, and deltas that each build on the one before."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from recsuite.checkpoint.delta import TouchedRows, Vocabulary, write_delta
+from recsuite.checkpoint.full import OPTIMIZER, FullWriter, features_of, shapes_of, tensors_of
+from recsuite.checkpoint.storage.chain import CheckpointChain
+from recsuite.checkpoint.storage.directory import delta_name, full_name, making_name, new_attempt
+from recsuite.checkpoint.storage.manifest import VOCABULARY, Manifest, ParentLink, Progress, link_after
+from recsuite.checkpoint.storage.writer import publish
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.errors import UserError
+from recsuite.files import digest_of, reason_of
+from recsuite.runtime.collectives import broadcast_from_rank0
+from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.versions import installed_versions
+from recsuite.sharding.plan import describe_plan
+from recsuite.training.state import TrainState
+
+# Bytes a second of the slowest disk that ranks wait for.
+SLOWEST_DISK = 5 * 10**6
+
+
+class ChainWriter:
+    """Writes what a training has learned into --save_dir, from a state whose tensors it holds.
+
+    Where a checkpoint fails for want of space or permission, that is said in one sentence and the training
+    continues; the next one tries again. chain: what the state was restored from, if anything, on which the
+    first delta builds. Collective: every rank.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        run: str,
+        chain: CheckpointChain | None,
+        columns: Columns,
+        config: Config,
+        context: RuntimeContext,
+    ) -> None:
+        self.run = run
+        self.columns = columns
+        self.config = config
+        self.context = context
+        self.save_dir = Path(config.checkpoint.save_dir)
+        self.vocabulary = Path(columns.folder) / VOCABULARY
+        # Why the last checkpoint could not be written; empty where it was.
+        self.failure = ""
+        self.tensors = tensors_of(state)
+        self.shapes = shapes_of(self.tensors)
+        self.plan = describe_plan(state.model, columns, config.model)
+        # Found once: to look them up takes as long as to write a small delta.
+        self.versions = installed_versions()
+        self.vocabulary_digest = digest_of(self.vocabulary)
+        # A rank on another machine can outlive its attempt. What it still writes must not come into a folder
+        # of this one, so unfinished folders bear the name of their attempt, which all ranks have to share.
+        self.attempt: str = broadcast_from_rank0(new_attempt)
+        # A group of its own: an --async_dump uses it in a thread while the training uses the others. On the
+        # CPU, and more patient than the others, because a rank may have much more to write than the rest.
+        self.group = dist.new_group(backend="gloo", timeout=self._writing_deadline())
+        # What the next delta builds on; None where there is nothing, and it has to be a full checkpoint.
+        self.link: ParentLink | None = None
+        # The full checkpoint that is being written, and what tells when it is there.
+        self._under_way: tuple[Path, Any] | None = None
+        if config.checkpoint.inc_dump:
+            self.touched = TouchedRows(state.model, self.tensors)
+            self.raw_values = Vocabulary(self.vocabulary, columns.schema)
+            self.link = None if chain is None else link_after(chain.folder)
+
+    @property
+    def next_is_delta(self) -> bool:
+        """Whether the next checkpoint holds what changed; call `finish` before."""
+        return self.config.checkpoint.inc_dump and self.link is not None
+
+    def write(self, progress: Progress, in_full: bool = False) -> None:
+        """Write a delta where one is asked for and has something to build on, else a full checkpoint."""
+        if self.next_is_delta and not in_full:
+            self.write_delta(progress)
+        else:
+            self.write_full(progress)
+
+    def write_full(self, progress: Progress) -> None:
+        """Write all that was learned; with --async_dump it may not be there before `finish`."""
+        final = self.save_dir / full_name(progress.step)
+        making = self._making(final)
+        writer = FullWriter(
+            making,
+            self._describe(progress, link=None),
+            self.vocabulary,
+            self.config,
+            lambda: publish(making, final, self.config.checkpoint.keep),
+        )
+        save = dcp.async_save if self.config.checkpoint.async_dump else dcp.save
+        # Should this one fail, the next one must be full again: a delta holds what changed since the last
+        # checkpoint, and the marks of that are cleared below, before it is known whether this one succeeds.
+        self.link = None
+        self._under_way = (final, None)
+        try:
+            response = save(self.tensors, storage_writer=writer, process_group=self.group)
+            self._under_way = (final, response)
+        except CheckpointException as error:
+            self._note_failure(final, _reason(error))
+        if self.config.checkpoint.inc_dump:
+            # What changes from here on, while the copy is written, is not in it.
+            self.touched.clear()
+        if not self.config.checkpoint.async_dump:
+            self.finish()
+
+    def write_delta(self, progress: Progress) -> None:
+        """Write what changed since the last checkpoint, and the dense part."""
+        assert self.link is not None
+        final = self.save_dir / delta_name(progress.step)
+        making = self._making(final)
+        try:
+            write_delta(
+                making,
+                self.touched.get_unique_ids(),
+                self.tensors,
+                self._describe(progress, self.link),
+                self.raw_values,
+                self.config,
+                lambda: publish(making, final, self.config.checkpoint.keep),
+                self.group,
+            )
+        except UserError as error:
+            self._note_failure(final, str(error))
+            return
+        # Only now: what a delta failed to hold belongs to the next one.
+        self.touched.clear()
+        self.link = self.link.after(progress.step)
+        self._note_success(final)
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is under way, and say what became of it."""
+        if self._under_way is None:
+            return
+        final, response = self._under_way
+        self._under_way = None
+        try:
+            if isinstance(response, Future):
+                response.result()
+        except CheckpointException as error:
+            self._note_failure(final, _reason(error))
+            return
+        if self.config.checkpoint.inc_dump:
+            self.link = link_after(final)
+        self._note_success(final)
+
+    def close(self) -> None:
+        """Wait for the last checkpoint.
+
+        Raises:
+            UserError: when it failed. An earlier one may have: what it held is in those after it.
+        """
+        self.finish()
+        if self.failure:
+            raise UserError(self.failure)
+
+    def _making(self, final: Path) -> Path:
+        return final.with_name(making_name(final, self.attempt))
+
+    def _writing_deadline(self) -> timedelta:
+        """How long a rank waits for the shard files of the others: all may be one rank's."""
+        # A weight has 4 bytes.
+        num_bytes = 4 * sum(math.prod(shape) for shape, _ in self.shapes.values())
+        return timedelta(seconds=self.config.runtime.timeout + num_bytes / SLOWEST_DISK)
+
+    def _describe(self, progress: Progress, link: ParentLink | None) -> Manifest:
+        return Manifest(
+            run=self.run,
+            progress=progress,
+            tensors=self.shapes,
+            # Whoever writes the files adds them.
+            files=(),
+            vocabulary=self.vocabulary_digest,
+            optimizer=OPTIMIZER,
+            about={"plan": self.plan.splitlines(), "versions": self.versions},
+            link=link,
+            features=features_of(self.columns),
+            ratings=self.columns.digest,
+            world_size=self.context.world_size,
+        )
+
+    def _note_success(self, final: Path) -> None:
+        self.failure = ""
+        self.context.say(f"dumped {final}")
+
+    def _note_failure(self, final: Path, reason: str) -> None:
+        self._under_way = None
+        # Its bytes may be those that the next one needs.
+        if self.context.rank == 0:
+            shutil.rmtree(self._making(final), ignore_errors=True)
+        self.failure = (
+            f"{final} could not be written ({reason}); the checkpoints before it are whole; make room, or "
+            "give a --save_dir that can be written, and --resume."
+        )
+        self.context.say(self.failure)
+
+
+def _reason(error: CheckpointException) -> str:
+    """Why a checkpoint could not be written, if the reason lies outside of the program."""
+    failures = [wrapped[0] for wrapped in error.failures.values()]
+    of_the_system = [failure for failure in failures if isinstance(failure, OSError)]
+    if len(of_the_system) < len(failures):
+        raise error
+    return reason_of(of_the_system[0])

@@ -1,0 +1,18 @@
+"""What a trainer tells a checkpointer, for tests that have no trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def tell(checkpointer: Any, progress: Any, loss: float = 0.5) -> None:
+    """Tell of a step that was just made, or of the epoch that it ended."""
+    import numpy as np
+    import torch
+
+    from recsuite.training.callbacks import Epoch, Step
+
+    if progress.samples:
+        checkpointer.on_step(Step(progress, torch.tensor(loss), {}))
+    else:
+        checkpointer.on_epoch(Epoch(progress, np.array([loss], np.float32), loss, {}, 0.0, 0.0, 0.0))
