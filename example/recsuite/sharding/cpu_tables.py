@@ -45,6 +45,8 @@ class CpuTables(ShardedEmbeddingCollection):
         plan = {name: self.module_sharding_plan[name] for name in self._table_names}
         num_rows = {name: config.num_embeddings for name, config in self._table_name_to_config.items()}
         layout = TableLayout(plan, num_rows)
+        # Of all ranks, from the plan that all have: a rank finds out by itself who owns a row, and asks
+        # nobody.
         for rank in range(self._env.world_size):
             for kind, lookup in zip(self._sharding_types, self._lookups, strict=True):
                 first_key, tables = layout.add_group(rank, kind)
@@ -56,16 +58,20 @@ class CpuTables(ShardedEmbeddingCollection):
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> KJTListSplitsAwaitable:
         """Ask the ranks for the rows of features. Collective: every rank."""
         with torch.no_grad():
+            # TorchRec waits twice, for counts and then for keys; its pipeline does other work between the
+            # two.
             return KJTListSplitsAwaitable([CountsExchange(self.layout, self.exchange, features)], ctx)
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """The rows of features; in the backward the tables learn. Collective: every rank."""
         (request,) = input
         if self.post_lookup_tracker_fn is not None:
+            # Here, because TorchRec calls its tracker in the lookup that this one replaces.
             self._track(request)
         names = request.features.keys()
         lengths = request.features.lengths().view(len(names), -1)
         found = zip(names, Rows.apply(self.anchor, self, request), lengths, strict=True)
+        # TorchRec expects something to wait for. Nothing is: the exchange has ended above.
         return LazyNoWait({name: JaggedTensor(values=rows, lengths=counts) for name, rows, counts in found})
 
     def _track(self, request: LookupRequest) -> None:
@@ -74,6 +80,8 @@ class CpuTables(ShardedEmbeddingCollection):
             names = [name for name, _ in group.tables]
             firsts = torch.tensor([first for _, first in group.tables])
             rows = request.rows[piece]
+            # What comes from a rank is sorted, and so is the list of tables: boundaries tell the rows of
+            # each. The last table ends where no row number reaches.
             ends = torch.searchsorted(rows, torch.cat([firsts[1:], rows.new_tensor([2**62])]))
             counts = ends.diff(prepend=ends.new_zeros(1))
             rows = rows - firsts.repeat_interleave(counts)
@@ -103,6 +111,7 @@ class Rows(torch.autograd.Function):
         with named("lookup"):
             mine = tables.exchange.outgoing("rows", (len(request.rows), tables._embedding_dim))
             for group, piece in tables.layout.pieces(request):
+                # Written where other ranks read it: rows are copied once on this side.
                 torch.index_select(group.weights, 0, request.rows[piece], out=mine.rows[piece])
         with named("output exchange"):
             found = tables.exchange.swap(mine, request.received, request.sent)()
@@ -114,6 +123,8 @@ class Rows(torch.autograd.Function):
         """Collective: every rank."""
         tables, request = ctx.tables, ctx.request
         sums = tables.exchange.outgoing("gradients", (sum(request.sent), tables._embedding_dim))
+        # The slot still holds an earlier step. Adding up here, before the exchange, sends as many rows as
+        # came.
         sums.rows.zero_()
         for inverse, gradient in zip(request.inverse_of_features(), gradients, strict=True):
             sums.rows.index_add_(0, inverse, gradient)
@@ -121,9 +132,11 @@ class Rows(torch.autograd.Function):
             mine = tables.exchange.swap(sums, request.sent, request.received)()
         with named("optimizer"):
             if tables._env.world_size > 1:
-                # The loss is the mean over ranks.
+                # The loss is the mean over ranks, and each rank's backward began with its own loss alone.
+                # TorchRec's exchange divides in the same way.
                 mine.div_(tables._env.world_size)
             learn(tables.layout, request, mine)
+        # The tables have learned already; there is no gradient left for an optimizer to take.
         return None, None, None
 
 

@@ -29,9 +29,12 @@ class FixedBuckets(DataParallelWrapper):
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         """Begin with the weights of rank 0, and average gradients from now on. Collective: every rank."""
         model = dmp.module.to(device)
+        # All but the tables, whose optimizer runs in the backward: each of their rows is on one rank only.
         dense = [value for _, value in in_backward_optimizer_filter(dmp.named_parameters())]
         if env.world_size == 1:
             return
+        # As DistributedDataParallel does: a rank that began with other weights would keep the difference for
+        # good.
         with torch.no_grad():
             for value in (*dense, *model.buffers()):
                 dist.broadcast(value.data, 0, env.process_group)
@@ -69,7 +72,10 @@ class GradientMean:
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for parameter in self.buckets[len(self.sent)]
         ]
+        # One message for many small tensors, each of which would cost a message of its own. Divided before
+        # the sum, as in DistributedDataParallel.
         flat = torch.cat([gradient.flatten() for gradient in gradients]).div_(dist.get_world_size(self.group))
+        # Not waited for: it travels while the backward computes the gradients of the layers before.
         self.sent.append((flat, dist.all_reduce(flat, group=self.group, async_op=True)))
 
     def _finish(self) -> None:

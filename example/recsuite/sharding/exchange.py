@@ -67,6 +67,7 @@ class Exchange:
         if self.world_size == 1:
             return lambda: outgoing.rows
         rows = outgoing.rows
+        # Both sides know all sizes from the exchange of keys, so rows need no message that announces them.
         incoming = rows.new_empty(sum(num_in), *rows.shape[1:])
         work = dist.all_to_all_single(incoming, rows, num_in, num_out, self.group, async_op=True)
 
@@ -104,12 +105,15 @@ class KeyMessages(KeyTransfer):
         super().__init__(keys, header)
         self.exchange = exchange
         self.ours = keys.rows.split(header[:, 1:].sum(1).tolist())
+        # Copies: what this message was sized by counts until it has come, whatever the exchange learns
+        # meanwhile.
         self.capacity_out, self.capacity_in = exchange.capacity_out.copy(), exchange.capacity_in.copy()
         width = header.size(1)
         sizes_out, sizes_in = (
             [width + capacity for capacity in capacities]
             for capacities in (self.capacity_out, self.capacity_in)
         )
+        # Zeros, because capacity that is not used is sent as well.
         outgoing, incoming = keys.rows.new_zeros(sum(sizes_out)), keys.rows.new_empty(sum(sizes_in))
         messages = outgoing.split(sizes_out)
         for message, head, part, capacity in zip(messages, header, self.ours, self.capacity_out, strict=True):
@@ -128,6 +132,7 @@ class KeyMessages(KeyTransfer):
         counts = self.header[:, 1:].sum(1).tolist()
         self.parts: list[torch.Tensor] = []
         for rank, (message, count) in enumerate(zip(self.messages, counts, strict=True)):
+            # A rank's own keys do not travel: its capacity for itself stays 0.
             if rank == self.exchange.rank:
                 self.parts.append(self.ours[rank])
             else:
@@ -140,6 +145,9 @@ class KeyMessages(KeyTransfer):
         group = self.exchange.group
         left = self.ours[rank][self.capacity_out[rank] :]
         rest = self.ours[rank].new_empty(max(0, count - self.capacity_in[rank]))
+        # Between these two ranks alone; the others do not learn that there was a second message. Both sides
+        # find out from counts and capacities that they have in common, so neither waits for one that is not
+        # sent.
         if len(left):
             self.work.append(dist.isend(left, group=group, group_dst=rank))
         if len(rest):

@@ -35,6 +35,7 @@ class TableGroup:
     @property
     def weights(self) -> torch.Tensor:
         """All rows, float32 [rows, D]."""
+        # FBGEMM keeps the tables of a group one after the other in one array; all of ours are equally wide.
         return self.kernel.weights_host.detach().view(-1, self.kernel.max_D)
 
     def learn(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
@@ -42,6 +43,8 @@ class TableGroup:
 
         The arithmetic is that of FBGEMM's EXACT_ROWWISE_ADAGRAD, at three times its speed on a CPU.
         """
+        # FBGEMM's own array, one number a row, so that TorchRec's state of the optimizer and our checkpoints
+        # see it.
         state = self.kernel.momentum1_host
         squares = torch.linalg.vector_norm(gradients, dim=1).square_().div_(gradients.size(1))
         sums = squares.add_(state.index_select(0, rows))
@@ -94,7 +97,7 @@ class TableLayout:
         }
         # TorchRec splits a table by rows into shards of equal size, but for the last.
         self.rows_in_shard = {
-            name: max(1, table.sharding_spec.shards[0].shard_sizes[0]) for name, table in plan.items()
+            name: table.sharding_spec.shards[0].shard_sizes[0] for name, table in plan.items()
         }
         self._num_keys = 0
         self._group_ends: list[int] = []
@@ -132,6 +135,8 @@ class TableLayout:
         found = []
         counts = features.length_per_key()
         for name, ids in zip(features.keys(), features.values().split(counts), strict=True):
+            # A row that is out of range would have the key of another table's row, and nothing would look
+            # wrong.
             self._check_range(name, ids)
             shifts = self.shifts[name]
             # A table in one shard needs no division.
@@ -163,13 +168,16 @@ class CountsExchange(Awaitable[Awaitable[LookupRequest]]):
         self.layout = layout
         self.features = features
         with named("input exchange"):
-            # Distinct: a row travels once for all its ids.
+            # Distinct: a row travels once for all its ids. Sorted as well, so the keys of one rank, and in it
+            # of one table group, are neighbours, and two boundaries say which they are.
             keys, self.inverse = torch.unique(layout.keys_of(features), return_inverse=True)
             ends = torch.searchsorted(keys, layout.group_ends)
             starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+            # The same number on every rank: a group for each kind of sharding, which may be empty.
             num_groups = len(layout.groups)
             self.sent = (ends - starts).view(-1, num_groups)
             outgoing = exchange.outgoing("keys", keys.shape, layout.key_dtype)
+            # Straight to where other ranks read it, and narrowed on the way.
             outgoing.rows.copy_(keys)
             header = torch.cat([starts[::num_groups, None], self.sent], dim=1)
             self.keys = exchange.send_keys(outgoing, header)
@@ -203,6 +211,7 @@ def learn(layout: TableLayout, request: LookupRequest, gradients: torch.Tensor) 
     pieces = list(layout.pieces(request))
     for group in layout.groups:
         mine = [piece for owner, piece in pieces if owner is group]
+        # What one rank asked for is distinct already, so it is not sorted again: always so on a single rank.
         if len(mine) == 1:
             group.learn(request.rows[mine[0]], gradients[mine[0]])
         elif mine:

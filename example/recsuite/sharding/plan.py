@@ -42,6 +42,7 @@ from recsuite.sharding.recommender import TrainableModel, make_model
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the table.
 INIT_BLOCK_ROWS = 4096
+# Chosen together with the learning rates, on real and on synthetic ratings.
 INIT_STD = 0.025
 ROWS_PER_RANK_WORTH_SPLITTING = 256
 # Share of a rank's memory that the planner leaves to the dense part, the batches and everything else.
@@ -55,13 +56,17 @@ def build_model(
 
     table_optimizer: FBGEMM's parameters of it. Collective: every rank.
     """
+    # Again, right before the dense weights are drawn: they must not depend on what else has drawn from
+    # torch's generator since the process began.
     torch.manual_seed(config.runtime.seed)
     model = make_model(columns, config.model)
     sharder = make_sharder(table_optimizer, config.training, config.runtime.timeout, context)
     plan = make_plan(model, sharder, columns, config.loader.batch_size, context)
+    # Tables are allocated here, each shard on the rank that owns it; before, they exist as shapes alone.
     sharded = DistributedModelParallel(
         model, device=context.device, plan=plan, sharders=[sharder], data_parallel_wrapper=FixedBuckets()
     )
+    # TorchRec's own initial rows come from the generator of each rank, so they would depend on the plan.
     fill_tables(sharded, config.runtime.seed)
     return sharded
 
@@ -106,6 +111,8 @@ def make_plan(
     constraints = {
         table.name: ParameterConstraints(
             sharding_types=[_sharding_type(table.rows, context.world_size).value],
+            # The kernel whose backward is the optimizer's step. Left to choose, the planner may take one that
+            # keeps rows in the host's memory and copies them to a GPU as they are needed, which is slower.
             compute_kernels=[EmbeddingComputeKernel.FUSED.value],
         )
         for table in columns.tables
@@ -114,6 +121,7 @@ def make_plan(
     planner = EmbeddingShardingPlanner(
         topology=_topology(memory, context),
         batch_size=batch_size,
+        # TorchRec's default estimates the dense part instead, and warns that it over-estimates.
         storage_reservation=FixedPercentageStorageReservation(RESERVED_FOR_DENSE),
         constraints=constraints,
         debug=False,
@@ -135,6 +143,7 @@ def _topology(memory: int, context: RuntimeContext) -> Topology:
     trainer = TrainerConfig(
         world_size=context.world_size,
         local_world_size=context.local_world_size,
+        # One of the two counts: that of the device on which the tables lie.
         hbm_cap_bytes=memory,
         ddr_cap_bytes=memory,
     )
@@ -168,6 +177,9 @@ def _fill_shard(shard: Shard, table: str, embedding_dim: int, seed: int) -> None
     num_rows, num_columns = shard.metadata.shard_sizes
     target = shard.tensor.detach()
     for block in range(first_row // INIT_BLOCK_ROWS, -(-(first_row + num_rows) // INIT_BLOCK_ROWS)):
+        # A digest, because seeds that lie close together, such as seed + block, would give the same rows to
+        # block 1 of one seed and block 0 of the next. Seven bytes are what a signed seed of 64 bits always
+        # takes.
         digest = hashlib.sha256(f"{seed}/{table}/{block}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
         rows = torch.randn(INIT_BLOCK_ROWS, embedding_dim, generator=generator) * INIT_STD
@@ -175,6 +187,7 @@ def _fill_shard(shard: Shard, table: str, embedding_dim: int, seed: int) -> None
             rows[UNKNOWN_ROW] = 0
         block_first = block * INIT_BLOCK_ROWS
         start, end = max(first_row, block_first), min(first_row + num_rows, block_first + INIT_BLOCK_ROWS)
+        # Drawn on the CPU for every device: a GPU's generator would draw other numbers from the same seed.
         part = rows[start - block_first : end - block_first, first_column : first_column + num_columns]
         target[start - first_row : end - first_row] = part.to(target.device)
 
@@ -182,6 +195,7 @@ def _fill_shard(shard: Shard, table: str, embedding_dim: int, seed: int) -> None
 def describe_plan(model: DistributedModelParallel, columns: Columns, config: ModelConfig) -> str:
     """A line a table: rows, dimension, how it is split, on which ranks, MiB of weights."""
     lines = [f"{'table':<12}{'rows':>12}{'dim':>5}  {'sharding':<12}{'ranks':<10}{'MiB':>8}"]
+    # One sharded module: all tables are in one collection.
     (module_plan,) = model.plan.plan.values()
     for table in columns.tables:
         parameter = module_plan[table.name]

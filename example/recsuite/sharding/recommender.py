@@ -41,19 +41,17 @@ class ModelInput(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """A copy on the device; without waiting when non_blocking and the tensors are pinned."""
-        return ModelInput(
-            self.features.to(device, non_blocking=non_blocking),
-            self.labels.to(device, non_blocking=non_blocking),
-            self.weights.to(device, non_blocking=non_blocking),
-            self.history_labels.to(device, non_blocking=non_blocking),
-        )
+        return ModelInput(*(part.to(device, non_blocking=non_blocking) for part in self._parts()))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until the stream has used it."""
-        self.features.record_stream(stream)
-        self.labels.record_stream(stream)
-        self.weights.record_stream(stream)
-        self.history_labels.record_stream(stream)
+        # A pipeline copies on a stream of its own. Without this the allocator would give the memory to
+        # another tensor as soon as Python drops this one, while kernels that read it still wait.
+        for part in self._parts():
+            part.record_stream(stream)
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self.features, self.labels, self.weights, self.history_labels
 
 
 class Output(NamedTuple):
@@ -104,6 +102,8 @@ class TrainableModel(nn.Module):
     def __init__(self, recommender: Recommender, loss: nn.Module) -> None:
         super().__init__()
         self.recommender = recommender
+        # Inside, and not after the model: TorchRec's pipelines call the model with a batch, add up the first
+        # of what it returns and run the backward from there.
         self.loss = loss
 
     @property
@@ -126,6 +126,8 @@ def make_embeddings(tables: Sequence[Table], embedding_dim: int) -> EmbeddingCol
                 name=table.name,
                 embedding_dim=embedding_dim,
                 num_embeddings=table.rows,
+                # One feature for each table. Two features that shared a table would need another way from the
+                # names of features to those of tables, in checkpoints and in the tracking of rows too.
                 feature_names=[table.name],
             )
             for table in tables

@@ -46,8 +46,11 @@ class SharedExchange(Exchange):
         self.buffers = {rank: buffer for rank, buffer in enumerate(buffers) if buffer is not None}
         self.timeout = timeout
         self.processes = {rank: watch_process(pid) for rank, pid in enumerate(pids) if rank in self.buffers}
+        # Counted by each rank for itself. Every rank takes part in every exchange, so all count alike, and a
+        # message needs no other address than its channel and its number.
         self.sequences = dict.fromkeys(CHANNELS, 0)
         slots = range(len(CHANNELS) * SLOTS)
+        # Views that are made once: a waiting rank looks at them thousands of times.
         self.headers = {
             rank: [header_of(buffer, slot) for slot in slots] for rank, buffer in self.buffers.items()
         }
@@ -71,8 +74,12 @@ class SharedExchange(Exchange):
             self._publish(outgoing, num_out)
 
         def wait() -> torch.Tensor:
+            # A rank waits for itself too, which costs one look: its own rows take the same way as those of
+            # others.
             firsts = starts or [self._wait_for(rank, outgoing) for rank in range(self.world_size)]
             of_ranks = zip(range(self.world_size), firsts, num_in, strict=True)
+            # Joined in memory of this rank's own: whoever takes the rows looks up in all of them at once, and
+            # may change them in place, which must not reach into the buffers of others.
             return torch.cat([self._rows_of(rank, outgoing, first, count) for rank, first, count in of_ranks])
 
         return wait
@@ -98,12 +105,15 @@ class SharedExchange(Exchange):
         """
         header = self.headers[rank][outgoing.slot]
         begin = time.monotonic()
+        # Another process writes it; numpy reads the memory at each look.
         while header[0] != outgoing.sequence:
             waited = time.monotonic() - begin
             if waited < SPIN_SECONDS:
                 # Yields the core: with more ranks than cores the other one needs it to get here.
                 os.sched_yield()
                 continue
+            # A shared memory has no connection that could break: nothing but time, and the kernel's word that
+            # the process has ended, tells that no rows will come.
             if waited > self.timeout:
                 raise LostPeerError(f"timed out: rank {rank} has sent no rows for {self.timeout:.0f} s")
             # Looked at again, for it may have published its rows just before it ended.
@@ -124,6 +134,7 @@ class SharedKeys(KeyTransfer):
         super().__init__(keys, header)
         self.exchange = exchange
         one_each = [1] * exchange.world_size
+        # A row for each rank, so the exchange of rows is the exchange of headers: each takes its own row.
         mine = exchange.outgoing("counts", header.shape, header.dtype)
         mine.rows.copy_(header)
         self.wait = exchange.swap(mine, one_each, one_each)
@@ -159,6 +170,8 @@ class MixedExchange(SharedExchange):
         parts = zip(outgoing.rows.split(num_out), far_out, strict=True)
         leaving = torch.cat([outgoing.rows[:0], *(part for part, count in parts if count)])
         arriving = leaving.new_empty(sum(far_in), *leaving.shape[1:])
+        # Ranks of this machine take part with nothing to send or to receive: a collective needs all of its
+        # group.
         work = dist.all_to_all_single(arriving, leaving, far_in, far_out, self.group, async_op=True)
 
         def wait() -> torch.Tensor:
@@ -184,8 +197,12 @@ def open_exchange(group: Any, timeout: float) -> Exchange:
         return Exchange(group)
     buffers, mapped, peers = map_buffers(group)
     rank, ranks = dist.get_rank(group), range(len(peers))
+    # In both directions, because each of the two reads from the other.
     pairs = {(one, other) for one in ranks for other in ranks if mapped[one][other] and mapped[other][one]}
     alone = {(rank, rank) for rank in ranks}
+    # All ranks decide from the same table, and so alike: exchanges of different kinds would wait for each
+    # other. A rank that could not even make its own buffer has nothing that others could read, so all use
+    # gloo.
     if pairs == alone or not alone <= pairs:
         return Exchange(group)
     buffers = [buffer if (rank, other) in pairs else None for other, buffer in enumerate(buffers)]

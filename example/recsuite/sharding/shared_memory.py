@@ -30,7 +30,7 @@ SLOTS = 3
 # Virtual, like the whole file: more than a step moves. A sparse file takes only the memory that is written.
 SLOT_BYTES = 2**33
 BUFFER_BYTES = len(CHANNELS) * SLOTS * SLOT_BYTES
-# At the end of a slot, int64: the sequence number, and an index for each rank.
+# At the end of a slot, int64: the sequence number, and an index for each rank, of which there may be 8,191.
 HEADER_BYTES = 2**16
 
 
@@ -70,12 +70,15 @@ def map_buffers(group: Any) -> tuple[list[torch.Tensor | None], list[list[bool]]
     """Make the buffer of this rank, and map those of all: rank to buffer, None where this rank cannot have
     it; for each rank, which ones it has mapped; and the ranks. Collective: every rank.
     """
+    # Drawn, because two containers may have the same process numbers: a path of one that also exists in the
+    # other is told from the right one by this name alone.
     name = f"exchange-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
         mine = Peer(_make_file(name, stack), name, os.getpid())
         peers: list[Peer] = all_gather_object(lambda: mine, group)
         buffers = [map_file(peer.path, peer.name) for peer in peers]
         # The file descriptors close here, once all ranks have mapped the files: a mapping keeps its file.
+        # Everybody learns who has mapped what, so that all come to the same decision on how to exchange.
         mapped = all_gather_object(lambda: [buffer is not None for buffer in buffers], group)
     return buffers, mapped, peers
 
@@ -98,6 +101,8 @@ def map_file(path: str, name: str) -> torch.Tensor | None:
         # On another machine, or in another container, the same path may be another file.
         if os.readlink(path) != f"/memfd:{name} (deleted)":
             return None
+        # Through /proc, so that neither a file with a name nor a socket is needed to hand it over. The kernel
+        # asks for the same rights as for debugging that process; where they are missing, ranks use gloo.
         return torch.from_file(path, shared=True, size=BUFFER_BYTES, dtype=torch.uint8)
     except (OSError, RuntimeError):
         return None
@@ -106,6 +111,8 @@ def map_file(path: str, name: str) -> torch.Tensor | None:
 def watch_process(pid: int) -> select.poll | None:
     """An object whose `poll` tells that a process has ended; None where the system cannot tell."""
     try:
+        # A descriptor stands for this process alone. A number may be given to another process once it has
+        # ended.
         descriptor = os.pidfd_open(pid)
     except (AttributeError, OSError):
         return None
