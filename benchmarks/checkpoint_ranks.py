@@ -339,7 +339,7 @@ def training_steps(
         feed = InputPipeline(loader)
         batches = (batch for epoch in range(2**31) for batch in feed.batches("train", epoch))
         learner.model.train()
-        pipeline = make_pipeline(learner, config, context)
+        pipeline = make_pipeline(learner, config.training, context)
 
         def step() -> float:
             batch = iter([next(batches)])

@@ -82,7 +82,7 @@ class Here:
         learner = build_train_state(columns, config, context)
         learner.model.train()
         self.learner = learner
-        self.pipeline = make_pipeline(learner, config, context)
+        self.pipeline = make_pipeline(learner, config.training, context)
         self.feeds: dict[int, Iterator[Any]] = {}
 
     def _batches(self, batch_size: int) -> Iterator[Any]:

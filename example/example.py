@@ -98,7 +98,7 @@ def restore_and_report(config: Config, context: RuntimeContext) -> None:
 
         train_state = build_train_state(data.columns, config, context)
         progress = restore_chosen(config, train_state, data.columns, context).progress
-        evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config, context)
+        evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
         test = evaluator.test(train_state.model, progress.epoch)
     say_results(describe_step(progress), test, data.columns, config, context)
 

@@ -41,6 +41,24 @@ def explained(what: str, advice: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def locked(path: Path, doing: str, deadline: float) -> Iterator[None]:
+    """Hold a lock of all processes that name this file, which stays where it is.
+
+    Raises:
+        UserError: when another process keeps it for `deadline` seconds; `doing` says what it does meanwhile.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(path, timeout=deadline):
+            yield
+    except Timeout:
+        raise UserError(
+            f"Another process has been {doing} for {deadline:.0f} s; end it and start again."
+        ) from None
+
+
+@contextlib.contextmanager
 def written_aside(final: Path, aside: Path | None = None) -> Iterator[Path]:
     """A path beside `final` for a file or a folder, which gets the final name in one rename at the end.
 

@@ -251,7 +251,7 @@ def parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Of small data, from which columns are made as often as need be."""
     write_synthetic(tmp_path / "data", 1_000, seed=0)
     config = Config.of(data_path=str(tmp_path / "data"))
-    raw = read(*locate(config), config)
+    raw = read(*locate(config.data, config.runtime.seed), config.data)
     # What is made again is always the same; to parse it anew would take most of the time.
     monkeypatch.setattr("recsuite.datasets.preparation.cache.read", lambda *arguments: raw)
     return config

@@ -121,7 +121,7 @@ def test_weights_make_the_mean_over_ranks_the_mean_over_real_rows(columns: Colum
 def test_a_batch_holds_the_features_that_the_files_say(
     columns: Columns, config: Config, synthetic_folder: Path
 ) -> None:
-    raw = read(*locate(config), config)
+    raw = read(*locate(config.data, config.runtime.seed), config.data)
     vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_text())
     batch = EventBatches(columns, config, 0, 1)[Request("test", 0, 0)]
     # The first test rating is the oldest of the newest fifth.

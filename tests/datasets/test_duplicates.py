@@ -56,7 +56,7 @@ def test_of_several_ratings_one_counts(
     tmp_path: Path, how: str, counting: list[tuple[int, int, float, int]], words: str
 ) -> None:
     config = write(tmp_path, RATINGS).replaced(duplicates=how)
-    raw = read(*locate(config), config)
+    raw = read(*locate(config.data, config.runtime.seed), config.data)
     found = raw.events
     columns = (found.user_id, found.item_id, found.label, found.time)
     assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == sorted(ONCE + counting)
@@ -74,7 +74,7 @@ def test_of_several_ratings_one_counts(
 def test_ratings_without_duplicates_stay_as_they_are_and_nothing_is_said(tmp_path: Path) -> None:
     for how in ("last", "first", "mean", "keep"):
         config = write(tmp_path, ONCE).replaced(duplicates=how)
-        raw = read(*locate(config), config)
+        raw = read(*locate(config.data, config.runtime.seed), config.data)
         assert raw.events.label.tolist() == [4.0, 2.0, 3.5]
         assert (raw.skipped, raw.num_skipped) == ([], 0)
 

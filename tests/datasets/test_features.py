@@ -117,7 +117,7 @@ def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(
         monkeypatch.setattr("recsuite.datasets.preparation.cache.SCHEMA", schema_of(table))
         with open_data(config, context) as data:
             train_state = build_train_state(data.columns, config, context)
-            evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config, context)
+            evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
             assert isinstance(evaluator, RankingEvaluator)
             ranks.append(evaluator.ranks(train_state.model, "test", 0))
     assert len(set(ranks[0])) > 50

@@ -165,6 +165,6 @@ def test_both_loops_train_either_task_alike(
         sampler = EpochSampler(EventBatches(columns, tried, 0, 1))
         input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, tried))
         train_state = build_train_state(columns, tried, context)
-        losses.append(train_epoch(train_state, input_pipeline, Progress(), tried, context))
+        losses.append(train_epoch(train_state, input_pipeline, Progress(), tried.training, context))
     assert losses[0].tolist() == losses[1].tolist()
     assert losses[0][-2:].mean() < losses[0][:2].mean()

@@ -51,7 +51,10 @@ def test_tensorboard_shows_every_step_with_its_loss_and_rates(watched: tuple[str
     mean = sum(loss * weight for loss, weight in zip(first, weights, strict=True)) / sum(weights)
     assert mean == pytest.approx(report["epochs"][0]["train_loss"])
     config = Config.of(batch_size=1024)
-    for name, first_rate in (("tables", table_rate(config, 2)), ("dense", config.optimizer.dense_lr)):
+    for name, first_rate in (
+        ("tables", table_rate(config.optimizer, 2 * config.loader.batch_size)),
+        ("dense", config.optimizer.dense_lr),
+    ):
         rates = [rate for _, rate in shown[f"learning_rate/{name}"]]
         assert len(rates) == 2 * STEPS_OF_AN_EPOCH
         assert rates[0] == pytest.approx(first_rate)

@@ -41,7 +41,7 @@ def trained(config: Config, context: RuntimeContext) -> tuple[torch.Tensor, dict
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
     train_state = build_train_state(columns, config, context)
     input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
-    losses = train_epoch(train_state, input_pipeline, Progress(), config, context)
+    losses = train_epoch(train_state, input_pipeline, Progress(), config.training, context)
     state = {
         name: (value.local_shards()[0].tensor if isinstance(value, ShardedTensor) else value).detach().clone()
         for name, value in tensors_of(train_state).items()

@@ -71,7 +71,7 @@ class Reference:
                 assert table.grad is not None
                 self.sums[name] += table.grad.square().mean(dim=1)
                 step = table.grad / (self.sums[name].sqrt() + 1e-8).unsqueeze(1)
-                table -= table_rate(self.config, 1) * left * step
+                table -= table_rate(self.config.optimizer, self.config.loader.batch_size) * left * step
                 table *= math.exp(-self.config.optimizer.weight_decay * left * share)
                 table.grad = None
 
@@ -113,7 +113,7 @@ def test_every_row_decays_as_if_each_step_had_shrunk_the_whole_table(synthetic_f
                 left = 1 - position.samples / num_train / config.training.epochs
                 reference.step(batch, left, size / num_train)
                 position = dataclasses.replace(position, samples=position.samples + size)
-            train_epoch(train_state, input_pipeline, Progress(), config, context)
+            train_epoch(train_state, input_pipeline, Progress(), config.training, context)
         after = rows_of(train_state)
     finally:
         cleanup_runtime()

@@ -351,7 +351,7 @@ def input_pipeline_of(columns: Any, config: Config, context: RuntimeContext) -> 
 def evaluate(train_state: Any, columns: Any, config: Config, context: RuntimeContext) -> dict[str, float]:
     from recsuite.training.evaluation import make_evaluator
 
-    evaluator = make_evaluator(input_pipeline_of(columns, config, context), columns, config, context)
+    evaluator = make_evaluator(input_pipeline_of(columns, config, context), columns, config.model, context)
     return evaluator.test(train_state.model, 0)
 
 
@@ -374,7 +374,7 @@ def advance(
     train_state.model.train()
     losses: list[float] = []
     while len(losses) < num_steps:
-        pipeline = make_pipeline(train_state, config, context)
+        pipeline = make_pipeline(train_state, config.training, context)
         batches = input_pipeline.batches("train", progress.epoch, progress.samples)
         sizes = input_pipeline.loader.dataset.step_sizes("train", progress.samples)
         for size in sizes[: num_steps - len(losses)]:

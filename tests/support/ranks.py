@@ -77,7 +77,7 @@ def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any
 
     train_state, input_pipeline = build(columns, config, context)
     with input_pipeline.loader:
-        return make_evaluator(input_pipeline, columns, config, context).test(train_state.model, 0)
+        return make_evaluator(input_pipeline, columns, config.model, context).test(train_state.model, 0)
 
 
 def train_all(
@@ -89,12 +89,12 @@ def train_all(
     from recsuite.training.steps import train_epoch
 
     train_state, input_pipeline = build(columns, config, context)
-    evaluator = make_evaluator(input_pipeline, columns, config, context)
+    evaluator = make_evaluator(input_pipeline, columns, config.model, context)
     losses = []
     with input_pipeline.loader:
         for epoch in range(config.training.epochs):
             position = Progress(0, epoch)
-            found = train_epoch(train_state, input_pipeline, position, config, context)
+            found = train_epoch(train_state, input_pipeline, position, config.training, context)
             losses.append(found.tolist())
             metrics = evaluator.test(train_state.model, epoch)
     return losses, metrics, optimizer_sums(train_state)
@@ -134,7 +134,7 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     evaluation.SCORES_AT_ONCE, sharding.INIT_STD, usual = 2**13, std, sharding.INIT_STD
     train_state, input_pipeline = build(columns, config, context)
     sharding.INIT_STD = usual
-    evaluator = RankingEvaluator(input_pipeline, columns, config, context)
+    evaluator = RankingEvaluator(input_pipeline, columns, config.model.embedding_dim, context)
     ranks = {split: evaluator.ranks(train_state.model, split, 0).tolist() for split in ("validation", "test")}
     vectors = {}
     for split in ("validation", "test", "catalogue"):
@@ -154,7 +154,7 @@ def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContex
 
     config = config.replaced(pipeline="sparse_dist")
     train_state, input_pipeline = build(columns, config, context)
-    pipeline = make_pipeline(train_state, config, context)
+    pipeline = make_pipeline(train_state, config.training, context)
     assert not isinstance(pipeline, PlainSteps)
     # To the end, for it exchanges the ids of batches ahead.
     batches = input_pipeline.batches("test", epoch=0)

@@ -101,8 +101,8 @@ class Checkpointer:
         rows = self.writer.touched.get_unique_ids() if self.writer.next_is_delta else None
         everyones = all_gather_object(lambda: (float(step.loss), unsound(self.tensors, rows)), self.group)
         losses, faults = zip(*everyones, strict=True)
-        check_finite(np.array(losses).max(keepdims=True), step.progress.step - 1, self.config)
-        check_sound(faults, step.progress.step, self.config)
+        check_finite(np.array(losses).max(keepdims=True), step.progress.step - 1, self.config.optimizer)
+        check_sound(faults, step.progress.step, self.config.optimizer)
 
     def _end_if(self, stop: int, progress: Progress) -> None:
         """End the process if the ranks agreed to, when what was written for that is on the disk."""

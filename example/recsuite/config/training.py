@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from recsuite.config.section import Section, require
 
+# How many items a ranking is judged by: the K of HR@K and NDCG@K. Here, as metrics and tasks may not import
+# each other.
+TOP = 10
 # Of --mlp_dims.
 WIDEST, DEEPEST = 2**14, 100
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from recsuite.config.training import TOP
+
 # The name of a metric to its value, NaN where it is not defined.
 Metrics = dict[str, float]
 
 # A label of 4 or more counts as a recommendation.
 LIKED = 4.0
-# How many items are recommended: the K of HR@K and NDCG@K.
-TOP = 10
 # Newton's method doubles the digits in each round; the ridge keeps a calibration finite where predictions
 # put all liked items above all others, and is too small to be seen elsewhere.
 CALIBRATION_ROUNDS = 25

@@ -53,19 +53,19 @@ def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
     everyones = once_per_node(context, lambda: (gethostname(), open_columns(config)), PREPARATION_DEADLINE)
     _check_same_data(everyones)
     columns = everyones[context.rank][1]
-    context.say(describe_data(columns, config))
+    context.say(describe_data(columns, config.data.split))
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         yield Data(columns, loader)
 
 
-def describe_data(columns: Columns, config: Config) -> str:
+def describe_data(columns: Columns, split: str) -> str:
     """What is trained on, and whatever was left out of it."""
     schema = columns.schema
     sizes = (
         f"{columns.source}: {columns.num_train:,} {schema.labels} for training, "
         f"{columns.num_validation:,} for validation, {columns.num_test:,} for the test "
-        f"(--split {config.data.split}), {counted(columns.num_users, schema.user)}, "
+        f"(--split {split}), {counted(columns.num_users, schema.user)}, "
         f"{counted(columns.num_items, schema.item)}"
     )
     return "\n".join([sizes, *columns.notes])

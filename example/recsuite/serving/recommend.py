@@ -70,8 +70,8 @@ def open_viewer(model: ServedModel, config: Config) -> Viewer:
     written = model.snapshot.trained
     recorded = checked_flags(written, model.snapshot.config)
     config = _with_data_of(written, recorded, config)
-    folder, layout = locate(config)
-    raw = read(folder, layout, config)
+    folder, layout = locate(config.data, config.runtime.seed)
+    raw = read(folder, layout, config.data)
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
         name, ids = SCHEMA.name_of(entity), frame[SCHEMA.column_of(entity)]
         strange = model.snapshot.vocabulary.get(name, {}).keys() - set(ids.tolist())

@@ -31,10 +31,10 @@ def check_data(config: Config) -> list[Finding]:
     from recsuite.datasets.source import NUM_EVENTS, find_files, locate
 
     try:
-        source, files = find_files(config)
+        source, files = find_files(config.data, config.runtime.seed)
         if files:
             # Refuses files of another set.
-            locate(config)
+            locate(config.data, config.runtime.seed)
         for path in files:
             path.open("rb").close()
         size = sum(path.stat().st_size for path in files)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recsuite.config.config import Config
+from recsuite.config.training import ModelConfig
 from recsuite.datasets.batches import EventBatches, places_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import (
@@ -49,13 +49,13 @@ class Evaluator(Protocol):
 
 
 def make_evaluator(
-    input_pipeline: InputPipeline, columns: Columns, config: Config, context: RuntimeContext
+    input_pipeline: InputPipeline, columns: Columns, config: ModelConfig, context: RuntimeContext
 ) -> Evaluator:
     """The evaluator that the configured task asks for. Not collective."""
-    task = task_named(config.model.task)
+    task = task_named(config.task)
     if task.evaluation == "predictions":
         return PredictionEvaluator(task, input_pipeline, columns, context)
-    return RankingEvaluator(input_pipeline, columns, config, context)
+    return RankingEvaluator(input_pipeline, columns, config.embedding_dim, context)
 
 
 class PredictionEvaluator:
@@ -164,11 +164,11 @@ class RankingEvaluator:
     """
 
     def __init__(
-        self, input_pipeline: InputPipeline, columns: Columns, config: Config, context: RuntimeContext
+        self, input_pipeline: InputPipeline, columns: Columns, embedding_dim: int, context: RuntimeContext
     ) -> None:
         self.input_pipeline = input_pipeline
         self.context = context
-        self.embedding_dim = config.model.embedding_dim
+        self.embedding_dim = embedding_dim
         self.cases = {
             split: Cases(columns, input_pipeline.loader.dataset, split) for split in ("validation", "test")
         }

@@ -20,7 +20,6 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recsuite.checkpoint.storage.manifest import Progress
-from recsuite.config.config import Config
 from recsuite.config.training import OptimizerConfig
 
 # The global batch that --lr is for.
@@ -30,20 +29,20 @@ TABLE_EPS = 1e-8
 PARTS = ("tables", "dense")
 
 
-def table_rate(config: Config, world_size: int) -> float:
-    """The learning rate of the tables for the global batch of a run, at its beginning.
+def table_rate(config: OptimizerConfig, global_batch: int) -> float:
+    """The learning rate of the tables for the events in a step of all ranks, at the beginning of a run.
 
     Adagrad's steps have the size of the rate whatever the gradient, so a row moves with the root of the
     number of steps; with the root of the batch in the rate, it learns as much on any number of ranks.
     """
-    return config.optimizer.lr * math.sqrt(config.loader.batch_size * world_size / REFERENCE_BATCH)
+    return config.lr * math.sqrt(global_batch / REFERENCE_BATCH)
 
 
-def table_optimizer(config: Config, world_size: int) -> dict[str, Any]:
+def table_optimizer(config: OptimizerConfig, global_batch: int) -> dict[str, Any]:
     """The optimizer of the tables, in the words of FBGEMM, whose kernels it is a part of."""
     return {
         "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        "learning_rate": table_rate(config, world_size),
+        "learning_rate": table_rate(config, global_batch),
         "eps": TABLE_EPS,
     }
 

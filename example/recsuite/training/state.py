@@ -19,10 +19,13 @@ from recsuite.training.optimizer import make_optimizer, set_rates, table_optimiz
 
 @dataclass(frozen=True)
 class TrainState:
-    """All that learns: the model, and the optimizer of its tables and of its dense part as one."""
+    """All that learns: the model, the optimizer of its tables and of its dense part as one, and the decay of
+    the tables in a pass, see `RowScale`.
+    """
 
     model: DistributedModelParallel
     optimizer: CombinedOptimizer
+    weight_decay: float
 
     @property
     def row_scale(self) -> torch.Tensor:
@@ -40,8 +43,9 @@ def build_train_state(columns: Columns, config: Config, context: RuntimeContext)
     Raises:
         UserError: when the tables do not fit the memory of the ranks.
     """
-    model = build_model(columns, config, context, table_optimizer(config, context.world_size))
-    return TrainState(model, make_optimizer(model, config.optimizer))
+    global_batch = config.loader.batch_size * context.world_size
+    model = build_model(columns, config, context, table_optimizer(config.optimizer, global_batch))
+    return TrainState(model, make_optimizer(model, config.optimizer), config.optimizer.weight_decay)
 
 
 def has_epochs_left(progress: Progress, config: TrainingConfig) -> bool:

@@ -13,7 +13,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recsuite.checkpoint.storage.manifest import Progress
-from recsuite.config.config import Config
+from recsuite.config.training import TrainingConfig
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import STEP, named
 from recsuite.sharding.recommender import ModelInput, Output
@@ -53,15 +53,13 @@ class PlainSteps:
 
 
 def make_pipeline(
-    train_state: TrainState, config: Config, context: RuntimeContext
+    train_state: TrainState, config: TrainingConfig, context: RuntimeContext
 ) -> PlainSteps | TrainPipelineSparseDist:
     """What makes the steps. TorchRec's pipeline overlaps the copy and the exchange of ids of the next batches
     with this one's computation; on a CPU there is nothing free to overlap with.
     """
     overlaps = (
-        context.device.type == "cuda"
-        if config.training.pipeline == "auto"
-        else config.training.pipeline == "sparse_dist"
+        context.device.type == "cuda" if config.pipeline == "auto" else config.pipeline == "sparse_dist"
     )
     kind = TrainPipelineSparseDist if overlaps else PlainSteps
     return kind(train_state.model, train_state.optimizer, context.device)
@@ -71,7 +69,7 @@ def train_epoch(
     train_state: TrainState,
     input_pipeline: InputPipeline,
     progress: Progress,
-    config: Config,
+    config: TrainingConfig,
     context: RuntimeContext,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> np.ndarray:
@@ -82,9 +80,9 @@ def train_epoch(
     train_state.model.train()
     pipeline = make_pipeline(train_state, config, context)
     dataset = input_pipeline.loader.dataset
-    num_train, epochs = len(dataset.ranges["train"]), config.training.epochs
+    num_train, epochs = len(dataset.ranges["train"]), config.epochs
     step_sizes = dataset.step_sizes("train", progress.samples)
-    scale = RowScale(train_state.row_scale, config.optimizer.weight_decay)
+    scale = RowScale(train_state.row_scale, train_state.weight_decay)
     losses = torch.zeros(len(step_sizes), device=context.device)
     batches = input_pipeline.batches("train", progress.epoch, progress.samples)
     for number, size in enumerate(step_sizes):

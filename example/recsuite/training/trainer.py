@@ -80,7 +80,7 @@ class Trainer:
         with self.phase(self.checkpointer.phase):
             self.checkpointer.begin(self.train_state)
         # It maps its columns now: like the loader, the training continues when the files are removed.
-        self.evaluator = make_evaluator(self.input_pipeline, data.columns, config, context)
+        self.evaluator = make_evaluator(self.input_pipeline, data.columns, config.model, context)
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
         """A context around one of `callbacks.PHASES`."""
@@ -125,10 +125,15 @@ class Trainer:
         start = time.perf_counter()
         with self.phase("steps"):
             losses = train_epoch(
-                self.train_state, self.input_pipeline, before, self.config, self.context, self._after_step
+                self.train_state,
+                self.input_pipeline,
+                before,
+                self.config.training,
+                self.context,
+                self._after_step,
             )
         seconds = time.perf_counter() - start
-        check_finite(losses, before.step, self.config)
+        check_finite(losses, before.step, self.config.optimizer)
         data_wait = _largest(self.input_pipeline.seconds_waited / seconds, self.context)
         # Steps are of different sizes, so their losses are weighted with their events.
         train_loss = float(np.average(losses, weights=step_sizes))
@@ -152,7 +157,7 @@ class Trainer:
             tensors = self.checkpointer.tensors
             # Also where the loss was a number: a model may be broken and still give one.
             faults = all_gather_object(lambda: unsound(tensors))
-            check_sound(faults, self.progress.step, self.config)
+            check_sound(faults, self.progress.step, self.config.optimizer)
             return self.evaluator.validate(self.train_state.model, self.progress.epoch - 1)
 
     def _judged(self, validation: Metrics) -> Progress:

@@ -13,8 +13,7 @@ import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.checkpoint.storage.manifest import Progress
-from recsuite.config.config import Config
-from recsuite.config.training import TrainingConfig
+from recsuite.config.training import OptimizerConfig, TrainingConfig
 from recsuite.errors import UserError
 from recsuite.runtime.collectives import all_gather_object
 from recsuite.runtime.host import free_memory
@@ -142,7 +141,7 @@ class BestInMemory(Checkpointer):
         return self._best
 
 
-def check_finite(losses: np.ndarray, step: int, config: Config) -> None:
+def check_finite(losses: np.ndarray, step: int, config: OptimizerConfig) -> None:
     """Refuse to continue after a loss that is not a number; `losses` are those of the steps after `step`.
 
     Raises:
@@ -152,11 +151,11 @@ def check_finite(losses: np.ndarray, step: int, config: Config) -> None:
     if len(bad):
         raise UserError(
             f"The loss is {losses[bad[0]]} at step {step + bad[0] + 1}: the training diverged with --lr "
-            f"{config.optimizer.lr} --dense_lr {config.optimizer.dense_lr}; give smaller ones."
+            f"{config.lr} --dense_lr {config.dense_lr}; give smaller ones."
         )
 
 
-def check_sound(faults: Sequence[str], step: int, config: Config) -> None:
+def check_sound(faults: Sequence[str], step: int, config: OptimizerConfig) -> None:
     """Refuse a model of which any rank found a fault, see `unsound`; `faults` are those of all ranks.
 
     Raises:
@@ -166,6 +165,6 @@ def check_sound(faults: Sequence[str], step: int, config: Config) -> None:
     if fault:
         raise UserError(
             f"After step {step:,} {fault}, and a trained model has only finite numbers and no weight beyond "
-            f"{LARGEST_WEIGHT:,.0f}: the training diverged with --lr {config.optimizer.lr} --dense_lr "
-            f"{config.optimizer.dense_lr}; give smaller ones. What was dumped before is as it was."
+            f"{LARGEST_WEIGHT:,.0f}: the training diverged with --lr {config.lr} --dense_lr "
+            f"{config.dense_lr}; give smaller ones. What was dumped before is as it was."
         )

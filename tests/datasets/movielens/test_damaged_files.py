@@ -199,7 +199,7 @@ def read_damaged(draw: Draw, folder: Path) -> str:
     every_column = draw.integers(5) == 0
 
     def act() -> None:
-        raw = read(*locate(config), config)
+        raw = read(*locate(config.data, config.runtime.seed), config.data)
         assert len(raw.events.label) > 0
         assert LOWEST_RATING <= raw.events.label.min() <= raw.events.label.max() <= HIGHEST_RATING
         assert 0 <= raw.events.time.min() <= raw.events.time.max() <= LAST_TIME

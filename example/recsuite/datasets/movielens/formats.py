@@ -12,10 +12,8 @@ from os.path import isfile
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
 
-from recsuite.config.config import Config
-from recsuite.config.data import OFFICIAL_SPLITS
+from recsuite.config.data import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.movielens.parsing.entities import read_movies, read_users
 from recsuite.datasets.movielens.parsing.ratings import read_ratings
 from recsuite.datasets.movielens.parsing.reader import LAYOUTS, Layout, Reader
@@ -23,7 +21,7 @@ from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.duplicates import settle
 from recsuite.datasets.schema import Events, RawData
 from recsuite.errors import UserError
-from recsuite.files import reason_of
+from recsuite.files import explained, locked
 
 DATA_ROOT = Path(__file__).resolve().parents[4] / "data"
 # Long enough for the largest archive on a slow line; a wait beyond it is a fault.
@@ -47,7 +45,7 @@ COLUMN = re.compile(
 )
 
 
-def locate(config: Config) -> tuple[Path, Layout]:
+def locate(config: DataConfig, seed: int) -> tuple[Path, Layout]:
     """The folder that holds the files, obtained first where a name was given and nothing lies there.
 
     Writes that folder, and a lock and unfinished work beside it under hidden names; safe when two launches
@@ -56,9 +54,9 @@ def locate(config: Config) -> tuple[Path, Layout]:
     Raises:
         UserError: when there is nothing to read, or it cannot be had.
     """
-    dataset, folder, layout = _look(config)
+    dataset, folder, layout = _look(config, seed)
     if layout is None:
-        _obtain(dataset, folder, config)
+        _obtain(dataset, folder, config, seed)
         layout = _find_layout(folder)
     if layout is None or (dataset and dataset not in layout.datasets):
         raise UserError(
@@ -66,25 +64,24 @@ def locate(config: Config) -> tuple[Path, Layout]:
             "give another --data_path, or leave --dataset out to read what lies there."
         )
     if dataset == "synthetic":
-        _check_synthetic(folder, config)
+        _check_synthetic(folder, config, seed)
     return folder, layout
 
 
-def find_files(config: Config) -> tuple[Path, list[Path]]:
+def find_files(config: DataConfig, seed: int) -> tuple[Path, list[Path]]:
     """The folder of the files, and those that lie there now; obtains nothing.
 
     Raises:
         UserError: when there is nothing to read, and no set to obtain was named.
     """
-    _, folder, layout = _look(config)
-    return folder, [] if layout is None else source_files(folder, layout, config.data.split)
+    _, folder, layout = _look(config, seed)
+    return folder, [] if layout is None else source_files(folder, layout, config.split)
 
 
-def _look(config: Config) -> tuple[str, Path, Layout | None]:
-    dataset = "synthetic" if config.data.is_synthetic else config.data.dataset
-    folder = (
-        Path(config.data.data_path) if config.data.data_path else DATA_ROOT / _folder_name(dataset, config)
-    )
+def _look(config: DataConfig, seed: int) -> tuple[str, Path, Layout | None]:
+    dataset = "synthetic" if config.is_synthetic else config.dataset
+    name = f"synthetic-{config.synthetic_ratings}-seed{seed}" if dataset == "synthetic" else dataset
+    folder = Path(config.data_path) if config.data_path else DATA_ROOT / name
     # A folder such as "." has no name until then.
     folder = folder.absolute()
     layout = _find_layout(folder)
@@ -97,20 +94,20 @@ def _look(config: Config) -> tuple[str, Path, Layout | None]:
     return dataset, folder, layout
 
 
-def read(folder: Path, layout: Layout, config: Config) -> RawData:
+def read(folder: Path, layout: Layout, config: DataConfig) -> RawData:
     """Read all files of a set.
 
     Raises:
         UserError: for a missing, empty or malformed file, with --bad_rows error for the first bad row, and
             with skip for more than the share --max_bad_rows of them.
     """
-    reader = Reader(folder, config.data.bad_rows == "skip", config.data.max_bad_rows)
+    reader = Reader(folder, config.bad_rows == "skip", config.max_bad_rows)
     movies = read_movies(reader, layout)
     users = read_users(reader, layout)
     known_users = users["user_id"].to_numpy() if users is not None else None
     known_movies = movies["movie_id"].to_numpy()
 
-    parts = _rating_files(layout, config.data.split)
+    parts = _rating_files(layout, config.split)
     tables = [read_ratings(reader, part, layout, known_users, known_movies) for part in parts]
     events = Events(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
     official_test = None
@@ -122,7 +119,7 @@ def read(folder: Path, layout: Layout, config: Config) -> RawData:
         users = pandas.DataFrame({"user_id": np.unique(events.user_id)})
     oracle = _read_oracle(reader, len(events.label))
     raw = RawData(events, movies, users, official_test, oracle, reader.notes, reader.num_skipped_ratings)
-    return settle(raw, config.data.duplicates, SCHEMA)
+    return settle(raw, config.duplicates, SCHEMA)
 
 
 def source_files(folder: Path, layout: Layout, split: str) -> list[Path]:
@@ -137,53 +134,40 @@ def _rating_files(layout: Layout, split: str) -> list[str]:
     return [layout.ratings]
 
 
-def _folder_name(dataset: str, config: Config) -> str:
-    if dataset == "synthetic":
-        return f"synthetic-{config.data.synthetic_ratings}-seed{config.runtime.seed}"
-    return dataset
-
-
 def _find_layout(folder: Path) -> Layout | None:
     # That of pathlib raises where a folder forbids to look, or a name is too long.
     return next((layout for layout in LAYOUTS if isfile(folder / layout.ratings)), None)
 
 
-def _obtain(dataset: str, folder: Path, config: Config) -> None:
+def _obtain(dataset: str, folder: Path, config: DataConfig, seed: int) -> None:
     from recsuite.datasets.movielens.download import download
     from recsuite.datasets.movielens.synthetic import write_synthetic
 
-    try:
+    with explained(f"{folder} cannot be made", "give a --data_path that can be written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Beside the folder, because the folder itself appears in one rename.
-        with FileLock(folder.parent / f".{folder.name}.lock", timeout=DATA_DEADLINE):
+        with locked(folder.parent / f".{folder.name}.lock", f"preparing {folder}", DATA_DEADLINE):
+            # Again: whoever had the lock may have obtained the files.
             if _find_layout(folder) is not None:
                 return
             if dataset == "synthetic":
-                write_synthetic(folder, config.data.synthetic_ratings, config.runtime.seed)
+                write_synthetic(folder, config.synthetic_ratings, seed)
             else:
                 download(dataset, folder)
-    except Timeout:
-        raise UserError(
-            f"Another process has been preparing {folder} for {DATA_DEADLINE:.0f} s; end it and start again."
-        ) from None
-    except OSError as error:
-        raise UserError(
-            f"{folder} cannot be made ({reason_of(error)}); give a --data_path that can be written."
-        ) from error
 
 
-def _check_synthetic(folder: Path, config: Config) -> None:
+def _check_synthetic(folder: Path, config: DataConfig, seed: int) -> None:
     oracle = folder / "oracle.json"
     try:
         found = json.loads(oracle.read_bytes()) if oracle.is_file() else {}
     # A damaged one describes no ratings.
     except ValueError:
         found = {}
-    wanted = {"num_ratings": config.data.synthetic_ratings, "seed": config.runtime.seed}
+    wanted = {"num_ratings": config.synthetic_ratings, "seed": seed}
     if not isinstance(found, dict) or any(found.get(name) != value for name, value in wanted.items()):
         raise UserError(
-            f"{folder} holds other ratings than --synthetic_ratings {config.data.synthetic_ratings} --seed "
-            f"{config.runtime.seed}; give another --data_path, or leave --dataset out to read what lies "
+            f"{folder} holds other ratings than --synthetic_ratings {config.synthetic_ratings} --seed "
+            f"{seed}; give another --data_path, or leave --dataset out to read what lies "
             "there."
         )
 

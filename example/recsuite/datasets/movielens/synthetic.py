@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,8 +32,7 @@ from recsuite.datasets.movielens.world import (
     standardized,
     with_unknown,
 )
-from recsuite.errors import UserError
-from recsuite.files import reason_of
+from recsuite.files import explained, remove, written_aside
 from recsuite.runtime.progress_bar import stage
 
 FORMAT = 1
@@ -91,19 +89,13 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int, world: World = DE
     if num_ratings < MIN_NUM_RATINGS:
         raise ValueError(f"num_ratings is {num_ratings}, but must be at least {MIN_NUM_RATINGS}")
     partial = folder.with_name(f".{folder.name}.partial")
-    try:
+    advice = "make room there, or name another folder with --data_path"
+    explaining = explained(f"The synthetic data set cannot be written to {folder}", advice)
+    with explaining, written_aside(folder, partial):
         # A killed process may have left one.
-        shutil.rmtree(partial, ignore_errors=True)
+        remove(partial)
         partial.mkdir(parents=True)
         _write_files(partial, num_ratings, seed, world)
-        partial.rename(folder)
-    except OSError as error:
-        raise UserError(
-            f"The synthetic data set cannot be written to {folder} ({reason_of(error)}); "
-            "make room there, or name another folder with --data_path."
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.config.config import Config
+from recsuite.config.data import DataConfig
 from recsuite.datasets.columns import MANIFEST
 from recsuite.datasets.preparation.baselines import baselines_of
 from recsuite.datasets.preparation.histories import Stored, write_histories
@@ -40,7 +40,7 @@ MAX_EVENTS = 2**31 - 1
 NUM_PARTS = 5
 
 
-def make_columns(folder: Path, raw: RawData, schema: Schema, config: Config) -> None:
+def make_columns(folder: Path, raw: RawData, schema: Schema, config: DataConfig, seed: int) -> None:
     """Write columns, and put them where they are to be. Call it with the lock."""
     # The lock is ours, so whatever lies here unfinished was left by a process that died.
     for leftover in filter(_is_leftover, folder.parent.iterdir()):
@@ -50,7 +50,7 @@ def make_columns(folder: Path, raw: RawData, schema: Schema, config: Config) -> 
     try:
         with stage("making columns", NUM_PARTS, "parts", even=False) as reached:
             # Written under a name of its own: a process that dies here leaves no columns that look complete.
-            manifest = _write_columns(making, raw, schema, config, reached)
+            manifest = _write_columns(making, raw, schema, config, seed, reached)
         # The rename must not get to the disk before what it names.
         files = [dataclasses.asdict(flushed(path)) for path in sorted(making.iterdir())]
         (making / MANIFEST).write_text(json.dumps(sealed({**manifest, "files": files}), indent=1))
@@ -88,9 +88,14 @@ def _publish(making: Path, folder: Path) -> None:
 
 
 def _write_columns(
-    folder: Path, raw: RawData, schema: Schema, config: Config, reached: Callable[[int], None]
+    folder: Path,
+    raw: RawData,
+    schema: Schema,
+    config: DataConfig,
+    seed: int,
+    reached: Callable[[int], None],
 ) -> dict[str, Any]:
-    order, sizes, notes = split(raw, schema, config.data, config.runtime.seed)
+    order, sizes, notes = split(raw, schema, config, seed)
     num_train = sizes[0]
     events = raw.events
     if len(order) > MAX_EVENTS:

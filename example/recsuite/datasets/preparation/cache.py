@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from recsuite.config.config import Config
+from recsuite.config.data import DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, Columns, load_columns
 from recsuite.datasets.preparation.building import make_columns
 from recsuite.datasets.schema import Table
@@ -25,7 +26,7 @@ from recsuite.datasets.source import (
     source_files,
 )
 from recsuite.errors import UserError
-from recsuite.files import digest_of, reason_of
+from recsuite.files import digest_of, explained, locked
 from recsuite.runtime.console import say
 from recsuite.runtime.progress_bar import stage
 
@@ -42,20 +43,20 @@ def open_columns(config: Config) -> Columns:
     Raises:
         UserError: when the data cannot be had, read or stored.
     """
-    from filelock import FileLock, Timeout
-
-    source, layout = locate(config)
-    cache = _cache_folder(source, config)
-    files = source_files(source, layout, config.data.split)
+    data, seed = config.data, config.runtime.seed
+    source, layout = locate(data, seed)
+    cache = _cache_folder(source, data)
+    files = source_files(source, layout, data.split)
     digests = _digests(files)
-    folder = cache / _name(digests, config)
+    folder = cache / _name(digests, data, seed)
     # Without the lock first: most runs find their columns, also in a folder that they may not write.
     columns, _ = load_columns(folder, source, SCHEMA)
     if columns is not None:
-        return _checked(columns, config)
-    try:
+        return _checked(columns, data)
+    advice = "give --cache_dir a folder with space that can be written"
+    with explained(f"The columns of {source} cannot be stored in {cache}", advice):
         cache.mkdir(parents=True, exist_ok=True)
-        with FileLock(cache / ".lock", timeout=DATA_DEADLINE):
+        with locked(cache / ".lock", f"writing columns to {cache}", DATA_DEADLINE):
             # Again: whoever had the lock may have made them.
             columns, fault = load_columns(folder, source, SCHEMA)
             if columns is None:
@@ -63,23 +64,14 @@ def open_columns(config: Config) -> Columns:
                     say(f"the columns in {folder} are damaged and are made again: {fault}")
                 say(f"reading {source}; its columns will lie in {folder}")
                 with stage("reading the files"):
-                    raw = read(source, layout, config)
+                    raw = read(source, layout, data)
+                # What was read must be what the folder is named after.
                 if _digests(files) != digests:
                     raise UserError(f"The files in {source} changed while they were read; start again.")
-                make_columns(folder, raw, SCHEMA, config)
+                make_columns(folder, raw, SCHEMA, data, seed)
                 columns, _ = load_columns(folder, source, SCHEMA, every_byte=False)
-    except Timeout:
-        raise UserError(
-            f"Another process has been writing columns to {cache} for {DATA_DEADLINE:.0f} s; "
-            "end it and start again."
-        ) from None
-    except OSError as error:
-        raise UserError(
-            f"The columns of {source} cannot be stored in {cache} ({reason_of(error)}); "
-            "give --cache_dir a folder with space that can be written."
-        ) from error
     assert columns is not None
-    return _checked(columns, config)
+    return _checked(columns, data)
 
 
 def find_columns(config: Config) -> tuple[Path, Columns | None]:
@@ -89,34 +81,35 @@ def find_columns(config: Config) -> tuple[Path, Columns | None]:
     Raises:
         UserError: when there are no files that columns could be made from, and no set to obtain was named.
     """
-    source, files = find_files(config)
+    source, files = find_files(config.data, config.runtime.seed)
     if not files:
         return Path(config.data.cache_dir or source / ".columns"), None
-    cache = _cache_folder(source, config)
-    columns, _ = load_columns(cache / _name(_digests(files), config), source, SCHEMA, every_byte=False)
-    return cache, None if columns is None else _checked(columns, config)
+    cache = _cache_folder(source, config.data)
+    name = _name(_digests(files), config.data, config.runtime.seed)
+    columns, _ = load_columns(cache / name, source, SCHEMA, every_byte=False)
+    return cache, None if columns is None else _checked(columns, config.data)
 
 
-def _checked(columns: Columns, config: Config) -> Columns:
+def _checked(columns: Columns, config: DataConfig) -> Columns:
     """With the table of the history if that is wanted; refuses a set of a known name and another size."""
     number = columns.num_train + columns.num_validation + columns.num_test + columns.num_skipped
-    wanted = NUM_EVENTS.get(config.data.dataset, number)
+    wanted = NUM_EVENTS.get(config.dataset, number)
     if number != wanted:
         raise UserError(
-            f"{columns.source} holds {number:,} {columns.schema.labels}, but {config.data.dataset} has "
+            f"{columns.source} holds {number:,} {columns.schema.labels}, but {config.dataset} has "
             f"{wanted:,}; remove the folder to download it again, or leave --dataset out to read it as it is."
         )
-    if config.data.history == 0:
+    if config.history == 0:
         return columns
     schema = columns.schema
     items = next(table for table in columns.tables if table.name == schema.item)
-    history = Table(schema.history, items.rows, longest=min(config.data.history, columns.longest_history))
+    history = Table(schema.history, items.rows, longest=min(config.history, columns.longest_history))
     return dataclasses.replace(columns, tables=(*columns.tables, history))
 
 
-def _cache_folder(source: Path, config: Config) -> Path:
-    if config.data.cache_dir:
-        return Path(config.data.cache_dir)
+def _cache_folder(source: Path, config: DataConfig) -> Path:
+    if config.cache_dir:
+        return Path(config.cache_dir)
     # Root may write anywhere; a folder whose mode forbids it is still not ours to write to.
     if os.access(source, os.W_OK) and source.stat().st_mode & 0o222:
         return source / ".columns"
@@ -124,28 +117,28 @@ def _cache_folder(source: Path, config: Config) -> Path:
     return DATA_ROOT / "columns" / f"{source.resolve().name}-{name}"
 
 
-def _name(digests: dict[str, str], config: Config) -> str:
+def _name(digests: dict[str, str], config: DataConfig, seed: int) -> str:
     """The folder for columns of files with these digests."""
-    drawn = config.data.split in ("time", "random")
+    drawn = config.split in ("time", "random")
     made_from = {
         "format": FORMAT,
         "features": [dataclasses.astuple(SCHEMA.recorded(feature)) for feature in SCHEMA.features],
         "files": digests,
-        "bad_rows": (config.data.bad_rows, config.data.max_bad_rows),
-        "duplicates": config.data.duplicates,
-        "test_fraction": config.data.test_fraction if drawn else None,
-        "validation_fraction": config.data.validation_fraction,
-        "seed": config.runtime.seed,
+        "bad_rows": (config.bad_rows, config.max_bad_rows),
+        "duplicates": config.duplicates,
+        "test_fraction": config.test_fraction if drawn else None,
+        "validation_fraction": config.validation_fraction,
+        "seed": seed,
     }
-    return f"{config.data.split}-{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]}"
+    return f"{config.split}-{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]}"
 
 
 def _digests(files: Sequence[Path]) -> dict[str, str]:
     """Name to digest. Not the time of change, which a copy keeps and a wrong clock makes meaningless."""
-    try:
-        with stage("checking the files"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
-            return dict(zip([path.name for path in files], pool.map(digest_of, files), strict=True))
-    except OSError as error:
-        raise UserError(
-            f"{error.filename} cannot be read ({reason_of(error)}); give another --data_path."
-        ) from None
+    with stage("checking the files"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
+        return dict(zip([path.name for path in files], pool.map(_digest, files), strict=True))
+
+
+def _digest(path: Path) -> str:
+    with explained(f"{path} cannot be read", "give another --data_path"):
+        return digest_of(path)

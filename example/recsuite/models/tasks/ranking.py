@@ -9,13 +9,12 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from recsuite.config.training import TOP
 from recsuite.datasets.schema import Feature
 from recsuite.models.layers import Labelled
 from recsuite.models.tasks.task import Task, TrainingData
 from recsuite.models.two_tower import TwoTower
 
-# How many items are recommended: the K of HR@K and NDCG@K.
-TOP = 10
 # Rows that compete in the softmax of a ranking: its cost is this times the batch, in time and in memory.
 COMPETITORS = 256
 

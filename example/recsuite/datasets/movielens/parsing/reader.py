@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recsuite.errors import UserError, counted
+from recsuite.files import explained
 
 # How files begin that are not text in UTF-8 or ISO-8859-1, what they are, and what helps. Of UTF-16 without a
 # mark, see `_refuse_foreign`.
@@ -73,13 +74,9 @@ class Reader:
     def read_bytes(self, name: str) -> bytes:
         """A file's content without the mark of UTF-8; empty, missing and packed files are refused by name."""
         path = self.folder / name
-        try:
+        advice = f"place the unpacked MovieLens files in {self.folder}, or give another --data_path"
+        with explained(f"{path} cannot be read", advice):
             content = path.read_bytes()
-        except OSError as error:
-            raise UserError(
-                f"{path} cannot be read ({error.strerror}); place the unpacked MovieLens files in "
-                f"{self.folder}, or give another --data_path."
-            ) from None
         if not content.strip():
             raise UserError(f"{path} is empty; place the unpacked MovieLens files there again.")
         _refuse_foreign(path, content)
