@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from train_team import DIM, MEAN_RATING, MLP_DIMS, serve, take_answers
 
 from recsuite.datasets.movielens.schema import SCHEMA
-from recsuite.models.interaction import Interaction
+from recsuite.models.heads import Interaction
 
 USER, MOVIE = (feature for feature in SCHEMA.features if feature.name in ("user", "movie"))
 LR, DENSE_LR = 0.04, 0.001

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recsuite.models.layers import _Scale, means
+from recsuite.models.layers import means, scaled
 
 
 def test_means_of_weighted_lists_are_those_of_a_loop_and_empty_lists_give_zeros() -> None:
@@ -24,8 +24,8 @@ def test_the_gradient_of_means_is_the_one_of_finite_differences() -> None:
 
 def test_scaled_rows_pass_their_gradient_on_unscaled() -> None:
     held = torch.ones(2, 3, requires_grad=True)
-    scaled = _Scale.apply(held, torch.tensor(0.5))
-    assert scaled.tolist() == [[0.5] * 3] * 2
-    scaled.sum().backward()
+    rows = scaled(held, torch.tensor(0.5))
+    assert rows.tolist() == [[0.5] * 3] * 2
+    rows.sum().backward()
     assert held.grad is not None
     assert (held.grad == 1).all()

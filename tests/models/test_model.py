@@ -17,7 +17,7 @@ from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
-from recsuite.models.interaction import Interaction
+from recsuite.models.heads import Interaction
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan as sharding
 from recsuite.sharding.plan import describe_plan

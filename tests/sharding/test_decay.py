@@ -17,7 +17,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
-from recsuite.models.interaction import Interaction
+from recsuite.models.heads import Interaction
 from recsuite.runtime.process import cleanup_runtime, init_runtime
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.input_pipeline import InputPipeline

@@ -13,7 +13,7 @@ from recsuite.checkpoint.storage.chain import check_name
 from recsuite.checkpoint.storage.manifest import Manifest, read_manifest
 from recsuite.checkpoint.storage.shards import shape_of, shard_files_of
 from recsuite.errors import UserError
-from recsuite.models.layers import Head
+from recsuite.models.heads import Head
 from recsuite.serving.model_files import checked, dense_names, empty_interaction, filled
 from recsuite.serving.snapshot import Snapshot
 

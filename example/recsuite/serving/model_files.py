@@ -13,7 +13,7 @@ from recsuite.checkpoint.storage.manifest import Manifest, check_files, read_man
 from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of
 from recsuite.datasets.schema import Feature
 from recsuite.errors import UserError, printable
-from recsuite.models.layers import Head
+from recsuite.models.heads import Head
 from recsuite.models.tasks.task import all_tasks
 
 

@@ -16,14 +16,14 @@ from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
 from recsuite.datasets.schema import HISTORY, UNKNOWN_ROW, Feature
 from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError, printable
-from recsuite.models.layers import Head
+from recsuite.models.heads import Head
 from recsuite.models.tasks.task import task_of_head
 from recsuite.serving.request import HISTORY_RATINGS, check_types, length_of
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one feature for B ratings, see `interaction.LookedUp`."""
+    """The rows of one feature for B events, see `heads.LookedUp`."""
 
     found: torch.Tensor
     counts: torch.Tensor

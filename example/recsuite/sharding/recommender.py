@@ -20,7 +20,7 @@ from torchrec.streamable import Pipelineable
 from recsuite.config.training import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import Table
-from recsuite.models.layers import Head
+from recsuite.models.heads import Head
 from recsuite.models.tasks.task import task_named
 from recsuite.runtime.ranges import named
 

@@ -11,9 +11,8 @@ from torch import nn
 
 from recsuite.config.training import TOP
 from recsuite.datasets.schema import Feature
-from recsuite.models.layers import Labelled
-from recsuite.models.tasks.task import Task, TrainingData
-from recsuite.models.two_tower import TwoTower
+from recsuite.models.heads import TwoTower
+from recsuite.models.tasks.task import Labelled, Task, TrainingData
 
 # Rows that compete in the softmax of a ranking: its cost is this times the batch, in time and in memory.
 COMPETITORS = 256

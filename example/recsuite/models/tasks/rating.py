@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from recsuite.datasets.schema import Feature
-from recsuite.models.interaction import Interaction
-from recsuite.models.layers import Labelled
-from recsuite.models.tasks.task import Task, TrainingData
+from recsuite.models.heads import Interaction
+from recsuite.models.tasks.task import Labelled, Task, TrainingData
 
 
 class SquaredError(nn.Module):

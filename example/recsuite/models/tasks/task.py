@@ -11,14 +11,25 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+import torch
 from torch import nn
 
 from recsuite.config.training import ModelConfig
 from recsuite.datasets.schema import Feature, Schema
-from recsuite.models.layers import Head
+from recsuite.models.heads import Head
+
+
+class Labelled(Protocol):
+    """What a loss takes of a batch: the features, of which one tells items apart, and labels and weights,
+    float32 [B]. The weight of padding is 0.
+    """
+
+    features: Any
+    labels: torch.Tensor
+    weights: torch.Tensor
 
 
 class TrainingData(Protocol):

@@ -1,0 +1,162 @@
+"""The heads of the tasks: from looked-up rows to a predicted label, or to a score for ranking.
+
+A head knows tensors; nothing of where the rows come from, so that what trains them over many ranks and what
+serves them alone compute the same. Shapes: B events, D numbers in a table row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
+from recsuite.models.layers import make_mlp, means, repeated, scaled
+
+# Logarithms of probabilities spread wider than stars. Rows count so many times, which is the same as so many
+# times the learning rate and the initial spread, so one --lr is right for both tasks.
+SCALE = 5.0
+
+
+class LookedUp(Protocol):
+    """The rows of one feature for B events, event after event; TorchRec's JaggedTensor is one."""
+
+    def values(self) -> torch.Tensor:
+        """The rows, float32 [their number, D]."""
+
+    def lengths(self) -> torch.Tensor:
+        """How many of them are each event's, [B]."""
+
+
+class Head(nn.Module):
+    """What computes with looked-up rows: one vector for the user of each event, and one for the item.
+
+    The rows of a user's features add up to one vector, those of an item's to another; a list-valued feature
+    counts with its mean. Number 0 of a vector is the bias; the other D - 1 are the factors. With a history
+    the user's vector gets the mean of its rows, which lie in a table of their own, each times a weight.
+
+    What the tables hold, times `row_scale`, are the rows. A decay has to shrink every row in every step, also
+    the millions that the step does not look up; multiplying this one number does it for all of them at once.
+    """
+
+    def __init__(self, features: Sequence[Feature]) -> None:
+        super().__init__()
+        self.features = list(features)
+        self.has_history = HISTORY in [feature.name for feature in features]
+        self.row_scale: torch.Tensor
+        self.register_buffer("row_scale", torch.tensor(1.0))
+
+    def join(
+        self, looked_up: Mapping[str, LookedUp], history_weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The vectors of users and items, float32 [B, D] both; history_weights: one for each of its rows."""
+        user, item = self._add_up(looked_up, USER), self._add_up(looked_up, ITEM)
+        if self.has_history:
+            history = looked_up[HISTORY]
+            user = user + means(history.values(), history_weights, history.lengths())
+        return scaled(user, self.row_scale), scaled(item, self.row_scale)
+
+    def _add_up(self, looked_up: Mapping[str, LookedUp], entity: str) -> torch.Tensor:
+        vectors = []
+        for feature in self.features:
+            if feature.entity == entity:
+                found = looked_up[feature.name]
+                rows = found.values()
+                if feature.multi:
+                    rows = means(rows, torch.ones_like(rows[:, 0]), found.lengths())
+                vectors.append(rows)
+        return sum(vectors[1:], start=vectors[0])
+
+    def forward(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+        """What the loss is computed of, float32 [B, ...]; history_labels: one for each history row."""
+        raise NotImplementedError
+
+    def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+        """A number for each user and item, by which items are recommended, float32 [B]."""
+        raise NotImplementedError
+
+
+class Interaction(Head):
+    """Predicts mean + biases + <user factors, item factors> + MLP(user, item, user * item).
+
+    The product of the factors is what makes the ranking of items differ from user to user. A history counts
+    by how far its labels are above the mean (after Koren, "Factorization Meets the Neighborhood", 2008, who
+    divides by the root of their number; the mean predicted better).
+    """
+
+    def __init__(
+        self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_label: float
+    ) -> None:
+        super().__init__(features)
+        self.mlp = make_mlp([3 * (embedding_dim - 1), *mlp_dims, 1])
+        # The name that it has in checkpoints.
+        self.mean_rating: torch.Tensor
+        self.register_buffer("mean_rating", torch.tensor(mean_label, dtype=torch.float32))
+
+    def forward(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+        """As `predict`."""
+        return self.predict(looked_up, history_labels)
+
+    def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+        """Predicted labels, float32 [B]; history_labels: float32, one for each row of the history."""
+        user, item = self.join(looked_up, history_labels - self.mean_rating)
+        product = user * item
+        biases = user[:, 0] + item[:, 0]
+        # The dot product of the factors, without that of the biases.
+        dot = product.sum(dim=1) - product[:, 0]
+        deep = self._deep(user, item, product).squeeze(1)
+        return self.mean_rating + biases + dot + deep
+
+    def _deep(self, user: torch.Tensor, item: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+        """The MLP on the factors of three vectors, float32 [B, 1].
+
+        In its first layer weights of zero for the biases cost less than copies of the vectors without them,
+        side by side.
+        """
+        first, *others = self.mlp
+        assert isinstance(first, nn.Linear)
+        weights = nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0))
+        hidden = torch.addmm(first.bias, user, weights[:, 0].t())
+        hidden = torch.addmm(hidden, item, weights[:, 1].t())
+        hidden = torch.addmm(hidden, product, weights[:, 2].t())
+        for layer in others:
+            hidden = layer(hidden)
+        return hidden
+
+
+class TwoTower(Head):
+    """Scores items for a user: item bias + <user factors, item factors>.
+
+    An MLP adds to the user's factors what it makes of them. A history counts whatever its labels, with its
+    sum divided by the root of its length.
+    """
+
+    def __init__(self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int]) -> None:
+        super().__init__(features)
+        self.tower = make_mlp([embedding_dim - 1, *mlp_dims, embedding_dim - 1])
+
+    def forward(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+        """The vectors of users and items, float32 [B, 2, D], whose product is the score.
+
+        The labels of the histories count for nothing.
+        """
+        user, item = self.join(looked_up, self._history_weights(looked_up))
+        factors = SCALE * user[:, 1:]
+        factors = factors + self.tower(factors)
+        # The bias of an item counts once.
+        user = torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
+        return torch.stack([user, SCALE * item], dim=1)
+
+    def _history_weights(self, looked_up: Mapping[str, LookedUp]) -> torch.Tensor:
+        if not self.has_history:
+            return self.row_scale.new_zeros(0)
+        history = looked_up[HISTORY]
+        lengths = history.lengths().to(torch.int64)
+        return repeated(lengths.to(torch.float32).sqrt(), lengths, len(history.values()))
+
+    def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+        """Scores, float32 [B]."""
+        vectors = self(looked_up, history_labels)
+        return vectors.prod(dim=1).sum(dim=1)
