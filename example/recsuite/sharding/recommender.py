@@ -108,7 +108,7 @@ class TrainableModel(nn.Module):
 
     @property
     def row_scale(self) -> torch.Tensor:
-        """What the rows are of what the tables hold, float32 []; see `layers.Head`."""
+        """What the rows are of what the tables hold, float32 []; see `heads.Head`."""
         return self.recommender.head.row_scale
 
     def forward(self, batch: ModelInput) -> LossAndOutput:
