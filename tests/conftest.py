@@ -16,8 +16,7 @@ import torch
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
-from tests.support.forked import Launch, forking
-from tests.support.launch import NO_GPUS, ROOT, SUPPORT, succeeded
+from tests.support.launch import NO_GPUS, ROOT, SUPPORT, succeeded, torchrun
 
 if TYPE_CHECKING:
     from tests.support.trained import Trained
@@ -83,18 +82,13 @@ def trained(original: Trained, tmp_path: Path) -> Trained:
 
 
 @pytest.fixture(scope="session")
-def forked() -> Iterator[Launch]:
-    """Launches a script of the tests on several processes of this machine, sooner than torchrun."""
-    with forking() as launch:
-        yield launch
-
-
-@pytest.fixture(scope="session")
-def trained_folder(synthetic_folder: Path, forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_folder(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks of `states.py` leave: "dumps", and "predictions.npz"."""
     folder = tmp_path_factory.mktemp("trained")
     script = SUPPORT / "states.py"
-    succeeded(forked(2, script, folder / "predictions.npz", synthetic_folder, folder / "dumps", timeout=150))
+    succeeded(
+        torchrun(2, script, folder / "predictions.npz", synthetic_folder, folder / "dumps", timeout=150)
+    )
     return folder
 
 

@@ -42,9 +42,8 @@ from recsuite.training.callbacks import Callback, Step
 from recsuite.training.evaluation import PredictionEvaluator
 from recsuite.training.weights import local_parts, unsound
 from tests.checkpoint.test_save_dir import links_in, publish_at
-from tests.support.forked import Launch
 from tests.support.killed_ranks import differing, mark_step
-from tests.support.launch import EXAMPLE, SUPPORT, read_json, run_command, started, succeeded
+from tests.support.launch import EXAMPLE, SUPPORT, read_json, run_command, started, succeeded, torchrun
 from tests.support.steps import tell
 from tests.support.tiny_dumps import BETTER, GOOD, WORSE, link_to, names_in
 from tests.support.trained import Trained, resume
@@ -63,13 +62,11 @@ needs_mounts = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def faults(
-    synthetic_folder: Path, forked: Launch, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def faults(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `fault_ranks.py` found on two ranks."""
     folder = tmp_path_factory.mktemp("faults")
     results = folder / "results.json"
-    succeeded(forked(2, SUPPORT / "fault_ranks.py", results, synthetic_folder, folder / "dumps"))
+    succeeded(torchrun(2, SUPPORT / "fault_ranks.py", results, synthetic_folder, folder / "dumps"))
     return read_json(results)
 
 

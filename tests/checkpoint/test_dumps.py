@@ -14,8 +14,7 @@ import pytest
 
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.dump_ranks import CASES, OTHER_BATCH_SIZE, SEED, SIZES
-from tests.support.forked import Launch
-from tests.support.launch import SUPPORT, read_json, succeeded
+from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 
 # All launches run within the first test.
 pytestmark = pytest.mark.timeout(600)
@@ -35,14 +34,14 @@ def _announced() -> None:
 
 
 @pytest.fixture(scope="module")
-def launched(forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which all launches left what they found."""
     print(f"DUMP_SEED={SEED} draws {CASES}")
     folder = tmp_path_factory.mktemp("dumps")
     for num_ratings in SIZES:
         write_synthetic(folder / str(num_ratings), num_ratings, seed=SEED)
     for num_ranks, *actions in LAUNCHES:
-        succeeded(forked(num_ranks, SCRIPT, folder, *actions, timeout=240))
+        succeeded(torchrun(num_ranks, SCRIPT, folder, *actions, timeout=240))
     return folder
 
 

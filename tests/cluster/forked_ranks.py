@@ -13,6 +13,7 @@ rank into a file beside its output.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import secrets
@@ -25,8 +26,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.cluster.machines import Machine, Running
-from tests.support.forked import import_all
 from tests.support.launch import ROOT
+from tests.support.preloaded import IMPORTED
 
 # Below those that the kernel gives to connections.
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
@@ -113,7 +114,8 @@ def launch(
 
 def serve() -> None:
     """Fork ranks until the standard input ends."""
-    import_all()
+    for name in (*IMPORTED, "example"):
+        importlib.import_module(name)
     print("ready", flush=True)
     ranks: dict[int, Path] = {}
     while True:

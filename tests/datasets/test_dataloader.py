@@ -280,7 +280,7 @@ if __name__ == "__main__":
 def test_batches_are_pinned_where_there_is_a_device(synthetic_folder: Path, tmp_path: Path) -> None:
     script = tmp_path / "pinned.py"
     script.write_text(PINNED.format(data=str(synthetic_folder)))
-    succeeded(python(script, env=GPUS))
+    succeeded(python(script, env=GPUS, real=True))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.preloaded import is_quick, preloaded
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "example" / "example.py"
 LAUNCHER = ("-m", "recsuite.launcher")
@@ -28,15 +30,24 @@ LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MAS
 
 @contextlib.contextmanager
 def started(
-    command: list[str], *, cwd: Path = ROOT, env: dict[str, str] | None = None, **options: Any
+    command: list[str],
+    *,
+    cwd: Path = ROOT,
+    env: dict[str, str] | None = None,
+    real: bool = False,
+    **options: Any,
 ) -> Iterator[subprocess.Popen[str]]:
-    """A running command; at the end it and all below it are killed, if they still run."""
+    """A running command; at the end it and all below it are killed, if they still run.
+
+    real: whether a Python imports what it needs by itself, and is no fork of one that has (`preloaded.py`).
+    """
     clean = {name: value for name, value in os.environ.items() if name not in (*LAUNCH_VARIABLES, *NO_GPUS)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     # For the scripts of tests, which import each other.
     paths = os.pathsep.join(filter(None, [str(ROOT), (env or {}).get("PYTHONPATH", "")]))
     env = {**clean, **NO_GPUS, "OMP_NUM_THREADS": "1", **(env or {}), "PYTHONPATH": paths}
-    process: subprocess.Popen[str] = subprocess.Popen(command, cwd=cwd, env=env, **pipes)
+    with contextlib.nullcontext() if real or not is_quick(command) else preloaded():
+        process: subprocess.Popen[str] = subprocess.Popen(command, cwd=cwd, env=env, **pipes)
     try:
         yield process
     finally:

@@ -15,11 +15,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from tests.support.preloaded import Fresh
 
 SOCKET = "launches"
 PYTHON = """#!/usr/bin/env bash
@@ -31,7 +35,6 @@ exec "{python}" "$@"
 """
 TORCHRUN = '#!/usr/bin/env bash\nexec "{python}" -S "{script}" "{clone}" -m recsuite.launcher "$@"\n'
 ACTIVATE = 'export VIRTUAL_ENV="{clone}/.venv" PATH="{clone}/.venv/bin:$PATH"\n'
-SECONDS = 120
 
 
 @contextlib.contextmanager
@@ -48,8 +51,7 @@ def quick_python(clone: Path) -> Iterator[None]:
         path.chmod(0o755)
     command = [sys.executable, __file__, str(clone)]
     # On a busy machine, threads that spin while they wait take the cores from those that they wait for.
-    env = {"PYTHONPATH": str(clone / "example"), "OMP_WAIT_POLICY": "passive"}
-    with started(command, env=env, stderr=None) as process:
+    with started(command, env={"OMP_WAIT_POLICY": "passive"}, real=True, stderr=None) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield
@@ -59,20 +61,20 @@ def quick_python(clone: Path) -> Iterator[None]:
 
 
 def ask(clone: str, *words: str) -> int:
-    """The status of a launch: what `run.sh` or a user would have this Python run."""
-    launch: dict[str, Any] = {"num_ranks": 1, "command": words}
-    if words[:2] == ("-m", "recsuite.launcher"):
-        where, number, *command = words[2:]
-        if where != "--standalone":
-            print(*words)
-            return 0
-        launch = {"num_ranks": int(number.removeprefix("--nproc_per_node=")), "command": command}
-    output = f"/proc/{os.getpid()}/fd/1"
+    """The status of what `run.sh` or a user would have this Python run."""
+    if words[:2] == ("-m", "recsuite.launcher") and words[2] != "--standalone":
+        print(*words)
+        return 0
+    command = [sys.executable, *words]
+    request = {"command": command, "folder": os.getcwd(), "env": dict(os.environ), "new_session": False}
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(f"{clone}/.venv/{SOCKET}")
-        request = {"output": output, "seconds": SECONDS, **launch}
-        server.sendall(json.dumps([os.getcwd(), dict(os.environ), request]).encode() + b"\n")
-        return int(server.makefile().readline())
+        socket.send_fds(server, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
+        answers = server.makefile()
+        pid = int(answers.readline())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: os.kill(pid, number))
+        return int(answers.readline())
 
 
 # --- the process that forks ---
@@ -80,30 +82,33 @@ def ask(clone: str, *words: str) -> int:
 
 def serve(clone: str) -> None:
     """Answer one request after another, until this process is killed."""
-    from tests.support.forked import import_all
+    from tests.support.preloaded import LARGEST_REQUEST, imported
 
-    import_all()
-    with socket.socket(socket.AF_UNIX) as server:
+    # Nobody asks for the status of a fork that answers.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with imported() as fresh, socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{clone}/.venv/{SOCKET}")
         server.listen()
         print("ready", flush=True)
         while True:
-            with server.accept()[0] as client:
-                status = in_fork(*json.loads(client.makefile().readline()))
-                client.sendall(f"{status}\n".encode())
+            client, _ = server.accept()
+            message, files, *_ = socket.recv_fds(client, LARGEST_REQUEST, 3)
+            if os.fork() == 0:
+                answer(client, json.loads(message), files, fresh)
+            for number in (client.detach(), *files):
+                os.close(number)
 
 
-def in_fork(folder: str, env: dict[str, str], request: dict[str, Any]) -> int:
-    """The status of a launch with the folder and the environment of who asks."""
-    from tests.support.forked import run
-
+def answer(client: socket.socket, request: dict[str, Any], files: list[int], fresh: Fresh) -> NoReturn:
+    """Run what was asked for, and say its process id and its status."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(env)
-        os._exit(run(**request) & 0xFF)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        fresh.become(**request, files=files)
+    client.sendall(f"{pid}\n".encode())
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    client.sendall(f"{status & 0xFF}\n".encode())
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.early_ranks import PLANTED, STEPS_OF_AN_EPOCH
-from tests.support.forked import Launch
-from tests.support.launch import SUPPORT, read_json, succeeded
+from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 
 SCRIPT = SUPPORT / "early_ranks.py"
 NUM_RATINGS, NUM_TEST = 4000, 800
@@ -26,26 +25,26 @@ BEST = {"rmse": 2, "weights_of": [2]}
 
 
 @pytest.fixture(scope="module")
-def found(forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What two ranks found."""
     folder = tmp_path_factory.mktemp("early")
     data, changed = folder / "data", folder / "changed"
     write_synthetic(data, NUM_RATINGS, seed=0)
     shutil.copytree(data, changed)
     change_test_ratings(changed)
-    succeeded(forked(2, SCRIPT, folder / "found.json", data, changed, timeout=120))
+    succeeded(torchrun(2, SCRIPT, folder / "found.json", data, changed, timeout=120))
     return read_json(folder / "found.json")
 
 
 @pytest.fixture(scope="module")
-def kept(found: Any, forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+def kept(found: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     """By number of ranks which epoch's weights trainings test."""
     folder = tmp_path_factory.mktemp("kept")
     write_synthetic(folder / "data", NUM_RATINGS, seed=0)
     for ranks in (1, 3):
         (folder / str(ranks)).mkdir()
         results = folder / str(ranks) / "found.json"
-        succeeded(forked(ranks, SCRIPT, results, folder / "data", timeout=120))
+        succeeded(torchrun(ranks, SCRIPT, results, folder / "data", timeout=120))
     return {
         2: found["kept"],
         **{ranks: read_json(folder / str(ranks) / "found.json")["kept"] for ranks in (1, 3)},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
-from tests.support.forked import Launch
 from tests.support.launch import GPUS, SUPPORT, read_json, succeeded, torchrun
 
 # The three launches run within the first test.
@@ -26,32 +23,16 @@ RANKS = SUPPORT / "ranks.py"
 
 
 @pytest.fixture(scope="module")
-def found(synthetic_folder: Path, forked: Launch, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+def found(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
     """What launches of 1, 2 and 3 ranks found, by number of ranks. On CPU, where three always fit."""
     folder = tmp_path_factory.mktemp("ranks")
     results = {}
     for num_ranks in (1, 2, 3):
         path = folder / f"{num_ranks}.json"
-        succeeded(forked(num_ranks, RANKS, path, synthetic_folder, GLOBAL_BATCH_SIZE, timeout=170))
+        succeeded(torchrun(num_ranks, RANKS, path, synthetic_folder, GLOBAL_BATCH_SIZE, timeout=170))
         results[num_ranks] = read_json(path)
         assert results[num_ranks]["world_size"] == num_ranks
     return results
-
-
-@pytest.mark.parametrize(
-    ("fault", "seconds", "status", "said"),
-    [("raise ValueError('rank 1')", 60, 1, "ValueError: rank 1\n"), ("pass", 1, -signal.SIGKILL, "")],
-)
-def test_a_rank_that_fails_or_is_late_ends_a_forked_launch(
-    forked: Launch, tmp_path: Path, fault: str, seconds: float, status: int, said: str
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(f"import os, time\nif os.environ['RANK'] == '1': {fault}\ntime.sleep(100)\n")
-    start = time.monotonic()
-    result = forked(2, script, timeout=seconds)
-    assert (result.returncode, result.stdout.endswith(said)) == (status, True), result.stdout
-    # With what the import takes before the first launch.
-    assert time.monotonic() - start < 90
 
 
 def test_metrics_of_the_same_weights_agree_for_any_ranks_and_workers(found: dict[int, Any]) -> None:
@@ -148,7 +129,7 @@ def test_ranks_equal_those_of_the_whole_matrix_of_scores_for_1_2_and_3_ranks(
 
 def run_on_gpus(num_ranks: int, folder: Path, tmp_path: Path) -> Any:
     arguments = (num_ranks, RANKS, tmp_path / "gpu.json", folder, GLOBAL_BATCH_SIZE)
-    succeeded(torchrun(*arguments, env=GPUS, timeout=170))
+    succeeded(torchrun(*arguments, env=GPUS, real=True, timeout=170))
     return read_json(tmp_path / "gpu.json")
 
 

@@ -1,0 +1,290 @@
+"""A Python that has imported torch, TorchRec and FBGEMM, and forks into each Python that a test starts.
+
+    with preloaded():
+        process = subprocess.Popen([sys.executable, "example/example.py", "--epochs", "1"])
+
+Those imports take four seconds of a core in every rank, and tests launch hundreds of ranks. So a process that
+has done them once becomes, by a fork, what the command says: its arguments, environment, folder, files and
+session are the command's, the project's own modules are imported anew, and what it starts in turn is forked
+from it in the same way, so that a launcher is the parent of its ranks as always. `Popen` is the ordinary one,
+of an ordinary child of this process: only the call of the system that it makes is another.
+
+What a library reads when it is loaded is read before the fork: a test of OMP_NUM_THREADS, TORCH_CPP_LOG_LEVEL
+or of a GPU starts a real one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import ctypes
+import functools
+import importlib
+import json
+import logging
+import multiprocessing.process
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+IMPORTED = ("pandas", "torch", "torch.distributed.run", "torch.utils.data", "torchrec", "fbgemm_gpu")
+MODULES = ("recsuite.launcher", "torch.distributed.run")
+PR_SET_CHILD_SUBREAPER = 36
+LARGEST_REQUEST = 2**20
+SECONDS = 60
+
+
+def is_quick(command: Sequence[str]) -> bool:
+    """Whether a command starts a Python with a script, or with a module that launches one."""
+    words = [word for word in command[1:3] if word != "-u"]
+    is_script = bool(words) and words[0].endswith(".py")
+    return command[0] == sys.executable and (is_script or (words[:1] == ["-m"] and command[2] in MODULES))
+
+
+# --- the process that asks ---
+
+
+@contextlib.contextmanager
+def preloaded() -> Iterator[None]:
+    """Within this, `Popen` starts scripts of this Python as forks of one that has imported."""
+    connection = _server()
+    with mock.patch("subprocess._fork_exec", functools.partial(_start, functools.partial(_ask, connection))):
+        yield
+
+
+def _start(fork: Callable[..., int], *arguments: Any) -> int:
+    """What `Popen` calls to make a process: the process id of the new child.
+
+    arguments: as in `subprocess.py`, of which those up to the session are the same in every Python from 3.10.
+    """
+    command = [os.fsdecode(word) for word in arguments[0]]
+    if not is_quick(command):
+        return REAL_FORK(*arguments)
+    folder, variables, pipes, new_session = arguments[4], arguments[5], arguments[6:12], arguments[15]
+    given = os.environb if variables is None else dict(word.split(b"=", 1) for word in variables)
+    files = [pipes[0], pipes[3], pipes[5]]
+    request = {
+        "command": command,
+        "folder": os.fspath(folder or os.getcwd()),
+        "env": {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()},
+        "new_session": bool(new_session),
+    }
+    return fork(request, [number if file < 0 else file for number, file in enumerate(files)])
+
+
+REAL_FORK = subprocess._fork_exec  # type: ignore[attr-defined]
+
+
+def _ask(connection: socket.socket, request: dict[str, Any], files: list[int]) -> int:
+    """Have the server start a process, which is a child of this one."""
+    # The orphan that the server makes becomes a child of this process. Other orphans, whom tests look for,
+    # go where they always go.
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        message = json.dumps({"parent": os.getpid(), **request}).encode()
+        socket.send_fds(connection, [message], files)
+        assert select.select([connection], [], [], SECONDS)[0], f"no process after {SECONDS} s"
+        return int(connection.recv(64))
+    finally:
+        _prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+@functools.cache
+def _server() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        environment = {
+            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            # On a busy machine, threads that spin while they wait take the cores from those they wait for.
+            "OMP_WAIT_POLICY": "passive",
+        }
+        subprocess.Popen(
+            [sys.executable, "-u", __file__, str(theirs.fileno())],
+            env=environment,
+            pass_fds=[theirs.fileno()],
+        )
+    assert select.select([ours], [], [], SECONDS)[0], f"nothing imported after {SECONDS} s"
+    assert ours.recv(64) == b"ready"
+    return ours
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+# --- the process that has imported ---
+
+
+@contextlib.contextmanager
+def imported() -> Iterator[Fresh]:
+    """Import what takes long; forks of this process become programs."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    # The project's modules are compiled once for all forks, wherever else Python would keep them.
+    with tempfile.TemporaryDirectory(prefix="bytecode-") as bytecode:
+        yield Fresh(bytecode)
+
+
+def serve(connection: socket.socket) -> None:
+    """Start a process for each request, until who asks is gone."""
+    with imported() as fresh:
+        connection.send(b"ready")
+        while True:
+            message, files, *_ = socket.recv_fds(connection, LARGEST_REQUEST, 3)
+            if not message:
+                return
+            connection.send(str(_orphan(json.loads(message), files, fresh)).encode())
+            for file in files:
+                os.close(file)
+
+
+def _orphan(request: dict[str, Any], files: list[int], fresh: Fresh) -> int:
+    """The process id of a new process, whose parent ends at once."""
+    reading, writing = os.pipe()
+    between = os.fork()
+    if between == 0:
+        pid = os.fork()
+        if pid == 0:
+            parent = request.pop("parent")
+            while os.getppid() != parent:
+                time.sleep(0.0005)
+            fresh.become(**request, files=files)
+        os.write(writing, str(pid).encode())
+        os._exit(0)
+    os.waitpid(between, 0)
+    pid = int(os.read(reading, 64))
+    os.close(reading)
+    os.close(writing)
+    return pid
+
+
+class Fresh:
+    """What a Python is that has only imported, and how a fork becomes a program of its own."""
+
+    def __init__(self, bytecode: str) -> None:
+        own = str(Path(__file__).parent)
+        self._bytecode = bytecode
+        self._paths = [path for path in sys.path if path != own]
+        self._print = builtins.print
+        self._filters = list(warnings.filters)
+        self._loggers = {logger: _state_of(logger) for logger in _loggers()}
+
+    def become(
+        self, command: list[str], folder: str, env: Mapping[str, str], new_session: bool, files: list[int]
+    ) -> NoReturn:
+        """Be what a command says, to its end."""
+        if new_session:
+            os.setsid()
+        _take(files)
+        os.chdir(folder)
+        # What a spawned worker finds the script by.
+        multiprocessing.process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
+        os.environ.clear()
+        os.environ.update(env)
+        self._forget()
+        sys.dont_write_bytecode, sys.pycache_prefix = False, self._bytecode
+        # What it starts in turn; in the children of its own this module is the one that it was.
+        subprocess._fork_exec = functools.partial(_start, self._fork)  # type: ignore[attr-defined]
+        words = [word for word in command[1:] if word != "-u"]
+        status = _status_of(functools.partial(self._run, words))
+        os._exit(status)
+
+    def _fork(self, request: dict[str, Any], files: list[int]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            self.become(**request, files=files)
+        return pid
+
+    def _forget(self) -> None:
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None) or ""
+            if name != "__main__" and file.startswith(f"{ROOT}{os.sep}") and ".venv" not in file:
+                del sys.modules[name]
+        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        builtins.print, sys.excepthook = self._print, sys.__excepthook__
+        warnings.filters = list(self._filters)
+        for logger in _loggers():
+            logger.__dict__.update(self._loggers.get(logger, _state_of(logging.Logger("new"))))
+        atexit._clear()
+
+    def _run(self, words: list[str]) -> None:
+        added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if words[0] == "-m":
+            sys.path[:] = [os.getcwd(), *filter(None, added), *self._paths]
+            sys.argv[:] = words[1:]
+            # Imported with torch, it would be run a second time, with a warning.
+            sys.modules.pop(words[1], None)
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[:] = [str(Path(words[0]).parent.absolute()), *filter(None, added), *self._paths]
+            sys.argv[:] = words
+            runpy.run_path(words[0], run_name="__main__")
+
+
+def _take(files: list[int]) -> None:
+    """Make files the standard ones, and close all others."""
+    copies = [os.dup(file) for file in files]
+    for number, copy in enumerate(copies):
+        os.dup2(copy, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+
+
+def _status_of(program: Callable[[], None]) -> int:
+    """The status with which Python would end after a program."""
+    status = 0
+    try:
+        program()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+def _loggers() -> list[logging.Logger]:
+    known = logging.Logger.manager.loggerDict.values()
+    return [logging.root, *(logger for logger in known if isinstance(logger, logging.Logger))]
+
+
+def _state_of(logger: logging.Logger) -> dict[str, Any]:
+    return {
+        "level": logger.level,
+        "handlers": list(logger.handlers),
+        "filters": list(logger.filters),
+        "propagate": logger.propagate,
+        "disabled": logger.disabled,
+    }
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
