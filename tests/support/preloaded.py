@@ -45,6 +45,8 @@ IMPORTED = ("pandas", "torch", "torch.distributed.run", "torch.utils.data", "tor
 MODULES = ("recsuite.launcher", "torch.distributed.run")
 PR_SET_CHILD_SUBREAPER = 36
 LARGEST_REQUEST = 2**20
+# For the command line and the environment that a fork shows others.
+ROOM = "." * 20_000
 SECONDS = 60
 
 
@@ -113,9 +115,10 @@ def _server() -> socket.socket:
             "OMP_NUM_THREADS": "1",
             # On a busy machine, threads that spin while they wait take the cores from those they wait for.
             "OMP_WAIT_POLICY": "passive",
+            "ROOM": ROOM,
         }
         subprocess.Popen(
-            [sys.executable, "-u", __file__, str(theirs.fileno())],
+            [sys.executable, "-u", __file__, str(theirs.fileno()), ROOM],
             env=environment,
             pass_fds=[theirs.fileno()],
         )
@@ -197,6 +200,7 @@ class Fresh:
         multiprocessing.process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
         os.environ.clear()
         os.environ.update(env)
+        _show(command, env)
         self._forget()
         sys.dont_write_bytecode, sys.pycache_prefix = False, self._bytecode
         # What it starts in turn; in the children of its own this module is the one that it was.
@@ -250,6 +254,18 @@ def _take(files: list[int]) -> None:
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+
+
+def _show(command: list[str], env: Mapping[str, str]) -> None:
+    """Have others see in /proc what this process is now, by which tests find it."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    variables = [f"{name}={value}" for name, value in env.items()]
+    # Where the arguments and the environment begin and end, in proc(5) fields 48 to 51.
+    for number, words in ((45, command), (47, variables)):
+        start, end = int(fields[number]), int(fields[number + 1])
+        text = "".join(f"{word}\0" for word in words).encode(errors="surrogateescape")
+        assert len(text) < end - start, f"{len(text)} bytes are too many to show"
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
 def _status_of(program: Callable[[], None]) -> int:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     from tests.support.preloaded import Fresh
 
-SOCKET = "launches"
+SOCKET, SERVE = "launches", "--serve"
 PYTHON = """#!/usr/bin/env bash
 case "${{REAL_LAUNCH:-$*}}" in
   1 | *--doctor*) ;;
@@ -41,6 +41,7 @@ ACTIVATE = 'export VIRTUAL_ENV="{clone}/.venv" PATH="{clone}/.venv/bin:$PATH"\n'
 def quick_python(clone: Path) -> Iterator[None]:
     """Gives a clone, in which no `.venv` is, one that is installed, whose launches start at once."""
     from tests.support.launch import ROOT, started
+    from tests.support.preloaded import ROOM
 
     (clone / ".venv" / "bin").mkdir(parents=True)
     for stamp in (".installed", ".installed-dev"):
@@ -49,9 +50,11 @@ def quick_python(clone: Path) -> Iterator[None]:
         path = clone / ".venv" / "bin" / name
         path.write_text(text.format(python=sys.executable, script=__file__, clone=clone))
         path.chmod(0o755)
-    command = [sys.executable, __file__, str(clone)]
+    command = [sys.executable, __file__, SERVE, str(clone), ROOM]
     # On a busy machine, threads that spin while they wait take the cores from those that they wait for.
-    with started(command, env={"OMP_WAIT_POLICY": "passive"}, real=True, stderr=None) as process:
+    with started(
+        command, env={"OMP_WAIT_POLICY": "passive", "ROOM": ROOM}, real=True, stderr=None
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield
@@ -112,6 +115,6 @@ def answer(client: socket.socket, request: dict[str, Any], files: list[int], fre
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        sys.exit(ask(*sys.argv[1:]))
-    serve(sys.argv[1])
+    if sys.argv[1] == SERVE:
+        serve(sys.argv[2])
+    sys.exit(ask(*sys.argv[1:]))
