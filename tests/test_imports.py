@@ -105,3 +105,12 @@ def test_one_module_chooses_the_family_of_data_sets() -> None:
         )
     }
     assert found == {"recsuite.datasets.source"}
+
+
+def test_no_test_imports_a_test() -> None:
+    found = {
+        str(path)
+        for path in Path(__file__).parent.rglob("*.py")
+        if re.search(r"^from tests\.\S*\btest_|^import tests\.\S*\btest_", path.read_text(), re.MULTILINE)
+    }
+    assert found == set()

@@ -41,13 +41,20 @@ from recsuite.training import trainer as training
 from recsuite.training.callbacks import Callback, Step
 from recsuite.training.evaluation import PredictionEvaluator
 from recsuite.training.weights import local_parts, unsound
-from tests.checkpoint.test_save_dir import links_in, publish_at
 from tests.support.killed_ranks import differing, mark_step
-from tests.support.launch import EXAMPLE, SUPPORT, read_json, run_command, started, succeeded, torchrun
+from tests.support.launch import (
+    EXAMPLE,
+    SUPPORT,
+    read_json,
+    run_command,
+    started,
+    succeeded,
+    torchrun,
+    wait_for,
+)
 from tests.support.steps import tell
-from tests.support.tiny_dumps import BETTER, GOOD, WORSE, link_to, names_in
+from tests.support.tiny_dumps import BETTER, GOOD, WORSE, link_to, links_in, names_in, publish_at
 from tests.support.trained import Trained, resume
-from tests.workers.test_failures import wait_for
 
 UNSHARE = ["unshare", "--mount", "--map-root-user", "--user"]
 needs_mounts = pytest.mark.skipif(

@@ -30,8 +30,9 @@ from tests.support.launch import (
     run_command,
     started,
     succeeded,
+    wait_for,
 )
-from tests.workers.test_failures import Place, wait_for
+from tests.support.place import Place
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 TARGETS = ("rank 0", "rank 1", "all ranks", "launcher")

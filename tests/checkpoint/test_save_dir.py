@@ -32,7 +32,6 @@ from recsuite.checkpoint.storage.directory import (
 from recsuite.checkpoint.storage.manifest import (
     FORMAT,
     MANIFEST,
-    ParentLink,
     Progress,
     check_files,
     read_manifest,
@@ -54,7 +53,9 @@ from tests.support.tiny_dumps import (
     check_whole,
     fill,
     link_to,
+    links_in,
     names_in,
+    publish_at,
 )
 
 
@@ -548,20 +549,6 @@ def test_a_manifest_with_any_byte_changed_is_refused(tmp_path: Path) -> None:
 
 
 # --- the best ---
-
-
-def publish_at(
-    save_dir: Path, step: int, progress: Progress, keep: int = 1, link: ParentLink | None = None
-) -> Path:
-    """What a trainer does when it dumps, where it is then."""
-    final = save_dir / (directory.full_name(step) if link is None else directory.delta_name(step))
-    making = fill(save_dir / f".making-{final.name}", step, link, progress=progress)
-    publish(making, final, keep)
-    return final
-
-
-def links_in(save_dir: Path) -> dict[str, str]:
-    return {path.name: os.readlink(path) for path in save_dir.iterdir() if path.is_symlink()}
 
 
 def test_the_best_dump_has_a_link_and_stays_until_there_is_a_better_one(tmp_path: Path) -> None:

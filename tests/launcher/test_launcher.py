@@ -16,10 +16,7 @@ from recsuite.launcher import __main__ as launcher
 from recsuite.launcher.__main__ import RANK_BYTES
 from recsuite.runtime import host as machine
 from recsuite.runtime.host import oom_kills
-from tests.launcher.test_meeting import environment, launched, script
-from tests.support.launch import EXAMPLE, run_command, started
-
-__all__ = ["script"]
+from tests.support.launch import EXAMPLE, environment, launched, run_command, started
 
 
 def asked(number: int | str) -> argparse.Namespace:

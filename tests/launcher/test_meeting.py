@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,49 +18,10 @@ from recsuite.errors import BrokenLaunchError, UserError
 from recsuite.launcher.meeting import LOCK, PREFIX, private_folder
 from recsuite.runtime.peers import visitors
 from recsuite.runtime.peers.visitors import LISTENS, Visitors, connections
-from tests.support.launch import LAUNCHER, family, run_command, started
+from tests.support.launch import environment, family, launched, run_command, started
 
 NOBODY = 65_534
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user, which only root can")
-
-# Ranks that meet, wait for the file "go", and then tell each other something.
-RANKS = """
-import sys, time
-from pathlib import Path
-import example
-from recsuite.config.config import Config
-from recsuite.runtime.collectives import all_gather_object
-from recsuite.runtime.process import cleanup_runtime, init_runtime
-folder = Path({folder!r})
-
-def run(config, given):
-    context = init_runtime(config)
-    print("met", context.rank, len(all_gather_object(lambda: 1)))
-    while not (folder / "go").exists():
-        time.sleep(0.05)
-    print("told", all_gather_object(lambda: context.rank))
-    cleanup_runtime()
-
-example.run = run
-if __name__ == "__main__":
-    sys.exit(example.main([]))
-"""
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    script = tmp_path / "meet.py"
-    script.write_text(RANKS.format(folder=str(tmp_path)))
-    return script
-
-
-def launched(*arguments: object) -> list[str]:
-    return [sys.executable, "-u", *LAUNCHER, "--standalone", "--nproc_per_node=2", *map(str, arguments)]
-
-
-def environment(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "temporary").mkdir()
-    return {"TMPDIR": str(tmp_path / "temporary")}
 
 
 def wait_for_lines(process: subprocess.Popen[str], text: str, number: int) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launch import started
-from tests.workers.test_failures import wait_for
+from tests.support.launch import started, wait_for
 
 HEAD = "import sys, time\n"
 CALL = """

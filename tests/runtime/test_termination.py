@@ -15,8 +15,7 @@ import torch.distributed as dist
 from recsuite.errors import LostPeerError
 from recsuite.runtime.ending import termination
 from recsuite.runtime.ending.termination import Termination
-from tests.support.launch import started
-from tests.workers.test_failures import wait_for
+from tests.support.launch import started, wait_for
 
 # Waits inside a library, where no handler of Python's runs.
 WAITING = """

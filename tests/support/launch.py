@@ -124,3 +124,23 @@ def free_port() -> int:
 def read_json(path: Path) -> Any:
     """What a JSON file holds."""
     return json.loads(path.read_text())
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> None:
+    """Read what a process prints until a text comes."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if text in line:
+            return
+    raise AssertionError(f"no {text!r} in the output; {process.stderr and process.stderr.read()}")
+
+
+def launched(*arguments: object) -> list[str]:
+    """The command that launches two ranks of a script."""
+    return [sys.executable, "-u", *LAUNCHER, "--standalone", "--nproc_per_node=2", *map(str, arguments)]
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A temporary folder of its own for a launch."""
+    (tmp_path / "temporary").mkdir()
+    return {"TMPDIR": str(tmp_path / "temporary")}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from pathlib import Path
 
-from recsuite.checkpoint.storage import chain
+from recsuite.checkpoint.storage import chain, directory
 from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at
 from recsuite.checkpoint.storage.directory import delta_name, full_name, step_of
 from recsuite.checkpoint.storage.manifest import (
@@ -17,6 +18,7 @@ from recsuite.checkpoint.storage.manifest import (
     read_manifest,
     write_manifest,
 )
+from recsuite.checkpoint.storage.writer import publish
 from recsuite.files import digest_of, flushed
 
 PART = "part-00001.safetensors"
@@ -89,3 +91,18 @@ def check_whole(folder: Path) -> CheckpointChain:
 def names_in(folder: Path) -> list[str]:
     """The names of what a folder holds, but for the lock."""
     return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
+def publish_at(
+    save_dir: Path, step: int, progress: Progress, keep: int = 1, link: ParentLink | None = None
+) -> Path:
+    """What a trainer does when it dumps, where it is then."""
+    final = save_dir / (directory.full_name(step) if link is None else directory.delta_name(step))
+    making = fill(save_dir / f".making-{final.name}", step, link, progress=progress)
+    publish(making, final, keep)
+    return final
+
+
+def links_in(save_dir: Path) -> dict[str, str]:
+    """What the links of a folder point to, by their names."""
+    return {path.name: os.readlink(path) for path in save_dir.iterdir() if path.is_symlink()}

@@ -23,14 +23,10 @@ from recsuite.workers.failure import WorkerDiedError, WorkerError, WorkerRaisedE
 from recsuite.workers.handle import CLOSE_SECONDS
 from recsuite.workers.pool import MAX_PREFETCH_FACTOR, SLOTS_BEYOND_PREFETCH, WorkerPool
 from tests.support.launch import python, succeeded
+from tests.support.pools import make_pool, numbers
 from tests.support.sources import FAILING_STEP, SIZE, Numbers
 
 METHODS = ("spawn", "forkserver", "fork")
-
-
-def make_pool(source: Any, num_workers: int = 2, **options: Any) -> WorkerPool:
-    settings = {"prefetch_factor": 2, "timeout": 60, "mp_context": "spawn", "rank": 3, **options}
-    return WorkerPool(source, num_workers=num_workers, **settings)
 
 
 @pytest.fixture
@@ -45,17 +41,6 @@ def is_alive(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
-
-
-def numbers(batches: Any) -> list[int]:
-    """The step that each batch shows; all of its values are alike."""
-    found = []
-    for values, nothing in batches:
-        assert values.shape == (SIZE,)
-        assert nothing.shape == (0,)
-        assert (values == values[0]).all()
-        found.append(int(values[0]))
-    return found
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -19,9 +19,9 @@ from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.errors import UserError
 from recsuite.runtime import host as machine
 from recsuite.workers.failure import WorkerError
+from tests.support.memory import memory, planted_columns
+from tests.support.pools import make_pool, numbers
 from tests.support.sources import FAULTS, Numbers
-from tests.workers.test_memory import memory, planted_columns
-from tests.workers.test_pool import make_pool, numbers
 
 pytestmark = pytest.mark.soak
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))

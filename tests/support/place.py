@@ -1,0 +1,50 @@
+"""Where a launch leaves what it leaves: nothing, once it has ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+# From the fault to the end of all ranks.
+END_SECONDS = 30
+
+
+class Place:
+    """A folder of data and of temporary files, and a mark by which the processes of a test are found."""
+
+    def __init__(self, synthetic_folder: Path, tmp_path: Path) -> None:
+        self.data = tmp_path / "data"
+        shutil.copytree(synthetic_folder, self.data, ignore=shutil.ignore_patterns(".columns"))
+        self.temporary = tmp_path / "temporary"
+        self.temporary.mkdir()
+        self.env = {"TMPDIR": str(self.temporary), "TEST_MARK": str(tmp_path)}
+        self.shared_memory = set(os.listdir("/dev/shm"))
+
+    def processes(self) -> list[str]:
+        """The processes that inherited the mark."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if f"TEST_MARK={self.env['TEST_MARK']}".encode() in path.read_bytes():
+                    found.append(path.parent.name)
+            except OSError:
+                continue
+        return found
+
+    def check_nothing_is_left(self, killed_launchers: int = 0) -> None:
+        """No process, no shared memory, no temporary file but torchrun's own logs; and the folder of a killed
+        launcher stays until the next launch removes it.
+        """
+        deadline = time.monotonic() + 10
+        while self.processes():
+            assert time.monotonic() < deadline, self.processes()
+            time.sleep(0.1)
+        assert set(os.listdir("/dev/shm")) <= self.shared_memory
+        launches = list(self.temporary.glob("launch-*"))
+        assert len(launches) <= killed_launchers
+        files = [path for path in self.temporary.rglob("*") if path.is_file()]
+        others = [path for path in files if not re.search("/(torchelastic_|launch-)", str(path))]
+        assert others == []
