@@ -71,6 +71,8 @@ def written_aside(final: Path, aside: Path | None = None) -> Iterator[Path]:
     aside = aside or final.with_name(f".{final.name}.{os.getpid()}")
     try:
         yield aside
+        # One system call, which replaces what was there: a reader finds the old file or the new one, never a
+        # part.
         aside.replace(final)
     except BaseException:
         remove(aside)
@@ -94,6 +96,8 @@ def replace_file(path: Path, content: bytes) -> None:
 
 def flush(path: Path) -> None:
     """Wait until a file, or the list of what is in a folder, is on the disk."""
+    # To read, because a folder cannot be opened otherwise; the kernel flushes what others have written as
+    # well.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -126,6 +130,7 @@ def digest_of_bytes(content: bytes) -> str:
 
 def flushed(path: Path) -> FileEntry:
     """Wait until a file is on the disk; its digest is taken meanwhile, from the page cache."""
+    # Neither thread holds Python's lock: one waits in the kernel, and the other in a digest of large blocks.
     with ThreadPoolExecutor(1) as pool:
         flushing = pool.submit(flush, path)
         digest = digest_of(path)

@@ -25,6 +25,8 @@ LONGEST_TEXT = 4096
 def sealed(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a record with their own digest, which tells whether any of them was changed."""
     rest = {name: value for name, value in fields.items() if name != SEAL}
+    # In one form, whatever the order and the spaces in the file: other programs may write it in their own
+    # way.
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return {**rest, SEAL: digest_of_bytes(text.encode())}
 
@@ -36,6 +38,7 @@ def parsed(content: bytes) -> Any:
         ValueError: when it is not JSON, or too deep.
     """
     try:
+        # Python would keep the last of two values with one name, where another program may keep the first.
         return json.loads(content, object_pairs_hook=_once, parse_constant=_not_a_number)
     except RecursionError as error:
         raise ValueError(str(error)) from None

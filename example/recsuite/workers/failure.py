@@ -10,6 +10,7 @@ from recsuite.runtime.host import memory_in_words, mib, shared_memory
 
 # What multiprocessing says of a forked worker that its server no longer can speak for.
 SERVER_GONE = 255
+# Of /dev/shm. Not 1: some of it may have been freed since the signal.
 NEARLY_FULL = 0.9
 
 
@@ -111,6 +112,7 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
             "start); where memory is full, give a smaller --batch_size, --prefetch_factor or --num_workers"
             + ("; /dev/shm is full: make room, or docker run --shm-size=1g." if full else "."),
         )
+    # Python raises none of these by itself. They come from compiled code.
     if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
         return (
             f"{fact}: a crash in native code.",

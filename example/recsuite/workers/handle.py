@@ -22,7 +22,9 @@ from recsuite.workers.worker import STACK_SIGNALS, BatchSource, Task, Worker, se
 CLOSE_SECONDS = 2.0
 # What a stack needs to be written in.
 STACK_SECONDS = 0.3
+# Its connection and its crash log, and the two that multiprocessing keeps until it has ended.
 DESCRIPTORS_PER_WORKER = 4
+# As much as a pipe takes at once. Above it the start of a worker would wait until that one reads.
 PICKLE_LIMIT = 64 * 1024
 # Imported by the server once, not by each worker: the heavy part of a worker's start, and clean of CUDA. The
 # server looks for modules in the current folder, so nothing of ours can be among them.
@@ -40,10 +42,13 @@ class WorkerHandle:
     free_slots: deque[int]
     tasks: deque[Task] = field(default_factory=deque)
     # Wakes up when it has answered, or when any worker is gone.
+    # Kept between batches, because registering costs system calls; and poll, unlike select, takes descriptors
+    # above 1,023.
     poll: select.poll = field(default_factory=select.poll)
 
     def stack(self) -> str:
         """What it has left in its crash log."""
+        # Without moving the offset, which the worker writes at.
         size = os.fstat(self.crash_log.descriptor).st_size
         return os.pread(self.crash_log.descriptor, size, 0).decode(errors="replace")
 
@@ -81,6 +86,8 @@ def start_workers(
         # Else the pipe would stay open when the worker is gone.
         theirs.close()
     for worker in workers:
+        # All of them, because batches are handed out in order: while one worker is waited for, another one
+        # whose turn comes later may die, and would be missed until then.
         for watched in (worker.connection, *(other.process.sentinel for other in workers)):
             worker.poll.register(watched, select.POLLIN)
 
@@ -88,11 +95,10 @@ def start_workers(
 def end_workers(workers: list[WorkerHandle], ring: Ring) -> None:
     """End all workers within one deadline, and free what they shared; harmless twice."""
     started = [worker for worker in workers if worker.process.pid is not None]
+    # All are told first and waited for afterwards, so that they end at the same time.
     for worker in started:
-        try:
+        with contextlib.suppress(OSError):
             worker.connection.send(None)
-        except OSError:
-            continue
     deadline = time.monotonic() + CLOSE_SECONDS
     for worker in started:
         worker.process.join(max(0.0, deadline - time.monotonic()))
@@ -139,6 +145,7 @@ def refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
 
 def check_pickle(source: BatchSource, mp_context: str) -> None:
     """Refuse a data set that cannot be sent to a worker, or is large: every worker starts from a copy."""
+    # A forked worker has the data set already, in memory that it shares with its parent.
     if mp_context == "fork":
         return
     name = type(source).__name__

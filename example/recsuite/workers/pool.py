@@ -55,6 +55,8 @@ class WorkerPool:
             raise ValueError(f"a pool of {num_workers} workers makes no batch; without workers call `make`")
         if prefetch_factor > MAX_PREFETCH_FACTOR:
             raise ValueError(f"prefetch_factor {prefetch_factor} is above {MAX_PREFETCH_FACTOR}")
+        # Before any memory or process is asked for: it costs nothing, and says in a sentence what the start
+        # of a worker would say in a traceback.
         check_pickle(source, mp_context)
         self.rank = rank
         self.local_world_size = local_world_size
@@ -68,7 +70,8 @@ class WorkerPool:
         self._workers: list[WorkerHandle] = []
         self._pass = 0
         # Before the one of multiprocessing, which would wait for workers that ignore its signal. Also at the
-        # end of an interpreter that never called `close`.
+        # end of an interpreter that never called `close`. It is given the list and the ring and not the pool,
+        # which it would keep alive.
         self._finalizer = multiprocessing.util.Finalize(
             self, end_workers, args=(self._workers, self.ring), exitpriority=100
         )
@@ -112,6 +115,8 @@ class WorkerPool:
     def _rest(
         self, source: Iterator[Any], order: deque[int], next_worker: int, this_pass: int
     ) -> Iterator[Sequence[np.ndarray]]:
+        # A generator of its own: what comes before it, in `batches`, has to happen when that is called, and
+        # not when the first batch is asked for.
         while order:
             self._check_open()
             if self._pass != this_pass:
@@ -141,6 +146,8 @@ class WorkerPool:
             raise self._died(worker) from None
         worker.tasks.append(task)
         order.append(next_worker)
+        # In turn, and not to whoever is free. Which worker has the next batch is then known without asking,
+        # and there is no queue in common that a worker could leave locked when it is killed.
         return (next_worker + 1) % len(self._workers)
 
     def _receive(self, worker: WorkerHandle) -> list[np.ndarray]:
@@ -149,12 +156,15 @@ class WorkerPool:
             failure = self._failure(worker, task)
             if reply.mistake:
                 raise UserError(f"{reply.mistake} (Found by {failure}.)")
+            # The worker lives and could continue. But its batch is missing, and no training may skip one in
+            # silence.
             raise WorkerRaisedError(failure, reply.traceback)
         leased, arrays = self.ring.lease(task.slot, reply.layouts)
         # Slots are free, with the worker, or leased; this one is none of them.
         num_leased = self.slots_per_worker - len(worker.free_slots) - len(worker.tasks) - 1
         if num_leased < SLOTS_BEYOND_PREFETCH:
             release = weakref.finalize(leased, worker.free_slots.append, task.slot)
+            # When the interpreter ends nobody needs a free slot any more.
             release.atexit = False
             return arrays
         # The consumer keeps batches: this slot must come back now, or the worker would soon have none.
@@ -169,6 +179,8 @@ class WorkerPool:
         ready = [descriptor for descriptor, _ in worker.poll.poll(self.timeout * 1000)]
         if not ready:
             raise WorkerSilentError(self._failure(worker, task), self.timeout, worker.stack_now())
+        # The answer first, even if some worker has ended meanwhile: what was made before is good, and the
+        # next call finds the one that ended.
         if worker.connection.fileno() in ready:
             try:
                 reply = worker.connection.recv()
@@ -179,6 +191,8 @@ class WorkerPool:
 
     def _drop_abandoned(self) -> None:
         """Take back what a pass asked for that its consumer left early."""
+        # Waited for and not cancelled: a worker writes into its slot until it has answered, and an answer
+        # that is left in the pipe would be taken for that of the next task.
         for worker in self._workers:
             while worker.tasks:
                 task, _ = self._answer(worker)

@@ -33,6 +33,7 @@ class AnonymousFile:
     """A file without a name. Pickles, while a process is being started, to a descriptor of its own there."""
 
     def __init__(self, name: str) -> None:
+        # Closed in programs that this process executes, unless it is passed on to them.
         self.descriptor = os.memfd_create(name)
 
     def close(self) -> None:
@@ -47,6 +48,7 @@ class AnonymousFile:
     def __getstate__(self) -> Any:
         from multiprocessing.reduction import DupFd
 
+        # It passes the descriptor on in the way that the start method has for this.
         return DupFd(self.descriptor)
 
     def __setstate__(self, state: Any) -> None:
@@ -99,6 +101,7 @@ class Ring:
         self.memory = mmap.mmap(self.file.descriptor, self.num_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
+        # A mapping belongs to its process; the descriptor is what a worker maps the memory by.
         return {name: value for name, value in self.__dict__.items() if name != "memory"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -122,6 +125,7 @@ class SlotWriter:
         Raises:
             ValueError: when the slot is full.
         """
+        # A bump allocator: a slot is filled once and then given away whole, so nothing is ever freed in it.
         num_bytes = math.prod(shape if isinstance(shape, tuple) else (shape,)) * np.dtype(dtype).itemsize
         first = self._used
         if first + num_bytes > len(self._memory):
@@ -141,6 +145,7 @@ class SlotWriter:
         given, array = array, np.asarray(array)
         if array.dtype.hasobject:
             raise TypeError(f"a batch holds {given!r}, which is not an array of numbers")
+        # By its address, because a view or a reshape of an array from `empty` is as good as the array itself.
         if not self._holds(array):
             copy = self.empty(array.shape, array.dtype)
             copy[...] = array

@@ -86,6 +86,7 @@ def serve(worker: Worker, source: BatchSource, ring: Ring, connection: Connectio
         try:
             task = connection.recv()
         except (EOFError, OSError):
+            # The trainer is gone. Nothing is left to say, and nobody to say it to.
             return
         if task is None:
             return
@@ -95,6 +96,7 @@ def serve(worker: Worker, source: BatchSource, ring: Ring, connection: Connectio
 
 def _answer(task: Task, source: BatchSource, ring: Ring) -> Made | Failed:
     try:
+        # The data set writes into the slot itself, by way of `empty`, so most batches are never copied.
         writer = ring.writer(task.slot)
         return Made([writer.put(array) for array in source.make(task.request, writer.empty)])
     except Exception as error:
@@ -113,6 +115,8 @@ def _settle(worker: Worker) -> None:
     # The first is for whoever asks `kill -USR1`; the trainer asks with the second, and reads the crash log.
     faulthandler.register(STACK_SIGNALS[0])
     faulthandler.register(STACK_SIGNALS[1], file=worker.crash_log.descriptor)
+    # Into memory that the trainer reads: what a dying process writes to the terminal would come in between
+    # the lines of others, and nobody could tell whose it is.
     faulthandler.enable(file=worker.crash_log.descriptor)
     # They were blocked when this process was born, so that none came before it could take them.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*TRAINERS_SIGNALS, *STACK_SIGNALS))
@@ -122,6 +126,7 @@ def _settle(worker: Worker) -> None:
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     install_tag(str(worker))
+    # Only a forked worker has it, or one whose data set or main module imports it.
     if "torch" in sys.modules:
         import torch
 
@@ -139,6 +144,8 @@ def birth() -> Iterator[None]:
     resource_tracker.ensure_running()
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*TRAINERS_SIGNALS, *STACK_SIGNALS))
+    # In the environment, because libraries read them when they are loaded, before a line of ours runs there.
+    # One thread, because workers are the parallelism: more would compete with the trainer for its cores.
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
     try:
         yield
