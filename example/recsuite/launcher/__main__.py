@@ -91,6 +91,7 @@ def _quiet_stores(arguments: Sequence[str]) -> Iterator[None]:
     name = "TORCH_CPP_LOG_LEVEL"
     is_one = parser.parse_known_args(list(arguments))[0].nnodes in ONE_MACHINE
     is_mine = name not in os.environ and not is_one
+    # Only for the import, at which torch reads it: the ranks inherit the environment that follows.
     if is_mine:
         os.environ[name] = "ERROR"
     yield
@@ -109,6 +110,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     from torch.distributed.run import run
 
+    # The kernel only counts. Whether it killed a rank of this launch shows in the difference.
     kills_before = oom_kills()
     try:
         run(arguments)
@@ -123,10 +125,12 @@ def _run(arguments: argparse.Namespace) -> int:
         _, first = error.get_first_failure()
         if first.exitcode in EXPLAINED:
             return int(first.exitcode)
+        # A killed rank could say nothing, so this launcher says what is known of it.
         if first.exitcode == -signal.SIGKILL:
             ranks = [rank for rank, failure in error.failures.items() if failure is first]
             print(f"launcher.py: {_killed_rank(ranks, first.pid, kills_before, arguments)}", file=sys.stderr)
             return 1
+        # torchrun's own report, with the traceback that the rank has left.
         if not is_said(first.message):
             print(error, file=sys.stderr)
         return 1

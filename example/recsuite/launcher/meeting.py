@@ -40,6 +40,8 @@ def private_folder() -> Iterator[Path]:
     # It makes folders that only their owner can enter.
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     with (folder / "new").open("w") as lock:
+        # The kernel gives it back when this process ends, in whatever way. So whoever can lock it later knows
+        # that nobody is in the folder any more.
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Only now, or another launch could lock it first, and take this one for dead.
         Path(lock.name).rename(folder / LOCK)
@@ -66,6 +68,7 @@ def is_on_one_machine(arguments: argparse.Namespace) -> bool:
 
 def meet_in(folder: Path, arguments: argparse.Namespace) -> None:
     """Have torchrun with these arguments, and the ranks that it starts, meet in a folder."""
+    # torchrun has no parameter for a meeting of one's own, but finds one by its name here.
     rendezvous_handler_registry.register(BACKEND, FolderRendezvous)
     arguments.standalone = False
     arguments.rdzv_backend, arguments.rdzv_endpoint, arguments.rdzv_id = BACKEND, str(folder), folder.name

@@ -38,6 +38,7 @@ def end_when_stuck(script_args: Sequence[str]) -> None:
     # The ranks refuse what is not a number.
     parser.add_argument("--timeout", default=Config().runtime.timeout)
     given = parser.parse_known_args(list(script_args))[0].timeout
+    # A script of the user's may mean something else by --timeout.
     timeout = float(given) if str(given).isdigit() else float(Config().runtime.timeout)
     threading.Thread(target=_watch, args=(timeout,), name="stuck", daemon=True).start()
 
@@ -79,6 +80,8 @@ class _Pulse:
         """Whether the main thread has run since the last time that this said so."""
         if self._is_taken:
             self._is_taken = False
+            # Asked again only when the last one was done: requests would pile up behind a main thread that is
+            # stuck.
             ctypes.pythonapi.Py_AddPendingCall(self._note, None)
             return True
         return False
@@ -93,6 +96,7 @@ def _children() -> list[int]:
 
 
 def _end(seconds: float) -> None:
+    # It shows which call of torchrun's does not return.
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     sys.stderr.write("".join(traceback.format_stack(frame)))
     _say(

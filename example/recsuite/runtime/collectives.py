@@ -21,6 +21,7 @@ def raise_on_all(action: Callable[[], Any], group: Any = None) -> Any:
     Raises:
         UserError: the one of the lowest rank that found one.
     """
+    # What the action gives stays here: only its sentence travels, so the result need not be picklable.
     found: list[Any] = []
     all_gather_object(lambda: found.append(action()), group)
     return found[0]
@@ -30,7 +31,8 @@ def all_gather_object(action: Callable[[], Any], group: Any = None) -> list[Any]
     """What an action gives on each rank, rank after rank; otherwise as `raise_on_all`. Collective."""
     import torch.distributed as dist
 
-    # An exception on one rank alone would leave the others waiting, so it travels as a sentence.
+    # An exception on one rank alone would leave the others waiting, so it travels as a sentence. Any other
+    # exception is a fault of the program: it ends this rank with its traceback, and torchrun the others.
     result, sentence = None, None
     try:
         result = action()
@@ -40,6 +42,7 @@ def all_gather_object(action: Callable[[], Any], group: Any = None) -> list[Any]
     # What arrives is unpickled.
     check_visitors()
     dist.all_gather_object(everyones, (result, sentence), group=group)
+    # All ranks look at them in the same order, so all raise the same sentence.
     for _, found in everyones:
         if found is not None:
             raise UserError(found)
@@ -74,6 +77,7 @@ def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: 
             lambda: (context.local_rank, None if context.local_rank else action()), group
         )
     except RuntimeError as error:
+        # gloo has no exception of its own for it.
         if "timed out" not in str(error).lower():
             raise
         raise UserError(

@@ -75,6 +75,7 @@ class TaggedPrint:
         if options.get("file") not in (None, sys.stdout, sys.stderr):
             self.original(*values, sep=sep, end=end, **options)
             return
+        # Joined here, so that the second line of a value with several is tagged too.
         text = self.formatter.tagged((" " if sep is None else sep).join(map(str, values)))
         console().when = time.monotonic()
         # In one piece too.
@@ -131,12 +132,16 @@ class _Pipe(io.FileIO):
 
     def write(self, data: Any) -> int:
         """Write, or end this process: a line must not raise while a checkpoint is written."""
+        # Not by the signal's own action, which would also end this process when it writes to any socket
+        # whose other end has gone; Python ignores it therefore, and has an exception instead.
         try:
             return super().write(data)
         except BrokenPipeError:
             with open(os.devnull, "wb") as nobody:
                 os.dup2(nobody.fileno(), self.fileno())
         handler = signal.getsignal(signal.SIGTERM)
+        # Where a handler takes SIGTERM, the training ends after a step and a checkpoint. It may still print:
+        # into nothing from now on.
         if not (self._dumps_first and callable(handler)):
             os._exit(UNREAD)
         handler(int(signal.SIGPIPE), None)
@@ -155,6 +160,8 @@ def end_when_unread(dumps_first: bool = False) -> None:
             setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w")))
             continue
         raw = _Pipe(stream.fileno(), dumps_first)
+        # A buffer between, unless the user wants none (python -u): else each line would be a call of the
+        # kernel.
         whole: Any = raw if stream.write_through else io.BufferedWriter(raw)
         options = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
         setattr(sys, name, io.TextIOWrapper(whole, stream.encoding, stream.errors, **options))

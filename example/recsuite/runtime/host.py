@@ -32,6 +32,8 @@ M_TRIM_THRESHOLD = -1
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies, even while it is blocked. On Linux only."""
+    # By "parent" the kernel means the thread that started this process, so that has to be one that lives as
+    # long as its process.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -69,6 +71,7 @@ def spin_briefly() -> None:
 
 def allowed_memory() -> int:
     """Bytes that this process may use: the machine's memory, and the limits of its cgroup and those above."""
+    # In a container this is all of the machine, and the kernel kills at the limit of the container.
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [limit for limit in map(_memory_limit, _cgroup_folders("memory")) if limit is not None]
     return min([machine, *limits])
@@ -84,6 +87,7 @@ def available_memory() -> tuple[int, int]:
 def free_memory() -> int:
     """Bytes that this process could still get: what the machine has left, and its cgroup."""
     free = available_memory()[0] if MEMINFO.exists() else allowed_memory()
+    # Whichever is less: a machine may run out before a cgroup reaches its limit.
     usage, limit = cgroup_memory() or (0, free)
     return min(free, limit - usage)
 
@@ -170,6 +174,7 @@ def allowed_cores() -> int:
     """Cores that this process may use: its affinity, and the CPU quota of its cgroup and those above."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [quota for quota in map(_cpu_quota, _cgroup_folders("cpu")) if quota is not None]
+    # Rounded down: with more threads than that, the kernel stops all of them for the rest of each period.
     return max(1, int(min([affinity, *quotas])))
 
 
@@ -212,6 +217,9 @@ def _cgroup_folders(controller: str) -> list[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers == "" or controller in controllers.split(","):
             below = Path(path.strip("/"))
+            # Also those above: a limit anywhere on the way counts. In a container the path may be the one
+            # outside it, of which there is no such folder here; the roots, which are always looked at, are
+            # then its own cgroup.
             folders += [root / part for root in roots for part in (below, *below.parents)]
     return folders
 

@@ -87,6 +87,8 @@ def open_store(launch: Launch, timeout: int) -> dist.Store:
             timeout=timedelta(seconds=timeout),
             # `Peers` waits for the ranks, and can say which of them never came.
             wait_for_workers=False,
+            # As torch's own rendezvous has it: a process that joins a second time uses the server that it
+            # has.
             multi_tenant=True,
         )
     except dist.DistNetworkError as error:

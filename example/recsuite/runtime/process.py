@@ -75,6 +75,8 @@ def init_runtime(config: Config) -> RuntimeContext:
         UserError: when the machine has fewer GPUs than processes.
     """
     launch = read_launch()
+    # Before torch is imported, which loads the library that reads it. A single rank is left alone: no other
+    # rank needs its cores, and sleep may cost it more than it saves.
     if launch.world_size > 1:
         spin_briefly()
     # Not at the top: every data worker imports this file with the script, and must hold no torch.
@@ -82,6 +84,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     import torch
 
     quieten_libraries()
+    # Before anything listens.
     _use_loopback(launch)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun gives each rank a session of its own, so what kills the launcher does not reach the rank.
@@ -96,6 +99,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     # Nothing here draws from numpy's global generator, but a user's code may.
     np.random.seed(config.runtime.seed)
     torch.manual_seed(config.runtime.seed)
+    # With the device chosen: nccl connects to the others by it.
     _join(launch, device, config)
     install_tag(f"RANK {launch.rank}")
     context = RuntimeContext(
@@ -116,7 +120,9 @@ def cleanup_runtime() -> None:
     with nccl, destroying it waits for peers that wait for this rank.
     """
     remove_tag()
+    # Taken out first, so that a second call finds nothing, whatever becomes of this one.
     heartbeats, RUNNING[:] = list(RUNNING), []
+    # Whoever calls this in a `finally` has the exception here.
     if sys.exc_info()[0] is None and "torch.distributed" in sys.modules:
         with contextlib.ExitStack() as stack:
             for heartbeat in heartbeats:
@@ -217,16 +223,19 @@ def _join(launch: Launch, device: torch.device, config: Config) -> None:
     deadline = time.monotonic() + timeout
     spans = launch.spans_machines
     heartbeat = Heartbeat(timeout, launch.local_rank, Recovery(config).after_lost_peer)
+    # Known before it joins, so that `cleanup_runtime` ends its thread if that fails.
     RUNNING.append(heartbeat)
     master = os.environ["MASTER_ADDR"]
     with heartbeat.within(f"joining the other ranks at {master}:{os.environ['MASTER_PORT']}"):
         store = open_store(launch, timeout)
         if launch.world_size > 1:
             heartbeat.peers = Peers(store, launch.rank, launch.world_size, master, spans, deadline)
+            # Only now, when all have told their addresses, and before gloo looks up its own.
             if spans and (interface := heartbeat.peers.interface()):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         _init_process_group(launch, device, store, timeout)
         if launch.world_size > 1:
+            # Last: its rounds need the process group, and every rank in it.
             heartbeat.begin()
 
 

@@ -36,6 +36,7 @@ class Stage:
         self.done_before = done
         self.start = time.monotonic()
         self.bar: Any = None
+        # A log would hold every state of the bar, one after the other.
         if sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -94,6 +95,7 @@ class Clock:
                     say(str(innermost))
 
 
+# So that code deep in the work can report without being handed a clock.
 _clock: ContextVar[Clock | None] = ContextVar("clock", default=None)
 
 

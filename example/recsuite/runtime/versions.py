@@ -88,7 +88,10 @@ def _mend(wheels: list[str], everything: bool = False) -> str:
     what = f"-r {shlex.quote(str(requirements))}" if everything else three
     # A bare "pip" may belong to another Python.
     pip = f"{shlex.quote(sys.executable)} -m pip"
+    # Both, also where one is right: they share their files, so removing one damages the other.
     uninstall = f"{pip} uninstall -y {' '.join(FBGEMM_WHEELS)}"
+    # On a CPU without what they depend on: torchrec asks for the fbgemm of CUDA, and pip would put its files
+    # over those for the CPU. requirements.txt is a complete list therefore.
     return f"{uninstall} && {pip} install {'' if cuda else '--no-deps '}{what}"
 
 

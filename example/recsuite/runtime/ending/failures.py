@@ -35,10 +35,12 @@ def report_mistake(sentence: str) -> None:
     The first rank of a machine speaks at once. Another rank speaks only if it is still alive some seconds
     later: then the mistake was its own.
     """
+    # Before the wait, in which torchrun may end this rank.
     leave_for_torchrun(sentence, sentence)
     try:
         local_rank = read_launch().local_rank
     except UserError:
+        # The mistake may be in the environment itself.
         local_rank = 0
     if local_rank != 0:
         time.sleep(SAME_MISTAKE_SECONDS)
@@ -62,6 +64,7 @@ def name_lost_peers(error: Exception, timeout: float, recovery: Recovery) -> Non
     if not is_lost_peer(error):
         return
     fault = "" if isinstance(error, BrokenLaunchError) else lost_peers()
+    # Nobody is lost, so no sentence can explain it: the traceback shows where this rank waited.
     if fault == ALL_ANSWER:
         raise LostPeerError(fault) from error
     if fault:
@@ -83,6 +86,7 @@ def report_broken_launch(error: BrokenLaunchError) -> None:
     if read_launch().local_rank != 0:
         time.sleep(SAME_MISTAKE_SECONDS)
     print(f"example.py: {error}", file=sys.stderr, flush=True)
+    # After it, so that nothing is marked as said that was not.
     leave_for_torchrun(str(error), str(error), is_said=True)
 
 
@@ -102,6 +106,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 def _is_silence(error: BaseException) -> bool:
     """Whether a peer is silent, and not gone: it has left nothing to be read first, and --timeout is over."""
+    # The first exception has the library's words; what was made of it may have others.
     while error.__cause__ is not None:
         error = error.__cause__
     text = str(error).lower()

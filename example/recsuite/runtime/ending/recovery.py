@@ -40,7 +40,10 @@ class Recovery:
         if not self.config.checkpoint.dumps:
             return f"{again}, with --dump to have something that --resume can continue from"
         save_dir = Path(self.config.checkpoint.save_dir)
+        # What is said if the thread finds nothing in time.
         found = [f"--resume continues from the last checkpoint in {save_dir}"]
+        # A thread, because a call into a file system that does not answer cannot be interrupted, only left
+        # behind.
         thread = threading.Thread(target=self._look_in, args=(save_dir, found), name="newest", daemon=True)
         thread.start()
         thread.join(FOLDER_SECONDS)

@@ -32,6 +32,8 @@ class Termination:
 
     def __init__(self, deadline: timedelta) -> None:
         # On the CPU, whatever the ranks compute on, and beside the collectives of the training.
+        # A group of its own also keeps votes from being taken for other collectives, which need not lie in
+        # the same order between them on every rank.
         self._group = dist.new_group(backend="gloo", timeout=deadline)
         self._vote: tuple[torch.Tensor, dist.Work] | None = None
         # The number of the signal that told this process to end.
@@ -49,6 +51,8 @@ class Termination:
             with _second_ctrl_c_ends(speaks=dist.get_rank() == 0):
                 yield
         except Exception as error:
+            # A rank that was told to end, too, may have gone first. That is the end that was asked for, and
+            # no fault.
             if self.asked and is_lost_peer(error):
                 raise SystemExit(status_of(self.asked)) from error
             raise
@@ -67,12 +71,14 @@ class Termination:
             work.wait()
             found = int(vote.item())
         vote = torch.tensor(int(self.asked))
+        # The highest number: 0 where nobody was told, and else one signal for all ranks to end with.
         work = dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._group, async_op=True)
         assert work is not None
         self._vote = (vote, work)
         return found
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        # The first one: a batch system's SIGTERM after a Ctrl-C, or again, changes nothing.
         self.asked = self.asked or number
 
 
@@ -109,6 +115,7 @@ def _await_second(reader: int, speaks: bool) -> None:
         now = time.monotonic()
         if first is None and number[0] == signal.SIGINT:
             first = now
+            # Past Python's streams, which the main thread may hold while it waits.
             if speaks:
                 os.write(2, ANSWER.encode())
         elif first is not None and number[0] in SIGNALS and now - first > SAME_SECONDS:

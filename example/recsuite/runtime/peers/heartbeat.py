@@ -56,8 +56,10 @@ class Heartbeat:
         # Who says which rank it is that is silent.
         self.peers: Peers | None = None
         self._fault = ""
+        # Since when a connection to some rank is broken.
         self._gone_since: float | None = None
         self._group: Any = None
+        # The collective that is under way, and since when.
         self._round: tuple[torch.Tensor, Any, float] | None = None
         self._is_leaving = False
         self._over = threading.Event()
@@ -89,6 +91,8 @@ class Heartbeat:
 
     def leave(self) -> None:
         """Wait until every rank is here, however long, or one is gone. Collective: every rank."""
+        # Told to the others by the next round; the thread looks more often from now on, so that the end is
+        # quick.
         self._is_leaving = True
         if self._group is not None:
             self._over.wait()
@@ -102,6 +106,7 @@ class Heartbeat:
         try:
             while not self._end.wait(LEAVING_SECONDS if self._is_leaving else BEAT_SECONDS):
                 self._look_at_launcher()
+                # A copy: the main thread may end the block in between.
                 call = self._call
                 if call is not None and time.monotonic() > call[0]:
                     self._die(f"{call[1]} took longer than --timeout {self.timeout:.0f}")
@@ -125,6 +130,8 @@ class Heartbeat:
 
         if self._round is not None:
             all_leave, work, begin = self._round
+            # Looked at, not waited for: a thread that waits in gloo could see neither the launcher nor the
+            # clock.
             if not work.is_completed():
                 self._look_at_silence(time.monotonic() - begin)
                 return True
@@ -132,11 +139,13 @@ class Heartbeat:
             try:
                 work.wait()
             except RuntimeError:
+                # A rank is gone. This one may still do what needs no other; see the class.
                 self._gone_since = time.monotonic()
                 return False
             if all_leave.item():
                 return False
         all_leave = torch.tensor(int(self._is_leaving))
+        # The least of all: 1 only when every rank is leaving.
         work = dist.all_reduce(all_leave, dist.ReduceOp.MIN, group=self._group, async_op=True)
         self._round = (all_leave, work, time.monotonic())
         return True
@@ -181,6 +190,7 @@ class Heartbeat:
         os._exit(1)
 
     def _die(self, sentence: str) -> NoReturn:
+        # Where the main thread is, for it cannot say so itself: it waits inside a library.
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         stack = "".join(traceback.format_stack(frame))
         leave_for_torchrun(sentence, stack)

@@ -89,6 +89,7 @@ class Peers:
         family, address = _own_address(master)
         # Other machines reach no loopback address of this one.
         bound = "" if spans_machines and ipaddress.ip_address(address).is_loopback else address
+        # A port that the kernel chooses; the others find it in the store.
         self._server = socket.create_server((bound, 0), family=family, backlog=128)
         threading.Thread(target=self._answer, name="answers", daemon=True).start()
         self.mine = Peer(rank, socket.gethostname(), address, self._server.getsockname()[1])
@@ -96,6 +97,7 @@ class Peers:
 
     def fault(self) -> str:
         """Which of the others do not answer, and on which machines; takes some seconds. Not collective."""
+        # At once, because each that is silent takes all of the three seconds.
         with ThreadPoolExecutor(AT_ONCE) as pool:
             faults = pool.map(Peer.fault, self.others)
             asked = zip(self.others, faults, strict=True)
@@ -153,6 +155,7 @@ class Peers:
             while True:
                 connection, _ = self._server.accept()
                 with connection, contextlib.suppress(OSError):
+                    # Any byte will do; that a thread of this process ran to send it is the answer.
                     connection.send(b"!")
 
 

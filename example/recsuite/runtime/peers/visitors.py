@@ -121,5 +121,7 @@ VISITORS = Visitors()
 def check_visitors() -> None:
     """Look who the others are, if all are on this machine: what they send is unpickled. Not collective."""
     launch = read_launch()
+    # Of an end on another machine the kernel here knows no owner: a network between machines has to be
+    # trusted.
     if launch.world_size == launch.local_world_size > 1:
         VISITORS.check()
