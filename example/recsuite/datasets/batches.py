@@ -106,6 +106,8 @@ class EventBatches:
     @property
     def batch_bytes(self) -> int:
         """The most bytes that a batch can take: the longest list of every feature in every row."""
+        # A slot of the workers' ring is allocated once, so it has to hold the largest batch that there can
+        # be.
         values = sum(table.longest for table in self.tables)
         row = 8 * values + 4 * len(self.tables) + 4 + 4 + 4 * self.history
         # Each array begins on a cache line.
@@ -113,6 +115,8 @@ class EventBatches:
 
     def num_steps(self, split: str, first: int = 0) -> int:
         """Batches in the pass over a split from place `first` on: the same number on every rank."""
+        # Rounded up, and of the whole pass: ranks that made different numbers of steps would wait for each
+        # other for ever.
         return -(-(len(self.ranges[split]) - first) // (self.batch_size * self.world_size))
 
     def step_sizes(self, split: str, first: int = 0) -> list[int]:
@@ -139,12 +143,15 @@ class EventBatches:
             self._forget_users(single, request)
         history_labels = np.zeros(0, np.float32)
         if self.history:
+            # A model in use knows the validation events by then, so the test may; training must not.
             known, counts = self._find_history(rows, "test_" if request.split == "test" else "")
             lists.append(Lists(known[:, 0], counts, padding=0))
             history_labels = empty(len(known), np.float32)
             history_labels[:] = known[:, 1].view(np.float32)
         values, lengths = self._join(single, lists, empty)
         labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
+        # All four numbers of a row are int32, so that an event is one cache line; this one holds the bits of
+        # a float32.
         labels[:num_real], labels[num_real:] = rows[:, 2].view(np.float32), 0
         step_size = self._step_size(request.split, request.step, request.first)
         weights[:num_real] = self.batch_size * self.world_size / step_size
@@ -153,12 +160,16 @@ class EventBatches:
 
     def _forget_users(self, single: list[np.ndarray], request: Request) -> None:
         """Let a few events be of an unknown user, so that training learns what a new one is like."""
+        # Counted from the beginning of the pass, so that any number of ranks, and a pass that is resumed,
+        # forget the same events.
         begin = request.first + (request.step * self.world_size + self.rank) * self.batch_size
         # The order is another one in each pass, so these are others too.
         of_user = single[ENTITIES.index(USER)]
         of_user[self._place_of_user, -begin % FORGOTTEN_EVERY :: FORGOTTEN_EVERY] = UNKNOWN_ROW
 
     def __getstate__(self) -> dict[str, Any]:
+        # A mapping cannot be sent to a worker, which makes its own; and a block would make what is sent
+        # large.
         return {**self.__dict__, "_columns": {}, "_block": None}
 
     def _step_size(self, split: str, step: int, first: int) -> int:
@@ -170,6 +181,7 @@ class EventBatches:
         num_steps = max(1, POSITIONS_AT_ONCE // self.batch_size)
         block, place = divmod(request.step, num_steps)
         wanted = (request.split, request.epoch, request.first, block)
+        # Steps are asked for in their order, so this block has the positions of the next ones too.
         if self._block is None or self._block[0] != wanted:
             self._block = (
                 wanted,
@@ -179,10 +191,14 @@ class EventBatches:
 
     def _block_positions(self, request: Request, steps: range) -> np.ndarray:
         split = self.ranges[request.split]
+        # A step is one stretch of the pass, cut into a slice for each rank: what it holds depends on the size
+        # of the global batch alone, not on the number of ranks.
         begins = (np.arange(steps.start, steps.stop) * self.world_size + self.rank) * self.batch_size
         positions = (request.first + begins[:, None] + np.arange(self.batch_size)).reshape(-1)
+        # They rise, so what lies beyond the end of the split is behind one place.
         positions = positions[: np.searchsorted(positions, len(split))]
         if request.split == "train":
+            # Training alone: predictions are held against labels in the order of the disk.
             positions = shuffled(positions, len(split), self.seed, request.epoch)
         positions += split.start
         return positions
@@ -200,11 +216,13 @@ class EventBatches:
     def _find(self, rows: np.ndarray) -> tuple[list[np.ndarray], list[Lists]]:
         """Table rows of the features with one value, [features, n] for each entity; and those with lists."""
         single, lists = [], []
+        # Of the four columns the first two are users and items.
         for entity, ids in zip(ENTITIES, rows.T, strict=False):
             features = self._column(f"{self.schema.name_of(entity)}_features").take(ids, axis=0).T
             names = self._with_lists[entity]
             num_single = len(features) - 2 * len(names)
             single.append(features[:num_single])
+            # A feature with lists has two columns: where its values begin, and how many they are.
             pairs = zip(features[num_single::2], features[num_single + 1 :: 2], strict=True)
             for name, (starts, counts) in zip(names, pairs, strict=True):
                 known = self._column(f"{name}_values").take(places_of(starts, counts))
@@ -230,6 +248,7 @@ class EventBatches:
         last = num_single * self.batch_size
         values = empty(last + sum(len(part.values) + part.padding * num_padding for part in lists), np.int64)
         lengths[:num_single] = 1
+        # All features with one value are joined by one call: a small batch costs calls more than bytes.
         columns = values[:last].reshape(num_single, self.batch_size)
         np.concatenate(single, out=columns[:, :num_real])
         columns[:, num_real:] = UNKNOWN_ROW

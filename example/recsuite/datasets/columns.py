@@ -195,6 +195,7 @@ def _described(
     tables = tuple(
         dataclasses.replace(table, feature=schema.restored(table.feature)) for table in columns.tables
     )
+    # The folder may have been moved or copied since, so no path in it is believed.
     # A path may be of any length and letters.
     columns = dataclasses.replace(columns, folder=str(folder), source=str(source), tables=tables)
     for what, needed, there in (
@@ -216,6 +217,7 @@ def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -
     for entry in entries:
         if (folder / entry.name).stat().st_size != entry.bytes:
             raise UserError(f"{entry.name} has another size than when it was written.")
+    # A batch maps every column that lies in the folder.
     strange = {path.name for path in folder.glob("*.npy")} - {entry.name for entry in entries}
     if strange:
         raise UserError(f"{min(strange)} is none of them.")

@@ -84,6 +84,7 @@ class BatchLoader:
         return self._rest(requests)
 
     def _rest(self, requests: Iterator[Request]) -> Iterator[Batch]:
+        # Without a pool a batch is made when it is asked for, between two steps.
         arrays = self.pool.batches(requests) if self.pool else map(self.dataset.make, requests)
         return map(self._finished, arrays)
 
@@ -133,6 +134,8 @@ class BatchLoader:
             batch = self._finished(self.dataset.make(request))
             making += time.perf_counter() - begin
             yield batch
+            # The first steps allocate what later ones use again, and a GPU computes behind the caller's back:
+            # without waiting for it, a step would seem to take no time.
             if steps == WARM_UP_STEPS:
                 _synchronize()
                 start, making = time.perf_counter(), 0.0
@@ -148,6 +151,7 @@ class BatchLoader:
             batch_seconds, step_seconds, allowed_cores(), read_launch().local_world_size
         )
         say(f"--num_workers auto: {why}")
+        # Decided once: the next passes keep the pool.
         self._undecided = False
         if num_workers > 0:
             self.pool = self._start_pool(num_workers)
@@ -158,6 +162,7 @@ def choose_num_workers(
     batch_seconds: float, step_seconds: float, num_cores: int, local_world_size: int
 ) -> tuple[int, str]:
     """How many workers a rank needs so that its steps do not wait, and the arithmetic in words."""
+    # Of a step without workers, in which making a batch and training on it follow each other.
     share = batch_seconds / (batch_seconds + step_seconds)
     spare = spare_cores(local_world_size, num_cores)
     # A consumer that only receives has steps of no time.

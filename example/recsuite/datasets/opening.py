@@ -55,6 +55,7 @@ def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
     columns = everyones[context.rank][1]
     context.say(describe_data(columns, config.data.split))
     dataset = EventBatches(columns, config, context.rank, context.world_size)
+    # Before the model is built: workers start, and make their first batches, meanwhile.
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         yield Data(columns, loader)
 
@@ -77,6 +78,7 @@ def check_same_flags(config: Config) -> None:
     Raises:
         UserError: on every rank, names a flag and both values.
     """
+    # Else a flag given on one machine would be lost, for all continue with those of rank 0.
     mine = {name: value for name, value in config.flags.items() if name not in OF_A_MACHINE}
     everyones = all_gather_object(lambda: mine)
     for rank, other in enumerate(everyones):

@@ -63,6 +63,7 @@ class Schema:
         Raises:
             UserError: names the entity and the features that it has.
         """
+        # Histories, rankings and reports all go by this feature; without it they would fail much later.
         for entity in ENTITIES:
             name, names = self.name_of(entity), _single(entity, self.features)
             if name not in names:

@@ -58,6 +58,7 @@ def locate(config: DataConfig, seed: int) -> tuple[Path, Layout]:
     if layout is None:
         _obtain(dataset, folder, config, seed)
         layout = _find_layout(folder)
+    # A named set may have been asked for with the folder of another one.
     if layout is None or (dataset and dataset not in layout.datasets):
         raise UserError(
             f"{folder} does not hold {dataset} but {layout.ratings if layout else 'other files'}; "
@@ -113,6 +114,7 @@ def read(folder: Path, layout: Layout, config: DataConfig) -> RawData:
     official_test = None
     if len(parts) == 2:
         official_test = np.arange(len(events.label)) >= len(tables[0][0])
+    # The later sets have no file of users.
     if users is None:
         import pandas
 

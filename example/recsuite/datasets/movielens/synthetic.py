@@ -88,6 +88,8 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int, world: World = DE
     """
     if num_ratings < MIN_NUM_RATINGS:
         raise ValueError(f"num_ratings is {num_ratings}, but must be at least {MIN_NUM_RATINGS}")
+    # A name that is known, unlike one of this process alone, so that the next start finds what a killed one
+    # left.
     partial = folder.with_name(f".{folder.name}.partial")
     advice = "make room there, or name another folder with --data_path"
     explaining = explained(f"The synthetic data set cannot be written to {folder}", advice)

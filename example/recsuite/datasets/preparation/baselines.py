@@ -95,6 +95,7 @@ def fit_biases(
     user_bias, item_bias = np.zeros(num_users), np.zeros(num_items)
     user_weight = DAMPING + np.bincount(user, minlength=num_users)
     item_weight = DAMPING + np.bincount(item, minlength=num_items)
+    # Each line solves for one side exactly while the other is kept.
     for _ in range(BASELINE_ROUNDS):
         item_bias = np.bincount(item, residual - user_bias[user], num_items) / item_weight
         user_bias = np.bincount(user, residual - item_bias[item], num_users) / user_weight

@@ -53,9 +53,11 @@ def make_columns(folder: Path, raw: RawData, schema: Schema, config: DataConfig,
             manifest = _write_columns(making, raw, schema, config, seed, reached)
         # The rename must not get to the disk before what it names.
         files = [dataclasses.asdict(flushed(path)) for path in sorted(making.iterdir())]
+        # Last, as it holds the digests of all others: columns without it count as none.
         (making / MANIFEST).write_text(json.dumps(sealed({**manifest, "files": files}), indent=1))
         flush(making / MANIFEST)
         flush(making)
+        # This rename itself is not flushed: what a power cut takes of it is made again.
         _publish(making, folder)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
@@ -75,6 +77,8 @@ def _publish(making: Path, folder: Path) -> None:
         folder.unlink(missing_ok=True)
         making.rename(folder)
         return
+    # The manifest last: until it is there, the old one does not fit the files, and nobody takes a mixture for
+    # whole.
     made = sorted(making.iterdir(), key=lambda path: path.name == MANIFEST)
     names = {path.name for path in made}
     for old in folder.iterdir():
@@ -115,6 +119,7 @@ def _write_columns(
     }
     tables, left_out = write_features(folder, entities, schema)
     place = schema.place_of(ITEM, [table.feature for table in tables])
+    # A history holds table rows, not positions of items, so that it goes into a batch as it is.
     item_rows = np.load(folder / f"{schema.item}_features.npy")[:, place]
     stored = Stored(user, item, item_rows[item], label, events.time[order])
     reached(3)
@@ -134,6 +139,7 @@ def _write_columns(
         "num_users": len(raw.users),
         f"num_{schema.items}": len(raw.items),
         "longest_history": longest_history,
+        # The model begins from it, so it may know nothing of the test.
         "mean_rating": float(label[:num_train].mean(dtype=np.float64)),
         "tables": [_recorded(table, schema) for table in tables],
         "baselines": baselines_of(stored, sizes, len(raw.items), oracle),

@@ -119,6 +119,8 @@ def _cache_folder(source: Path, config: DataConfig) -> Path:
 
 def _name(digests: dict[str, str], config: DataConfig, seed: int) -> str:
     """The folder for columns of files with these digests."""
+    # A flag that changes nothing must not make a second copy. So --history is not in the name either:
+    # histories are stored whole, and a batch takes the end of each.
     drawn = config.split in ("time", "random")
     made_from = {
         "format": FORMAT,

@@ -44,6 +44,7 @@ def settle(raw: RawData, how: str, schema: Schema) -> RawData:
     counting = places[begins if how == "first" else ends]
     label = raw.events.label.copy()
     if how == "mean":
+        # The mean goes to the last of the pair, and so to its time.
         sums = np.add.reduceat(label[places], begins, dtype=np.float64)
         label[counting] = sums / (ends - begins + 1)
     is_left = np.ones(len(pairs), bool)

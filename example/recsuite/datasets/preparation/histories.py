@@ -41,8 +41,11 @@ def _write_history(
     """Write the first events, which are known, user after user; returns for all events where their histories
     end, int32 [events], and how long they are.
     """
+    # User after user, each in the order of time: lexsort goes by its last key first, and is stable.
     order = np.lexsort([stored.time, stored.user])
+    # Known events are stored first, so their place tells.
     is_known = order < num_known
+    # How many known events stand before each one in this order: it is a place in the stored history.
     before: np.ndarray = np.cumsum(is_known) - is_known
     # Events of one user in one second do not know of each other: the histories of all of them end where that
     # of the first does.

@@ -55,6 +55,7 @@ def _choose_test(
     num_test = round(number * config.test_fraction)
     is_test = np.arange(number) >= number - num_test
     if config.split == "random":
+        # Each draw has a stream of its own, so that the test stays the same whatever is drawn for validation.
         return np.random.default_rng([seed, 1]).permutation(is_test), []
     return is_test, _describe_cut(time, number - num_test)
 
@@ -117,5 +118,6 @@ def _choose_validation(user: np.ndarray, is_left: np.ndarray, config: DataConfig
 
 def _newest_of_each(user: np.ndarray) -> tuple[np.ndarray, int]:
     """The place of the last event of each user with two or more, int64; and how many users have one."""
+    # np.unique says where a value comes first; from the end, that is where it comes last.
     _, from_end, counts = np.unique(user[::-1], return_index=True, return_counts=True)
     return len(user) - 1 - from_end[counts > 1], int((counts == 1).sum())

@@ -46,6 +46,7 @@ def write_features(
             else:
                 rows.append(positions)
                 longest = 1
+            # Sorted, as np.unique gives them: the same data have the same rows on every machine.
             vocabulary[feature.name] = known.tolist()
             tables.append(Table(feature, len(known) + 1, longest))
         np.save(folder / f"{schema.name_of(entity)}_features.npy", np.stack(rows, axis=1))

@@ -83,6 +83,7 @@ def _read_entities(
         except ValueError as error:
             bad.append((line, separator.join(fields), str(error)))
             continue
+        # Which of two rows is right cannot be known.
         if entity[key] in found:
             bad.append((line, separator.join(fields), f"{key} {entity[key]} a second time"))
             continue

@@ -45,6 +45,7 @@ def read_ratings(
     columns, reason = _parse_ratings(content, layout)
     if columns is not None and _all_known(columns, known_users, known_movies):
         return columns
+    # Only Arrow is quick, and it names no row; the lines are slow, and name each.
     bad, good, num_rows = _inspect_ratings(content, layout, known_users, known_movies)
     reader.bad_rows(name, bad, num_rows)
     reader.num_skipped_ratings += len(bad)
@@ -86,6 +87,7 @@ def _parse_ratings(content: bytes, layout: Layout) -> tuple[RatingColumns | None
     if layout.separator == "::":
         names = ["user", "empty1", "movie", "empty2", "rating", "empty3", "time"]
         types.update({name: pyarrow.null() for name in names if name.startswith("empty")})
+    # A block at a time, so that a progress bar has something to show.
     parts: list[list[np.ndarray]] = [[] for _ in RATING_NAMES]
     with stage("reading ratings", len(content), "bytes") as reached:
         for first, last in _blocks(content):
@@ -94,6 +96,8 @@ def _parse_ratings(content: bytes, layout: Layout) -> tuple[RatingColumns | None
                     pyarrow.BufferReader(pyarrow.py_buffer(content)[first:last]),
                     pyarrow.csv.ReadOptions(column_names=names),
                     pyarrow.csv.ParseOptions(delimiter=layout.separator[0], quote_char=is_quoted and '"'),
+                    # Arrow's own list of what means nothing has "NA" and "nan" too, which it would accept
+                    # between the colons.
                     pyarrow.csv.ConvertOptions(column_types=types, null_values=[""]),
                 )
             except pyarrow.ArrowInvalid as error:
