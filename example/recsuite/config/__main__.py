@@ -12,6 +12,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.console import end_when_unread
 
 if __name__ == "__main__":
+    # `--help` may be read by a program that closes its end early, such as head.
     end_when_unread()
     try:
         parse_args()

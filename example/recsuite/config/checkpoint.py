@@ -72,6 +72,7 @@ class CheckpointConfig(Section):
             UserError: for the first fault found.
         """
         super().validate()
+        # A flag that nothing reads would be ignored in silence.
         for name in ("dump_every", "keep", "async_dump"):
             require(
                 self.dumps or (self.compact and name == "keep") or self.is_default(name),

@@ -46,6 +46,7 @@ class Config:
 
     def replaced(self, **flags: Any) -> Config:
         """This configuration with other values of some flags; not checked."""
+        # Sections cannot be changed, so each is made anew once, with all of its new values.
         changed: dict[str, dict[str, Any]] = {}
         for name, value in flags.items():
             changed.setdefault(section_of(name), {})[name] = value
@@ -111,6 +112,7 @@ class Config:
             f"--save_dir {section.save_dir} is for checkpoints, and none are written or read; give --dump or "
             "--load too",
         )
+        # One may be a link into the other.
         save_dir = realpath(section.save_dir)
         require(
             section.load in ("", NEWEST)
@@ -126,6 +128,7 @@ class Config:
     def _check_between_sections(self) -> None:
         loader, timeout = self.loader, self.runtime.timeout
         require(
+            # The rank that waits for its worker keeps all others waiting, and knows why.
             loader.num_workers == 0 or loader.worker_timeout < timeout,
             f"--worker_timeout {loader.worker_timeout} is not below --timeout {timeout}, so other ranks "
             "would give up before a silent worker is named; give a smaller one",

@@ -11,6 +11,7 @@ from typing import ClassVar
 from recsuite.config.section import Section, require
 
 OFFICIAL_SPLITS = ("u1", "u2", "u3", "u4", "u5", "ua", "ub")
+# Named here too: the configuration is below the data sets, and must not import them.
 DATASETS = (
     "synthetic",
     "ml-100k",

@@ -80,9 +80,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add(group: Any, section: type[Section], field: dataclasses.Field[Any], sentence: str) -> None:
     name, default = field.name, field.default
+    # argparse fills in percent signs in a help text.
     flag, text = f"--{name}", sentence.replace("%", "%%")
     if isinstance(default, bool):
         long = [f"--{LONG_NAMES[name]}"] if name in LONG_NAMES else []
+        # A switch has the default False unless it is told otherwise, whatever the parser's default is.
         group.add_argument(flag, *long, action="store_true", default=argparse.SUPPRESS, help=text)
         return
     kind = KINDS.get(name, type(default))
@@ -139,6 +141,7 @@ KINDS: dict[str, Callable[[str], Any]] = {
 
 def sentences_of(section: type[Section]) -> dict[str, str]:
     """The sentence under each field of a section, which Python itself does not keep."""
+    # From the source, for a text under a field is compiled to nothing.
     body = ast.parse(textwrap.dedent(inspect.getsource(section))).body[0]
     assert isinstance(body, ast.ClassDef)
     sentences = {}

@@ -42,6 +42,7 @@ class Section:
         """
         for name, choices in self.CHOICES.items():
             value = getattr(self, name)
+            # A default may be none of the choices: empty, it says that nothing was chosen.
             known = value in choices or self.is_default(name)
             require(known, f"--{name} {value} is not known; choose one of {', '.join(choices)}")
         for name in self.POSITIVE:
@@ -54,6 +55,7 @@ class Section:
 
     def is_default(self, *names: str) -> bool:
         """Whether fields have the values that they have when no flag is given."""
+        # A dataclass keeps the default of a field as an attribute of the class.
         return all(getattr(self, name) == getattr(type(self), name) for name in names)
 
     def require_at_least_0(self, *names: str) -> None:

@@ -109,7 +109,7 @@ def _check_same_data(everyones: Sequence[tuple[str, Columns]]) -> None:
     alike = [rank for rank in others if everyones[rank][1].files == theirs.files]
     raise UserError(
         f"Ranks {', '.join(map(str, alike))} on {elsewhere} have other data than rank 0 on {machine}: "
-        f"{theirs.num_train:,} training and {theirs.num_test:,} test ratings of {theirs.source}, rank 0 has "
-        f"{ours.num_train:,} and {ours.num_test:,} of {ours.source}, and {', '.join(names)} differ; give all "
-        "machines the same files."
+        f"{theirs.num_train:,} training and {theirs.num_test:,} test {theirs.schema.labels} of "
+        f"{theirs.source}, rank 0 has {ours.num_train:,} and {ours.num_test:,} of {ours.source}, and "
+        f"{', '.join(names)} differ; give all machines the same files."
     )

@@ -45,6 +45,8 @@ class Head(nn.Module):
         super().__init__()
         self.features = list(features)
         self.has_history = HISTORY in [feature.name for feature in features]
+        # A buffer, so that checkpoints hold it and it lies where the model does; no parameter, for nothing
+        # learns it.
         self.row_scale: torch.Tensor
         self.register_buffer("row_scale", torch.tensor(1.0))
 
@@ -56,6 +58,7 @@ class Head(nn.Module):
         if self.has_history:
             history = looked_up[HISTORY]
             user = user + means(history.values(), history_weights, history.lengths())
+        # Once for each sum instead of once for each row, which is the same.
         return scaled(user, self.row_scale), scaled(item, self.row_scale)
 
     def _add_up(self, looked_up: Mapping[str, LookedUp], entity: str) -> torch.Tensor:
@@ -64,6 +67,7 @@ class Head(nn.Module):
             if feature.entity == entity:
                 found = looked_up[feature.name]
                 rows = found.values()
+                # Of the other features each event has one row, so the rows are the vectors already.
                 if feature.multi:
                     rows = means(rows, torch.ones_like(rows[:, 0]), found.lengths())
                 vectors.append(rows)
@@ -90,6 +94,7 @@ class Interaction(Head):
         self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_label: float
     ) -> None:
         super().__init__(features)
+        # The factors of three vectors; the biases are added by themselves.
         self.mlp = make_mlp([3 * (embedding_dim - 1), *mlp_dims, 1])
         # The name that it has in checkpoints.
         self.mean_rating: torch.Tensor
@@ -117,6 +122,7 @@ class Interaction(Head):
         """
         first, *others = self.mlp
         assert isinstance(first, nn.Linear)
+        # A zero in front of each third, where a vector has its bias.
         weights = nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0))
         hidden = torch.addmm(first.bias, user, weights[:, 0].t())
         hidden = torch.addmm(hidden, item, weights[:, 1].t())
@@ -154,6 +160,7 @@ class TwoTower(Head):
             return self.row_scale.new_zeros(0)
         history = looked_up[HISTORY]
         lengths = history.lengths().to(torch.int64)
+        # The mean, times the root of the length, is the sum over the root.
         return repeated(lengths.to(torch.float32).sqrt(), lengths, len(history.values()))
 
     def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:

@@ -15,12 +15,14 @@ def make_mlp(widths: Sequence[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
         layers += [nn.Linear(width_in, width_out), nn.ReLU()]
+    # The last layer stays linear: what comes out may be negative.
     return nn.Sequential(*layers[:-1])
 
 
 def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """The mean of each list of rows times weights, float32 [B, D], zero where the list is empty."""
     lengths = lengths.to(torch.int64)
+    # Into the weights, which are a number a row: the rows themselves are wide.
     shares = weights / repeated(lengths.clamp(min=1), lengths, len(weights))
     sums: torch.Tensor = _WeightedSums.apply(rows, shares, lengths)
     return sums
@@ -52,6 +54,8 @@ class _WeightedSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(weights, lengths)
+        # The rows are looked up already; embedding_bag is here as a fast sum over lists, of row 0, 1, 2 and
+        # so on.
         places = torch.arange(len(rows), device=rows.device)
         offsets = lengths.cumsum(0) - lengths
         return torch.nn.functional.embedding_bag(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # The parts of a training that `Callback.phase` names: building the model; waiting for a batch; the rest of an
 # epoch's steps; validation and test; what the checkpointer does.
+# A report has the seconds of each, by these names.
 PHASES = ("model", "feed", "steps", "evaluation", "dumps")
 
 
@@ -170,10 +171,10 @@ class Callbacks(Callback):
 
 
 class ProgressBar(Callback):
-    """Shows how far an epoch is: num_events of each, and so many epochs."""
+    """Shows how far an epoch is: num_events of each, which have the noun `unit`, and so many epochs."""
 
-    def __init__(self, num_events: int, num_epochs: int, quiet: bool) -> None:
-        self.num_events, self.num_epochs, self.quiet = num_events, num_epochs, quiet
+    def __init__(self, num_events: int, unit: str, num_epochs: int, quiet: bool) -> None:
+        self.num_events, self.unit, self.num_epochs, self.quiet = num_events, unit, num_epochs, quiet
 
     @contextlib.contextmanager
     def phase(self, name: str, progress: Progress) -> Iterator[None]:
@@ -183,7 +184,7 @@ class ProgressBar(Callback):
             return
         title = f"epoch {progress.epoch + 1}/{self.num_epochs}"
         with stage(
-            title, self.num_events, "ratings", done=progress.samples, quiet=self.quiet
+            title, self.num_events, self.unit, done=progress.samples, quiet=self.quiet
         ) as self._reached:
             yield
 

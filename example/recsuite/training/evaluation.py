@@ -119,6 +119,7 @@ def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.nda
     if number:
         dist.all_gather(everyones, mine)
     # What follows the last event is padding.
+    # Step after step, and in a step rank after rank: that is how batches are cut from the split.
     return torch.stack(everyones, dim=1).flatten()[:number].cpu().numpy()
 
 
@@ -131,6 +132,7 @@ class Cases:
 
     def __init__(self, columns: Columns, dataset: EventBatches, split: str) -> None:
         positions, shape = columns.range_of(split), (dataset.num_steps(split), dataset.batch_size)
+        # The same numbers by which `EventBatches` deals out events that are not shuffled.
         steps, places = np.indices(shape, sparse=True)
         numbers = ((steps * dataset.world_size + dataset.rank) * dataset.batch_size + places).reshape(-1)
         rows = columns.column("rows")[positions.start + numbers[numbers < len(positions)]]
@@ -193,6 +195,8 @@ class RankingEvaluator:
         users, own = self._embed(model, split, epoch)
         found = torch.ones(cases.shape, dtype=torch.int64, device=self.context.device)
         mine = found.view(-1)[: len(cases.items)]
+        # Items outside, cases inside: every rank takes part in collecting each block, and ranks differ in
+        # their cases.
         for first, items in self._catalogue(model, epoch):
             step = max(1, SCORES_AT_ONCE // len(items))
             for part in (slice(start, start + step) for start in range(0, len(mine), step)):

@@ -45,6 +45,7 @@ class InputPipeline:
         """One pass over a split, on the host; counts the seconds that its consumer waits."""
         self.seconds_waited = 0.0
         with self._waiting():
+            # What was begun ahead is for that very pass alone: an evaluation may come in between.
             if self._prepared is None or self._prepared[0] != (split, epoch, first):
                 self.prepare(split, epoch, first)
             assert self._prepared is not None

@@ -24,6 +24,7 @@ from recsuite.config.training import OptimizerConfig
 
 # The global batch that --lr is for.
 REFERENCE_BATCH = 4096
+# Keeps a row without a gradient so far from dividing by zero, and is too small for anything else.
 TABLE_EPS = 1e-8
 # The parts of the combined optimizer, in their order.
 PARTS = ("tables", "dense")
@@ -63,6 +64,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
         state["step"].zero_()
     for group in dense.param_groups:
         group["lr"] = config.dense_lr
+    # In the order of `PARTS`.
     optimizer = CombinedOptimizer([model.fused_optimizer, dense])
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
@@ -71,6 +73,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
 
 def share_left(progress: Progress, num_train: int, epochs: int) -> float:
     """The share of the first rates at which the next step learns: what is left of the run, in events."""
+    # Of the epochs that were asked for, so an early stop ends at a rate above zero.
     return 1 - (progress.epoch + progress.samples / num_train) / epochs
 
 

@@ -30,6 +30,7 @@ class TrainState:
     @property
     def row_scale(self) -> torch.Tensor:
         """What the rows are of what the tables hold, float32 []: the model's buffer itself."""
+        # The model of ours, inside of DistributedModelParallel.
         return self.model.module.row_scale
 
     def set_rates(self, left: float, scale: float) -> None:
@@ -44,6 +45,7 @@ def build_train_state(columns: Columns, config: Config, context: RuntimeContext)
         UserError: when the tables do not fit the memory of the ranks.
     """
     global_batch = config.loader.batch_size * context.world_size
+    # The rate is that of a step of all ranks together.
     model = build_model(columns, config, context, table_optimizer(config.optimizer, global_batch))
     return TrainState(model, make_optimizer(model, config.optimizer), config.optimizer.weight_decay)
 
@@ -55,5 +57,7 @@ def has_epochs_left(progress: Progress, config: TrainingConfig) -> bool:
 
 def stops_early(progress: Progress, config: TrainingConfig) -> bool:
     """Whether so many epochs in a row were no better than one before that no further one begins."""
+    # Without a single finite result there is no best epoch to go back to, and nothing to compare with.
     is_impatient = 0 < config.patience <= progress.epochs_since_best and progress.best is not None
+    # After the last epoch nothing is stopped early: the training is simply over.
     return is_impatient and progress.epoch < config.epochs

@@ -42,6 +42,8 @@ class PlainSteps:
         with named("dense"):
             loss, output = self.model(batch)
         with named("backward"):
+            # The tables learn in here, each row as soon as its gradient is known; no gradient of a table is
+            # kept.
             loss.backward()
         with named("optimizer"):
             self.optimizer.step()
@@ -82,14 +84,18 @@ def train_epoch(
     dataset = input_pipeline.loader.dataset
     num_train, epochs = len(dataset.ranges["train"]), config.epochs
     step_sizes = dataset.step_sizes("train", progress.samples)
+    # Read from the device, as it may be a checkpoint's; once in a pass, for reading waits.
     scale = RowScale(train_state.row_scale, train_state.weight_decay)
     losses = torch.zeros(len(step_sizes), device=context.device)
     batches = input_pipeline.batches("train", progress.epoch, progress.samples)
     for number, size in enumerate(step_sizes):
         left = share_left(progress, num_train, epochs)
+        # Before the step: TorchRec gives the tables' rate to their kernel in `zero_grad`, and the kernel
+        # learns in the backward.
         train_state.set_rates(left, scale.value)
         with named(STEP):
             losses[number] = pipeline.progress(batches).loss
+        # In shares of a pass, so that a pass decays alike however many steps it has.
         scale.decay(left, size / num_train)
         progress = dataclasses.replace(progress, step=progress.step + 1, samples=progress.samples + size)
         on_step(Step(progress, losses[number], scheduled_rates(train_state.optimizer)))

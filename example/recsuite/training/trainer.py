@@ -67,7 +67,8 @@ class Trainer:
         self.task = task_named(config.model.task)
         self.checkpointer = checkpointer or BestInMemory(config.training, context)
         self.progress = self.checkpointer.start
-        bar = ProgressBar(data.columns.num_train, config.training.epochs, quiet=context.rank != 0)
+        self.unit = data.columns.schema.labels
+        bar = ProgressBar(data.columns.num_train, self.unit, config.training.epochs, quiet=context.rank != 0)
         self.callbacks = Callbacks([*callbacks, bar])
         self.input_pipeline = InputPipeline(data.loader, self.phase)
         if self.has_epochs_left:
@@ -116,7 +117,7 @@ class Trainer:
         with self.phase(self.checkpointer.phase):
             self.checkpointer.on_epoch(epoch)
         self.callbacks.on_epoch(epoch)
-        self.context.say(describe_epoch(epoch, self.task, self.config.training))
+        self.context.say(describe_epoch(epoch, self.task, self.unit, self.config.training))
         return epoch
 
     def _train_and_validate(self) -> Epoch:
@@ -133,7 +134,9 @@ class Trainer:
                 self._after_step,
             )
         seconds = time.perf_counter() - start
+        # First of all: what follows would validate, compare and keep a model that is broken.
         check_finite(losses, before.step, self.config.optimizer)
+        # Of the rank that waited most: in every step all wait for it.
         data_wait = _largest(self.input_pipeline.seconds_waited / seconds, self.context)
         # Steps are of different sizes, so their losses are weighted with their events.
         train_loss = float(np.average(losses, weights=step_sizes))
@@ -192,14 +195,14 @@ def take_best(
     return best
 
 
-def describe_epoch(epoch: Epoch, task: Task, config: TrainingConfig) -> str:
-    """One line on one epoch."""
+def describe_epoch(epoch: Epoch, task: Task, unit: str, config: TrainingConfig) -> str:
+    """One line on one epoch; unit: the noun for events."""
     validation = ", ".join(
         f"{task.metrics[name]} {_number(epoch.validation[name])}" for name in task.epoch_metrics
     )
     return (
         f"epoch {epoch.number}/{config.epochs}: train {task.describe_loss(epoch.train_loss)}, "
-        f"validation {validation}, {epoch.seconds:.1f} s, {epoch.events_per_second:,.0f} ratings/s, "
+        f"validation {validation}, {epoch.seconds:.1f} s, {epoch.events_per_second:,.0f} {unit}/s, "
         f"data wait {epoch.data_wait:.1%}"
     )
 

@@ -43,6 +43,7 @@ def unsound(
         for part in local_parts(name, value, rows):
             if part.numel() == 0 or not part.is_floating_point():
                 continue
+            # One pass over the numbers for both ends; aminmax passes a NaN on.
             largest = max(map(abs, torch.stack(part.aminmax()).tolist()))
             if slot == "weight" and isinstance(value, ShardedTensor):
                 largest *= scale
@@ -107,6 +108,7 @@ class BestInMemory(Checkpointer):
     def on_epoch(self, epoch: Epoch) -> None:
         """Copy the weights if they are the best so far, and are not going to be tested at once."""
         progress = epoch.progress
+        # The weights of the last epoch are still there when they are tested, so they need no copy.
         if progress.is_best and progress.best is not None and has_epochs_left(progress, self._config):
             self._keep(progress)
 
@@ -123,6 +125,7 @@ class BestInMemory(Checkpointer):
 
     def _fit(self) -> bool:
         mine = sum(part.numel() * part.element_size() for part in self._held), free_memory()
+        # One answer for all ranks: a copy of some shards would be of no use.
         sizes, rooms = zip(*all_gather_object(lambda: mine), strict=True)
         needed, free = max(sizes) * self._context.local_world_size, min(rooms)
         if needed > free * SHARE_OF_FREE:

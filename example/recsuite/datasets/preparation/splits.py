@@ -23,7 +23,7 @@ def split(
     # Stable, so that events of one second keep the order of the file on every machine.
     by_time = np.argsort(raw.events.time, kind="stable")
     user = raw.events.user_id[by_time]
-    is_test, notes = _choose_test(raw, by_time, config, seed)
+    is_test, notes = _choose_test(raw, schema, by_time, config, seed)
     is_validation = _choose_validation(user, ~is_test, config, seed)
     is_train = ~is_test & ~is_validation
     sizes = int(is_train.sum()), int(is_validation.sum()), int(is_test.sum())
@@ -43,7 +43,7 @@ def split(
 
 
 def _choose_test(
-    raw: RawData, by_time: np.ndarray, config: DataConfig, seed: int
+    raw: RawData, schema: Schema, by_time: np.ndarray, config: DataConfig, seed: int
 ) -> tuple[np.ndarray, list[str]]:
     """Whether each event, in the order of time, is for the test, bool [events]; and what to say of it."""
     number = len(by_time)
@@ -51,16 +51,16 @@ def _choose_test(
         return raw.official_test[by_time], []
     time = raw.events.time[by_time]
     if config.split == "leave_one_out":
-        return _choose_newest_of_each(raw.events.user_id[by_time], time)
+        return _choose_newest_of_each(raw.events.user_id[by_time], time, schema)
     num_test = round(number * config.test_fraction)
     is_test = np.arange(number) >= number - num_test
     if config.split == "random":
         # Each draw has a stream of its own, so that the test stays the same whatever is drawn for validation.
         return np.random.default_rng([seed, 1]).permutation(is_test), []
-    return is_test, _describe_cut(time, number - num_test)
+    return is_test, _describe_cut(time, number - num_test, schema)
 
 
-def _describe_cut(time: np.ndarray, cut: int) -> list[str]:
+def _describe_cut(time: np.ndarray, cut: int, schema: Schema) -> list[str]:
     """What to say where the test begins among events of one time. time: in its order, int64 [events].
 
     Raises:
@@ -68,35 +68,37 @@ def _describe_cut(time: np.ndarray, cut: int) -> list[str]:
     """
     if len(time) > 1 and time[0] == time[-1]:
         raise UserError(
-            f"--split time of {len(time):,} ratings that all have the time {time[0]} has no newest ones; "
-            "give --split random."
+            f"--split time of {len(time):,} {schema.labels} that all have the time {time[0]} has no newest "
+            "ones; give --split random."
         )
     if not 0 < cut < len(time) or time[cut - 1] != time[cut]:
         return []
     first, end = np.searchsorted(time, time[cut], "left"), np.searchsorted(time, time[cut], "right")
     return [
-        f"the test begins among {end - first:,} ratings of one time ({time[cut]}): the last {end - cut:,} of "
-        "them in the file are in it"
+        f"the test begins among {end - first:,} {schema.labels} of one time ({time[cut]}): the last "
+        f"{end - cut:,} of them in the file are in it"
     ]
 
 
-def _choose_newest_of_each(user: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, list[str]]:
+def _choose_newest_of_each(
+    user: np.ndarray, time: np.ndarray, schema: Schema
+) -> tuple[np.ndarray, list[str]]:
     """Whether each event is the last one of its user, bool [events]; and what to say of it."""
     newest, num_single = _newest_of_each(user)
     is_test = np.zeros(len(user), bool)
     is_test[newest] = True
     notes = []
     if num_single:
-        single = counted(num_single, "user has", "users have")
-        notes.append(f"{single} a single rating, which is for training: the test has none")
+        single = counted(num_single, f"{schema.user} has", f"{schema.user}s have")
+        notes.append(f"{single} a single {schema.label}, which is for training: the test has none")
     # In the order of their users' ids, as `newest` is.
     place = np.searchsorted(user[newest], user).clip(max=max(0, len(newest) - 1))
     is_as_new = (user[newest][place] == user) & (time[newest][place] == time) if len(newest) else is_test
     num_tied = int((np.bincount(place[is_as_new], minlength=1) > 1).sum())
     if num_tied:
         notes.append(
-            f"{num_tied:,} of {len(newest):,} users have several ratings of the time of their newest: the "
-            "last of them in the file is in the test"
+            f"{num_tied:,} of {len(newest):,} {schema.user}s have several {schema.labels} of the time of "
+            "their newest: the last of them in the file is in the test"
         )
     return is_test, notes
 

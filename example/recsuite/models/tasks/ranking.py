@@ -35,6 +35,7 @@ class SampledSoftmax(nn.Module):
     def forward(self, vectors: torch.Tensor, batch: Labelled) -> torch.Tensor:
         """The weighted mean over B events, []; vectors: of users and items, [B, 2, D]."""
         rows = batch.features[self.item].values()
+        # All rows of a batch against all would cost the square of the batch, and ranked no better.
         parts = (tensor.split(COMPETITORS) for tensor in (vectors, rows, batch.weights))
         losses = [
             sampled_softmax(part[:, 0], part[:, 1], items, self.log_shares[items], real > 0)
@@ -53,8 +54,12 @@ def sampled_softmax(
     again, each score is lowered by the logarithm of the item's share (Yi et al., "Sampling-bias-corrected
     neural modeling for large corpus item recommendations", 2019). The same item elsewhere is no competitor.
     """
+    # The items of the other users of the group stand for all items: nothing has to be drawn or looked up for
+    # them.
     scores = user @ item.T - log_shares
     is_none = (rows.unsqueeze(1) == rows) | ~real
+    # An item does not compete with itself, but its score has to stay. That of padding too: infinity times the
+    # weight 0 is not a number.
     is_none.fill_diagonal_(False)
     scores = scores.masked_fill(is_none, -torch.inf)
     return scores.logsumexp(dim=1) - scores.diagonal()
