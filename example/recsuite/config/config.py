@@ -49,7 +49,7 @@ class Config:
         # Sections cannot be changed, so each is made anew once, with all of its new values.
         changed: dict[str, dict[str, Any]] = {}
         for name, value in flags.items():
-            changed.setdefault(section_of(name), {})[name] = value
+            changed.setdefault(flag_names()[name], {})[name] = value
         sections = {
             section: dataclasses.replace(getattr(self, section), **values)
             for section, values in changed.items()
@@ -152,8 +152,3 @@ def sections() -> Mapping[str, type[Section]]:
 def flag_names() -> Mapping[str, str]:
     """The section of every flag, by the name of the flag."""
     return {field.name: name for name, section in sections().items() for field in dataclasses.fields(section)}
-
-
-def section_of(flag: str) -> str:
-    """The name of the section that a flag is in."""
-    return flag_names()[flag]

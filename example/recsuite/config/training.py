@@ -57,6 +57,8 @@ class ModelConfig(Section):
 class OptimizerConfig(Section):
     """Learning rates, and decay of the tables and of the dense part."""
 
+    # Rates, decays and the batch were chosen together, on real ratings and on the synthetic ones; what was
+    # tried is in docs/decisions.md.
     lr: float = 0.04
     """Learning rate of the embedding tables (row-wise Adagrad) for a global batch of 4,096 ratings; for
     another one multiplied by the square root of the ratio; falls linearly to zero over the run."""

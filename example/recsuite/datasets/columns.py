@@ -124,7 +124,10 @@ class MappedColumn:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            # Not np.load: the mapping itself is wanted, which can tell the size of its file at any time, even
+            # of one that was removed.
             with path.open("rb") as file:
+                # np.save writes version 1.0 of its format unless the header is huge.
                 np.lib.format.read_magic(file)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -214,6 +217,7 @@ def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -
     Raises:
         UserError, OSError: for the first one.
     """
+    # Sizes first: to look at them costs nothing.
     for entry in entries:
         if (folder / entry.name).stat().st_size != entry.bytes:
             raise UserError(f"{entry.name} has another size than when it was written.")

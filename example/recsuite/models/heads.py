@@ -75,7 +75,7 @@ class Head(nn.Module):
 
     def forward(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
         """What the loss is computed of, float32 [B, ...]; history_labels: one for each history row."""
-        raise NotImplementedError
+        return self.predict(looked_up, history_labels)
 
     def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
         """A number for each user and item, by which items are recommended, float32 [B]."""
@@ -99,10 +99,6 @@ class Interaction(Head):
         # The name that it has in checkpoints.
         self.mean_rating: torch.Tensor
         self.register_buffer("mean_rating", torch.tensor(mean_label, dtype=torch.float32))
-
-    def forward(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
-        """As `predict`."""
-        return self.predict(looked_up, history_labels)
 
     def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
         """Predicted labels, float32 [B]; history_labels: float32, one for each row of the history."""

@@ -171,6 +171,7 @@ class RankingEvaluator:
         self.input_pipeline = input_pipeline
         self.context = context
         self.embedding_dim = embedding_dim
+        # Both now: the training may outlive the files.
         self.cases = {
             split: Cases(columns, input_pipeline.loader.dataset, split) for split in ("validation", "test")
         }

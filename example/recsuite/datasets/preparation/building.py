@@ -100,31 +100,27 @@ def _write_columns(
     reached: Callable[[int], None],
 ) -> dict[str, Any]:
     order, sizes, notes = split(raw, schema, config, seed)
-    num_train = sizes[0]
-    events = raw.events
     if len(order) > MAX_EVENTS:
         raise UserError(
             f"There are {len(order):,} {schema.labels}, and {MAX_EVENTS:,} is the limit; give fewer."
         )
     reached(1)
-    user = _positions(raw.users[schema.column_of(USER)], events.user_id[order])
-    item = _positions(raw.items[schema.column_of(ITEM)], events.item_id[order])
-    label = events.label[order]
-    np.save(folder / "rating.npy", label)
-    np.save(folder / "time.npy", events.time[order])
+    stored = _stored(raw, schema, order)
+    np.save(folder / "rating.npy", stored.label)
+    np.save(folder / "time.npy", stored.time)
     reached(2)
+    num_train = sizes[0]
     entities = {
-        USER: (raw.users, np.unique(user[:num_train])),
-        ITEM: (raw.items, np.unique(item[:num_train])),
+        USER: (raw.users, np.unique(stored.user[:num_train])),
+        ITEM: (raw.items, np.unique(stored.item[:num_train])),
     }
     tables, left_out = write_features(folder, entities, schema)
     place = schema.place_of(ITEM, [table.feature for table in tables])
-    # A history holds table rows, not positions of items, so that it goes into a batch as it is.
     item_rows = np.load(folder / f"{schema.item}_features.npy")[:, place]
-    stored = Stored(user, item, item_rows[item], label, events.time[order])
     reached(3)
-    ends, longest_history = write_histories(folder, stored, sizes)
-    np.save(folder / "rows.npy", np.stack([user, item, label.view(np.int32), ends], axis=1))
+    ends, longest_history = write_histories(folder, stored, item_rows, sizes)
+    rows = [stored.user, stored.item, stored.label.view(np.int32), ends]
+    np.save(folder / "rows.npy", np.stack(rows, axis=1))
     reached(4)
     oracle = None if raw.oracle is None else raw.oracle[order]
     if left_out:
@@ -140,11 +136,17 @@ def _write_columns(
         f"num_{schema.items}": len(raw.items),
         "longest_history": longest_history,
         # The model begins from it, so it may know nothing of the test.
-        "mean_rating": float(label[:num_train].mean(dtype=np.float64)),
+        "mean_rating": float(stored.label[:num_train].mean(dtype=np.float64)),
         "tables": [_recorded(table, schema) for table in tables],
         "baselines": baselines_of(stored, sizes, len(raw.items), oracle),
         "notes": [*raw.skipped, *notes],
     }
+
+
+def _stored(raw: RawData, schema: Schema, order: np.ndarray) -> Stored:
+    user = _positions(raw.users[schema.column_of(USER)], raw.events.user_id[order])
+    item = _positions(raw.items[schema.column_of(ITEM)], raw.events.item_id[order])
+    return Stored(user, item, raw.events.label[order], raw.events.time[order])
 
 
 def _positions(ids: pandas.Series, wanted: np.ndarray) -> np.ndarray:

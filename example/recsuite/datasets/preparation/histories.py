@@ -12,31 +12,34 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Stored:
-    """The events in the order in which they are stored: positions of users and items and table rows of items,
-    int32 [events]; label, float32; time, int64.
+    """The events in the order in which they are stored: positions of users and items, int32 [events]; label,
+    float32; time, int64.
     """
 
     user: np.ndarray
     item: np.ndarray
-    item_row: np.ndarray
     label: np.ndarray
     time: np.ndarray
 
 
-def write_histories(folder: Path, stored: Stored, sizes: tuple[int, int, int]) -> tuple[np.ndarray, int]:
+def write_histories(
+    folder: Path, stored: Stored, item_rows: np.ndarray, sizes: tuple[int, int, int]
+) -> tuple[np.ndarray, int]:
     """Write what users had, as training and validation know it, and as the test does; returns where the
     histories of all events end, int32 [events], and how long the longest is.
+
+    item_rows: the table row of each item, int32 [items].
     """
     num_train, num_validation, _ = sizes
     num_known = num_train + num_validation
-    ends, lengths = _write_history(folder, "", stored, num_train)
-    ends_in_test, lengths_in_test = _write_history(folder, "test_", stored, num_known)
+    ends, lengths = _write_history(folder, "", stored, item_rows, num_train)
+    ends_in_test, lengths_in_test = _write_history(folder, "test_", stored, item_rows, num_known)
     ends[num_known:], lengths[num_known:] = ends_in_test[num_known:], lengths_in_test[num_known:]
     return ends, int(lengths.max())
 
 
 def _write_history(
-    folder: Path, prefix: str, stored: Stored, num_known: int
+    folder: Path, prefix: str, stored: Stored, item_rows: np.ndarray, num_known: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Write the first events, which are known, user after user; returns for all events where their histories
     end, int32 [events], and how long they are.
@@ -54,8 +57,9 @@ def _write_history(
     ends = np.empty(len(order), np.int32)
     ends[order] = before[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))]
     known = order[is_known]
-    bits = stored.label[known].view(np.int32)
-    np.save(folder / f"{prefix}history.npy", np.stack([stored.item_row[known], bits], axis=1))
+    # Table rows, not positions of items, so that a history goes into a batch as it is.
+    rows, bits = item_rows[stored.item[known]], stored.label[known].view(np.int32)
+    np.save(folder / f"{prefix}history.npy", np.stack([rows, bits], axis=1))
     np.save(folder / f"{prefix}seen.npy", stored.item[known])
     counts = np.bincount(stored.user[known], minlength=int(stored.user.max()) + 1)
     offsets = np.concatenate([[0], np.cumsum(counts)])

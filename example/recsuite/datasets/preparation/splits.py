@@ -56,6 +56,7 @@ def _choose_test(
     is_test = np.arange(number) >= number - num_test
     if config.split == "random":
         # Each draw has a stream of its own, so that the test stays the same whatever is drawn for validation.
+        # Marks that are permuted stay as many, unlike those drawn one by one.
         return np.random.default_rng([seed, 1]).permutation(is_test), []
     return is_test, _describe_cut(time, number - num_test, schema)
 

@@ -22,6 +22,7 @@ from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.heads import Head
 
 
+# A protocol, for what goes through the model is made above it: `ModelInput` is one.
 class Labelled(Protocol):
     """What a loss takes of a batch: the features, of which one tells items apart, and labels and weights,
     float32 [B]. The weight of padding is 0.
@@ -32,6 +33,7 @@ class Labelled(Protocol):
     weights: torch.Tensor
 
 
+# A protocol too: models import nothing of the data sets but the schema. `Columns` is one.
 class TrainingData(Protocol):
     """What a task may know of the data when it makes a loss."""
 
@@ -59,6 +61,7 @@ class Task(ABC):
     main_metric: ClassVar[str]
     lower_is_better: ClassVar[bool]
     epoch_metrics: ClassVar[tuple[str, ...]]
+    # A word and not a method: to evaluate takes ranks and batches, of which a task knows nothing.
     evaluation: ClassVar[Literal["predictions", "ranks"]]
     curve_unit: ClassVar[str]
     score_label: ClassVar[str]
@@ -111,6 +114,7 @@ class Task(ABC):
 
 def task_named(name: str) -> Task:
     """The task that --task calls so."""
+    # By name: a new task is a module and a choice of --task, and no list of tasks has to be kept beside.
     task: Task = importlib.import_module(f"recsuite.models.tasks.{name}").TASK
     return task
 

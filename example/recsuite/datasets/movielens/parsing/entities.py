@@ -30,6 +30,7 @@ def read_movies(reader: Reader, layout: Layout) -> pandas.DataFrame:
             genres = [name for name, flag in zip(genre_names, fields[5:], strict=True) if flag == "1"]
         else:
             genres = fields[2].split("|")
+        # Each set has a word of its own for a movie without a genre.
         genres = [genre for genre in genres if genre not in ("", "unknown", "(no genres listed)")]
         return {
             "movie_id": _whole("movie_id", fields[0]),

@@ -151,6 +151,7 @@ def _split_lines(text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
         lines = csv.reader(io.StringIO(text))
         yield from ((lines.line_num, fields) for fields in lines if fields)
         return
+    # Not splitlines, which ends a line also at characters that a title may have, such as \x85.
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line.rstrip("\r").split(separator)
