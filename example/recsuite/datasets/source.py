@@ -9,17 +9,14 @@ from __future__ import annotations
 from recsuite.datasets.movielens.formats import (
     DATA_DEADLINE,
     DATA_ROOT,
-    NUM_RATINGS,
     PREPARATION_DEADLINE,
     find_files,
     locate,
     read,
     source_files,
 )
+from recsuite.datasets.movielens.formats import NUM_RATINGS as NUM_EVENTS
 from recsuite.datasets.movielens.schema import SCHEMA
-
-# How many events each set of a known name has.
-NUM_EVENTS = NUM_RATINGS
 
 __all__ = [
     "DATA_DEADLINE",

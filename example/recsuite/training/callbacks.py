@@ -121,10 +121,10 @@ class Checkpointer(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor | ShardedTensor]:
-        """All that is kept of the state, once it has begun: the tensors themselves."""
+        """All that is kept of the train state, once it has begun: the tensors themselves."""
 
     def begin(self, train_state: TrainState) -> None:
-        """Put the state where it was at `start`."""
+        """Put the train state where it was at `start`."""
 
     def on_step(self, step: Step) -> None:
         """A step is done that does not end its epoch; may end the process."""
@@ -137,7 +137,7 @@ class Checkpointer(Protocol):
         """
 
     def restore_best(self, train_state: TrainState) -> Progress | None:
-        """Put the state where it was best; where the training was then, None if that was not kept."""
+        """Put the train state where it was best; where the training was then, None if that was not kept."""
 
 
 class Callbacks(Callback):

@@ -160,9 +160,9 @@ class Cases:
 class RankingEvaluator:
     """Ranks the item of each event among all items that its user has not seen.
 
-    Each rank keeps the vectors of its own users, and all items come by in blocks, so users times items are
-    nowhere. Scores are float64 products, rounded to float32 before they are compared: how a product is summed
-    depends on the number of ranks, and what is left of it does not.
+    Each rank keeps the vectors of its own users, and the items are collected in blocks, so no array has a
+    number for every user and item. Scores are float64 products, rounded to float32 before they are compared:
+    how a product is summed depends on the number of ranks, and what is left of it does not.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class RankingEvaluator:
 
     @torch.no_grad()
     def ranks(self, model: DistributedModelParallel, split: str, epoch: int) -> np.ndarray:
-        """For all ratings of a split, in their order, the rank of the item for the user, int64, from 1 on:
+        """For all events of a split, in their order, the rank of the item for the user, int64, from 1 on:
         every other item that the user has not seen and that scores as high counts. The same on every rank.
         """
         cases = self.cases[split]

@@ -65,6 +65,7 @@ class Trainer:
         self.context = context
         self.columns = data.columns
         self.task = task_named(config.model.task)
+        # A training without checkpoints is tested with its best weights too.
         self.checkpointer = checkpointer or BestInMemory(config.training, context)
         self.progress = self.checkpointer.start
         self.unit = data.columns.schema.labels

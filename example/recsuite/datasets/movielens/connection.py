@@ -72,7 +72,7 @@ def connecting(patience: Patience) -> Iterator[urllib.request.OpenerDirector]:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
 
-    # A little late, so that whoever finds the line dead finds the deadline passed.
+    # A little late, so that a wait which this ends finds the deadline passed.
     timer = threading.Timer(patience.left() + 0.01, hang_up)
     timer.daemon = True
     timer.start()
