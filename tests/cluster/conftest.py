@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.forked_ranks import ForkServer
-from tests.cluster.machines import Cluster, why_not
+from tests.cluster.machines import Cluster, Machine, why_not
 
 
 @pytest.fixture
@@ -36,28 +34,19 @@ def clock(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 
 
 @pytest.fixture(scope="session")
-def lasting_servers(
-    tmp_path_factory: pytest.TempPathFactory, clock: Path | None
-) -> Iterator[list[ForkServer]]:
-    """Two machines that fork ranks, for all tests."""
+def lasting_machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Machine]]:
+    """Two machines for all tests."""
     if reason := why_not():
         pytest.skip(reason)
     with Cluster(tmp_path_factory.mktemp("cluster") / "machines", 2) as cluster:
-        yield [ForkServer(machine, clock) for machine in cluster.machines]
+        yield cluster.machines
 
 
 @pytest.fixture
-def servers(lasting_servers: list[ForkServer], clock: Path | None) -> Iterator[list[ForkServer]]:
-    """Two machines that fork ranks, whole and with no rank on them."""
-    yield lasting_servers
-    for number, server in enumerate(lasting_servers):
-        server.machine.mend()
-        server.machine.call_itself()
-        server.env = {}
-        for rank in server.ranks:
-            if rank.poll() is None and server.is_running:
-                rank.signal(signal.SIGKILL)
-                rank.wait(20)
-        server.ranks = []
-        if not server.is_running:
-            lasting_servers[number] = ForkServer(server.machine, clock)
+def machines(lasting_machines: list[Machine]) -> Iterator[list[Machine]]:
+    """Two machines, whole and with nothing that runs on them."""
+    yield lasting_machines
+    for machine in lasting_machines:
+        machine.mend()
+        machine.call_itself()
+        machine.kill()

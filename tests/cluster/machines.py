@@ -44,12 +44,13 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 from tests.support.launch import LAUNCH_VARIABLES, LAUNCHER, NO_GPUS, ROOT
+from tests.support.preloaded import is_quick, preloaded
 
 EXAMPLE = ROOT / "example" / "example.py"
 NETWORK = "10.77.0"
@@ -182,17 +183,18 @@ class Machine:
     # --- commands ---
 
     def start(
-        self, command: Sequence[object], env: Mapping[str, object] | None = None, cwd: Path = ROOT
+        self,
+        command: Sequence[object],
+        env: Mapping[str, object] | None = None,
+        cwd: Path = ROOT,
+        library: Path | None = None,
     ) -> Command:
-        """Start a command here, in a session of its own."""
-        inherited = {key: value for key, value in os.environ.items() if key not in LAUNCH_VARIABLES}
-        given = {key: str(value) for key, value in (env or {}).items()}
-        started = Command(
-            [*self._enter(), "setsid", *map(str, command)],
-            self.folder / f"output-{len(self._commands)}",
-            env={**inherited, **NO_GPUS, "OMP_NUM_THREADS": "1", **given},
-            cwd=cwd,
-        )
+        """Start a command here, in a session of its own; library: what LD_PRELOAD would name."""
+        words, path = [*map(str, command)], self.folder / f"output-{len(self._commands)}"
+        if is_quick(words):
+            started = Command(words, path, env, cwd, functools.partial(preloaded, self._init, library))
+        else:
+            started = Command([*self._enter(), "setsid", *words], path, env, cwd)
         self._commands.append(started)
         return started
 
@@ -253,9 +255,11 @@ class Machine:
 
     def close(self) -> None:
         """End all that runs here, and the machine."""
-        _end(self._holder)
+        _kill(self._holder)
+        # The machine is gone when all its processes have been waited for.
         for command in self._commands:
             command.close()
+        self._holder.communicate(timeout=SECONDS)
 
     # --- the network ---
 
@@ -341,13 +345,25 @@ class Running:
 
 
 class Command(Running):
-    """A command on a machine."""
+    """A command in a session of its own; how: the context in which it is started (`preloaded.py`)."""
 
-    def __init__(self, command: list[str], path: Path, env: dict[str, str], cwd: Path) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        path: Path,
+        env: Mapping[str, object] | None = None,
+        cwd: Path = ROOT,
+        how: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         super().__init__(path)
-        with path.open("wb") as output:
+        self._is_entered = command[0] == "nsenter"
+        inherited = {key: value for key, value in os.environ.items() if key not in LAUNCH_VARIABLES}
+        given = {key: str(value) for key, value in (env or {}).items()}
+        env = {**inherited, **NO_GPUS, "OMP_NUM_THREADS": "1", **given}
+        options: dict[str, Any] = {"cwd": cwd, "env": env, "text": True, "start_new_session": True}
+        with path.open("wb") as output, how():
             self.process = subprocess.Popen(
-                command, cwd=cwd, env=env, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output, **options
             )
 
     def poll(self) -> int | None:
@@ -362,7 +378,8 @@ class Command(Running):
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal; not to what it started."""
-        _signal(_child(self.process.pid), number)
+        pid = self.process.pid
+        _signal(_child(pid) if self._is_entered else pid, number)
 
     def close(self) -> None:
         """Wait for it, when its machine is gone."""
@@ -400,10 +417,14 @@ def _holder(command: list[str], named: Mapping[str, object]) -> subprocess.Popen
 
 
 def _end(holder: subprocess.Popen[str]) -> None:
-    """End a holder; the kernel kills all that its namespace of processes holds."""
+    _kill(holder)
+    holder.communicate(timeout=SECONDS)
+
+
+def _kill(holder: subprocess.Popen[str]) -> None:
+    """Kill a holder; the kernel kills all that its namespace of processes holds."""
     for pid in _children(holder.pid) or [holder.pid]:
         _signal(pid, signal.SIGKILL)
-    holder.communicate(timeout=SECONDS)
 
 
 def _children(pid: int) -> list[int]:

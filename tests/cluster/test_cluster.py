@@ -12,21 +12,22 @@ import pytest
 from safetensors.numpy import load_file
 
 from recsuite.checkpoint.storage.directory import newest_in
-from tests.cluster.forked_ranks import ForkServer, launch
+from tests.cluster.machines import Machine
+from tests.cluster.ranks import launch
 from tests.support.launch import read_json
 
 FLAGS = ("--epochs", 1, "--batch_size", 512, "--timeout", 60, "--worker_timeout", 50)
 
 
 def found(
-    servers: list[ForkServer], nprocs: list[int], folder: Path, data: Path, flags: Sequence[object]
+    machines: list[Machine], nprocs: list[int], folder: Path, data: Path, flags: Sequence[object]
 ) -> dict[str, Any]:
     """What a training and a load of ranks on some machines leave; "received" is what node-0 heard."""
     argv = [*FLAGS, "--data_path", data, "--report_dir", folder / "report", "--save_dir", folder / "dumps"]
-    used, before = servers[: len(nprocs)], servers[0].machine.received()
+    used, before = machines[: len(nprocs)], machines[0].received()
     ranks = launch(used, nprocs, [*argv, *flags, "--dump", "--load"])
     texts = [rank.succeeded(90) for rank in ranks]
-    received = servers[0].machine.received() - before
+    received = machines[0].received() - before
     trained, loaded = [
         line.split("|")[2:] for line in texts[0].splitlines() if line.startswith("| this model")
     ]
@@ -50,16 +51,16 @@ def tensors_in(save_dir: Path) -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def data_of(synthetic_folder: Path, tmp_path: Path) -> Callable[[list[ForkServer], str], Path]:
+def data_of(synthetic_folder: Path, tmp_path: Path) -> Callable[[list[Machine], str], Path]:
     """Makes data that machines share, or have a copy of each, with columns of its own."""
 
-    def make(servers: list[ForkServer], how: str) -> Path:
+    def make(machines: list[Machine], how: str) -> Path:
         data = tmp_path / "data"
-        for name in (data.name, *(server.machine.name for server in servers[1:] if how == "separate")):
+        for name in (data.name, *(machine.name for machine in machines[1:] if how == "separate")):
             shutil.copytree(synthetic_folder, tmp_path / name, ignore=shutil.ignore_patterns(".columns"))
         if how == "separate":
-            for server in servers[1:]:
-                server.machine.bind(tmp_path / server.machine.name, data)
+            for machine in machines[1:]:
+                machine.bind(tmp_path / machine.name, data)
         return data
 
     return make
@@ -67,14 +68,14 @@ def data_of(synthetic_folder: Path, tmp_path: Path) -> Callable[[list[ForkServer
 
 @pytest.fixture
 def check_same_as_alone(
-    servers: list[ForkServer], data_of: Callable[[list[ForkServer], str], Path], tmp_path: Path
+    machines: list[Machine], data_of: Callable[[list[Machine], str], Path], tmp_path: Path
 ) -> Callable[..., None]:
     """Checks that ranks of machines learn and keep what as many of one do, and get rows by the network."""
 
     def check(nprocs: list[int], task: str, how: str, *flags: object) -> None:
-        data, flags = data_of(servers, how), ("--task", task, *flags)
-        alone = found(servers, [sum(nprocs)], tmp_path / "alone", data, flags)
-        together = found(servers, nprocs, tmp_path / "together", data, flags)
+        data, flags = data_of(machines, how), ("--task", task, *flags)
+        alone = found(machines, [sum(nprocs)], tmp_path / "alone", data, flags)
+        together = found(machines, nprocs, tmp_path / "together", data, flags)
         assert together["learned"] == alone["learned"]
         assert together["received"] > 200_000 > alone["received"]
 
@@ -95,12 +96,12 @@ def test_two_machines_learn_and_keep_what_one_does(
 
 
 def test_machines_that_take_their_own_names_for_their_loopback_find_each_other(
-    servers: list[ForkServer], synthetic_folder: Path
+    machines: list[Machine], synthetic_folder: Path
 ) -> None:
-    for server in servers:
-        server.machine.call_itself("127.0.1.1")
+    for machine in machines:
+        machine.call_itself("127.0.1.1")
     flags = ("--epochs", 1, "--batch_size", 2048, "--timeout", 20, "--data_path", synthetic_folder)
-    for rank in launch(servers, [1, 1], flags):
+    for rank in launch(machines, [1, 1], flags):
         rank.succeeded(60)
 
 

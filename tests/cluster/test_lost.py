@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from recsuite.checkpoint.storage.directory import newest_in, step_of
-from tests.cluster.forked_ranks import ForkedRank, ForkServer, launch
+from tests.cluster.machines import Command, Machine
+from tests.cluster.ranks import launch
 
 TIMEOUT = 5
 # From when all is silent to the end of the last process.
@@ -22,18 +23,17 @@ ENDLESS = ("--epochs", 1000, "--patience", 0, "--batch_size", 64, "--timeout", T
 class Training:
     """An endless training, once it has begun."""
 
-    def __init__(self, servers: list[ForkServer], nprocs: list[int], data: Path, save_dir: Path) -> None:
+    def __init__(self, machines: list[Machine], nprocs: list[int], data: Path, save_dir: Path) -> None:
         self.flags = (*ENDLESS, "--data_path", data, "--save_dir", save_dir, "--dump", "--dump_every", 20)
-        self.ranks = launch(servers, nprocs, self.flags)
+        self.ranks = launch(machines, nprocs, self.flags)
         self.ranks[0].wait_for("dumped ")
 
-    def ends(self, survivors: list[ForkedRank], server: ForkServer) -> float:
+    def ends(self, survivors: list[Command], machine: Machine) -> float:
         """Wait for the end of ranks; the seconds that it took."""
         begin = time.monotonic()
         for rank in survivors:
             assert rank.wait(PROMISED) != 0
-        # What forks ranks is all that is left.
-        assert len(server.machine.processes()) == 1
+        assert machine.processes() == []
         return time.monotonic() - begin
 
 
@@ -53,23 +53,23 @@ class Training:
     ],
 )
 def test_survivors_end_in_time_say_who_is_missing_and_can_go_on(
-    servers: list[ForkServer],
+    machines: list[Machine],
     synthetic_folder: Path,
     tmp_path: Path,
     fault: str,
     nprocs: list[int],
     said: str,
 ) -> None:
-    training = Training(servers, nprocs, synthetic_folder, tmp_path / "dumps")
+    training = Training(machines, nprocs, synthetic_folder, tmp_path / "dumps")
     faults: dict[str, Callable[[], None]] = {
-        "cut": servers[1].machine.cut,
-        "crash": servers[1].machine.crash,
+        "cut": machines[1].cut,
+        "crash": machines[1].crash,
         "rank killed": lambda: training.ranks[-1].signal(signal.SIGKILL),
         "rank stopped": lambda: training.ranks[-1].signal(signal.SIGSTOP),
     }
     faults[fault]()
     survivors = training.ranks[: nprocs[0]]
-    seconds = training.ends(survivors, servers[0])
+    seconds = training.ends(survivors, machines[0])
     print(f"{fault}: the survivors ended after {seconds:.1f} s, with --timeout {TIMEOUT}")
     kept = newest_in(tmp_path / "dumps")
     way_on = (
@@ -85,12 +85,12 @@ def test_survivors_end_in_time_say_who_is_missing_and_can_go_on(
         assert not re.search("Traceback|This rank is here", rank.text()), rank.text()
     if fault == "cut":
         # Who is cut off ends too, and says whom it misses.
-        training.ends(training.ranks[1:], servers[1])
+        training.ends(training.ranks[1:], machines[1])
         assert "rank 0 on node-0 cannot be reached; seen by rank 1 on node-1" in training.ranks[1].text()
         return
     assert kept is not None
     more = (*training.flags, "--resume", "--epochs", 1)
-    (alone,) = launch(servers[:1], [1], more)
+    (alone,) = launch(machines[:1], [1], more)
     assert f"loaded {kept}" in alone.succeeded(60)
     after = newest_in(tmp_path / "dumps")
     assert after is not None
@@ -98,25 +98,25 @@ def test_survivors_end_in_time_say_who_is_missing_and_can_go_on(
 
 
 def test_a_link_that_is_mended_in_time_costs_nothing_but_time(
-    servers: list[ForkServer], synthetic_folder: Path, tmp_path: Path
+    machines: list[Machine], synthetic_folder: Path, tmp_path: Path
 ) -> None:
     flags = ("--epochs", 3, "--batch_size", 256, "--timeout", 20, "--data_path", synthetic_folder)
-    ranks = launch(servers, [1, 1], flags)
+    ranks = launch(machines, [1, 1], flags)
     ranks[0].wait_for("epoch 1/3")
-    servers[1].machine.cut()
+    machines[1].cut()
     time.sleep(2)
-    servers[1].machine.mend()
+    machines[1].mend()
     assert "this model, epoch " in ranks[0].succeeded(60)
     assert ranks[1].wait(20) == 0
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(2, marks=pytest.mark.soak), 2 * TIMEOUT])
 def test_a_late_machine_is_waited_for_until_the_timeout_and_named_then(
-    servers: list[ForkServer], synthetic_folder: Path, seconds: int
+    machines: list[Machine], synthetic_folder: Path, seconds: int
 ) -> None:
     flags = ("--epochs", 1, "--batch_size", 2048, "--timeout", TIMEOUT, "--data_path", synthetic_folder)
     start = time.monotonic()
-    ranks = launch(servers, [1, 1], flags, late=seconds)
+    ranks = launch(machines, [1, 1], flags, late=seconds)
     statuses = [rank.wait(PROMISED + seconds) for rank in ranks]
     if seconds < TIMEOUT:
         assert statuses == [0, 0]
@@ -132,7 +132,7 @@ def test_a_late_machine_is_waited_for_until_the_timeout_and_named_then(
 
 
 def test_clocks_that_are_an_hour_apart_change_nothing(
-    servers: list[ForkServer], synthetic_folder: Path, tmp_path: Path, clock: Path | None
+    machines: list[Machine], synthetic_folder: Path, tmp_path: Path, clock: Path | None
 ) -> None:
     if clock is None:
         pytest.skip("needs gcc, for a wrong clock")
@@ -140,8 +140,7 @@ def test_clocks_that_are_an_hour_apart_change_nothing(
     flags += ["--save_dir", tmp_path / "dumps", "--dump", "--inc_dump", "--dump_every", 5, "--load"]
     tables: list[list[str]] = []
     for offset in (3600, -3600):
-        servers[1].env = {"CLOCK_OFFSET": str(offset)}
-        texts = [rank.succeeded(60) for rank in launch(servers, [1, 1], flags)]
+        texts = [rank.succeeded(60) for rank in launch(machines, [1, 1], flags, clock=(clock, offset))]
         tables.append([line for line in texts[0].splitlines() if line.startswith("| this model")])
         flags.append("--resume")
     # As trained, as loaded, and the same twice by who had nothing left to train.

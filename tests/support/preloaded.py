@@ -7,7 +7,8 @@ Those imports take four seconds of a core in every rank, and tests launch hundre
 has done them once becomes, by a fork, what the command says: its arguments, environment, folder, files and
 session are the command's, the project's own modules are imported anew, and what it starts in turn is forked
 from it in the same way, so that a launcher is the parent of its ranks as always. `Popen` is the ordinary one,
-of an ordinary child of this process: only the call of the system that it makes is another.
+of an ordinary child of this process: only the call of the system that it makes is another. It may run in the
+namespaces of another process, as on a machine of `tests/cluster/machines.py`, and stays this one's child.
 
 What a library reads when it is loaded is read before the fork: a test of OMP_NUM_THREADS, TORCH_CPP_LOG_LEVEL
 or of a GPU starts a real one.
@@ -21,6 +22,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import io
 import json
 import logging
 import multiprocessing.process
@@ -44,6 +46,8 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = ("pandas", "torch", "torch.distributed.run", "torch.utils.data", "torchrec", "fbgemm_gpu")
 MODULES = ("recsuite.launcher", "torch.distributed.run")
 PR_SET_CHILD_SUBREAPER = 36
+# In the order to enter them: "user" gives the right to the others, and in "mnt" /proc is another.
+SPACES = ("user", "ipc", "uts", "net", "pid", "mnt")
 LARGEST_REQUEST = 2**20
 # For the command line and the environment that a fork shows others.
 ROOM = "." * 20_000
@@ -52,19 +56,27 @@ SECONDS = 60
 
 def is_quick(command: Sequence[str]) -> bool:
     """Whether a command starts a Python with a script, or with a module that launches one."""
-    words = [word for word in command[1:3] if word != "-u"]
+    words = _words(command)
     is_script = bool(words) and words[0].endswith(".py")
-    return command[0] == sys.executable and (is_script or (words[:1] == ["-m"] and command[2] in MODULES))
+    return command[0] == sys.executable and (is_script or (words[:1] == ["-m"] and words[1] in MODULES))
+
+
+def _words(command: Sequence[str]) -> Sequence[str]:
+    """What follows the Python, and its flag for output without buffers."""
+    return command[2:] if command[1:2] == ["-u"] else command[1:]
 
 
 # --- the process that asks ---
 
 
 @contextlib.contextmanager
-def preloaded() -> Iterator[None]:
-    """Within this, `Popen` starts scripts of this Python as forks of one that has imported."""
-    connection = _server()
-    with mock.patch("subprocess._fork_exec", functools.partial(_start, functools.partial(_ask, connection))):
+def preloaded(within: int | None = None, library: Path | None = None) -> Iterator[None]:
+    """Within this, `Popen` starts scripts of this Python as forks of one that has imported.
+
+    within: a process in whose namespaces they run; library: what LD_PRELOAD in their environment would name.
+    """
+    ask = functools.partial(_ask, _server(library), within)
+    with mock.patch("subprocess._fork_exec", functools.partial(_start, ask)):
         yield
 
 
@@ -84,6 +96,7 @@ def _start(fork: Callable[..., int], *arguments: Any) -> int:
         "folder": os.fspath(folder or os.getcwd()),
         "env": {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()},
         "new_session": bool(new_session),
+        "cores": sorted(os.sched_getaffinity(0)),
     }
     return fork(request, [number if file < 0 else file for number, file in enumerate(files)])
 
@@ -91,14 +104,14 @@ def _start(fork: Callable[..., int], *arguments: Any) -> int:
 REAL_FORK = subprocess._fork_exec  # type: ignore[attr-defined]
 
 
-def _ask(connection: socket.socket, request: dict[str, Any], files: list[int]) -> int:
+def _ask(connection: socket.socket, within: int | None, request: dict[str, Any], files: list[int]) -> int:
     """Have the server start a process, which is a child of this one."""
     # The orphan that the server makes becomes a child of this process. Other orphans, whom tests look for,
     # go where they always go.
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
-        message = json.dumps({"parent": os.getpid(), **request}).encode()
-        socket.send_fds(connection, [message], files)
+        message = json.dumps({"parent": os.getpid(), "within": within, **request})
+        socket.send_fds(connection, [message.encode()], files)
         assert select.select([connection], [], [], SECONDS)[0], f"no process after {SECONDS} s"
         return int(connection.recv(64))
     finally:
@@ -106,7 +119,7 @@ def _ask(connection: socket.socket, request: dict[str, Any], files: list[int]) -
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server(library: Path | None) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         environment = {
@@ -116,6 +129,7 @@ def _server() -> socket.socket:
             # On a busy machine, threads that spin while they wait take the cores from those they wait for.
             "OMP_WAIT_POLICY": "passive",
             "ROOM": ROOM,
+            **({"LD_PRELOAD": str(library)} if library else {}),
         }
         subprocess.Popen(
             [sys.executable, "-u", __file__, str(theirs.fileno()), ROOM],
@@ -159,13 +173,16 @@ def serve(connection: socket.socket) -> None:
 
 def _orphan(request: dict[str, Any], files: list[int], fresh: Fresh) -> int:
     """The process id of a new process, whose parent ends at once."""
+    parent, within = request.pop("parent"), request.pop("within")
     reading, writing = os.pipe()
     between = os.fork()
     if between == 0:
+        if within is not None:
+            _enter(within)
         pid = os.fork()
         if pid == 0:
-            parent = request.pop("parent")
-            while os.getppid() != parent:
+            # In a namespace of processes a parent outside has the number 0.
+            while os.getppid() not in (parent, 0):
                 time.sleep(0.0005)
             fresh.become(**request, files=files)
         os.write(writing, str(pid).encode())
@@ -175,6 +192,15 @@ def _orphan(request: dict[str, Any], files: list[int], fresh: Fresh) -> int:
     os.close(reading)
     os.close(writing)
     return pid
+
+
+def _enter(pid: int) -> None:
+    """Have the forks of this process run in the namespaces of another one."""
+    paths = [(f"/proc/{pid}/ns/{name}", f"/proc/self/ns/{name}") for name in SPACES]
+    files = [os.open(path, os.O_RDONLY) for path, own in paths if not os.path.samefile(path, own)]
+    for file in files:
+        if ctypes.CDLL(None).setns(file, 0) != 0:
+            raise OSError(f"cannot enter a namespace of process {pid}")
 
 
 class Fresh:
@@ -189,12 +215,19 @@ class Fresh:
         self._loggers = {logger: _state_of(logger) for logger in _loggers()}
 
     def become(
-        self, command: list[str], folder: str, env: Mapping[str, str], new_session: bool, files: list[int]
+        self,
+        command: list[str],
+        folder: str,
+        env: Mapping[str, str],
+        new_session: bool,
+        cores: list[int],
+        files: list[int],
     ) -> NoReturn:
         """Be what a command says, to its end."""
         if new_session:
             os.setsid()
-        _take(files)
+        os.sched_setaffinity(0, cores)
+        _take(files, buffered="-u" not in command[:2])
         os.chdir(folder)
         # What a spawned worker finds the script by.
         multiprocessing.process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
@@ -205,9 +238,7 @@ class Fresh:
         sys.dont_write_bytecode, sys.pycache_prefix = False, self._bytecode
         # What it starts in turn; in the children of its own this module is the one that it was.
         subprocess._fork_exec = functools.partial(_start, self._fork)  # type: ignore[attr-defined]
-        words = [word for word in command[1:] if word != "-u"]
-        status = _status_of(functools.partial(self._run, words))
-        os._exit(status)
+        _end_with(functools.partial(self._run, _words(command)))
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> int:
         pid = os.fork()
@@ -231,7 +262,7 @@ class Fresh:
             logger.__dict__.update(self._loggers.get(logger, _state_of(logging.Logger("new"))))
         atexit._clear()
 
-    def _run(self, words: list[str]) -> None:
+    def _run(self, words: Sequence[str]) -> None:
         added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         if words[0] == "-m":
             sys.path[:] = [os.getcwd(), *filter(None, added), *self._paths]
@@ -245,14 +276,15 @@ class Fresh:
             runpy.run_path(words[0], run_name="__main__")
 
 
-def _take(files: list[int]) -> None:
+def _take(files: list[int], buffered: bool) -> None:
     """Make files the standard ones, and close all others."""
     copies = [os.dup(file) for file in files]
     for number, copy in enumerate(copies):
         os.dup2(copy, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout = os.fdopen(1, "w", closefd=False)
+    output: Any = os.fdopen(1, "wb", buffering=-1 if buffered else 0, closefd=False)
+    sys.stdout = io.TextIOWrapper(output, line_buffering=os.isatty(1), write_through=not buffered)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
 
 
@@ -268,9 +300,9 @@ def _show(command: list[str], env: Mapping[str, str]) -> None:
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
-def _status_of(program: Callable[[], None]) -> int:
-    """The status with which Python would end after a program."""
-    status = 0
+def _end_with(program: Callable[[], None]) -> NoReturn:
+    """Run a program, and end as Python ends after it."""
+    status, is_interrupted = 0, False
     try:
         program()
     except SystemExit as end:
@@ -279,12 +311,15 @@ def _status_of(program: Callable[[], None]) -> int:
             print(end.code, file=sys.stderr)
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
-        status = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        status, is_interrupted = 1, isinstance(error, KeyboardInterrupt)
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    return status
+    if is_interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status)
 
 
 def _loggers() -> list[logging.Logger]:

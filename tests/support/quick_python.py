@@ -70,6 +70,7 @@ def ask(clone: str, *words: str) -> int:
         return 0
     command = [sys.executable, *words]
     request = {"command": command, "folder": os.getcwd(), "env": dict(os.environ), "new_session": False}
+    request["cores"] = sorted(os.sched_getaffinity(0))
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(f"{clone}/.venv/{SOCKET}")
         socket.send_fds(server, [json.dumps(request).encode() + b"\n"], [0, 1, 2])
