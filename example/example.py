@@ -97,10 +97,12 @@ def restore_and_report(config: Config, context: RuntimeContext) -> None:
         from recsuite.training.state import build_train_state
 
         train_state = build_train_state(data.columns, config, context)
-        progress = restore_chosen(config, train_state, data.columns, context).progress
+        progress = restore_chosen(
+            config.checkpoint, config.model, train_state, data.columns, context
+        ).progress
         evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
         test = evaluator.test(train_state.model, progress.epoch)
-    say_results(describe_step(progress), test, data.columns, config, context)
+    say_results(describe_step(progress), test, data.columns, config.model, context)
 
 
 def compact_checkpoints(config: Config, context: RuntimeContext) -> None:

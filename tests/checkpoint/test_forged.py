@@ -26,7 +26,7 @@ from recsuite.checkpoint.restore import restore_chosen
 from recsuite.checkpoint.storage.manifest import MANIFEST, read_manifest, write_manifest
 from recsuite.checkpoint.storage.shards import OFFSETS_KEY
 from recsuite.checkpoint.storage.writer import retire
-from recsuite.config.config import Config
+from recsuite.config.checkpoint import CheckpointConfig
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
 from recsuite.records import sealed
@@ -151,7 +151,7 @@ def test_every_forged_manifest_is_a_sentence_or_a_load_of_what_was_written(
 
 def export_and_remove(save_dir: Path) -> None:
     target = save_dir.parent / "exported"
-    export(Config.of(save_dir=str(save_dir), export=str(target)))
+    export(CheckpointConfig(save_dir=str(save_dir)), target)
     shutil.rmtree(target)
 
 
@@ -399,14 +399,16 @@ def test_a_load_of_the_newest_takes_a_newer_one_where_the_trainer_removes_it(
 
     monkeypatch.setattr(loading, "read_full", read_late)
     config = trained.config.replaced(load="newest")
-    found = restore_chosen(config, trained.train_state, trained.columns, trained.context)
+    found = restore_chosen(
+        config.checkpoint, config.model, trained.train_state, trained.columns, trained.context
+    )
     assert ([folder.name for folder in removed], found.progress.step) == ([DUMP], 2)
     assert differing(tensors_of(trained.train_state), 2) == []
     # One that was named is not replaced by another.
     removed.clear()
     named = config.replaced(load=str(trained.folder / "step-000000002"))
     with pytest.raises(UserError, match=r"step-000000002 is not a checkpoint: there is no such folder"):
-        restore_chosen(named, trained.train_state, trained.columns, trained.context)
+        restore_chosen(named.checkpoint, named.model, trained.train_state, trained.columns, trained.context)
 
 
 # --- whose fault it is ---

@@ -584,7 +584,7 @@ def test_before_an_epoch_has_ended_the_newest_is_taken_and_that_is_said(
     publish_at(tmp_path, 5, Progress(samples=5))
     assert links_in(tmp_path) == {LATEST: "step-000000005"}
     assert chosen_chain(tmp_path).folder == tmp_path / "step-000000005"
-    assert "nothing that was validated yet, so the newest state is taken" in capsys.readouterr().out
+    assert "nothing that was validated yet, so the newest checkpoint is taken" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("checkpoint", [BEST, LATEST])

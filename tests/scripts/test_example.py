@@ -20,8 +20,9 @@ from typing import Any
 
 import pytest
 
-from recsuite.config.config import Config
+from recsuite.config.training import TrainingConfig
 from recsuite.errors import counted
+from recsuite.models.tasks.task import task_named
 from recsuite.monitoring.results import describe_failure, describe_nothing_left
 from tests.support.launch import EXAMPLE, ROOT, family, python, read_json, started, succeeded, torchrun
 
@@ -242,7 +243,7 @@ def test_a_resume_that_asks_for_fewer_epochs_than_are_done_says_so() -> None:
     said = []
     for done, stopped in ((6, False), (2, False), (1, True)):
         result: Any = SimpleNamespace(num_epochs=done, stopped_early=stopped)
-        said.append(describe_nothing_left(result, Config.of(epochs=2)))
+        said.append(describe_nothing_left(result, TrainingConfig(epochs=2)))
     assert said == [
         "nothing is left to train: the checkpoint has done 6 epochs, and --epochs 2 asks for fewer; give "
         "more",
@@ -254,7 +255,7 @@ def test_a_resume_that_asks_for_fewer_epochs_than_are_done_says_so() -> None:
 def test_a_ranking_that_is_worse_than_popularity_or_chance_says_so() -> None:
     columns: Any = SimpleNamespace(num_items=100, baselines={"ranking": {"popularity": {"ndcg_at_10": 0.2}}})
     said = [
-        describe_failure(columns, Config.of(task="ranking"), {"ndcg_at_10": value})
+        describe_failure(columns, task_named("ranking"), {"ndcg_at_10": value})
         for value in (0.2, 0.1, 0.01, float("nan"))
     ]
     # Of 100 movies in any order: the sum of 1 / log2(1 + rank) for the first ten, 4.5436, each in one of 100.

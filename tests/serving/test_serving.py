@@ -33,6 +33,7 @@ from recsuite.checkpoint.storage.manifest import (
 )
 from recsuite.checkpoint.storage.recorded import with_recorded
 from recsuite.checkpoint.storage.writer import publish, retire, set_aside
+from recsuite.config.checkpoint import CheckpointConfig
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
 from recsuite.datasets.columns import Columns
@@ -123,7 +124,7 @@ def history_of(columns: Columns, place: int) -> tuple[list[int | None], list[flo
 def exported(trained: Trained, tmp_path: Path) -> Path:
     """An export of the state after step 14."""
     save_dir = copied(trained, tmp_path / "until-14", 14)
-    export(Config.of(save_dir=str(save_dir), export=str(tmp_path / "exported"), checkpoint="latest"))
+    export(CheckpointConfig(save_dir=str(save_dir), checkpoint="latest"), tmp_path / "exported")
     return tmp_path / "exported"
 
 
@@ -374,7 +375,7 @@ def test_which_checkpoint_was_taken_is_said(progress: Progress, asked: str, word
 
 def test_an_export_into_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be read \(File name too long\)"):
-        export(Config.of(export=str(tmp_path / ("a" * 1000))))
+        export(CheckpointConfig(), tmp_path / ("a" * 1000))
 
 
 def test_a_failed_export_leaves_nothing(
@@ -385,7 +386,7 @@ def test_a_failed_export_leaves_nothing(
 
     monkeypatch.setattr("recsuite.serving.export.write_shard_file", fail)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
-        export(Config.of(save_dir=str(trained.save_dir), export=str(tmp_path / "model")))
+        export(CheckpointConfig(save_dir=str(trained.save_dir)), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -473,7 +474,7 @@ def test_increments_in_place_equal_opening_the_state_anew(trained: Trained, expo
 
 def test_an_export_takes_the_increments_that_come_after_it(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "until-10", 10)
-    export(Config.of(save_dir=str(save_dir), export=str(tmp_path / "model"), checkpoint="latest"))
+    export(CheckpointConfig(save_dir=str(save_dir), checkpoint="latest"), tmp_path / "model")
     model = ServedModel.open(tmp_path / "model")
     assert model.apply(state(trained, 12))
     assert trained.step_of(model.score(trained.few)) == 12
@@ -598,7 +599,7 @@ def test_a_folder_stands_for_its_best_state_unless_the_latest_is_asked_for(
     save_dir = copied(trained, tmp_path / "dumps", 14)
     for checkpoint, step in (("best", 8), ("latest", 14)):
         assert ServedModel.open(save_dir, checkpoint).progress.step == step
-        export(Config.of(save_dir=str(save_dir), export=str(tmp_path / checkpoint), checkpoint=checkpoint))
+        export(CheckpointConfig(save_dir=str(save_dir), checkpoint=checkpoint), tmp_path / checkpoint)
         assert ServedModel.open(tmp_path / checkpoint).progress.step == step
     assert Follower(save_dir).model.progress.step == 14
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from recsuite.config.config import Config
+from recsuite.config.data import LoaderConfig
 from recsuite.tools import probe as probing
 from recsuite.tools.doctor import examined
 from recsuite.tools.probe import Probe, Report
@@ -45,13 +45,13 @@ class UnpicklableProbe(Probe):
 @pytest.mark.parametrize("mp_context", ["spawn", "forkserver"])
 def test_a_worker_sees_the_start_method_asked_for_and_no_torch(mp_context: str) -> None:
     begin = time.time()
-    report = probing.probe_worker(Probe, Config.of(mp_context=mp_context))
+    report = probing.probe_worker(Probe, LoaderConfig(mp_context=mp_context))
     assert probing.judge_worker(report, mp_context).state == "ok"
     assert begin < report.imported <= report.made < time.time()
 
 
 def test_a_forked_worker_is_a_warning_as_it_inherits_torch() -> None:
-    report = probing.probe_worker(Probe, Config.of(mp_context="fork"))
+    report = probing.probe_worker(Probe, LoaderConfig(mp_context="fork"))
     finding = probing.judge_worker(report, "fork")
     assert finding.state == "warning"
     assert f"sharing strategy {torch.multiprocessing.get_sharing_strategy()}" in finding.text
@@ -60,7 +60,7 @@ def test_a_forked_worker_is_a_warning_as_it_inherits_torch() -> None:
 
 def test_a_fork_of_a_process_that_uses_cuda_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    (finding,) = examined("worker", lambda: probing.check_worker(Config.of(mp_context="fork")))
+    (finding,) = examined("worker", lambda: probing.check_worker(LoaderConfig(mp_context="fork")))
     assert finding.state == "fault"
     assert "--mp_context fork cannot be used once CUDA is initialised" in finding.text
 
@@ -108,7 +108,7 @@ def test_a_worker_that_does_not_answer_is_a_fault_and_no_hang(
     deadline = 1.0 if probe is SleepingProbe else 60.0
     monkeypatch.setattr(probing, "probe_worker", lambda _, config: real(probe, config, deadline))
     begin = time.monotonic()
-    (finding,) = examined("worker", lambda: probing.check_worker(Config()))
+    (finding,) = examined("worker", lambda: probing.check_worker(LoaderConfig()))
     assert finding.state == "fault"
     assert text in finding.text
     assert finding.remedy

@@ -34,16 +34,16 @@ SLOWEST_DISK = 5 * 10**6
 
 
 class ChainWriter:
-    """Writes what a training has learned into --save_dir, from a state whose tensors it holds.
+    """Writes what a training has learned into --save_dir, from a train state whose tensors it holds.
 
     Where a checkpoint fails for want of space or permission, that is said in one sentence and the training
-    continues; the next one tries again. chain: what the state was restored from, if anything, on which the
-    first delta builds. Collective: every rank.
+    continues; the next one tries again. chain: what the train state was restored from, if anything, on
+    which the first delta builds. Collective: every rank.
     """
 
     def __init__(
         self,
-        state: TrainState,
+        train_state: TrainState,
         run: str,
         chain: CheckpointChain | None,
         columns: Columns,
@@ -58,24 +58,25 @@ class ChainWriter:
         self.vocabulary = Path(columns.folder) / VOCABULARY
         # Why the last checkpoint could not be written; empty where it was.
         self.failure = ""
-        self.tensors = tensors_of(state)
+        self.tensors = tensors_of(train_state)
         self.shapes = shapes_of(self.tensors)
-        self.plan = describe_plan(state.model, columns, config.model)
+        self.plan = describe_plan(train_state.model, columns, config.model)
         # Found once: to look them up takes as long as to write a small delta.
         self.versions = installed_versions()
         self.vocabulary_digest = digest_of(self.vocabulary)
         # A rank on another machine can outlive its attempt. What it still writes must not come into a folder
         # of this one, so unfinished folders bear the name of their attempt, which all ranks have to share.
         self.attempt: str = broadcast_from_rank0(new_attempt)
-        # A group of its own: an --async_dump uses it in a thread while the training uses the others. On the
-        # CPU, and more patient than the others, because a rank may have much more to write than the rest.
+        # A group of its own: an --async_dump uses it in a thread while the training uses the others, and it
+        # waits longer, because one rank may have all there is to write. On gloo, because torch refuses to
+        # write beside the training with a group that has no backend for the CPU.
         self.group = dist.new_group(backend="gloo", timeout=self._writing_deadline())
         # What the next delta builds on; None where there is nothing, and it has to be a full checkpoint.
         self.link: ParentLink | None = None
         # The full checkpoint that is being written, and what tells when it is there.
         self._under_way: tuple[Path, Any] | None = None
         if config.checkpoint.inc_dump:
-            self.touched = TouchedRows(state.model, self.tensors)
+            self.touched = TouchedRows(train_state.model, self.tensors)
             self.raw_values = Vocabulary(self.vocabulary, columns.schema)
             self.link = None if chain is None else link_after(chain.folder)
 

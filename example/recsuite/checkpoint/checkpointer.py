@@ -59,11 +59,13 @@ class Checkpointer:
         """See `callbacks.Checkpointer`."""
         return self.writer.tensors
 
-    def begin(self, state: TrainState) -> None:
+    def begin(self, train_state: TrainState) -> None:
         """Restore what is resumed, and write what deltas will build on."""
         if self.resumed is not None:
-            restore(self.resumed, state, self.columns, self.context)
-        self.writer = ChainWriter(state, self.run, self.resumed, self.columns, self.config, self.context)
+            restore(self.resumed, train_state, self.columns, self.context)
+        self.writer = ChainWriter(
+            train_state, self.run, self.resumed, self.columns, self.config, self.context
+        )
         # Any later delta needs a full checkpoint below it. A resumed training has one, and continues its
         # chain: a server that follows it need not notice that the trainer was away.
         if self.config.checkpoint.inc_dump and self.resumed is None:
@@ -111,8 +113,8 @@ class Checkpointer:
             self.context.say(f"told to end, stopped at step {progress.step:,}; --resume continues from there")
             raise SystemExit(status_of(stop))
 
-    def restore_best(self, state: TrainState) -> Progress | None:
-        """Put the state where the best checkpoint is; where its training was then. None if there is no such
+    def restore_best(self, train_state: TrainState) -> Progress | None:
+        """Restore the best checkpoint; where its training was then. None if there is no such
         checkpoint: it could not be written, or is not there any more.
         """
         # It may be the one that is still being written.
@@ -122,7 +124,7 @@ class Checkpointer:
         if best is None:
             return None
         chain = broadcast_from_rank0(lambda: chain_at(best))
-        return restore(chain, state, self.columns, self.context).progress
+        return restore(chain, train_state, self.columns, self.context).progress
 
     def close(self) -> None:
         """Wait for the last checkpoint.

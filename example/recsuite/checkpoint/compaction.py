@@ -27,7 +27,7 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.training.state import TrainState
 
 
-def compact(state: TrainState, columns: Columns, config: Config, context: RuntimeContext) -> None:
+def compact(train_state: TrainState, columns: Columns, config: Config, context: RuntimeContext) -> None:
     """Replace the newest deltas by a full checkpoint, and remove what it replaces. Collective: every rank.
 
     Raises:
@@ -35,16 +35,16 @@ def compact(state: TrainState, columns: Columns, config: Config, context: Runtim
             written.
     """
     save_dir = Path(config.checkpoint.save_dir)
-    # Before the folder is made that holds the lock.
+    # Before `writing_together` makes the folder for its lock: a mistyped --save_dir leaves nothing behind.
     broadcast_from_rank0(lambda: find_chain(save_dir))
-    with writing_together(config, context):
+    with writing_together(save_dir, context):
         # Found again, now that nobody else writes.
         chain = broadcast_from_rank0(lambda: find_chain(save_dir))
         # Also where there is no delta to merge, because a compaction was cut short: what the full checkpoint
         # replaces goes only if it is whole.
-        manifest = restore(chain, state, columns, context)
+        manifest = restore(chain, train_state, columns, context)
         if chain.deltas:
-            writer = ChainWriter(state, manifest.run, chain, columns, config, context)
+            writer = ChainWriter(train_state, manifest.run, chain, columns, config, context)
             writer.write_full(manifest.progress)
             writer.close()
         removed = broadcast_from_rank0(lambda: _retire_compacted(save_dir, config.checkpoint.keep))
@@ -54,14 +54,14 @@ def compact(state: TrainState, columns: Columns, config: Config, context: Runtim
 def _retire_compacted(save_dir: Path, keep: int) -> int:
     """Remove the deltas up to the newest full checkpoint, and the bases that only they kept; how many deltas.
 
-    What the best state is read from stays.
+    What the best checkpoint is read from stays.
     """
     newest = full_checkpoints_in(save_dir)[-1]
     run = read_manifest(newest).run
     older = [path for path in deltas_in(save_dir) if step_of(path) <= step_of(newest)]
     best = best_in(save_dir)
     needed = chain_at(best).folders if best else ()
-    folded = [path for path in older if read_manifest(path).run == run and path not in needed]
+    merged = [path for path in older if read_manifest(path).run == run and path not in needed]
     with tidying(save_dir):
         # Where a compaction was cut short, they still name a delta.
         if step_of(newest) > 0:
@@ -69,7 +69,7 @@ def _retire_compacted(save_dir: Path, keep: int) -> int:
         if best:
             point_at(best, BEST)
         # The newest first: what is left of a chain, if this is cut short, has no gap.
-        for delta in reversed(folded):
+        for delta in reversed(merged):
             retire(delta)
         prune(save_dir, keep)
-    return len(folded)
+    return len(merged)

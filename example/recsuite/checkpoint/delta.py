@@ -94,7 +94,7 @@ def shards_of(tensors: Tensors) -> dict[str, dict[str, list[Shard]]]:
 
 
 class Vocabulary:
-    """The raw values of table rows, in the form in which a part has them."""
+    """The raw values of table rows, in the form in which a shard file has them."""
 
     def __init__(self, path: Path, schema: Schema) -> None:
         self._schema = schema
@@ -137,6 +137,7 @@ def write_delta(
     rank = dist.get_rank(group)
     arrays = _changed(touched, tensors, vocabulary)
     counts = {table: len(arrays[f"tables.{table}.rows"]) for table in shards_of(tensors)}
+    # It is the same on every rank, so one writes it.
     if rank == 0:
         dense = {name: value for name, value in tensors.items() if not isinstance(value, ShardedTensor)}
         arrays |= {name: value.detach().cpu().numpy() for name, value in dense.items()}
@@ -174,7 +175,7 @@ def _changed(
         rows = local.cpu().numpy() + first
         arrays[f"tables.{table}.rows"] = rows
         arrays[f"tables.{table}.ids"] = vocabulary.raw_ids(table, rows)
-        # A rank that holds nothing of the table writes an empty part.
+        # A rank that holds nothing of a table writes none of its rows: readers want each table in each file.
         width = tensors[f"tables.{table}.weight"].size(1)
         empty = {"weight": np.zeros((0, width), np.float32), "momentum1": np.zeros(0, np.float32)}
         for slot, values in empty.items():
@@ -199,6 +200,7 @@ def apply_delta(folder: Path, manifest: Manifest, tensors: Tensors) -> None:
 
 
 def _put(shard: Shard, rows: torch.Tensor, values: torch.Tensor) -> None:
+    # Rows are numbered in the whole table: the ranks that read may hold other shards than those that wrote.
     first = shard.metadata.shard_offsets[0]
     target = shard.tensor.detach()
     here = (rows >= first) & (rows < first + target.size(0))

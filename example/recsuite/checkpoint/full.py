@@ -10,8 +10,9 @@
 
 A row is what its table holds times "dense.row_scale", the number with which all rows decay.
 
-The parts are those of `torch.distributed.checkpoint`: each rank writes its own shards at the same time, and
-any number of ranks reads the slices that it needs. Nothing random is in use between steps, so none is dumped.
+The shard files are those of `torch.distributed.checkpoint`: each rank writes its own shards, at the same
+time as the others, and any number of ranks reads the slices that it needs. Between two steps no random
+generator is in use, so none is written.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ from recsuite.training.state import TrainState
 
 OPTIMIZER = "row-wise Adagrad for the tables, AdamW for the dense part, decoupled decay of all rows"
 
-# All that is dumped, by its name in the parts.
+# All that is written, by its name in the shard files.
 Tensors = dict[str, "torch.Tensor | ShardedTensor"]
 
 
-def tensors_of(learner: TrainState) -> Tensors:
+def tensors_of(train_state: TrainState) -> Tensors:
     """All that a checkpoint holds: the tensors themselves, not copies. Not collective."""
-    found = {_name(key): value for key, value in learner.model.state_dict().items()}
-    for key, slots in learner.optimizer.state_dict()["state"].items():
+    found = {_name(key): value for key, value in train_state.model.state_dict().items()}
+    for key, slots in train_state.optimizer.state_dict()["state"].items():
         for slot, value in slots.items():
             # Of a table's state TorchRec names the table again.
             found[f"{_name(key)}.{slot.rpartition('.')[2]}"] = value
@@ -93,7 +94,7 @@ def write_config(folder: Path, config: Config) -> FileEntry:
 
 
 class FullWriter(HuggingFaceStorageWriter):
-    """Writes each rank's part straight from where its tensors lie; torch's own writer copies them twice."""
+    """Writes each rank's shard file from where its tensors lie; torch's own writer copies them twice."""
 
     def __init__(
         self, folder: Path, manifest: Manifest, vocabulary: Path, config: Config, publish: Callable[[], None]
@@ -107,10 +108,11 @@ class FullWriter(HuggingFaceStorageWriter):
         self.beside: tuple[FileEntry, ...] = ()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the part of this rank, and wait until it is on the disk."""
+        """Write the shard file of this rank, and wait until it is on the disk."""
         done: Future[list[WriteResult]] = Future()
-        # The raw values of large tables take as long as a good part of the tables: not after them but beside.
+        # The raw values of large tables take as long as a good share of the tables: written beside them.
         with ThreadPoolExecutor(1) as pool:
+            # torch numbers the ranks of a plan from 1.
             first = plan.storage_data["shard_index"] == 1
             beside = pool.submit(self._write_beside) if first else None
             done.set_result(self._write_tensors(plan, planner))
@@ -128,6 +130,7 @@ class FullWriter(HuggingFaceStorageWriter):
         for item in plan.items:
             name = item.index.fqn
             assert item.tensor_data is not None
+            # A file has one tensor of a name. The plan gives a rank one shard of a table, or none.
             assert name not in arrays, f"two shards of {name} on one rank"
             arrays[name] = _array(planner.resolve_data(item))
             offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
@@ -137,8 +140,8 @@ class FullWriter(HuggingFaceStorageWriter):
         return [WriteResult(item.index, 0, entry) for item in plan.items]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On rank 0, when all parts are on the disk: say what there is, and publish it."""
-        entries = {result.storage_data.name: result.storage_data for part in results for result in part}
+        """On rank 0, when all shard files are on the disk: say what there is, and publish it."""
+        entries = {result.storage_data.name: result.storage_data for of_rank in results for result in of_rank}
         files = sorted([*entries.values(), *self.beside], key=lambda entry: entry.name)
         write_manifest(self.folder, dataclasses.replace(self.manifest, files=tuple(files)))
         self.publish()

@@ -27,10 +27,11 @@ def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> 
 
     Raises:
         UserError: when another training writes there, when the ranks do not share the folder, and when the
-            last dump failed.
+            last checkpoint failed.
     """
     save_dir = Path(config.checkpoint.save_dir)
-    with writing_together(config, context):
+    with writing_together(save_dir, context):
+        # Only now that nobody else writes here may anything be moved, or chosen to continue from.
         if not config.checkpoint.resume:
             raise_on_all(lambda: _begin_afresh(save_dir, context) if context.rank == 0 else None)
         resumed, run = broadcast_from_rank0(lambda: _find_start(save_dir))
@@ -43,13 +44,12 @@ def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> 
 
 
 @contextlib.contextmanager
-def writing_together(config: Config, context: RuntimeContext) -> Iterator[None]:
+def writing_together(save_dir: Path, context: RuntimeContext) -> Iterator[None]:
     """`writing`, by rank 0 for all ranks. Collective: every rank.
 
     Raises:
         UserError: as `writing`, and when the ranks do not share the folder.
     """
-    save_dir = Path(config.checkpoint.save_dir)
     with contextlib.ExitStack() as stack:
         raise_on_all(lambda: stack.enter_context(writing(save_dir)) if context.rank == 0 else None)
         raise_on_all(lambda: _check_shared(save_dir, context))
@@ -82,24 +82,24 @@ def _find_start(save_dir: Path) -> tuple[CheckpointChain | None, str]:
 
 
 def _check_continues(
-    state: CheckpointChain, columns: Columns, config: Config, context: RuntimeContext
+    chain: CheckpointChain, columns: Columns, config: Config, context: RuntimeContext
 ) -> None:
     """Refuse other ratings than those of the progress, and say which flags have changed."""
-    manifest = read_manifest(state.folder)
+    manifest = read_manifest(chain.folder)
     theirs = manifest.ratings
     if theirs != columns.digest:
         raise UserError(
-            f"{state.folder} is of a training on other ratings than these of {columns.source} (digest "
+            f"{chain.folder} is of a training on other ratings than these of {columns.source} (digest "
             f"{theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
             f"--validation_fraction, --duplicates and --seed that its {CONFIG} names, or no --resume."
         )
     used = manifest.progress.samples
     if used >= columns.num_train:
         raise UserError(
-            f"{state.folder} says that {used:,} ratings of its epoch are used, and an epoch has "
+            f"{chain.folder} says that {used:,} ratings of its epoch are used, and an epoch has "
             f"{columns.num_train:,}; resume from another checkpoint."
         )
-    before = read_recorded(state.folder)
+    before = read_recorded(chain.folder)
     changed = [
         f"--{name} {config.flags[name]} (was {before.get(name)})"
         for name in (*LEARNING_FLAGS, "seed")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.config.runtime import MonitoringConfig
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Callback
 
@@ -70,17 +69,16 @@ def observing(config: Config, context: RuntimeContext) -> Iterator[tuple[Stopwat
     callbacks: list[Callback] = [stopwatch]
     with contextlib.ExitStack() as stack:
         if context.rank == 0:
-            callbacks += _asked_for(config.monitoring, config, context, stack)
+            callbacks += _asked_for(config, context, stack)
         yield stopwatch, callbacks
 
 
-def _asked_for(
-    flags: MonitoringConfig, config: Config, context: RuntimeContext, stack: contextlib.ExitStack
-) -> Iterator[Callback]:
+def _asked_for(config: Config, context: RuntimeContext, stack: contextlib.ExitStack) -> Iterator[Callback]:
+    flags = config.monitoring
     if flags.report_dir:
         from recsuite.monitoring.report import make_report_dir
 
-        make_report_dir(config)
+        make_report_dir(Path(flags.report_dir))
     if flags.profile:
         from recsuite.monitoring.profiler import Profile
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.config import Config
+from recsuite.config.training import ModelConfig
 from recsuite.datasets.metrics import Metrics
 from recsuite.files import explained, replace_file
-from recsuite.monitoring.results import describe_nothing_left, say_results, task_of
+from recsuite.monitoring.results import describe_nothing_left, say_results
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import installed_versions
 
@@ -21,13 +22,12 @@ if TYPE_CHECKING:
     from recsuite.training.callbacks import Epoch, Run
 
 
-def make_report_dir(config: Config) -> None:
+def make_report_dir(folder: Path) -> None:
     """Make --report_dir before the work begins, so that a wrong one costs no training. Call on rank 0.
 
     Raises:
         UserError: when the folder cannot be made or written.
     """
-    folder = Path(config.monitoring.report_dir)
     with explained(f"--report_dir {folder} cannot be written", "give another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / ".writable", b"")
@@ -43,10 +43,10 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
         UserError: when the report cannot be written.
     """
     if not run.epochs:
-        context.say(describe_nothing_left(run, config))
+        context.say(describe_nothing_left(run, config.training))
     elif context.rank == 0 and config.monitoring.report_dir:
         write_report(run, seconds, config, context)
-    say_results(f"epoch {run.test_epoch}", run.test, run.columns, config, context)
+    say_results(f"epoch {run.test_epoch}", run.test, run.columns, config.model, context)
 
 
 def write_report(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
@@ -60,7 +60,7 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
     with explained(f"The report cannot be written to {folder}", advice):
         report = {**_report(run, config, context), "time": seconds}
         replace_file(folder / "metrics.json", json.dumps(report, indent=1).encode())
-        replace_file(folder / "curves.png", _draw(run, config))
+        replace_file(folder / "curves.png", _draw(run, config.model))
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def finite(metrics: Metrics) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def _draw(run: Run, config: Config) -> bytes:
+def _draw(run: Run, config: ModelConfig) -> bytes:
     """The curves as PNG: what validation says after each epoch, the test at the end, baselines as lines; and
     of ratings, where it has the same unit, the training step by step.
     """
@@ -121,10 +121,12 @@ def _draw(run: Run, config: Config) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    from recsuite.models.tasks.task import task_named
+
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    task = task_of(config)
+    task = task_named(config.task)
     smooth = task.training_curve(_smooth(run))
     if smooth is not None:
         places = np.linspace(run.epochs[0].number - 1, run.epochs[-1].number, len(smooth))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from recsuite.config.config import Config
+from recsuite.config.training import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
 from recsuite.errors import counted
@@ -16,18 +16,24 @@ if TYPE_CHECKING:
     from recsuite.training.callbacks import Run
 
 
-def say_results(when: str, test: Metrics, columns: Columns, config: Config, context: RuntimeContext) -> None:
+def say_results(
+    when: str, test: Metrics, columns: Columns, config: ModelConfig, context: RuntimeContext
+) -> None:
     """Show a model beside the baselines, and whether it is worse than the weakest; when: after which epoch or
     step.
     """
-    context.say(results_table(columns, config, f"this model, {when}", test), tagged=False)
-    if failure := describe_failure(columns, config, test):
+    # Not above: a task imports torch, and the report's folder is checked before that takes its time.
+    from recsuite.models.tasks.task import task_named
+
+    task = task_named(config.task)
+    context.say(results_table(columns, task, f"this model, {when}", test), tagged=False)
+    if failure := describe_failure(columns, task, test):
         context.say(failure)
 
 
-def describe_nothing_left(result: Run, config: Config) -> str:
+def describe_nothing_left(result: Run, config: TrainingConfig) -> str:
     """One line on a training that was resumed, and had no epoch to make."""
-    epochs = config.training.epochs
+    epochs = config.epochs
     if result.num_epochs > epochs:
         done = counted(result.num_epochs, "epoch")
         return (
@@ -38,9 +44,8 @@ def describe_nothing_left(result: Run, config: Config) -> str:
     return f"nothing is left to train: {result.num_epochs} of {epochs} epochs are done{stopped}"
 
 
-def results_table(columns: Columns, config: Config, name: str, test: Metrics) -> str:
+def results_table(columns: Columns, task: Task, name: str, test: Metrics) -> str:
     """A model beside the baselines of its task, on the test ratings; "-" is a metric that is not defined."""
-    task = task_of(config)
     rows = {**columns.baselines[task.name], name: test}
     # The oracle is a bound, not a rival: it comes last.
     if "oracle" in rows:
@@ -58,9 +63,8 @@ def results_table(columns: Columns, config: Config, name: str, test: Metrics) ->
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def describe_failure(columns: Columns, config: Config, test: Metrics) -> str:
+def describe_failure(columns: Columns, task: Task, test: Metrics) -> str:
     """One line on a model that is worse than what knows no user; empty where it is better."""
-    task = task_of(config)
     name = task.main_metric
     weakest = task.weakest(columns.baselines[task.name], columns.num_items)
     sign = 1 if task.lower_is_better else -1
@@ -74,14 +78,6 @@ def describe_failure(columns: Columns, config: Config, test: Metrics) -> str:
         return ""
     label, value = task.main_label, _number(test[name])
     return f"this model is worse than {' and '.join(better)}: its test {label} is {value}"
-
-
-def task_of(config: Config) -> Task:
-    """The task of the configuration."""
-    # Not above: a task imports torch, and --report_dir is checked before that takes its time.
-    from recsuite.models.tasks.task import task_named
-
-    return task_named(config.model.task)
 
 
 def _number(value: float) -> str:

@@ -47,6 +47,7 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
         names = dense_names(empty)
         dense: dict[str, torch.Tensor] = {}
         tables: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in snapshot.tables}
+        # All of it is read before anything changes: a model must not be left with half of a delta.
         for part in shard_files_of(delta, manifest):
             for name, found in tables.items():
                 rows, weights = (part.get_tensor(f"tables.{name}.{slot}") for slot in ("rows", "weight"))
@@ -90,7 +91,7 @@ def _joined(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.T
 
 
 def put(snapshot: Snapshot, delta: Path, change: Change) -> Snapshot:
-    """The state after a delta; its tables are those of the state before, changed in place."""
+    """The model after a delta; its tables are those of the model before, changed in place."""
     for name, (rows, weights) in change.tables.items():
         snapshot.tables[name][rows] = weights
     assert change.manifest.link is not None

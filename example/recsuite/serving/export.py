@@ -1,4 +1,4 @@
-"""A state as one folder for a server, whole and without its optimizer; `served.py` reads it.
+"""A checkpoint as one folder for a server, whole and without its optimizer; `served.py` reads it.
 
 PATH/
     model.safetensors   all rows of the tables ("tables.user.weight"), the dense part
@@ -21,7 +21,7 @@ import torch
 from recsuite.checkpoint.storage.choice import asked_for, describe_choice
 from recsuite.checkpoint.storage.manifest import FEATURES_FILE, VOCABULARY, Manifest, write_manifest
 from recsuite.checkpoint.storage.shards import write_shard_file
-from recsuite.config.config import Config
+from recsuite.config.checkpoint import CheckpointConfig
 from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, written_aside
@@ -33,25 +33,22 @@ MODEL = "model.safetensors"
 NO_OPTIMIZER = "an optimizer that an export leaves out"
 
 
-def export(config: Config) -> None:
-    """Write the --checkpoint of --save_dir into the new folder --export, and say so.
+def export(source: CheckpointConfig, target: Path) -> None:
+    """Write the --checkpoint of --save_dir into the new folder `target`, and say so.
 
     Raises:
-        UserError: when there is no state, when it is not whole, or when the folder is taken or cannot be
+        UserError: when there is no checkpoint, when it is not whole, or when the folder is taken or cannot be
             written.
     """
-    target = Path(config.serving.export).absolute()
+    save_dir, target = Path(source.save_dir), target.absolute()
     with explained(f"{target} cannot be read"):
         is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if is_taken:
         raise UserError(f"--export {target} is there already; give a new folder, or remove that one.")
-    snapshot = read_settled(Path(config.checkpoint.save_dir), config.checkpoint.checkpoint)
+    snapshot = read_settled(save_dir, source.checkpoint)
     size = _write_beside(snapshot, target)
-    choice = describe_choice(
-        snapshot.manifest.progress,
-        asked_for(Path(config.checkpoint.save_dir), config.checkpoint.checkpoint),
-        snapshot.metric,
-    )
+    asked = asked_for(save_dir, source.checkpoint)
+    choice = describe_choice(snapshot.manifest.progress, asked, snapshot.metric)
     print(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
 
 

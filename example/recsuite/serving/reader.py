@@ -27,16 +27,16 @@ from recsuite.serving.model_files import checked, dense_names, empty_interaction
 from recsuite.serving.snapshot import Snapshot
 
 
-def read_snapshot(state: CheckpointChain) -> Snapshot:
-    """A state, with its deltas replayed.
+def read_snapshot(chain: CheckpointChain) -> Snapshot:
+    """The model of a checkpoint, with its deltas replayed.
 
     Raises:
         UserError: when anything is missing, damaged or of another run.
     """
-    check_chain(state)
-    with checked(state.base) as manifest:
-        snapshot = _read_base(state.base, manifest)
-    for delta in state.deltas:
+    check_chain(chain)
+    with checked(chain.base) as manifest:
+        snapshot = _read_base(chain.base, manifest)
+    for delta in chain.deltas:
         change = read_change(delta, snapshot)
         assert change is not None
         snapshot = put(snapshot, delta, change)
@@ -50,6 +50,7 @@ def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
     vocabulary = _read_vocabulary(folder)
     _check_rows(folder, features, manifest, vocabulary)
     tensors = read_whole(folder, manifest, [*tables.values(), *dense_names(interaction)])
+    # An export has none: it says nothing of its training.
     named = any(entry.name == CONFIG for entry in manifest.files)
     return Snapshot(
         folder=folder,

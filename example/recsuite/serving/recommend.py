@@ -44,7 +44,7 @@ class Listing:
 
 
 def recommend(config: Config) -> None:
-    """Print the recommendations to --user, and with --follow again after every newer state, until SIGINT.
+    """Print the recommendations to --user; with --follow again after every newer checkpoint, until SIGINT.
 
     Raises:
         UserError: when there is no model or no data, or they do not belong together.
@@ -104,13 +104,13 @@ def _wait_for_first(save_dir: Path) -> None:
 
 
 def _has_learned(save_dir: Path) -> bool:
-    """Whether there is a state after a step."""
+    """Whether there is a checkpoint after a step."""
     newest = newest_in(save_dir)
     return newest is not None and step_of(newest) > 0
 
 
 def _follow(follower: Follower, viewer: Viewer, config: Config) -> None:
-    """Look for a newer state every second; SIGINT ends it."""
+    """Look for a newer checkpoint every second; SIGINT ends it."""
     stop = threading.Event()
     signal.signal(signal.SIGINT, lambda number, frame: stop.set())
     run, said = follower.model.run, ""
@@ -122,7 +122,7 @@ def _follow(follower: Follower, viewer: Viewer, config: Config) -> None:
                 print(f"\n{page(follower.model, viewer, config.serving.top, LATEST)}", flush=True)
             said = ""
         except UserError as error:
-            # The state before is still good. Said once, for the fault may stay.
+            # The model before is still good. Said once, for the fault may stay.
             if str(error) != said:
                 print(f"example.py: {error}", file=sys.stderr, flush=True)
             said = str(error)
@@ -216,7 +216,7 @@ def _highest(items: np.ndarray, numbers: np.ndarray, top: int) -> Listing:
 
 
 def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> str:
-    """Which state it is and its age, what the user liked before, and what is recommended."""
+    """Which checkpoint it is and its age, what the user liked before, and what is recommended."""
     known = viewer.is_known_to(model)
     found = best_for(viewer, model, top) if known else popular(viewer, model, top)
     titles = viewer.raw.items["title"].map(printable).to_numpy()

@@ -86,7 +86,7 @@ class ServedModel:
 
     @torch.inference_mode()
     def score(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
-        """Predicted ratings, or scores of a model for ranking, float32 [B], of one state as a whole.
+        """Predicted ratings, or scores of a model for ranking, float32 [B], by the model at one moment.
 
         values: a feature's name to B raw values, lists of them for one with lists; "history_ratings" to the
         ratings of "history", list by list. What is not given, or was not there in the training, counts as
@@ -95,6 +95,8 @@ class ServedModel:
         Raises:
             UserError: when a name is unknown, lengths differ, or a value is of another type than in training.
         """
+        # Rows are copied under the lock, because a delta changes them in place. The dense part is replaced as
+        # a whole, so what is held of it stays as it is, and the arithmetic needs no lock.
         with self._lock:
             looked_up = self._snapshot.look_up(values)
             interaction = self._snapshot.interaction
@@ -107,6 +109,7 @@ class ServedModel:
             UserError: when it is not the next one of its chain, or damaged; the model is as it was.
         """
         delta = Path(delta)
+        # Read and checked without the lock, while others score: that takes longer than to put it in place.
         while (change := read_change(delta, before := self._snapshot)) is not None:
             with self._lock:
                 # Another thread may have been faster; then look again.
@@ -116,7 +119,7 @@ class ServedModel:
         return False
 
     def replace(self, snapshot: Snapshot) -> None:
-        """Serve another state from now on."""
+        """Serve another checkpoint from now on."""
         with self._lock:
             self._snapshot = snapshot
 
@@ -124,11 +127,11 @@ class ServedModel:
 class Follower:
     """Keeps a model as new as a folder of checkpoints in which a trainer continues, see `refresh`.
 
-    It follows the latest state, not the best one: deltas have an order, and what was learned last counts.
+    It follows the latest checkpoint, not the best one: deltas have an order, and the last one counts.
     """
 
     def __init__(self, save_dir: Path | str, start: Path | str | None = None) -> None:
-        """Begin with the newest state of the folder, or with `start`, such as an export of it.
+        """Begin with the newest checkpoint of the folder, or with `start`, such as an export.
 
         Raises:
             UserError: see `ServedModel.open`.
@@ -142,8 +145,10 @@ class Follower:
         epoch was validated; whether there was any. Call it from one thread.
 
         Raises:
-            UserError: when what is newer cannot be read; the model stays at the last state that could.
+            UserError: when what is newer cannot be read; the model stays at the last checkpoint that could.
         """
+        # To list a folder costs little, so `refresh` can be called every second; manifests are read only
+        # where something has changed.
         seen = seen_in(self.save_dir)
         if seen == self._seen:
             return False
@@ -156,16 +161,19 @@ class Follower:
         if newest_in(self.save_dir) is None:
             # Between two runs.
             return
-        state = chain_at(self.save_dir)
-        newest, follows = check_chain(state)[-1], self.model.snapshot.follows
-        if digest_of_manifest(state.base) == follows.base_digest:
-            for delta in state.deltas[follows.sequence - 1 :]:
+        chain = chain_at(self.save_dir)
+        newest, follows = check_chain(chain)[-1], self.model.snapshot.follows
+        # The same base: all it takes are the deltas that the model does not have yet.
+        if digest_of_manifest(chain.base) == follows.base_digest:
+            for delta in chain.deltas[follows.sequence - 1 :]:
                 self.model.apply(delta)
         elif newest.run != self.model.run:
+            # The first checkpoints of a new training are worse than what is served.
             if newest.progress.epoch > 0:
-                self.model.replace(read_snapshot(state))
+                self.model.replace(read_snapshot(chain))
+        # Not one that is older: the model may have begun with an export of what comes later.
         elif newest.progress.step >= self.model.progress.step:
-            self.model.replace(read_snapshot(state))
+            self.model.replace(read_snapshot(chain))
 
 
 def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:

@@ -42,7 +42,7 @@ class Snapshot:
     """A whole model in memory.
 
     tables: name to all rows, float32 [rows, D]; vocabulary: feature to raw value to row; manifest: of the
-    state; follows: what the next delta must say that it builds on; config: that of the training, nothing
+    checkpoint; follows: what the next delta must say that it builds on; config: that of the training, nothing
     in an export; trained: the folder that says so; folder: where it was read.
     """
 

@@ -51,7 +51,7 @@ def examine(config: Config) -> list[Finding]:
         "memory": lambda: [check_memory(ring_need(config, num_ranks, num_workers))],
         "/dev/shm": lambda: [check_shared_memory(ring_need(config, num_ranks, num_workers))],
         "descriptors": lambda: [check_descriptors(descriptor_limit(), num_workers)],
-        "worker": lambda: check_worker(config),
+        "worker": lambda: check_worker(config.loader),
         "data": lambda: check_data(config),
     }
     return [finding for name, check in checks.items() for finding in examined(name, check)]

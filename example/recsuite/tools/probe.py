@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recsuite.config.config import Config
+from recsuite.config.data import LoaderConfig
 from recsuite.tools.findings import Finding, judge
 from recsuite.workers.failure import WorkerSilentError
 
@@ -83,7 +83,7 @@ def time_interpreter() -> float:
     return min(tries)
 
 
-def probe_worker(probe: type[Probe], config: Config, deadline: float = WORKER_DEADLINE) -> Report:
+def probe_worker(probe: type[Probe], config: LoaderConfig, deadline: float = WORKER_DEADLINE) -> Report:
     """What a worker reports that is started as a run would start it.
 
     Raises:
@@ -94,13 +94,13 @@ def probe_worker(probe: type[Probe], config: Config, deadline: float = WORKER_DE
     from recsuite.datasets.loader import check_start_method
     from recsuite.workers.pool import WorkerPool
 
-    check_start_method(config.loader.mp_context)
+    check_start_method(config.mp_context)
     pool = WorkerPool(
         probe(EventBatches),
         num_workers=1,
         prefetch_factor=1,
         timeout=deadline,
-        mp_context=config.loader.mp_context,
+        mp_context=config.mp_context,
     )
     try:
         (report,) = next(pool.batches(["its report"]))
@@ -109,7 +109,7 @@ def probe_worker(probe: type[Probe], config: Config, deadline: float = WORKER_DE
         pool.close()
 
 
-def check_worker(config: Config) -> list[Finding]:
+def check_worker(config: LoaderConfig) -> list[Finding]:
     """Start a worker, ask it what it sees, and time its start."""
     interpreter = time_interpreter()
     begin = time.time()
@@ -118,7 +118,7 @@ def check_worker(config: Config) -> list[Finding]:
     except WorkerSilentError as error:
         remedy = "find out what its start waits for: a disk, or a module that it imports"
         return [Finding("worker", "fault", str(error).partition("\nWhat to do: ")[0], remedy)]
-    return [judge_worker(report, config.loader.mp_context), judge_start(report, begin, interpreter)]
+    return [judge_worker(report, config.mp_context), judge_start(report, begin, interpreter)]
 
 
 def judge_worker(report: Report, mp_context: str) -> Finding:

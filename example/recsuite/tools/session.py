@@ -6,8 +6,10 @@ import contextlib
 import io
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from recsuite.config.config import Config
+from recsuite.config.data import DataConfig
 from recsuite.config.parser import parse_given
 from recsuite.errors import BrokenLaunchError, UserError
 from recsuite.runtime.collectives import broadcast_from_rank0
@@ -112,7 +114,7 @@ def _serve(config: Config) -> None:
     if config.serving.export:
         from recsuite.serving.export import export
 
-        export(config)
+        export(config.checkpoint, Path(config.serving.export))
     else:
         from recsuite.serving.recommend import recommend
 
@@ -125,7 +127,7 @@ def announce_data(config: Config) -> None:
     With a checkpoint to read, that is known only once its flags are: `joined` says it then.
     """
     if not config.checkpoint.reads:
-        _say_if_synthetic(config)
+        _say_if_synthetic(config.data)
 
 
 @contextlib.contextmanager
@@ -166,10 +168,10 @@ def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
     from recsuite.checkpoint.storage.recorded import with_recorded
 
     config = of_this_machine(config, broadcast_from_rank0(lambda: with_recorded(config, given)))
-    _say_if_synthetic(config)
+    _say_if_synthetic(config.data)
     return config
 
 
-def _say_if_synthetic(config: Config) -> None:
-    if config.data.is_synthetic and read_launch().rank == 0:
+def _say_if_synthetic(config: DataConfig) -> None:
+    if config.is_synthetic and read_launch().rank == 0:
         say(SYNTHETIC_NOTICE)

@@ -18,7 +18,7 @@ from recsuite.errors import UserError
 
 
 class ChoiceError(UserError):
-    """A mistake in what was asked for, of which no other state of the folder is the cure."""
+    """A mistake in what was asked for, which no other checkpoint of the folder would cure."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class CheckpointChain:
 
     @property
     def folder(self) -> Path:
-        """The folder that names the state."""
+        """The folder that stands for all of it: the last one."""
         return self.folders[-1]
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        """All that the state is read from, in order."""
+        """All that it is read from, in order."""
         return (self.base, *self.deltas)
 
 
@@ -47,6 +47,7 @@ def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
     Raises:
         UserError: when there is none, or none so early.
     """
+    # "latest" and "best" are links: the trainer may point them elsewhere while this goes on.
     folder = folder.resolve()
     if not NAME.fullmatch(folder.name) and not (folder / MANIFEST).exists():
         newest = newest_in(folder, until)
@@ -71,6 +72,7 @@ def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
         raise ChoiceError(
             f"--until {until} is before {base}, on which {folder.name} builds; give a later step."
         )
+    # Gaps are not looked for here: `check_chain` says which delta is missing.
     deltas = [path for path in deltas_in(folder.parent) if first < step_of(path) <= last]
     return CheckpointChain(base, tuple(path for path in deltas if _builds_on(path, base)))
 
@@ -82,28 +84,31 @@ def _are_named(delta: str, base: str) -> bool:
 
 def _builds_on(delta: Path, base: Path) -> bool:
     link = read_manifest(delta).link
+    # A full checkpoint under the name of a delta stays, to be refused with its name.
     return link is None or link.base == base.name
 
 
-def check_chain(state: CheckpointChain) -> list[Manifest]:
-    """The manifests of a state's folders, after each link was held against what is before it.
+def check_chain(chain: CheckpointChain) -> list[Manifest]:
+    """The manifests of a chain's folders, after each link was held against what is before it.
 
     Raises:
-        UserError: names what is missing, twice, out of order, of another run, or built on another dump.
+        UserError: names what is missing, twice, out of order, of another run, or built on another
+            checkpoint.
     """
-    if not state.base.is_dir():
-        raise UserError(f"{state.base} is missing, the checkpoint on which {state.folder.name} builds.")
-    base = read_manifest(state.base)
-    check_name(state.base, base)
+    if not chain.base.is_dir():
+        raise UserError(f"{chain.base} is missing, the checkpoint on which {chain.folder.name} builds.")
+    base = read_manifest(chain.base)
+    check_name(chain.base, base)
     manifests = [base]
-    base_digest = digest_of_manifest(state.base)
-    for number, delta in enumerate(state.deltas, start=1):
+    # The digest and not the name: a training that began afresh in the folder uses the same names again.
+    base_digest = digest_of_manifest(chain.base)
+    for number, delta in enumerate(chain.deltas, start=1):
         manifest = read_manifest(delta)
         link = manifest.link
         check_name(delta, manifest)
         assert link is not None
         if manifest.run != base.run:
-            raise UserError(f"{delta} is of run {manifest.run}, and {state.base} of run {base.run}.")
+            raise UserError(f"{delta} is of run {manifest.run}, and {chain.base} of run {base.run}.")
         if link.base_digest != base_digest:
             raise UserError(
                 f"{delta} builds on a {link.base} with digest {link.base_digest}, and the one here has "
@@ -111,7 +116,7 @@ def check_chain(state: CheckpointChain) -> list[Manifest]:
             )
         if link.sequence > number:
             raise UserError(
-                f"Delta {number} after {state.base} is missing: {delta.name} is number {link.sequence}."
+                f"Delta {number} after {chain.base} is missing: {delta.name} is number {link.sequence}."
             )
         end = manifests[-1].progress.step
         if link.sequence < number or link.from_step != end:
@@ -120,13 +125,13 @@ def check_chain(state: CheckpointChain) -> list[Manifest]:
                 f"and what comes after step {end} must be number {number}."
             )
         if (manifest.tensors, manifest.vocabulary) != (base.tensors, base.vocabulary):
-            raise UserError(f"{delta} holds another model than {state.base}.")
+            raise UserError(f"{delta} holds another model than {chain.base}.")
         manifests.append(manifest)
     return manifests
 
 
 def check_name(folder: Path, manifest: Manifest) -> None:
-    """Refuse a folder under the name of another state.
+    """Refuse a folder under the name of another checkpoint.
 
     Raises:
         UserError: names both.
@@ -137,24 +142,24 @@ def check_name(folder: Path, manifest: Manifest) -> None:
         raise UserError(f"{folder} says of itself that it is {name}; give it that name.")
 
 
-def check_whole(state: CheckpointChain, rank: int = 0, world_size: int = 1) -> list[Manifest]:
+def check_whole(chain: CheckpointChain, rank: int = 0, world_size: int = 1) -> list[Manifest]:
     """`check_chain`, and every byte of all files is read too; the ranks share that work.
 
     Raises:
         UserError: as `check_chain`, and names what is missing, unknown or damaged.
     """
-    manifests = check_chain(state)
-    for folder, manifest in zip(state.folders, manifests, strict=True):
+    manifests = check_chain(chain)
+    for folder, manifest in zip(chain.folders, manifests, strict=True):
         check_files(folder, manifest, rank, world_size)
     return manifests
 
 
 def check_complete(folder: Path) -> None:
-    """Refuse a state of which anything is missing, by the manifests and the sizes of files; reads no more.
+    """Refuse a checkpoint of which anything is missing. Reads the manifests and the sizes of files, no more.
 
     Raises:
         UserError: names the first that is not there, or not as long as it was.
     """
-    state = chain_at(folder)
-    for each, manifest in zip(state.folders, check_chain(state), strict=True):
+    chain = chain_at(folder)
+    for each, manifest in zip(chain.folders, check_chain(chain), strict=True):
         check_sizes(each, manifest)

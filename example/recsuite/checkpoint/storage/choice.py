@@ -22,6 +22,7 @@ from recsuite.checkpoint.storage.directory import (
 )
 from recsuite.checkpoint.storage.manifest import MANIFEST, Progress
 from recsuite.errors import UserError
+from recsuite.runtime.console import say
 
 # How long to try again when a trainer moves away what is being read.
 SETTLE_SECONDS = 30.0
@@ -29,15 +30,15 @@ Result = TypeVar("Result")
 
 
 def asked_for(folder: Path, checkpoint: str, until: int = -1) -> str:
-    """The kind of state that is to be chosen in a folder; nothing where the state itself is named."""
+    """The kind of checkpoint to choose in a folder; nothing where a checkpoint itself is named."""
     folder = folder.resolve()
     named = until != -1 or NAME.fullmatch(folder.name) or (folder / MANIFEST).exists()
     return "" if named else checkpoint
 
 
 def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> CheckpointChain:
-    """`chain_at`, but that a save_dir stands for its best state, or for the newest one as long as there is no
-    best or with LATEST; never for the one before the first step.
+    """`chain_at`, but that a save_dir stands for its best checkpoint, or for the newest one with LATEST or as
+    long as there is no best; never for the one before the first step.
 
     Raises:
         UserError: see `chain_at`, and when nothing was learned yet.
@@ -57,7 +58,9 @@ def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> Check
         return chain_at(folder)
     best = best_in(folder)
     if best is None:
-        print(f"{folder} holds nothing that was validated yet, so the newest state is taken, {newest.name}")
+        say(
+            f"{folder} holds nothing that was validated yet, so the newest checkpoint is taken, {newest.name}"
+        )
     return chain_at(best or newest)
 
 
@@ -67,7 +70,7 @@ def describe_step(progress: Progress) -> str:
 
 
 def describe_choice(progress: Progress, checkpoint: str, metric: str) -> str:
-    """Which state was taken, and by what.
+    """Which checkpoint was taken, and by what.
 
     checkpoint: the kind that was asked for, nothing of one that was named itself; metric: of the validation.
     """
@@ -90,6 +93,8 @@ def settled(
     Raises:
         UserError: of the action, when nothing was moved, or always something.
     """
+    # Readers take no lock, so a trainer may remove what is being read. An action that failed is tried again
+    # if a checkpoint that was there before it is gone by now; if none is, the fault lies in what was read.
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         before = ask(lambda: seen_in(folder))
@@ -105,10 +110,10 @@ def suggesting(
     folder: Path, find: Callable[[], Result], check: Callable[[Path], Any] = check_complete
 ) -> Result:
     """What a search in a folder finds; a refusal of what is missing or damaged also names the newest complete
-    state there, but for that folder. Put it around `settled`, for what is tried again needs no suggestion.
+    checkpoint there, but for that folder. Put it around `settled`: what is tried again needs no suggestion.
 
-    check: refuses the folder of a state that is not to be named. Others may wait for the rank that searches,
-    so by itself it reads few bytes.
+    check: refuses the folder of a checkpoint that is not to be named. Others may wait for the rank that
+    searches, so the default reads few bytes.
 
     Raises:
         UserError: of the search.
@@ -116,6 +121,7 @@ def suggesting(
     try:
         return find()
     except ChoiceError:
+        # The wish itself was wrong, so another checkpoint would not fulfil it.
         raise
     except UserError as error:
         save_dir = save_dir_of(folder)
@@ -129,7 +135,7 @@ def suggesting(
 
 
 def suggestion(others: Sequence[Path], check: Callable[[Path], Any]) -> str:
-    """What to do when a state was refused: to take the first of others that a check does not refuse."""
+    """What to do when a checkpoint was refused: to take the first of others that a check does not refuse."""
     for folder in others:
         with contextlib.suppress(UserError):
             check(folder)

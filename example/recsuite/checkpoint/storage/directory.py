@@ -44,7 +44,7 @@ def making_name(final: Path, attempt: str) -> str:
 
 
 def new_attempt() -> str:
-    """A name that no other attempt to write dumps has had; let one rank choose it for all."""
+    """A name that no other attempt to write checkpoints has had; let one rank choose it for all."""
     return uuid.uuid4().hex[:12]
 
 
@@ -79,7 +79,7 @@ def checkpoints_in(save_dir: Path) -> list[Path]:
 
 
 def others_in(save_dir: Path, refused: Path) -> list[Path]:
-    """The states beside one that was refused, newest first."""
+    """The checkpoints beside one that was refused, newest first."""
     return [path for path in reversed(checkpoints_in(save_dir)) if path != refused]
 
 
@@ -90,16 +90,17 @@ def save_dir_of(folder: Path) -> Path:
 
 
 def newest_in(save_dir: Path, until: int = -1) -> Path | None:
-    """The folder of the newest state, by step `until` where that is not -1; None where there is none."""
+    """The folder of the newest checkpoint, by step `until` where that is not -1; None where there is none."""
     there = [path for path in checkpoints_in(save_dir) if until == -1 or step_of(path) <= until]
     return there[-1] if there else None
 
 
 def best_in(save_dir: Path) -> Path | None:
-    """The folder of the best state by validation, as the states say themselves; None before there is one.
+    """The folder of the best checkpoint by validation; None before there is one.
 
-    The newest of those that were the best when they were dumped: each was better than all before it. What has
-    the name of a state and says nothing of itself does not count.
+    Found in the manifests: the newest of those that were the best when they were written, each better than
+    all before it. The link "best" may be late, where a trainer was killed. What has the name of a checkpoint
+    and no manifest does not count.
 
     Raises:
         UserError: when one that is newer than it cannot be read.
@@ -110,6 +111,7 @@ def best_in(save_dir: Path) -> Path | None:
 
 def seen_in(folder: Path) -> set[tuple[str, int]]:
     """Name and inode of the checkpoints of a folder, or of the one in which it is."""
+    # The inode too: after a new training began, another folder may have the name.
     where = save_dir_of(folder)
     with explained(f"{where} cannot be read"):
         if not where.is_dir():

@@ -60,8 +60,8 @@ class Progress:
 
     @property
     def is_best(self) -> bool:
-        """Whether no state before this one was better; where nothing is validated, each is better than those
-        before it, once an epoch has shown that.
+        """Whether no checkpoint before this one was better; where nothing is validated, each is better than
+        those before it, once an epoch has ended.
         """
         if self.best is None:
             return self.epoch > 0
@@ -113,6 +113,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, and wait until it and the folder are on the disk."""
     path = folder / MANIFEST
     fields = {IN_FILE.get(name, name): value for name, value in dataclasses.asdict(manifest).items()}
+    # Sealed: as long as no delta builds on it, only its own digest can show that a manifest is damaged.
     path.write_text(json.dumps(sealed({"format": FORMAT, **fields}), indent=1))
     flush(path)
     flush(folder)

@@ -54,12 +54,12 @@ LEARNING_FLAGS = (
 def with_recorded(config: Config, given: Collection[str]) -> Config:
     """The flags for a checkpoint to load, compact or resume: those given, else those of its training.
 
-    Says which those are that are not the defaults. Not collective, so let one rank decide: a training may go
-    on there.
+    Says which those are that are not the defaults. Not collective, so let one rank decide: a training may
+    continue there.
 
     Raises:
-        UserError: when the state is not there or cannot be read, or when flags were given that are not those
-            of its model or, for a resume, of its data.
+        UserError: when the checkpoint is not there or cannot be read, or when flags were given that are not
+            those of its model or, for a resume, of its data.
     """
     folder = _named(config)
     found = suggesting(folder, lambda: settled(folder, lambda: _read_before(config)), _check_readable)
@@ -139,13 +139,13 @@ def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, A
 
 
 def _named(config: Config) -> Path:
-    """The folder whose state is loaded or continued from."""
+    """The folder of what is loaded or continued from."""
     is_load = config.checkpoint.load not in ("", NEWEST) and not config.checkpoint.resume
     return Path(config.checkpoint.load if is_load else config.checkpoint.save_dir)
 
 
 def _read_before(config: Config) -> tuple[Path, dict[str, Any]] | None:
-    """The state whose flags count, and those; None where a training begins."""
+    """The checkpoint whose flags count, and those; None where a training begins."""
     folder = _named(config)
     begins = newest_in(folder) is None if config.checkpoint.resume else "train" in config.modes
     if begins:
@@ -161,7 +161,7 @@ def _read_before(config: Config) -> tuple[Path, dict[str, Any]] | None:
 
 
 def _check_readable(folder: Path) -> None:
-    """Refuse a state that is not complete, or whose flags cannot be read."""
+    """Refuse a checkpoint that is not complete, or whose flags cannot be read."""
     check_complete(folder)
     read_config(chain_at(folder).folder)
 

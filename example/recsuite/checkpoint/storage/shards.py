@@ -23,7 +23,8 @@ from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, flushed
 from recsuite.records import LARGEST, parsed
 
-# What the reader of torch.distributed.checkpoint looks for in a part: where its tensors begin in the whole.
+# Under this key the reader of torch.distributed.checkpoint finds where the tensors of a file begin in the
+# whole ones; without it, it takes each for a whole tensor.
 OFFSETS_KEY = "DCP_SHARDING_INFO"
 # Type and number of dimensions of raw values, see `delta.py`.
 ID_TYPES = (("int64", 1), ("float64", 1), ("uint8", 2))
@@ -38,7 +39,8 @@ def write_shard_file(
     path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str] | None = None
 ) -> FileEntry:
     """Write arrays into one file, from where they lie, and wait until it is on the disk."""
-    # The writer makes a file that its owner alone can read; this one is for whoever may read a new file.
+    # safetensors makes a file that its owner alone can read, and a server may run as somebody else: the file
+    # gets the mode that the user's umask gives to any new one.
     path.touch()
     mode = path.stat().st_mode
     try:
@@ -195,6 +197,7 @@ def _check_shards(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> 
 
 def _check_apart(shards: Sequence[Piece]) -> None:
     """Refuse a number of the whole that two shards have; what begins behind the end of another has none."""
+    # Sorted by their first row, each is compared with the next ones alone: with many ranks, not every pair.
     for number, shard in enumerate(shards):
         for later in shards[number + 1 :]:
             if later.begin[:1] >= shard.end[:1]:

@@ -29,6 +29,7 @@ from recsuite.checkpoint.storage.directory import (
 from recsuite.checkpoint.storage.manifest import MANIFEST, read_manifest
 from recsuite.errors import UserError
 from recsuite.files import explained, flush
+from recsuite.runtime.console import say
 
 LOCK = ".lock"
 # Without an attempt, what a trainer left before attempts had names.
@@ -48,7 +49,9 @@ def writing(save_dir: Path) -> Iterator[None]:
     """
     with tidying(save_dir):
         save_dir.mkdir(parents=True, exist_ok=True)
+        # Looked for before this trainer makes it: without one, what lies here may be anybody's.
         is_ours = (save_dir / LOCK).is_file()
+        # The system gives the lock back when its holder dies, so a killed trainer leaves none behind.
         lock = FileLock(save_dir / LOCK, timeout=0)
         try:
             lock.acquire()
@@ -71,7 +74,7 @@ def _remove_leftover(path: Path, is_ours: bool) -> None:
     """Remove what a trainer left half done; what may be somebody else's stays, and that is said."""
     foreign = _foreign_in(path) if is_ours else f"no trainer has written to {path.parent} before"
     if foreign:
-        print(f"{path} stays where it is: {foreign}")
+        say(f"{path} stays where it is: {foreign}")
     else:
         _remove(path)
 
@@ -95,6 +98,7 @@ def publish(making: Path, final: Path, keep: int) -> None:
     """Give a complete folder its name, point `latest` and `best` at it, and remove what is not kept."""
     making.rename(final)
     try:
+        # Until the folder around it is on the disk, a power cut can take the new name back.
         flush(final.parent)
         # Nobody wants what has learned nothing.
         if step_of(final) > 0:
@@ -104,7 +108,7 @@ def publish(making: Path, final: Path, keep: int) -> None:
         prune(final.parent, keep)
     except (OSError, UserError) as error:
         # The checkpoint is there, and a delta that counted as failed would come a second time.
-        print(
+        say(
             f"{final} is whole, but the folders beside it are not tidy ({error}); the next checkpoint "
             "tries again"
         )
@@ -126,13 +130,13 @@ def prune(save_dir: Path, keep: int) -> None:
         used.add(best.name)
         # Before anything goes: where a trainer was killed, it may still name what is no longer the best.
         point_at(best, BEST)
-    for dump in old:
-        if dump.name not in used:
-            retire(dump)
+    for checkpoint in old:
+        if checkpoint.name not in used:
+            retire(checkpoint)
 
 
 def set_aside(save_dir: Path) -> Path:
-    """Move all states of an earlier training into a folder of their own; returns it. Call on rank 0.
+    """Move all checkpoints of an earlier training into a folder of their own; returns it. Call on rank 0.
 
     Raises:
         UserError: when there is such a folder, and it holds one of them already.
@@ -147,10 +151,10 @@ def set_aside(save_dir: Path) -> Path:
             (save_dir / link).unlink(missing_ok=True)
         aside.mkdir(exist_ok=True)
         # The newest first: what is left of a chain, if this is cut short, has no gap.
-        for state in reversed(there):
-            if (aside / state.name).exists():
-                raise UserError(f"{aside} holds a {state.name} already; give another --save_dir.")
-            state.rename(aside / state.name)
+        for checkpoint in reversed(there):
+            if (aside / checkpoint.name).exists():
+                raise UserError(f"{aside} holds a {checkpoint.name} already; give another --save_dir.")
+            checkpoint.rename(aside / checkpoint.name)
     return aside
 
 
@@ -172,6 +176,7 @@ def point_at(final: Path, name: str) -> None:
     """Have the link LATEST or BEST name this folder, at once and for good."""
     if (final.parent / name).resolve() == final.resolve():
         return
+    # A link cannot be changed, only replaced: unlinked first, there would be a moment without one.
     link = final.parent / f".{name}-{os.getpid()}"
     link.unlink(missing_ok=True)
     link.symlink_to(final.name)
