@@ -15,7 +15,7 @@ import pytest
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
-from tests.support.documents import PAGES, blocks, commands, short_form
+from tests.support.documents import PAGES, README, blocks, commands, short_form
 from tests.support.launch import ROOT, python, run_command, succeeded
 from tests.support.quick_python import quick_python
 
@@ -165,6 +165,10 @@ def compacts(lines: Lines, clone: Path) -> None:
 
 def recommends(lines: Lines, clone: Path) -> None:
     assert RANKED.search(succeeded(shell((f"./run.sh dump{SHORT}", *lines), clone)))
+    (program,) = blocks(README, "python")
+    (clone / "score.py").write_text(program)
+    scores = succeeded(python("score.py", cwd=clone, env={"PYTHONPATH": str(clone / "example")}))
+    assert len(json.loads(scores)) == 2
 
 
 def publishes_deltas(lines: Lines, clone: Path) -> None:
