@@ -1,4 +1,6 @@
-"""Faults around a dump: one sentence, the training goes on or is refused, and the state stays what it was."""
+"""Faults around a checkpoint: one sentence, the training continues or is refused,
+and what is there stays what it was.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ WITHOUT_ROOM = (
 
 
 @pytest.mark.parametrize("mode", LAST)
-def test_a_dump_without_room_on_one_rank_is_one_sentence_and_a_later_one_succeeds(
+def test_a_checkpoint_without_room_on_one_rank_is_one_sentence_and_a_later_one_succeeds(
     faults: dict[str, Any], mode: str
 ) -> None:
     found = faults[f"{mode} full"]
@@ -98,7 +100,7 @@ def test_a_dump_without_room_on_one_rank_is_one_sentence_and_a_later_one_succeed
 
 
 @pytest.mark.parametrize("mode", LAST)
-def test_a_last_dump_without_room_is_the_mistake_that_ends_the_training(
+def test_a_last_checkpoint_without_room_is_the_mistake_that_ends_the_training(
     faults: dict[str, Any], mode: str
 ) -> None:
     found = faults[f"{mode} full at the end"]
@@ -108,7 +110,7 @@ def test_a_last_dump_without_room_is_the_mistake_that_ends_the_training(
 
 
 @pytest.mark.parametrize("mode", LAST)
-def test_weights_of_no_trained_model_on_one_rank_end_the_training_before_they_are_dumped(
+def test_weights_of_no_trained_model_on_one_rank_end_the_training_before_they_are_written(
     faults: dict[str, Any], mode: str
 ) -> None:
     found = faults[f"{mode} diverged"]
@@ -131,7 +133,7 @@ def test_the_others_wait_for_a_rank_that_writes_slowly(faults: dict[str, Any], m
     ("number", "words"),
     [(28, "No space left on device"), (122, "Disk quota exceeded"), (5, "Input/output error")],
 )
-def test_what_the_system_refuses_the_writer_of_parts_is_told_as_what_it_is(
+def test_what_the_system_refuses_the_writer_of_shard_files_is_told_as_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -177,11 +179,11 @@ def test_a_folder_that_its_mode_forbids_is_refused_in_a_sentence(tmp_path: Path)
 
 
 @needs_mounts
-def test_a_full_disk_leaves_the_dumps_before_and_ends_with_status_2(
+def test_a_full_disk_leaves_the_checkpoints_before_and_ends_with_status_2(
     synthetic_folder: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
-    # Room for two dumps, of three.
+    # Room for two checkpoints, of three.
     script = f'mount -t tmpfs -o size=700k tmpfs dumps && "$@"; s=$?; cp -r dumps {copy}; exit $s'
     command = [sys.executable, EXAMPLE, "--dump", "--epochs", 3, "--data_path", synthetic_folder]
     (tmp_path / "dumps").mkdir()
@@ -199,7 +201,7 @@ def test_a_full_disk_leaves_the_dumps_before_and_ends_with_status_2(
     check_whole(chain_at(copy))
 
 
-def test_a_second_trainer_on_the_folder_is_refused_and_the_first_goes_on(
+def test_a_second_trainer_on_the_folder_is_refused_and_the_first_continues(
     synthetic_folder: Path, tmp_path: Path
 ) -> None:
     flags = [
@@ -233,7 +235,7 @@ def test_a_second_trainer_on_the_folder_is_refused_and_the_first_goes_on(
 # --- states that cannot be loaded ---
 
 
-def test_what_is_loaded_is_the_state_of_its_step(trained: Trained) -> None:
+def test_what_is_loaded_is_what_the_model_was_at_its_step(trained: Trained) -> None:
     assert trained.load().step == 4
     assert differing(tensors_of(trained.train_state), 4) == []
     assert trained.load(trained.folder / "step-000000001").step == 1
@@ -241,7 +243,7 @@ def test_what_is_loaded_is_the_state_of_its_step(trained: Trained) -> None:
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_model_whose_loss_is_no_number_is_not_dumped(trained: Trained, loss: float) -> None:
+def test_a_model_whose_loss_is_not_a_number_is_not_written(trained: Trained, loss: float) -> None:
     before = sorted(trained.folder.iterdir())
     config = trained.config.replaced(dump=True, resume=True, keep=1)
     with checkpointing(trained.columns, config, trained.context) as checkpointer:
@@ -255,7 +257,7 @@ def test_a_model_whose_loss_is_no_number_is_not_dumped(trained: Trained, loss: f
 def test_what_an_old_writer_writes_late_is_in_no_folder_of_the_next_attempt(
     trained: Trained, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank on another machine outlives its attempt, and writes when the next one dumps the same step."""
+    """A rank on another machine outlives its attempt, and writes when the next one writes the same step."""
     config = trained.config.replaced(resume=True, inc_dump=kind == "delta")
     making: list[Path] = []
 
@@ -301,7 +303,7 @@ def diverged(step: int, name: str) -> str:
 @pytest.mark.parametrize("value", [5e29, -5e29, float("inf"), float("nan")])
 @pytest.mark.parametrize("name", ["tables.user.weight", "dense.mlp.0.weight"])
 @pytest.mark.parametrize("increments", [False, True])
-def test_a_model_with_weights_of_no_trained_one_is_not_dumped(
+def test_a_model_with_weights_of_no_trained_one_is_not_written(
     trained: Trained, increments: bool, name: str, value: float
 ) -> None:
     before = sorted(trained.folder.iterdir())
@@ -368,7 +370,7 @@ def test_weights_are_looked_at_once_at_the_end_of_an_epoch(
     ],
 )
 @pytest.mark.parametrize("increments", [False, True])
-def test_what_diverges_in_the_last_step_of_an_epoch_is_neither_validated_nor_dumped(
+def test_what_diverges_in_the_last_step_of_an_epoch_is_neither_validated_nor_written(
     trained: Trained,
     increments: bool,
     name: str,
@@ -408,7 +410,7 @@ def test_a_clock_that_jumped_back_changes_nothing(trained: Trained) -> None:
     assert differing(tensors_of(trained.train_state), 2) == []
 
 
-def test_the_best_increment_is_kept_with_all_that_it_builds_on_when_increments_are_folded(
+def test_the_best_delta_is_kept_with_all_that_it_builds_on_when_deltas_are_merged(
     tmp_path: Path,
 ) -> None:
     base = publish_at(tmp_path, 0, Progress())
@@ -464,7 +466,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], list[str], str]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_state_is_refused_with_the_newest_good_one_and_changes_nothing(
+def test_a_damaged_checkpoint_is_refused_with_the_newest_good_one_and_changes_nothing(
     trained: Trained, damage: str
 ) -> None:
     act, words, good = DAMAGES[damage]
@@ -475,7 +477,7 @@ def test_a_damaged_state_is_refused_with_the_newest_good_one_and_changes_nothing
         resume(trained)
 
 
-def test_no_rank_reads_other_states_alone_to_name_a_good_one(
+def test_no_rank_reads_other_checkpoints_alone_to_name_a_good_one(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(trained.folder / BASE / PART)
@@ -507,7 +509,7 @@ MISFITS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_a_dump_of_another_model_is_refused_with_both_sides_and_changes_nothing(
+def test_a_checkpoint_of_another_model_is_refused_with_both_sides_and_changes_nothing(
     trained: Trained, misfit: str
 ) -> None:
     changes, words = MISFITS[misfit]
@@ -517,26 +519,26 @@ def test_a_dump_of_another_model_is_refused_with_both_sides_and_changes_nothing(
     trained.refused(str(dump), *words, path=dump)
 
 
-def test_a_dump_without_a_table_is_refused(trained: Trained) -> None:
+def test_a_checkpoint_without_a_table_is_refused(trained: Trained) -> None:
     dump = trained.folder / "step-000000001"
     tensors = {name: value for name, value in read_manifest(dump).tensors.items() if name != USER}
     edit(dump, tensors=tensors)
     trained.refused(f"{dump} has nothing for {USER}, and this model has float32 [", path=dump)
 
 
-def test_a_dump_of_another_format_is_refused_with_both_sides(trained: Trained) -> None:
+def test_a_checkpoint_of_another_format_is_refused_with_both_sides(trained: Trained) -> None:
     path = trained.folder / SECOND / MANIFEST
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     trained.refused(f"{path} has format 2, and this program reads format 1", f"is {trained.folder / FIRST};")
 
 
-def test_without_any_good_dump_the_refusal_says_so(trained: Trained) -> None:
+def test_without_any_good_checkpoint_the_refusal_says_so(trained: Trained) -> None:
     for path in trained.folder.glob("*/part-*"):
         os.truncate(path, 1)
     trained.refused("has 1 bytes", "; no other one there is complete.")
 
 
-def test_compaction_removes_no_increments_for_the_sake_of_a_damaged_dump(trained: Trained) -> None:
+def test_compaction_removes_no_deltas_for_the_sake_of_a_damaged_checkpoint(trained: Trained) -> None:
     shutil.copytree(trained.folder / BASE, trained.folder / "step-000000004")
     edit(trained.folder / "step-000000004", progress=Progress(4, 0, 4))
     flip(trained.folder / "step-000000004" / PART)

@@ -1,6 +1,6 @@
-"""What leaves comes back: full dumps and increments, from 1, 2 and 3 ranks to 1, 2 and 3 ranks.
+"""What leaves comes back: full checkpoints and deltas, from 1, 2 and 3 ranks to 1, 2 and 3 ranks.
 
-The models, their data and when they are dumped are drawn from DUMP_SEED, which is 0 where it is not set.
+The models, their data and when they are written are drawn from DUMP_SEED, which is 0 where it is not set.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read(launched: Path) -> dict[int, Any]:
     }
 
 
-def test_increments_are_written_when_they_are_due_and_at_the_end_of_an_epoch(written: dict[int, Any]) -> None:
+def test_deltas_are_written_when_they_are_due_and_at_the_end_of_an_epoch(written: dict[int, Any]) -> None:
     for found in written.values():
         for name, case in CASES.items():
             wrote = found["cases"][name]
@@ -80,10 +80,10 @@ def test_the_drawn_tables_are_split_by_rows_on_few_ranks_or_on_all(written: dict
 
 @pytest.mark.parametrize("kind", ["dump", "inc_dump"])
 @pytest.mark.parametrize(("writers", "readers"), PAIRS)
-def test_every_state_comes_back_bit_for_bit(
+def test_every_checkpoint_comes_back_bit_for_bit(
     kind: str, writers: int, readers: int, written: dict[int, Any], read: dict[int, Any]
 ) -> None:
-    """With increments this is the theorem: base + replay(1..n) equals the full dump of the same step."""
+    """With deltas this means: a base and its deltas 1 to n equal the full checkpoint of the same step."""
     for name in CASES:
         before = written[writers]["cases"][name]["states"]
         assert all(len(state) > 30 for state in before.values())
@@ -103,7 +103,7 @@ def test_a_load_gives_the_same_metrics(
 
 @pytest.mark.parametrize("kind", ["dump", "inc_dump"])
 @pytest.mark.parametrize(("writers", "readers"), PAIRS)
-def test_the_steps_after_a_load_have_the_losses_of_those_after_the_dump(
+def test_the_steps_after_a_load_have_the_losses_of_those_after_the_checkpoint(
     kind: str, writers: int, readers: int, written: dict[int, Any], read: dict[int, Any]
 ) -> None:
     for name in CASES:

@@ -329,7 +329,7 @@ def refused_by_restore_and_reader(trained: Trained, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("change", OF_DUMPS)
-def test_a_dump_whose_parts_are_not_what_its_manifest_says_changes_nothing(
+def test_a_full_checkpoint_whose_files_are_not_what_its_manifest_says_changes_nothing(
     trained: Trained, change: str
 ) -> None:
     rewrite(trained.folder / DUMP / PART, OF_DUMPS[change])
@@ -337,7 +337,7 @@ def test_a_dump_whose_parts_are_not_what_its_manifest_says_changes_nothing(
 
 
 @pytest.mark.parametrize("change", OF_DELTAS)
-def test_an_increment_whose_parts_are_not_what_its_manifest_says_changes_nothing(
+def test_a_delta_whose_files_are_not_what_its_manifest_says_changes_nothing(
     trained: Trained, change: str
 ) -> None:
     rewrite(trained.folder / DELTA / PART, OF_DELTAS[change])

@@ -1,4 +1,4 @@
-"""Kills at random instants and before every system call: what has the name of a dump stays whole.
+"""Kills at random instants and before every system call: what has the name of a checkpoint stays whole.
 
 `killed_ranks.py` and `killed_writer.py` say how so many kills cost so little. The page cache outlives a
 killed process, so what these tests cannot show is what a machine that loses its power keeps.
@@ -64,7 +64,7 @@ def killed(zygote: Answering) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_kill_at_any_instant_leaves_the_newest_state_whole(
+def test_a_kill_at_any_instant_leaves_the_newest_checkpoint_whole(
     killed: dict[str, dict[str, Any]], mode: str
 ) -> None:
     found = killed[mode]
@@ -123,7 +123,7 @@ def launched(*launch: str) -> list[str]:
 
 
 def whole_state(save_dir: Path) -> CheckpointChain:
-    """The newest state, complete to the byte."""
+    """The newest checkpoint, complete to the byte."""
     state = chain_at(save_dir)
     check_whole(state)
     return state
@@ -144,7 +144,7 @@ def rank_of(process: subprocess.Popen[str], rank: int) -> int:
     raise AssertionError(f"no rank {rank} below {process.pid}")
 
 
-def test_the_launcher_may_be_killed_while_ranks_dump_and_another_goes_on(
+def test_the_launcher_may_be_killed_while_ranks_write_and_another_continues(
     place: Place, tmp_path: Path
 ) -> None:
     save_dir, seeded, steps = tmp_path / "dumps", random.Random(0), [0]
@@ -162,7 +162,9 @@ def test_the_launcher_may_be_killed_while_ranks_dump_and_another_goes_on(
     place.check_nothing_is_left(killed_launchers=1)
 
 
-def test_torchrun_restarts_after_a_killed_rank_from_the_newest_dump(place: Place, tmp_path: Path) -> None:
+def test_torchrun_restarts_after_a_killed_rank_from_the_newest_checkpoint(
+    place: Place, tmp_path: Path
+) -> None:
     save_dir = tmp_path / "dumps"
     more = ("--dump", "--resume", "--dump_every", 5, "--epochs", 3)
     torchrun = [sys.executable, "-u", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -194,7 +196,7 @@ def terminate(process: subprocess.Popen[str], pids: list[int]) -> str:
 
 
 def resumes(place: Place, save_dir: Path, command: list[str], output: str) -> None:
-    """The dump that SIGTERM left is whole, was said, lies inside an epoch, and is gone on from."""
+    """The checkpoint that SIGTERM left is whole, was said, lies inside an epoch, and is continued from."""
     state = whole_state(save_dir)
     progress = read_manifest(state.folder).progress
     *_, dumped, told = output.splitlines()
@@ -210,7 +212,7 @@ def resumes(place: Place, save_dir: Path, command: list[str], output: str) -> No
     place.check_nothing_is_left()
 
 
-def test_sigterm_to_all_processes_of_a_launch_with_four_workers_leaves_a_dump_of_the_very_step(
+def test_sigterm_to_all_processes_of_a_launch_with_four_workers_leaves_a_checkpoint_of_the_very_step(
     place: Place, tmp_path: Path
 ) -> None:
     save_dir = tmp_path / "dumps"
@@ -225,7 +227,7 @@ def test_sigterm_to_all_processes_of_a_launch_with_four_workers_leaves_a_dump_of
     resumes(place, save_dir, launched(), output)
 
 
-def test_sigterm_to_the_process_group_of_a_single_process_ends_it_with_a_dump(
+def test_sigterm_to_the_process_group_of_a_single_process_ends_it_with_a_checkpoint(
     place: Place, tmp_path: Path
 ) -> None:
     save_dir, command = tmp_path / "dumps", [sys.executable, "-u", str(EXAMPLE)]

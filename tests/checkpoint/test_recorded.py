@@ -47,7 +47,7 @@ EDITS: dict[str, list[Any]] = {
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Config:
-    """The flags of a training, of which a dump lies in its save_dir."""
+    """The flags of a training, of which a checkpoint lies in its save_dir."""
     config = TRAINED.replaced(save_dir=str(tmp_path / "dumps"))
     add_dump(tmp_path / "dumps", 10)
     record(config)
@@ -55,19 +55,19 @@ def trained(tmp_path: Path) -> Config:
 
 
 def record(config: Config, **changes: Any) -> Path:
-    """Have the dump hold these flags, with changes, as if it had been written with them; returns it."""
+    """Have the checkpoint hold these flags, with changes, as if it had been written with them; returns it."""
     dump = Path(config.checkpoint.save_dir) / "step-000000010"
     add_file(dump, CONFIG, json.dumps({**dataclasses.asdict(config), **changes}).encode())
     return dump
 
 
 def merged(trained: Config, line: str) -> Config:
-    """What a command line means beside that dump."""
+    """What a command line means beside that checkpoint."""
     config, given = parse_given([*line.split(), "--save_dir", trained.checkpoint.save_dir])
     return with_recorded(config, given)
 
 
-def test_a_load_takes_data_and_model_from_the_dump_and_says_so(
+def test_a_load_takes_data_and_model_from_the_checkpoint_and_says_so(
     trained: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = Config().replaced(embedding_dim=8, mlp_dims=(4, 2), split="random", seed=3)
@@ -144,7 +144,9 @@ def test_ratings_that_lie_elsewhere_are_split_as_in_the_training(trained: Config
 
 
 @pytest.mark.parametrize("line", ["--load", "--compact"])
-def test_where_there_is_no_dump_a_load_is_refused_before_anything_is_made(tmp_path: Path, line: str) -> None:
+def test_where_there_is_no_checkpoint_a_load_is_refused_before_anything_is_made(
+    tmp_path: Path, line: str
+) -> None:
     with pytest.raises(UserError, match=f"{tmp_path} holds no checkpoint; train with --dump"):
         with_recorded(*parse_given([line, "--save_dir", str(tmp_path)]))
 

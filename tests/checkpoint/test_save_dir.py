@@ -1,4 +1,4 @@
-"""What the folder of dumps accepts, refuses, keeps and removes, with dumps of a few bytes."""
+"""What the folder of checkpoints accepts, refuses, keeps and removes, with checkpoints of a few bytes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def refused(action: Callable[[], Any], *words: str) -> None:
 # --- names, and what they stand for ---
 
 
-def test_only_whole_names_of_dumps_count(tmp_path: Path) -> None:
+def test_only_whole_names_of_checkpoints_count(tmp_path: Path) -> None:
     for name in ("step-1", "step-00000001x", ".making-step-000000003", "xstep-000000004", "delta-", "run-1"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-000000005").touch()
@@ -81,13 +81,13 @@ def test_only_whole_names_of_dumps_count(tmp_path: Path) -> None:
     assert newest_in(tmp_path / "nowhere") is None
 
 
-def test_dumps_are_in_the_order_of_their_steps_beyond_nine_digits(tmp_path: Path) -> None:
+def test_checkpoints_are_in_the_order_of_their_steps_beyond_nine_digits(tmp_path: Path) -> None:
     for step in (10**9, 5, 999_999_999):
         add_dump(tmp_path, step)
     assert [step_of(path) for path in full_checkpoints_in(tmp_path)] == [5, 999_999_999, 10**9]
 
 
-def test_the_newest_state_is_the_one_of_the_highest_step_and_a_dump_before_an_increment(
+def test_the_newest_checkpoint_is_the_one_of_the_highest_step_and_a_full_one_before_a_delta(
     tmp_path: Path,
 ) -> None:
     add_chain(tmp_path, 10, 20, 30)
@@ -110,7 +110,7 @@ def test_a_clock_that_ran_backwards_changes_no_order(tmp_path: Path) -> None:
     assert check_whole(tmp_path) == CheckpointChain(chain[0], tuple(chain[1:]))
 
 
-def test_every_folder_of_a_save_dir_stands_for_its_state(tmp_path: Path) -> None:
+def test_every_folder_of_a_save_dir_stands_for_its_checkpoint(tmp_path: Path) -> None:
     base, one, two = add_chain(tmp_path, 10, 20, 30)
     (tmp_path / LATEST).symlink_to(one.name)
     assert chain_at(base) == CheckpointChain(base)
@@ -122,9 +122,7 @@ def test_every_folder_of_a_save_dir_stands_for_its_state(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("until", "steps"), [(10, []), (19, []), (20, [20]), (29, [20]), (30, [20, 30]), (99, [20, 30])]
 )
-def test_until_stops_at_the_last_increment_that_ends_by_it(
-    tmp_path: Path, until: int, steps: list[int]
-) -> None:
+def test_until_stops_at_the_last_delta_that_ends_by_it(tmp_path: Path, until: int, steps: list[int]) -> None:
     base, _, two = add_chain(tmp_path, 10, 20, 30)
     for folder in (tmp_path, base, two):
         state = chain_at(folder, until)
@@ -137,7 +135,7 @@ def test_until_before_everything_is_refused(tmp_path: Path) -> None:
     refused(lambda: chain_at(one, 9), "--until 9 is before", str(base), one.name)
 
 
-def test_a_mistake_in_what_is_asked_suggests_no_other_state(tmp_path: Path) -> None:
+def test_a_mistake_in_what_is_asked_suggests_no_other_checkpoint(tmp_path: Path) -> None:
     add_dump(tmp_path, 5)
     _, one = add_chain(tmp_path, 10, 20)
     for ask in (
@@ -151,7 +149,7 @@ def test_a_mistake_in_what_is_asked_suggests_no_other_state(tmp_path: Path) -> N
         refused(ask, str(caught.value))
 
 
-def test_a_state_that_is_not_complete_is_refused_with_one_that_is_and_no_file_is_read(
+def test_a_checkpoint_that_is_not_complete_is_refused_with_one_that_is_and_no_file_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     complete = add_dump(tmp_path, 5)
@@ -185,14 +183,14 @@ def test_what_is_moved_away_while_it_is_read_is_tried_again_before_others_are_re
     assert read == ["step-000000010", "step-000000005"]
 
 
-def test_increments_of_another_base_are_not_replayed(tmp_path: Path) -> None:
+def test_deltas_of_another_base_are_not_replayed(tmp_path: Path) -> None:
     add_chain(tmp_path, 10, 20, 30)
     newer = add_dump(tmp_path, 25)
     last = add_delta(newer, 1, 25, 40)
     assert check_whole(tmp_path) == CheckpointChain(newer, (last,))
 
 
-def test_a_dump_under_any_name_is_loaded_and_a_renamed_increment_is_refused(tmp_path: Path) -> None:
+def test_a_full_checkpoint_under_any_name_is_loaded_and_a_renamed_delta_is_refused(tmp_path: Path) -> None:
     base, one = add_chain(tmp_path / "dumps", 10, 20)
     mine = tmp_path / "my best model"
     shutil.copytree(base, mine)
@@ -205,7 +203,7 @@ def test_a_dump_under_any_name_is_loaded_and_a_renamed_increment_is_refused(tmp_
 
 
 @pytest.mark.parametrize("where", ["nowhere", "empty", "a file"])
-def test_a_folder_without_a_dump_is_refused(tmp_path: Path, where: str) -> None:
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path, where: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a file").touch()
     words = "holds no checkpoint" if where == "empty" else "is not there"
@@ -241,64 +239,64 @@ def test_a_chain_without_its_base_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("missing", "number"), [(20, 1), (30, 2)])
-def test_a_chain_with_a_gap_names_the_missing_increment(tmp_path: Path, missing: int, number: int) -> None:
+def test_a_chain_with_a_gap_names_the_missing_delta(tmp_path: Path, missing: int, number: int) -> None:
     base, *_ = add_chain(tmp_path, 10, 20, 30, 40)
     shutil.rmtree(tmp_path / f"delta-{missing:09d}")
     chain_refused(tmp_path, f"Delta {number} after {base} is missing", f"is number {number + 1}")
 
 
-def test_the_same_increment_twice_is_refused(tmp_path: Path) -> None:
+def test_the_same_delta_twice_is_refused(tmp_path: Path) -> None:
     base, *_ = add_chain(tmp_path, 10, 20, 30)
     add_delta(base, 2, 20, 40)
     chain_refused(tmp_path, "delta-000000040 is out of order", "it is number 2", "must be number 3")
 
 
-def test_a_copy_of_an_increment_under_another_name_is_refused(tmp_path: Path) -> None:
+def test_a_copy_of_a_delta_under_another_name_is_refused(tmp_path: Path) -> None:
     _, one = add_chain(tmp_path, 10, 20)
     shutil.copytree(one, tmp_path / "delta-000000030")
     chain_refused(tmp_path, "delta-000000030 says of itself that it is delta-000000020")
 
 
-def test_increments_in_another_order_are_refused(tmp_path: Path) -> None:
+def test_deltas_in_another_order_are_refused(tmp_path: Path) -> None:
     base = add_dump(tmp_path, 10)
     add_delta(base, 2, 10, 20)
     add_delta(base, 1, 20, 30)
     chain_refused(tmp_path, f"Delta 1 after {base} is missing: delta-000000020 is number 2")
 
 
-def test_an_increment_that_begins_at_another_step_is_refused(tmp_path: Path) -> None:
+def test_a_delta_that_begins_at_another_step_is_refused(tmp_path: Path) -> None:
     *_, two = add_chain(tmp_path, 10, 20, 30)
     relink(two, from_step=19)
     chain_refused(tmp_path, f"{two} is out of order", "begins at step 19", "comes after step 20")
 
 
-def test_an_increment_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_a_delta_of_another_run_is_refused(tmp_path: Path) -> None:
     base = add_dump(tmp_path, 10)
     add_delta(base, 1, 10, 20, run="two")
     chain_refused(tmp_path, "delta-000000020 is of run two", "of run one")
 
 
-def test_an_increment_on_another_base_of_the_same_name_is_refused(tmp_path: Path) -> None:
+def test_a_delta_on_another_base_of_the_same_name_is_refused(tmp_path: Path) -> None:
     base, one = add_chain(tmp_path, 10, 20)
     digest = link_to(base, 1, 10).base_digest
     rewrite(base, vocabulary="others")
     chain_refused(tmp_path, str(one), base.name, digest, link_to(base, 1, 10).base_digest)
 
 
-def test_an_increment_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_delta_of_another_model_is_refused(tmp_path: Path) -> None:
     _, one = add_chain(tmp_path, 10, 20)
     rewrite(one, tensors={"tables.user.weight": ([9, 4], "float32")})
     chain_refused(tmp_path, f"{one} holds another model than")
 
 
 @pytest.mark.parametrize("base", ["../elsewhere", "/etc", "", "delta-000000010", ".", "latest"])
-def test_an_increment_whose_base_has_no_name_of_a_dump_is_refused(tmp_path: Path, base: str) -> None:
+def test_a_delta_whose_base_has_no_name_of_a_checkpoint_is_refused(tmp_path: Path, base: str) -> None:
     _, one = add_chain(tmp_path, 10, 20)
     relink(one, base=base)
     chain_refused(tmp_path, f"{one} is a delta on {base!r}")
 
 
-def test_a_foreign_folder_with_the_name_of_an_increment_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_foreign_folder_with_the_name_of_a_delta_is_refused_by_name(tmp_path: Path) -> None:
     add_dump(tmp_path, 10)
     (tmp_path / "delta-000000020").mkdir()
     chain_refused(tmp_path, "delta-000000020 is not a checkpoint: it holds no manifest.json")
@@ -469,7 +467,7 @@ def publish_dump(save_dir: Path, step: int, keep: int) -> Path:
     return final
 
 
-def test_publishing_names_the_dump_and_latest_and_keeps_the_newest(tmp_path: Path) -> None:
+def test_publishing_names_the_checkpoint_and_latest_and_keeps_the_newest(tmp_path: Path) -> None:
     for step in range(10, 60, 10):
         final = publish_dump(tmp_path, step, keep=2)
         assert os.readlink(tmp_path / LATEST) == final.name
@@ -477,7 +475,7 @@ def test_publishing_names_the_dump_and_latest_and_keeps_the_newest(tmp_path: Pat
     assert names_in(tmp_path) == [LATEST, "step-000000040", "step-000000050"]
 
 
-def test_a_dump_that_an_increment_builds_on_is_kept(tmp_path: Path) -> None:
+def test_a_full_checkpoint_that_a_delta_builds_on_is_kept(tmp_path: Path) -> None:
     base, one = add_chain(tmp_path, 10, 20)
     for step in (30, 40, 50):
         publish_dump(tmp_path, step, keep=1)
@@ -485,7 +483,7 @@ def test_a_dump_that_an_increment_builds_on_is_kept(tmp_path: Path) -> None:
     check_whole(one)
 
 
-def test_nothing_is_removed_beside_an_increment_that_cannot_be_read(tmp_path: Path) -> None:
+def test_nothing_is_removed_beside_a_delta_that_cannot_be_read(tmp_path: Path) -> None:
     base, one = add_chain(tmp_path, 10, 20)
     (one / MANIFEST).write_bytes(b"")
     before = names_in(tmp_path)
@@ -494,7 +492,7 @@ def test_nothing_is_removed_beside_an_increment_that_cannot_be_read(tmp_path: Pa
     check_whole(base)
 
 
-def test_a_dump_that_is_published_counts_even_if_latest_cannot_be_pointed_at_it(
+def test_a_checkpoint_that_is_published_counts_even_if_latest_cannot_be_pointed_at_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: Any) -> None:
@@ -509,7 +507,7 @@ def test_a_dump_that_is_published_counts_even_if_latest_cannot_be_pointed_at_it(
     assert names_in(tmp_path) == [LATEST, "step-000000020"]
 
 
-def test_a_dump_that_is_published_counts_even_if_its_folder_cannot_be_flushed(
+def test_a_checkpoint_that_is_published_counts_even_if_its_folder_cannot_be_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(path: Path) -> None:
@@ -522,7 +520,7 @@ def test_a_dump_that_is_published_counts_even_if_its_folder_cannot_be_flushed(
     check_whole(tmp_path / "step-000000010")
 
 
-def test_a_folder_that_only_has_the_name_of_a_dump_neither_counts_nor_goes(tmp_path: Path) -> None:
+def test_a_folder_that_only_has_the_name_of_a_checkpoint_neither_counts_nor_goes(tmp_path: Path) -> None:
     thesis = tmp_path / "step-000000001" / "thesis.txt"
     thesis.parent.mkdir()
     thesis.touch()
@@ -551,7 +549,7 @@ def test_a_manifest_with_any_byte_changed_is_refused(tmp_path: Path) -> None:
 # --- the best ---
 
 
-def test_the_best_dump_has_a_link_and_stays_until_there_is_a_better_one(tmp_path: Path) -> None:
+def test_the_best_checkpoint_has_a_link_and_stays_until_there_is_a_better_one(tmp_path: Path) -> None:
     best = publish_at(tmp_path, 10, GOOD)
     for step in (20, 30):
         publish_at(tmp_path, step, WORSE)
@@ -599,7 +597,7 @@ def test_what_has_learned_nothing_is_neither_the_latest_nor_the_best_and_is_only
     )
 
 
-def test_publishing_over_a_dump_that_is_there_fails_and_leaves_it_whole(tmp_path: Path) -> None:
+def test_publishing_over_a_checkpoint_that_is_there_fails_and_leaves_it_whole(tmp_path: Path) -> None:
     final = publish_dump(tmp_path, 10, keep=2)
     with pytest.raises(OSError, match="not empty"):
         publish_dump(tmp_path, 10, keep=2)

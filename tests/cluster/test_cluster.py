@@ -39,7 +39,7 @@ def found(
 
 
 def tensors_in(save_dir: Path) -> list[tuple[str, str]]:
-    """The name and the digest of every tensor in the newest dump's files, whatever those are called."""
+    """The name and the digest of every tensor in the newest checkpoint's files, whatever those are called."""
     folder = newest_in(save_dir)
     assert folder is not None
     tensors = []

@@ -1,4 +1,4 @@
-"""Machines of a launch with MIN:MAX machines and restarts come and go, and the training goes on by itself."""
+"""Machines of a launch with MIN:MAX machines and restarts come and go, and a training continues by itself."""
 
 from __future__ import annotations
 

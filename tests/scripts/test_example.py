@@ -207,7 +207,7 @@ def test_weights_that_only_a_diverged_training_has_are_refused(synthetic_folder:
     assert "this model" not in result.stdout
 
 
-def test_a_resume_that_diverges_leaves_the_good_dump_the_only_one(
+def test_a_resume_that_diverges_leaves_the_good_checkpoint_the_only_one(
     synthetic_folder: Path, tmp_path: Path
 ) -> None:
     flags = ("--data_path", synthetic_folder, "--save_dir", tmp_path, "--embedding_dim", 8)

@@ -219,7 +219,7 @@ def test_a_folder_without_a_model_is_refused_in_one_sentence(tmp_path: Path) -> 
     )
 
 
-def test_follow_prints_again_when_a_newer_state_is_there_and_ends_on_sigint(
+def test_follow_prints_again_when_a_newer_checkpoint_is_there_and_ends_on_sigint(
     save_dir: Path, synthetic_folder: Path, tmp_path: Path
 ) -> None:
     copy, ready = tmp_path / "dumps", tmp_path / "ready"

@@ -59,7 +59,7 @@ FEW = 300
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """Dumps, what the sharded model predicts with each (by step), and the raw values of the test ratings."""
+    """Checkpoints, what the sharded model predicts with each, by step, and the raw values of the test."""
 
     save_dir: Path
     predictions: dict[int, np.ndarray]
@@ -122,14 +122,14 @@ def history_of(columns: Columns, place: int) -> tuple[list[int | None], list[flo
 
 @pytest.fixture
 def exported(trained: Trained, tmp_path: Path) -> Path:
-    """An export of the state after step 14."""
+    """An export of the checkpoint after step 14."""
     save_dir = copied(trained, tmp_path / "until-14", 14)
     export(CheckpointConfig(save_dir=str(save_dir), checkpoint="latest"), tmp_path / "exported")
     return tmp_path / "exported"
 
 
 def copied(trained: Trained, save_dir: Path, until: int) -> Path:
-    """A folder of dumps as it was after a step."""
+    """A folder of checkpoints as it was after a step."""
     save_dir.mkdir()
     for folder in (*full_checkpoints_in(trained.save_dir), *deltas_in(trained.save_dir)):
         if step_of(folder) <= until:
@@ -138,13 +138,13 @@ def copied(trained: Trained, save_dir: Path, until: int) -> Path:
 
 
 def state(trained: Trained, step: int) -> Path:
-    """The folder of the state after a step."""
+    """The folder of the checkpoint after a step."""
     (found,) = trained.save_dir.glob(f"*-{step:09d}")
     return found
 
 
 def publish_state(trained: Trained, step: int, save_dir: Path, run: str = "") -> None:
-    """What a trainer does when it dumps; with `run` a dump says that it is of that run."""
+    """What a trainer does when it writes a checkpoint; run: that which the checkpoint is said to be of."""
     making = save_dir / f".making-{step}"
     shutil.copytree(state(trained, step), making)
     if run:
@@ -165,7 +165,7 @@ def reseal(folder: Path, **changes: Any) -> None:
 # --- scores -------------------------------------------------------------------------------------------
 
 
-def test_scores_are_those_of_the_sharded_model_for_every_state(trained: Trained) -> None:
+def test_scores_are_those_of_the_sharded_model_for_every_checkpoint(trained: Trained) -> None:
     differences: dict[Any, float] = {}
     for step, wanted in trained.predictions.items():
         model = ServedModel.open(state(trained, step))
@@ -177,7 +177,7 @@ def test_scores_are_those_of_the_sharded_model_for_every_state(trained: Trained)
     differences["single"] = float(np.abs(torch.cat(single).numpy() - wanted[:FEW]).max())
     print(f"largest difference: {max(differences.values()):.1e}")
     assert max(differences.values()) <= 1e-6
-    # The states themselves are told apart.
+    # The checkpoints themselves are told apart.
     assert trained.step_of(ServedModel.open(trained.save_dir).score(trained.few)) == 16
 
 
@@ -307,7 +307,7 @@ def test_folders_may_be_texts_and_an_unknown_checkpoint_is_refused(trained: Trai
 # --- export -------------------------------------------------------------------------------------------
 
 
-def test_an_export_scores_as_the_state_that_it_was_made_of(trained: Trained, exported: Path) -> None:
+def test_an_export_scores_as_the_checkpoint_that_it_was_made_of(trained: Trained, exported: Path) -> None:
     model = ServedModel.open(exported)
     assert trained.step_of(model.score(trained.few)) == model.progress.step == 14
     assert model.run == read_manifest(state(trained, 14)).run
@@ -339,7 +339,7 @@ def test_a_load_of_an_export_says_what_it_is_and_what_reads_it(exported: Path) -
         with_recorded(*parse_given(["--load", str(exported)]))
 
 
-def test_a_refusal_of_damage_names_a_state_that_can_be_read(trained: Trained, tmp_path: Path) -> None:
+def test_a_refusal_of_damage_names_a_checkpoint_that_can_be_read(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 16)
     asked = {
         CONFIG: lambda: with_recorded(*parse_given(["--load", "--save_dir", str(save_dir)])),
@@ -455,10 +455,10 @@ def test_a_damaged_or_hostile_export_is_refused(exported: Path, damage: Callable
         ServedModel.open(exported)
 
 
-# --- increments ---------------------------------------------------------------------------------------
+# --- deltas ---------------------------------------------------------------------------------------
 
 
-def test_increments_in_place_equal_opening_the_state_anew(trained: Trained, exported: Path) -> None:
+def test_deltas_in_place_equal_opening_the_checkpoint_anew(trained: Trained, exported: Path) -> None:
     model = ServedModel.open(state(trained, 8))
     for step in (10, 12, 14):
         assert model.apply(state(trained, step))
@@ -472,7 +472,7 @@ def test_increments_in_place_equal_opening_the_state_anew(trained: Trained, expo
     assert not ServedModel.open(exported).apply(state(trained, 12))
 
 
-def test_an_export_takes_the_increments_that_come_after_it(trained: Trained, tmp_path: Path) -> None:
+def test_an_export_takes_the_deltas_that_come_after_it(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "until-10", 10)
     export(CheckpointConfig(save_dir=str(save_dir), checkpoint="latest"), tmp_path / "model")
     model = ServedModel.open(tmp_path / "model")
@@ -480,7 +480,7 @@ def test_an_export_takes_the_increments_that_come_after_it(trained: Trained, tmp
     assert trained.step_of(model.score(trained.few)) == 12
 
 
-def test_an_increment_that_does_not_come_next_is_refused(trained: Trained, tmp_path: Path) -> None:
+def test_a_delta_that_does_not_come_next_is_refused(trained: Trained, tmp_path: Path) -> None:
     model = ServedModel.open(state(trained, 8))
     before = model.score(trained.few)
     with pytest.raises(UserError, match=r"is number 2 and begins at step 10, .* number 1 after step 8"):
@@ -515,7 +515,7 @@ def lose_dense(tensors: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("damage", [lose_rows, reach_beyond, shorten, lose_dense, None])
-def test_a_damaged_increment_leaves_the_model_as_it_was(
+def test_a_damaged_delta_leaves_the_model_as_it_was(
     trained: Trained, tmp_path: Path, damage: Callable[[dict[str, torch.Tensor]], None] | None
 ) -> None:
     model = ServedModel.open(state(trained, 8))
@@ -538,7 +538,7 @@ def test_a_damaged_increment_leaves_the_model_as_it_was(
 # --- following ----------------------------------------------------------------------------------------
 
 
-def test_a_follower_takes_increments_dumps_and_compactions(trained: Trained, tmp_path: Path) -> None:
+def test_a_follower_takes_deltas_full_checkpoints_and_compactions(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 2)
     follower = Follower(save_dir)
     assert not follower.refresh()
@@ -548,7 +548,7 @@ def test_a_follower_takes_increments_dumps_and_compactions(trained: Trained, tmp
         assert follower.refresh()
         assert not follower.refresh()
         assert trained.step_of(follower.model.score(trained.few)) == step
-        # A dump is read as a whole, an increment changes the tables in place.
+        # A full checkpoint is read as a whole, a delta changes the tables in place.
         assert (follower.model.snapshot.tables is tables) == (step != 8)
     # The trainer removes what nobody needs any more.
     for folder in (*reversed(deltas_in(save_dir)[:3]), full_checkpoints_in(save_dir)[0]):
@@ -593,7 +593,7 @@ def test_what_has_learned_nothing_is_served_only_where_it_is_named(trained: Trai
     assert line.startswith(f"exported {state(trained, 0)}, step 0, untrained, to ")
 
 
-def test_a_folder_stands_for_its_best_state_unless_the_latest_is_asked_for(
+def test_a_folder_stands_for_its_best_checkpoint_unless_the_latest_is_asked_for(
     trained: Trained, tmp_path: Path
 ) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 14)
@@ -604,7 +604,7 @@ def test_a_folder_stands_for_its_best_state_unless_the_latest_is_asked_for(
     assert Follower(save_dir).model.progress.step == 14
 
 
-def test_a_follower_goes_on_from_an_export(trained: Trained, exported: Path, tmp_path: Path) -> None:
+def test_a_follower_continues_from_an_export(trained: Trained, exported: Path, tmp_path: Path) -> None:
     follower = Follower(copied(trained, tmp_path / "dumps", 12), start=exported)
     assert not follower.refresh()
     # The folder is behind the export, of the same run.
@@ -625,7 +625,7 @@ def test_a_reader_writes_nothing(trained: Trained, tmp_path: Path) -> None:
 
 
 class Slowly(dict[str, Any]):
-    """Tables between which time passes, as in a large increment."""
+    """Tables between which time passes, as in a large delta."""
 
     def items(self) -> Any:
         for item in super().items():
@@ -654,7 +654,7 @@ def hammered(model: ServedModel, values: dict[str, list[Any]]) -> Iterator[list[
         thread.join()
 
 
-def test_a_reader_only_ever_sees_whole_states(
+def test_a_reader_only_ever_sees_a_whole_model(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_slowly(delta: Path, snapshot: Snapshot) -> Change | None:
@@ -672,7 +672,7 @@ def test_a_reader_only_ever_sees_whole_states(
             while np.abs(seen[-1].numpy() - trained.predictions[step][:FEW]).max() > 1e-6:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
-    # Each state as soon as it was there, and nothing in between.
+    # Each checkpoint as soon as it was there, and nothing in between.
     assert [trained.step_of(scores) for scores in seen] == [2, 4, 6, 8, 10, 12, 14, 16]
 
 
@@ -693,7 +693,7 @@ def test_a_follower_survives_a_trainer_that_removes_what_it_reads(trained: Train
 
 
 def train_on(trained: Trained, save_dir: Path) -> None:
-    """Five runs, one after the other, each with dumps, increments and compactions."""
+    """Five runs, one after the other, each with full checkpoints, deltas and compactions."""
     for number in range(5):
         set_aside(save_dir)
         for step in (0, 8, 16):
@@ -707,7 +707,7 @@ def train_on(trained: Trained, save_dir: Path) -> None:
 
 
 def publish_linked(trained: Trained, step: int, save_dir: Path, run: str, base_digest: str) -> None:
-    """Publish an increment of a run whose dump has another digest than the one that was trained."""
+    """Publish a delta of a run whose checkpoint has another digest than the one that was trained."""
     making = save_dir / f".making-{step}"
     shutil.copytree(state(trained, step), making)
     manifest: Manifest = read_manifest(making)

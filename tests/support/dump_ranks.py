@@ -1,9 +1,9 @@
 """What each rank of a launch runs for `test_dumps.py`: python dump_ranks.py FOLDER write|read...
 
-"write" trains small models, each drawn from DUMP_SEED, of which it dumps increments and, at the same steps,
-all of it; then it trains one that is ended and resumed. "read" loads every state that any launch wrote, and
-resumes what other numbers of ranks were ended at. Rank 0 writes what was found: digests of whole tensors,
-marks of rows, metrics and losses.
+"write" trains small models, each drawn from DUMP_SEED, of which it writes deltas and, at the same steps,
+full checkpoints; then it trains one that is ended and resumed. "read" loads every checkpoint that any launch
+wrote, and resumes what other numbers of ranks were ended at. Rank 0 writes what was found: digests of whole
+tensors, marks of rows, metrics and losses.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_proces
 from tests.support.steps import tell
 
 SEED = int(os.environ.get("DUMP_SEED", "0"))
-# The two ways to dump that every state is written in.
+# The two ways in which every checkpoint is written.
 KINDS = ("inc_dump", "dump")
 NUM_STEPS_AFTER = 3
-# After this step the models are evaluated; no dump is due there.
+# After this step the models are evaluated; no checkpoint is due there.
 EVALUATED_AT = 1
 # Of the training that is ended: what any number of ranks divides, and what one rank has when others resume.
 GLOBAL_BATCH_SIZE = 600
@@ -39,7 +39,7 @@ OTHER_BATCH_SIZE = 350
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its data, and when it is dumped: every so many steps, or at the steps of a schedule."""
+    """A model, its data, and when it is written: every so many steps, or at the steps of a schedule."""
 
     num_ratings: int
     global_batch_size: int
@@ -53,7 +53,7 @@ class Case:
         return self.dump_every or (step if step in self.schedule else 0)
 
     def is_due(self, step: int) -> bool:
-        """Whether a dump is due at a step that ends no epoch."""
+        """Whether a checkpoint is due at a step that ends no epoch."""
         return self.every_at(step) > 0 and step % self.every_at(step) == 0
 
 
@@ -70,7 +70,7 @@ def draw(seed: int) -> tuple[tuple[int, int], dict[str, Case]]:
 
 
 def _draw_periodic(chance: random.Random, num_ratings: int) -> Case:
-    """Dumps every few steps, over the end of an epoch of 4 to 7 steps."""
+    """Checkpoints every few steps, over the end of an epoch of 4 to 7 steps."""
     batch_size = 6 * chance.randrange(num_ratings * 8 // 10 // 42 + 1, num_ratings * 8 // 10 // 24)
     settings = {**_draw_settings(chance), "pipeline": "sparse_dist"}
     return Case(num_ratings, batch_size, 12, settings, dump_every=chance.choice((2, 3)))
@@ -123,7 +123,7 @@ def write_all(folder: Path, context: RuntimeContext) -> dict[str, Any]:
 
 
 def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """Dump increments and full dumps as a training does; what the model was at each, and what came after."""
+    """Write deltas and full checkpoints as a training does; what the model was then, and what came after."""
     from recsuite.checkpoint.full import tensors_of
     from recsuite.checkpoint.storage.directory import deltas_in, step_of
     from recsuite.checkpoint.storage.manifest import Progress
@@ -170,7 +170,7 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
 def begin_keeper(
     folder: Path, kind: str, train_state: Any, columns: Any, config: Config, context: RuntimeContext
 ) -> Any:
-    """A checkpointer that has dumped the state before the first step."""
+    """A checkpointer that has written what was there before the first step."""
     from recsuite.checkpoint.checkpointer import Checkpointer
     from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.checkpoint.storage.writer import writing
@@ -192,7 +192,7 @@ def sharding_of(train_state: Any) -> dict[str, str]:
 
 
 def marked(checkpointer: Any, context: RuntimeContext) -> dict[str, list[int]]:
-    """Rows of whole tables that count as changed since the last increment. Collective."""
+    """Rows of whole tables that count as changed since the last delta. Collective."""
     from recsuite.checkpoint.delta import shards_of
 
     shards = shards_of(checkpointer.tensors)
@@ -241,7 +241,7 @@ def read_all(by: Path, context: RuntimeContext) -> dict[str, Any]:
 
 
 def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """Load every state of a save_dir, and go on from the newest."""
+    """Load every checkpoint of a save_dir, and continue from the newest."""
     from recsuite.checkpoint.full import tensors_of
     from recsuite.checkpoint.restore import restore
     from recsuite.checkpoint.storage.chain import chain_at

@@ -111,7 +111,7 @@ def keep_best(folder: Path, data: str, context: RuntimeContext) -> dict[str, Any
 def train_kept(
     folder: Path, config: Config, context: RuntimeContext, modes: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """What a training with dumps, or without, says and finds in its test."""
+    """What a training with checkpoints, or without, says and finds in its test."""
     from recsuite.datasets.opening import open_data
     from recsuite.training import trainer as training
 

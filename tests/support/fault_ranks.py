@@ -88,7 +88,7 @@ class Faults:
 
 @dataclasses.dataclass
 class Place:
-    """What all dumps share: data, and train states to dump and to load, all of which a step sets."""
+    """What all tries share: data, and train states to write and to load, which a step sets as a whole."""
 
     columns: Columns
     context: RuntimeContext
@@ -99,7 +99,7 @@ class Place:
 def dump_with_faults(
     place: Place, config: Config, faults: Faults, fault: Any, failing: range
 ) -> dict[str, Any]:
-    """Dump after each step, with a fault on the last rank in some; what was said, and what is left."""
+    """Write a checkpoint after each step, with a fault on the last rank in some: what is said and left."""
     columns, context, train_state = place.columns, place.context, place.dumped
     is_last = context.rank == context.world_size - 1
     said: list[str] = []
@@ -131,7 +131,7 @@ def dump_with_faults(
 
 
 def look(place: Place, save_dir: Path) -> dict[str, Any]:
-    """The newest state, loaded over another one and held against its step, and what is half done."""
+    """The newest checkpoint, loaded over another one and held against its step, and what is half done."""
     newest = newest_in(save_dir)
     assert newest is not None
     train_state, context = place.loaded, place.context

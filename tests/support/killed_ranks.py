@@ -1,13 +1,13 @@
-"""Ranks that dump without a pause until they are killed, for `test_kill.py`: python killed_ranks.py WORK.
+"""Ranks that write checkpoints until they are killed, for `test_kill.py`: python killed_ranks.py WORK.
 
 Reads a request per line, {"name", "mode", "kills", "seed"}, and answers each with a line that says what was
 found; a mode of `killed_writer.py` needs no kills and no seed. TorchRec is imported once: a round forks a
-launcher, and that forks the ranks, which join each other, load the newest state, hold every number of it
-against its step, and dump until one of them, all of them or their launcher gets a SIGKILL, at an instant that
-the seed chooses.
+launcher, and that forks the ranks, which join each other, load the newest checkpoint, hold every number of it
+against its step, and write checkpoints until one of them, all of them or their launcher gets a SIGKILL, at
+an instant that the seed chooses.
 
 What the model holds is a function of the step: row r was changed last at the step before or at it for which
-step + r is a multiple of 3, so that an increment holds a third of the rows.
+step + r is a multiple of 3, so that a delta holds a third of the rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from tests.support.killed_writer import ACTIONS, kill_everywhere
 from tests.support.steps import tell
 
 WORLD_SIZE = 2
-# How the modes differ from a full dump after every step.
+# How the modes differ from a full checkpoint after every step.
 MODES: dict[str, dict[str, Any]] = {
     "dump": {"dump": True},
     "async dump": {"dump": True, "async_dump": True},
@@ -138,7 +138,7 @@ def differing(tensors: Tensors, step: int) -> list[str]:
 
 
 class Rank:
-    """One rank of a round: joins, checks what it finds, and dumps until it is killed."""
+    """One rank of a round: joins, checks what it finds, and writes checkpoints until it is killed."""
 
     def __init__(self, rank: int, columns: Columns, config: Config, store: Path, report: int) -> None:
         torch.set_num_threads(1)
@@ -159,7 +159,7 @@ class Rank:
         os.write(self.report, (json.dumps({"rank": self.context.rank, **found}) + "\n").encode())
 
     def check_newest(self) -> None:
-        """Load the newest state, and hold it against its step."""
+        """Load the newest checkpoint, and hold it against its step."""
         newest = newest_in(Path(self.config.checkpoint.save_dir))
         if newest is None:
             write_step(self.tensors, 0)
@@ -169,7 +169,7 @@ class Rank:
             self.say(loaded=progress.step, differing=differing(self.tensors, progress.step))
 
     def dump_until_killed(self) -> None:
-        """Dump after every step; in the mode of compaction fold the increments again and again."""
+        """Write a checkpoint after every step; in the mode of compaction merge the deltas again and again."""
         folding = self.config.checkpoint.inc_dump and not self.config.checkpoint.dump
         alone = self.config.replaced(resume=False, inc_dump=False, compact=True)
         while True:
@@ -303,7 +303,7 @@ def running(*arguments: Any) -> Iterator[Round]:
 
 
 def leftovers(save_dir: Path) -> list[str]:
-    """What is half done in a folder of dumps."""
+    """What is half done in a folder of checkpoints."""
     return sorted(path.name for path in save_dir.iterdir() if LEFTOVER.fullmatch(path.name))
 
 
@@ -362,7 +362,7 @@ class Series:
             self._fault(where, f"the state of step {loaded} is not what it says: {begun.said('differing')}")
 
     def _check_folder(self, where: str, dumped: int) -> None:
-        """The newest state is whole, not older than what was dumped, and nothing else was touched."""
+        """The newest checkpoint is whole, not older than what was written, and nothing else was touched."""
         for name, content in FOREIGN.items():
             if (self.save_dir / name).read_bytes() != content:
                 self._fault(where, f"{name} was changed")

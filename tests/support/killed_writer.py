@@ -1,7 +1,7 @@
 """A writer that is killed before each of its system calls in turn, for `killed_ranks.py`.
 
 Python announces to an audit hook what it is about to ask of the file system; the hook counts, and kills the
-process before call number 1, 2, ... until one run comes through. Dumps are those of `tiny_dumps.py`.
+process before call number 1, 2, ... until one run comes through. Checkpoints are those of `tiny_dumps.py`.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ FOREIGN = ("notes.txt", ".making-tea", "step-1")
 
 
 def publish_dump(save_dir: Path) -> None:
-    """A third dump, the best, of which one is kept."""
+    """A third checkpoint, the best, of which one is kept."""
     making = fill(save_dir / ".making-step-000000040", 40, progress=BETTER)
     publish(making, save_dir / "step-000000040", keep=1)
 
 
 def publish_delta(save_dir: Path) -> None:
-    """The second increment of a chain, the best state."""
+    """The second delta of a chain, the best checkpoint."""
     base = full_checkpoints_in(save_dir)[-1]
     making = fill(save_dir / ".making-delta-000000040", 40, link_to(base, 2, 30), progress=BETTER)
     publish(making, save_dir / "delta-000000040", keep=1)
 
 
 def fold(save_dir: Path) -> None:
-    """What compaction does: a dump of the newest state, and then what it replaces goes."""
+    """What compaction does: the newest checkpoint is written in full, and then what it replaces goes."""
     making = fill(save_dir / ".making-step-000000030", 30, progress=WORSE)
     publish(making, save_dir / "step-000000030", keep=1)
     _retire_compacted(save_dir, keep=1)
@@ -72,7 +72,7 @@ def put_aside(save_dir: Path) -> None:
     set_aside(save_dir)
 
 
-# The action, and what it finds: dumps at steps 10, the best, and 20, and where it says so an increment to
+# The action, and what it finds: checkpoints at steps 10, the best, and 20, and where it says so a delta to
 # step 30.
 ACTIONS: dict[str, tuple[Callable[[Path], None], bool]] = {
     "publish a dump": (publish_dump, False),
@@ -155,8 +155,8 @@ def faults_of(save_dir: Path, least: int) -> list[str]:
 
 
 def _faults_of_best(save_dir: Path) -> list[str]:
-    """What is wrong with the best state: its link names the one of step 10 or the better one of step 40, both
-    are whole, and it is only gone where an earlier training is being set aside.
+    """What is wrong with the best checkpoint: its link names the one of step 10 or the better one of step 40,
+    both are whole, and it is only gone where an earlier training is being set aside.
     """
     link, best = save_dir / BEST, best_in(save_dir)
     if not link.is_symlink():

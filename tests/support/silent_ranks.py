@@ -80,14 +80,14 @@ def stay_in_training() -> None:
 
 
 def stay_in_dumps() -> None:
-    """In dumps, one after every step."""
+    """While checkpoints are written, one after every step."""
     from recsuite.checkpoint.chain_writer import ChainWriter
 
     ChainWriter.write_full = marked(ChainWriter.write_full)  # type: ignore[method-assign]
 
 
 def stay_in_a_long_dump() -> None:
-    """In one dump, of which the first rank's part takes an hour to write."""
+    """While one checkpoint is written, of which the first rank's shard file takes an hour."""
     from recsuite.checkpoint import chain_writer
     from recsuite.checkpoint import full as checkpoint
 
@@ -106,7 +106,7 @@ def stay_in_evaluation() -> None:
 
 
 def stay_in_load() -> None:
-    """In loading a dump, for an evaluation or to fold increments."""
+    """In loading a checkpoint, for an evaluation or to merge deltas."""
     from recsuite.checkpoint import compaction
     from recsuite.checkpoint import restore as loading
 

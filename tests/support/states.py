@@ -1,6 +1,6 @@
 """What each rank of a launch runs for `trained_folder`: python states.py RESULTS DATA SAVE_DIR.
 
-It trains with increments, then loads every state that was dumped and predicts the test ratings with the
+It trains with deltas, then loads every checkpoint and predicts the test ratings with the
 sharded model. RESULTS gets an array for each step, float32 [test ratings].
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 
-# 8 steps an epoch on two ranks: a full dump after steps 0, 8 and 16, an increment at every other even step.
+# 8 steps an epoch on two ranks: a full checkpoint after steps 0, 8 and 16, a delta at every other even step.
 FLAGS = Config.of(epochs=2, batch_size=1000, history=4, inc_dump=True, dump=True, dump_every=2, keep=9)
 
 
 def main() -> None:
-    """Train, predict with every state; rank 0 writes the predictions."""
+    """Train, predict with every checkpoint; rank 0 writes the predictions."""
     import numpy as np
 
     from example import train_and_report
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """Step to the predictions of its state."""
+    """Step to the predictions of the model after it."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Dumps and increments of a few bytes, for tests of the folder that holds them. Needs no torch."""
+"""Checkpoints and deltas of a few bytes, for tests of the folder that holds them. Needs no torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fill(
     run: str = "one",
     progress: Progress | None = None,
 ) -> Path:
-    """Make a folder a whole dump, or with a link an increment; progress: but for its step."""
+    """Make a folder a full checkpoint, or with a link a delta; progress: but for its step."""
     progress = dataclasses.replace(progress or Progress(), step=step)
     folder.mkdir(parents=True)
     (folder / PART).write_bytes(content(run, step))
@@ -51,17 +51,17 @@ def fill(
 
 
 def add_dump(save_dir: Path, step: int, run: str = "one", progress: Progress | None = None) -> Path:
-    """A dump, under its name."""
+    """A full checkpoint, under its name."""
     return fill(save_dir / full_name(step), step, run=run, progress=progress)
 
 
 def add_delta(base: Path, sequence: int, from_step: int, step: int, run: str = "one") -> Path:
-    """An increment, under its name."""
+    """A delta, under its name."""
     return fill(base.parent / delta_name(step), step, link_to(base, sequence, from_step), run)
 
 
 def add_file(folder: Path, name: str, content: bytes) -> None:
-    """Have a dump or increment hold a file, as if it had been written with it."""
+    """Have a checkpoint or delta hold a file, as if it had been written with it."""
     (folder / name).write_bytes(content)
     manifest = read_manifest(folder)
     others = tuple(entry for entry in manifest.files if entry.name != name)
@@ -69,19 +69,19 @@ def add_file(folder: Path, name: str, content: bytes) -> None:
 
 
 def link_to(base: Path, sequence: int, from_step: int) -> ParentLink:
-    """What an increment on a dump says of it."""
+    """What a delta on a checkpoint says of it."""
     return ParentLink(base.name, digest_of(base / MANIFEST), sequence, from_step)
 
 
 def add_chain(save_dir: Path, *steps: int) -> list[Path]:
-    """A dump at the first step, and increments that end at the others."""
+    """A checkpoint at the first step, and deltas that end at the others."""
     base = add_dump(save_dir, steps[0])
     pairs = itertools.pairwise(steps)
     return [base, *(add_delta(base, number, *pair) for number, pair in enumerate(pairs, start=1))]
 
 
 def check_whole(folder: Path) -> CheckpointChain:
-    """The state that a folder stands for, after every byte of it was found to be what its step makes it."""
+    """The checkpoint that a folder stands for, after every byte was found to be what its step makes it."""
     state = chain_at(folder)
     for path, manifest in zip(state.folders, chain.check_whole(state), strict=True):
         assert (path / PART).read_bytes() == content(manifest.run, step_of(path))
@@ -96,7 +96,7 @@ def names_in(folder: Path) -> list[str]:
 def publish_at(
     save_dir: Path, step: int, progress: Progress, keep: int = 1, link: ParentLink | None = None
 ) -> Path:
-    """What a trainer does when it dumps, where it is then."""
+    """What a trainer does when it writes a checkpoint, where it is then."""
     final = save_dir / (directory.full_name(step) if link is None else directory.delta_name(step))
     making = fill(save_dir / f".making-{final.name}", step, link, progress=progress)
     publish(making, final, keep)

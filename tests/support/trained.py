@@ -1,4 +1,4 @@
-"""A train state with dumps and increments, for tests of what becomes of those: the fixture `trained`."""
+"""A train state with checkpoints and deltas, for tests of what becomes of those: the fixture `trained`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.steps import tell
 
 @dataclasses.dataclass
 class Trained:
-    """A train state, and a folder with full dumps after steps 1 and 2 and increments to steps 3 and 4."""
+    """A train state, and a folder with full checkpoints after steps 1 and 2 and deltas to steps 3 and 4."""
 
     train_state: TrainState
     columns: Columns
