@@ -227,7 +227,7 @@ class Fresh:
         if new_session:
             os.setsid()
         os.sched_setaffinity(0, cores)
-        _take(files, buffered="-u" not in command[:2])
+        _take(files, buffered="-u" not in command[:2] and not env.get("PYTHONUNBUFFERED"))
         os.chdir(folder)
         # What a spawned worker finds the script by.
         multiprocessing.process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
@@ -283,9 +283,15 @@ def _take(files: list[int], buffered: bool) -> None:
         os.dup2(copy, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     sys.stdin = os.fdopen(0, closefd=False)
-    output: Any = os.fdopen(1, "wb", buffering=-1 if buffered else 0, closefd=False)
-    sys.stdout = io.TextIOWrapper(output, line_buffering=os.isatty(1), write_through=not buffered)
-    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    sys.stdout = _output(1, buffered, os.isatty(1), sys.stdout.errors)
+    sys.stderr = _output(2, buffered, True, sys.stderr.errors)
+
+
+def _output(number: int, buffered: bool, by_lines: bool, errors: str | None) -> io.TextIOWrapper:
+    file: Any = os.fdopen(number, "wb", buffering=-1 if buffered else 0, closefd=False)
+    return io.TextIOWrapper(
+        file, errors=errors, line_buffering=buffered and by_lines, write_through=not buffered
+    )
 
 
 def _show(command: list[str], env: Mapping[str, str]) -> None:
