@@ -116,6 +116,7 @@ def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.nda
     events. Collective: every rank.
     """
     everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
+    # All ranks have as many steps, so all of them take part or none does.
     if number:
         dist.all_gather(everyones, mine)
     # What follows the last event is padding.
@@ -194,6 +195,7 @@ class RankingEvaluator:
             return np.zeros(0, np.int64)
         model.eval()
         users, own = self._embed(model, split, epoch)
+        # The first rank, for an item that none is above.
         found = torch.ones(cases.shape, dtype=torch.int64, device=self.context.device)
         mine = found.view(-1)[: len(cases.items)]
         # Items outside, cases inside: every rank takes part in collecting each block, and ranks differ in
