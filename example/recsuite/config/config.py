@@ -128,7 +128,7 @@ class Config:
     def _check_between_sections(self) -> None:
         loader, timeout = self.loader, self.runtime.timeout
         require(
-            # The rank that waits for its worker keeps all others waiting, and knows why.
+            # While one rank waits for its worker, the others wait for that rank, and only it knows why.
             loader.num_workers == 0 or loader.worker_timeout < timeout,
             f"--worker_timeout {loader.worker_timeout} is not below --timeout {timeout}, so other ranks "
             "would give up before a silent worker is named; give a smaller one",

@@ -45,8 +45,7 @@ class Head(nn.Module):
         super().__init__()
         self.features = list(features)
         self.has_history = HISTORY in [feature.name for feature in features]
-        # A buffer, so that checkpoints hold it and it lies where the model does; no parameter, for nothing
-        # learns it.
+        # A buffer: checkpoints hold it and it moves with the model, but no gradient changes it.
         self.row_scale: torch.Tensor
         self.register_buffer("row_scale", torch.tensor(1.0))
 
@@ -58,7 +57,7 @@ class Head(nn.Module):
         if self.has_history:
             history = looked_up[HISTORY]
             user = user + means(history.values(), history_weights, history.lengths())
-        # Once for each sum instead of once for each row, which is the same.
+        # The sums instead of the rows: it is the same, and there are fewer of them.
         return scaled(user, self.row_scale), scaled(item, self.row_scale)
 
     def _add_up(self, looked_up: Mapping[str, LookedUp], entity: str) -> torch.Tensor:

@@ -22,7 +22,7 @@ def make_mlp(widths: Sequence[int]) -> nn.Sequential:
 def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """The mean of each list of rows times weights, float32 [B, D], zero where the list is empty."""
     lengths = lengths.to(torch.int64)
-    # Into the weights, which are a number a row: the rows themselves are wide.
+    # The weights are divided and not the rows: they have one number each, rows have D.
     shares = weights / repeated(lengths.clamp(min=1), lengths, len(weights))
     sums: torch.Tensor = _WeightedSums.apply(rows, shares, lengths)
     return sums
@@ -54,8 +54,7 @@ class _WeightedSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(weights, lengths)
-        # The rows are looked up already; embedding_bag is here as a fast sum over lists, of row 0, 1, 2 and
-        # so on.
+        # The rows are looked up already: embedding_bag is used as a fast sum over lists of row 0, 1, 2, ...
         places = torch.arange(len(rows), device=rows.device)
         offsets = lengths.cumsum(0) - lengths
         return torch.nn.functional.embedding_bag(

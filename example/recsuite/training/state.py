@@ -30,7 +30,7 @@ class TrainState:
     @property
     def row_scale(self) -> torch.Tensor:
         """What the rows are of what the tables hold, float32 []: the model's buffer itself."""
-        # The model of ours, inside of DistributedModelParallel.
+        # DistributedModelParallel wraps our model.
         return self.model.module.row_scale
 
     def set_rates(self, left: float, scale: float) -> None:
@@ -45,7 +45,7 @@ def build_train_state(columns: Columns, config: Config, context: RuntimeContext)
         UserError: when the tables do not fit the memory of the ranks.
     """
     global_batch = config.loader.batch_size * context.world_size
-    # The rate is that of a step of all ranks together.
+    # One step learns from the batches of all ranks, so the rate is for that many events.
     model = build_model(columns, config, context, table_optimizer(config.optimizer, global_batch))
     return TrainState(model, make_optimizer(model, config.optimizer), config.optimizer.weight_decay)
 

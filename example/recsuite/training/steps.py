@@ -84,7 +84,7 @@ def train_epoch(
     dataset = input_pipeline.loader.dataset
     num_train, epochs = len(dataset.ranges["train"]), config.epochs
     step_sizes = dataset.step_sizes("train", progress.samples)
-    # Read from the device, as it may be a checkpoint's; once in a pass, for reading waits.
+    # Reads the scale from the device, for a checkpoint may have set it: once in a pass, as reading waits.
     scale = RowScale(train_state.row_scale, train_state.weight_decay)
     losses = torch.zeros(len(step_sizes), device=context.device)
     batches = input_pipeline.batches("train", progress.epoch, progress.samples)
