@@ -153,6 +153,8 @@ def imported() -> Iterator[Fresh]:
     """Import what takes long; forks of this process become programs."""
     for name in IMPORTED:
         importlib.import_module(name)
+    # For the time of a signal, Arrow keeps a pipe, which a fork that closes what it has inherited would lack.
+    importlib.import_module("pyarrow").enable_signal_handlers(False)
     # The project's modules are compiled once for all forks, wherever else Python would keep them.
     with tempfile.TemporaryDirectory(prefix="bytecode-") as bytecode:
         yield Fresh(bytecode)
