@@ -15,14 +15,13 @@ import dataclasses
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from checkpoint_ranks import DIM, Settings, make_wide_columns
+from checkpoint_setup import DIM, Settings, make_wide_columns
 from checkpoint_tables import draw, judge, render
-from environment import DOCS, describe, finish, make_parser
+from environment import DOCS, describe, finish, make_parser, torchrun
 
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
@@ -92,8 +91,8 @@ def _launch(num_ranks: int, part: str, settings: Settings) -> Any:
     """What benchmarks/checkpoint_ranks.py finds on so many ranks."""
     settings_file, results = (Path(settings.folder) / name for name in ("settings.json", "results.json"))
     settings_file.write_text(json.dumps(dataclasses.asdict(settings)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
-    command += [str(Path(__file__).with_name("checkpoint_ranks.py")), part, str(settings_file), str(results)]
+    script = str(Path(__file__).with_name("checkpoint_ranks.py"))
+    command = [*torchrun(num_ranks), script, part, str(settings_file), str(results)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL)
     return json.loads(results.read_text())

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bars import bar
+from figures import bar, origin, ratio, ratios, shown_ratio, table
 
 # The share of the rows that a delta of the bars touches.
 SHARE = "0.01"
@@ -46,21 +46,6 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
     return bars
 
 
-def ratio(values: list[float], others: list[float]) -> float:
-    """The median over rounds."""
-    return median(_ratios(values, others))
-
-
-def _ratios(values: list[float], others: list[float]) -> list[float]:
-    return [value / other for value, other in zip(values, others, strict=True)]
-
-
-def _shown(values: list[float], others: list[float]) -> str:
-    """The median over rounds, and the least and the most: of a noisy machine they say that it was one."""
-    ratios = _ratios(values, others)
-    return f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
-
-
 def summary(deltas: list[dict[str, float]]) -> dict[str, float]:
     """The medians over rounds."""
     return {name: median(delta[name] for delta in deltas) for name in deltas[0]}
@@ -93,20 +78,19 @@ def render(result: dict[str, Any]) -> str:
         ["step during an --async_dump, of before", "", *map(_beside_cell, sizes)],
         ["tracking, of a step", "<= 3 %", *[_tracking_cell(result["tracking"])] * len(sizes)],
     ]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{table}\n\n{_explanation(result)}\n\n{_origin(result)}."
+    return f"{table(lines)}\n\n{_explanation(result)}\n\n{origin(result)}."
 
 
 def _full_cell(size: dict[str, Any]) -> str:
     bytes_written = sum(size["shard bytes"])
     rates = [f"{_rate(bytes_written, size[name]):.2f}" for name in ("dump", "plain")]
-    return f"{_shown(size['plain'], size['dump'])} ({rates[0]} of {rates[1]} GB/s)"
+    return f"{shown_ratio(size['plain'], size['dump'])} ({rates[0]} of {rates[1]} GB/s)"
 
 
 def _load_cell(load: dict[str, Any], cache: str) -> str:
     seconds = load[cache]
     rates = [f"{_rate(load['bytes'], seconds[name]):.2f}" for name in ("load", "plain")]
-    return f"{_shown(seconds['plain'], seconds['load'])} ({rates[0]} of {rates[1]} GB/s)"
+    return f"{shown_ratio(seconds['plain'], seconds['load'])} ({rates[0]} of {rates[1]} GB/s)"
 
 
 def _rate(num_bytes: float, seconds: list[float]) -> float:
@@ -135,7 +119,7 @@ def _beside_cell(size: dict[str, Any]) -> str:
 
 
 def _tracking_cell(tracking: dict[str, Any]) -> str:
-    shares = [100 * (part - 1) for part in _ratios(tracking["with"], tracking["without"])]
+    shares = [100 * (part - 1) for part in ratios(tracking["with"], tracking["without"])]
     without = 1e3 * median(tracking["without"])
     return f"{median(shares):.1f} [{min(shares):.1f}, {max(shares):.1f}] % of {without:.1f} ms"
 
@@ -164,11 +148,6 @@ def _explanation(result: dict[str, Any]) -> str:
     return " ".join(sentences)
 
 
-def _origin(result: dict[str, Any]) -> str:
-    versions = [f"{name} {version}" for name, version in result["versions"].items() if name != "fbgemm"]
-    return f"{result['machine']}; {', '.join(versions)}; {result['date'][:10]}"
-
-
 def draw(result: dict[str, Any], path: Path) -> None:
     """Rates beside the plain ones on the left; bytes and seconds of deltas by rows touched on the right."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -188,7 +167,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.set(xscale="log", yscale="log", xlabel="rows touched", ylabel=unit, title=f"delta, {unit}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    figure.suptitle(_origin(result), fontsize="x-small")
+    figure.suptitle(origin(result), fontsize="x-small")
     figure.savefig(path)
 
 

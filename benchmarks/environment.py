@@ -6,17 +6,20 @@ import argparse
 import json
 import platform
 import re
+import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from bars import bar_lines
+from figures import bar_lines
 
 from recsuite.runtime.host import allowed_cores, available_memory
 from recsuite.runtime.versions import installed_versions
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+EXAMPLE = ROOT / "example" / "example.py"
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -41,6 +44,18 @@ def describe_machine() -> str:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.machine()
     return f"{allowed_cores()} cores of {name}, {available_memory()[1] / 2**30:.0f} GiB, {platform.system()}"
+
+
+def torchrun(num_ranks: int) -> list[str]:
+    """The beginning of a command that launches so many ranks on this machine."""
+    # By its module: the command "torchrun" may be another Python's.
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc_per_node={num_ranks}",
+    ]
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -82,6 +97,7 @@ def write_between(page: Path, marks: tuple[str, str], text: str) -> None:
     """
     first, last = map(re.escape, marks)
     block = f"{marks[0]}\n{text}\n{marks[1]}"
+    # A function, because a backslash in the text would be read as a group in a replacement that is a string.
     after, places = re.subn(f"{first}.*{last}", lambda match: block, page.read_text(), flags=re.DOTALL)
     if not places:
         raise ValueError(f"{page.name} has no place for the tables: {marks[0]} and {marks[1]} are missing")

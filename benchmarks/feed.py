@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environment import DOCS, describe, finish, make_parser
+from environment import DOCS, EXAMPLE, ROOT, describe, finish, make_parser, torchrun
 from feed_tables import draw, judge, render
+from figures import ratio
 
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
@@ -37,7 +38,6 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.shuffle import shuffled
 from recsuite.runtime.host import available_memory, keep_freed_memory
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = DOCS / "loader.md"
 MARKS = ("<!-- feed: made by benchmarks/feed.py -->", "<!-- end of feed -->")
 BATCH_SIZES = (1024, 8192, 65_536)
@@ -63,6 +63,7 @@ MEMORY_LIMIT = 2 * 2**30
 def main() -> None:
     """Measure and show, and write if that is asked for."""
     flags = _parse_flags()
+    # As `init_runtime` does on a rank, for the batches that this process makes without workers.
     keep_freed_memory()
     result = measure(flags)
     result["bars"] = judge(result)
@@ -135,6 +136,7 @@ class NextSteps(EpochSampler):
         self._done = 0
 
     def __iter__(self) -> Iterator[Request]:
+        # On from the last pass, because rows that were read a moment ago would still be in the cache.
         first, self._done = self._done, self._done + self.number
         for place in range(first, self._done):
             epoch, step = divmod(place, self.full_steps)
@@ -159,6 +161,7 @@ class LoaderRate:
             # A name would keep a slot of the ring.
             del batch
         rate = self.sampler.number * self.rows / (time.perf_counter() - start)
+        # Every variant is measured for as long, however fast it is.
         self.sampler.number = max(WARM_UP_STEPS, round(self.seconds * rate / self.rows))
         return rate
 
@@ -184,6 +187,7 @@ class Limit:
         import torch
 
         places = np.arange(self.steps * self.batch_size) % self.number
+        # In the order of training: a limit of rows that lie next to each other would be another one.
         places = shuffled(places, self.number, seed=0, epoch=0) % self.table_rows
         steps = torch.from_numpy(places).split(self.batch_size)
         start = time.perf_counter()
@@ -227,20 +231,15 @@ def rates(columns: Columns, base: Config, batch_size: int, flags: argparse.Names
         "rows of the limit": limit.table_rows,
         "rows of the data": limit.number,
         "rows/s": {name: _spread(values) for name, values in found.items()},
-        "of the limit": _ratio(found["0"], found["limit"]),
+        "of the limit": ratio(found["0"], found["limit"]),
         "of 0 workers": {
-            name: _ratio(values, found["0"]) for name, values in found.items() if name not in ("0", "limit")
+            name: ratio(values, found["0"]) for name, values in found.items() if name not in ("0", "limit")
         },
     }
 
 
 def _spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "least": min(values), "most": max(values)}
-
-
-def _ratio(values: list[float], beside: list[float]) -> float:
-    """The median over rounds."""
-    return statistics.median(value / other for value, other in zip(values, beside, strict=True))
 
 
 def first_batches(columns: Columns, base: Config, starts: int) -> dict[str, dict[str, float]]:
@@ -251,6 +250,7 @@ def first_batches(columns: Columns, base: Config, starts: int) -> dict[str, dict
         dataset = EventBatches(columns, config, rank=0, world_size=1)
         start = time.perf_counter()
         with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
+            # What a user waits for: the start of the workers, their imports, and one batch.
             next(iter(loader))
             return time.perf_counter() - start
 
@@ -277,10 +277,8 @@ def data_waits(num_workers: int, flags: argparse.Namespace) -> list[float]:
     """The share of each epoch that training in two processes waits for batches."""
     open_columns(_config(flags, flags.trained))
     with tempfile.TemporaryDirectory() as reports:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-        command += [str(ROOT / "example" / "example.py"), "--epochs", str(flags.epochs)]
-        command += ["--num_workers", str(num_workers), "--report_dir", reports]
-        command += ["--data_path", str(flags.folder / str(flags.trained))]
+        command = [*torchrun(2), str(EXAMPLE), "--epochs", str(flags.epochs), "--report_dir", reports]
+        command += ["--num_workers", str(num_workers), "--data_path", str(flags.folder / str(flags.trained))]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL)
         report = json.loads((Path(reports) / "metrics.json").read_text())
@@ -289,12 +287,10 @@ def data_waits(num_workers: int, flags: argparse.Namespace) -> list[float]:
 
 def _memory(what: str, folder: Path, ratings: int, number: int) -> dict[str, Any]:
     """What benchmarks/memory.py finds, in a process of its own."""
+    data_path = str(folder / str(ratings))
     # So that the ratings are there, and lie in no cache because of that process.
-    open_columns(
-        Config.of(dataset="synthetic", synthetic_ratings=ratings, data_path=str(folder / str(ratings)))
-    )
-    script = Path(__file__).with_name("memory.py")
-    command = [sys.executable, str(script), what, str(folder / str(ratings)), str(number)]
+    open_columns(Config.of(dataset="synthetic", synthetic_ratings=ratings, data_path=data_path))
+    command = [sys.executable, str(Path(__file__).with_name("memory.py")), what, data_path, str(number)]
     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     found: dict[str, Any] = json.loads(output.splitlines()[-1])
     return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bars import bar
+from figures import bar, origin, table
 
+# MB, of a worker beyond what a process takes that imported torch, which is what a worker of DataLoader does.
 MOST_OWN_MEMORY = 12.0
 COLORS = {"0": "C0", "1": "C1", "2": "C2", "4": "C3"}
 
@@ -62,14 +63,9 @@ def render(result: dict[str, Any]) -> str:
         "MB of memory (PSS) of one of 2 workers, batch 8,192:",
         _memory_table(result["memory"]),
         _sentences(result),
-        f"{_origin(result)}.",
+        f"{origin(result)}.",
     ]
     return "\n\n".join(parts)
-
-
-def _origin(result: dict[str, Any]) -> str:
-    versions = [f"{name} {version}" for name, version in result["versions"].items() if name != "fbgemm"]
-    return f"{result['machine']}; {', '.join(versions)}; {result['date'][:10]}"
 
 
 def _rates_table(rows: list[dict[str, Any]]) -> str:
@@ -139,8 +135,7 @@ def _sentences(result: dict[str, Any]) -> str:
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
-    lines = [heads, ["---:"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table([heads, ["---:"] * len(heads), *rows])
 
 
 def _gib(size: int) -> str:
@@ -186,5 +181,5 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
-    figure.suptitle(f"{result['ratings']:,} ratings; {_origin(result)}", fontsize="x-small")
+    figure.suptitle(f"{result['ratings']:,} ratings; {origin(result)}", fontsize="x-small")
     figure.savefig(path)

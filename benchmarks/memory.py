@@ -8,7 +8,6 @@ The first draws the ratings where there are none. benchmarks/feed.py runs both. 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -27,6 +26,7 @@ from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 
+# What this file imports, workers import too, and it would count as their memory: no more than is needed.
 EXAMPLE = Path(__file__).resolve().parent.parent / "example" / "example.py"
 NUM_WORKERS = 2
 BATCH_SIZE = 8192
@@ -43,6 +43,8 @@ CGROUP_FILES = {
 
 def main() -> None:
     """Measure what the command line names."""
+    import argparse
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -87,6 +89,7 @@ def measure_workers(data_path: str, ratings: int) -> dict[str, float]:
         # Beside the pool: pages of libraries count by how many processes share them.
         only = {f"only {name}": _process_that_imports(name) for name in ("torch", "numpy")}
         ring = loader.pool.ring.num_bytes / 1e6
+    # PSS: a page that several processes share counts as a share of it for each, so that sums are true.
     return {**max(workers, key=lambda parts: parts["own"]), **only, "ring size": ring}
 
 
@@ -97,6 +100,7 @@ def _parts(pid: int) -> dict[str, float]:
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         name, *rest = line.split(maxsplit=5)
         if not name.endswith(":"):
+            # A range of addresses, with the file that is mapped there; its sizes follow.
             path = rest[4] if len(rest) == 5 else ""
             continue
         size = int(rest[0]) * 1024 if name in ("Pss:", "Anonymous:") else 0

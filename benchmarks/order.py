@@ -1,4 +1,4 @@
-"""Train in the order of example/shuffle.py and in that of a true permutation, and compare.
+"""Train in the order of recsuite/datasets/shuffle.py and in that of a true permutation, and compare.
 
     python benchmarks/order.py
 
@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from environment import describe
+from environment import DOCS, ROOT, describe
 
 from recsuite.config.config import Config
 from recsuite.datasets import batches
@@ -26,7 +26,6 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.shuffle import shuffled
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 
-ROOT = Path(__file__).resolve().parent.parent
 Order = Callable[[np.ndarray, int, int, int], np.ndarray]
 
 
@@ -62,7 +61,7 @@ def main() -> None:
         "mean_difference": float(differences.mean()),
         "standard_error": error,
     }
-    (ROOT / "docs" / "shuffle.json").write_text(json.dumps(result, indent=1) + "\n")
+    (DOCS / "shuffle.json").write_text(json.dumps(result, indent=1) + "\n")
     spread = "" if error is None else f" +- {error:.5f}"
     print("\n".join([*lines, "", f"mean difference {differences.mean():+.5f}{spread} (one standard error)"]))
 

@@ -14,21 +14,19 @@ import argparse
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bars import bar, bar_lines
-from environment import describe, in_words, write_between
+from environment import DOCS, EXAMPLE, describe, in_words, torchrun, write_between
+from figures import bar, bar_lines
 
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import World, write_synthetic
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE, FIGURES = ROOT / "docs" / "quality.md", ROOT / "docs" / "quality.json"
+PAGE, FIGURES = DOCS / "quality.md", DOCS / "quality.json"
 MARKS = ("<!-- quality: made by benchmarks/quality.py -->", "<!-- end of quality -->")
 NUM_RANKS = 2
 NUM_SEEDS = 5
@@ -60,9 +58,7 @@ class Case:
     @property
     def command(self) -> list[str]:
         """The command line, but for the report's folder."""
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        program = [f"--nproc_per_node={self.num_ranks}", str(ROOT / "example" / "example.py")]
-        return [*launcher, *program, *self.flags, "--seed", str(self.seed)]
+        return [*torchrun(self.num_ranks), str(EXAMPLE), *self.flags, "--seed", str(self.seed)]
 
 
 def main() -> None:
@@ -113,6 +109,8 @@ def real_cases(folder: Path, num_seeds: int, cache: Path) -> Iterator[Case]:
         yield Case(f"{name} time 80/20", (*data, "--split", "time"), seed)
         yield Case(f"{name} leave one out", (*data, *RANKING), seed)
         for num_ranks in (1, 3) if name == "ml-latest-small" else ():
+            # The same global batch on any number of processes: else it would be another training, and not the
+            # same one on other ranks.
             batch = ("--batch_size", str(-(-GLOBAL_BATCH // num_ranks)))
             case = f"{name} random 90/10, {num_ranks} process{'es' * (num_ranks > 1)}"
             yield Case(case, (*data, *RANDOM, *batch), seed, num_ranks)

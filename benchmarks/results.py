@@ -14,14 +14,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from environment import describe_machine, in_words, write_between
+from environment import DOCS, EXAMPLE, ROOT, describe_machine, in_words, torchrun, write_between
 
-ROOT = Path(__file__).resolve().parent.parent
 NUM_RANKS = 2
 PAGE = ROOT / "README.md"
 MARKS = ("<!-- results: made by benchmarks/results.py -->", "<!-- end of results -->")
@@ -34,12 +32,12 @@ def main() -> None:
     )
     parser.add_argument("--real", type=Path, help="folder that holds ml-latest-small")
     real = parser.parse_args().real
-    runs = {"synthetic, newest 20 %": train(["--dataset", "synthetic"], ROOT / "docs" / "curves.png")}
+    runs = {"synthetic, newest 20 %": train(["--dataset", "synthetic"], DOCS / "curves.png")}
     if real:
         runs["ml-latest-small, newest 20 %"] = train(["--data_path", str(real)])
         random = ["--split", "random", "--test_fraction", "0.1"]
         runs["ml-latest-small, random 10 %"] = train(["--data_path", str(real), *random])
-    (ROOT / "docs" / "results.json").write_text(json.dumps(runs, indent=1) + "\n")
+    (DOCS / "results.json").write_text(json.dumps(runs, indent=1) + "\n")
     text = render(runs)
     write_between(PAGE, MARKS, text)
     print(text)
@@ -48,15 +46,7 @@ def main() -> None:
 def train(flags: list[str], picture: Path | None = None) -> dict[str, Any]:
     """The report of one run, without what is only of interest on the machine that made it."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc_per_node={NUM_RANKS}",
-        ]
-        command += [str(ROOT / "example" / "example.py")]
-        command += ["--report_dir", folder, *flags]
+        command = [*torchrun(NUM_RANKS), str(EXAMPLE), "--report_dir", folder, *flags]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         if picture:
             shutil.copyfile(Path(folder) / "curves.png", picture)

@@ -108,6 +108,7 @@ def measure_size(users: int, movies: int, flags: argparse.Namespace) -> dict[str
     names = sorted({team for team, _ in variants.values()})
     with tempfile.TemporaryDirectory(prefix="train-") as folder, contextlib.ExitStack() as stack:
         make_columns(Path(folder), users, movies, RATINGS)
+        # All at once, to take turns: a team that has no order sleeps, and its start is in no figure.
         started = {name: Team(f"train_{name[:-2]}.py", int(name[-1]), folder) for name in names}
         stack.enter_context(teams(started))
         measurement = Measurement(variants, started, flags)

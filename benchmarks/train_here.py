@@ -8,6 +8,7 @@ The loader, the model, its sharding and the loop are those of the example, with 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,10 +80,10 @@ class Here:
         self.columns = columns
         self.context = context
         self.config = config
-        learner = build_train_state(columns, config, context)
-        learner.model.train()
-        self.learner = learner
-        self.pipeline = make_pipeline(learner, config.training, context)
+        state = build_train_state(columns, config, context)
+        state.model.train()
+        self.state = state
+        self.pipeline = make_pipeline(state, config.training, context)
         self.feeds: dict[int, Iterator[Any]] = {}
 
     def _batches(self, batch_size: int) -> Iterator[Any]:
@@ -93,20 +94,20 @@ class Here:
 
         config = self.config.replaced(batch_size=batch_size)
         sampler = EpochSampler(EventBatches(self.columns, config, self.context.rank, self.context.world_size))
-        feed = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
-        epoch = 0
-        while True:
-            yield from feed.batches("train", epoch)
-            epoch += 1
+        inputs = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+        for epoch in itertools.count():
+            yield from inputs.batches("train", epoch)
 
     def steps(self, number: int, batch_size: int) -> float:
         """Train for some steps; the last loss."""
         if batch_size not in self.feeds:
             self.feeds[batch_size] = self._batches(batch_size)
         for _ in range(number):
-            self.learner.set_rates(1.0, 1.0)
+            # These two lines are what `train_epoch` does around a step, with a rate and a row scale that
+            # stay.
+            self.state.set_rates(1.0, 1.0)
             loss = self.pipeline.progress(self.feeds[batch_size]).loss
-            self.learner.row_scale.fill_(1.0)
+            self.state.row_scale.fill_(1.0)
         return float(loss)
 
     def parts(self, number: int, batch_size: int) -> dict[str, float]:
@@ -123,6 +124,8 @@ class Here:
             stopwatch = Stopwatch((*PARTS, OTHER))
             with contextlib.ExitStack() as stack:
                 for module in (cpu_tables, lookup, model, train):
+                    # By name in each module that imports it. Outside a recording these ranges cost nothing,
+                    # and the profiler would slow a step down.
                     stack.enter_context(mock.patch.object(module, "named", stopwatch.part))
                 self.steps(1, batch_size)
             split = stopwatch.split()

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bars import bar
+from figures import bar, ratio, shown_ratio, table
 
 HERE_2, HERE_1 = "here, 2 processes", "here, 1 process"
 DDP = "plain, DDP, 2 processes"
@@ -37,11 +37,6 @@ def best_plain(size: dict[str, Any]) -> str:
     return max(plain, key=lambda name: plain[name])
 
 
-def ratio(values: list[float], others: list[float]) -> float:
-    """The median over rounds."""
-    return median(value / other for value, other in zip(values, others, strict=True))
-
-
 def _rows(size: dict[str, Any]) -> str:
     return f"{size['users']:,} + {size['movies']:,} rows"
 
@@ -54,13 +49,13 @@ def render(result: dict[str, Any]) -> str:
     lines += [[name, *(_rate_cell(size, name) for size in sizes)] for name in names]
     lines.append([f"{HERE_2}, of the best plain one", *(_best_cell(size) for size in sizes)])
     for batch, kind in ((result["batch"], ""), (result["large batch"], ", large")):
-        cells = [_shown(size["rates"][HERE_2 + kind], size["rates"][HERE_1 + kind]) for size in sizes]
+        cells = [shown_ratio(size["rates"][HERE_2 + kind], size["rates"][HERE_1 + kind]) for size in sizes]
         lines.append([f"2 processes, of 1 process, {batch:,} ratings a rank", *cells])
     memory = [f"{size['peak bytes'] / 1e6:,.0f} MB for {size['table bytes'] / 1e6:,.0f} MB" for size in sizes]
     lines.append(["peak memory of 2 processes, for tables and row optimizer state", *memory])
-    blocks = [_table(lines)]
+    blocks = [table(lines)]
     if sizes[0]["parts"][HERE_2]:
-        blocks.append(_table(_part_lines(sizes)))
+        blocks.append(table(_part_lines(sizes)))
     return "\n\n".join([*blocks, _explanation(result), f"{_origin(result)}."])
 
 
@@ -68,10 +63,6 @@ def _names(sizes: list[dict[str, Any]]) -> list[str]:
     """Of all variants at the smaller batch, in their order."""
     names = (name for size in sizes for name in size["rates"] if not name.endswith("large"))
     return list(dict.fromkeys(names))
-
-
-def _table(lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _rate_cell(size: dict[str, Any], name: str) -> str:
@@ -83,13 +74,7 @@ def _rate_cell(size: dict[str, Any], name: str) -> str:
 
 
 def _best_cell(size: dict[str, Any]) -> str:
-    return _shown(size["rates"][HERE_2], size["rates"][best_plain(size)])
-
-
-def _shown(values: list[float], others: list[float]) -> str:
-    """The median over rounds, and the least and the most: of a noisy machine they say that it was one."""
-    ratios = [value / other for value, other in zip(values, others, strict=True)]
-    return f"{median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+    return shown_ratio(size["rates"][HERE_2], size["rates"][best_plain(size)])
 
 
 def _part_lines(sizes: list[dict[str, Any]]) -> list[list[str]]:

@@ -57,6 +57,8 @@ class Team:
             env = {name: str(value) for name, value in names.items()}
             env |= {"MASTER_ADDR": "127.0.0.1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
             command = [sys.executable, str(Path(__file__).with_name(script)), folder]
+            # Started here, because each needs an input of its own for orders, which torchrun would not give
+            # it.
             self.ranks.append(
                 subprocess.Popen(
                     command,
@@ -88,7 +90,7 @@ class Team:
         """The most memory that each rank had so far, but for what files back, added up."""
         shared = [_bytes_of(rank.pid, "RssShmem") for rank in self.ranks]
         alone = [_bytes_of(rank.pid, "VmHWM") - _bytes_of(rank.pid, "RssFile") for rank in self.ranks]
-        # Ranks have mapped the same boxes, which are there once.
+        # Ranks have mapped the same buffers of the exchange, which are there once.
         return sum(alone) - sum(shared) + max(shared)
 
     def kill(self) -> None:

@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bars import bar
 from environment import describe, finish, make_parser
+from figures import bar, ratio, shown_ratio
 from train_team import Order
 
 from recsuite.config.config import Config
@@ -78,6 +78,7 @@ class Ranks:
                 **{"LOCAL_WORLD_SIZE": machines.count(machine), "MASTER_PORT": port},
                 "MASTER_ADDR": machines[0].address,
             }
+            # A namespace has no cores of its own; without this each machine would count on all of them.
             pinned = ["taskset", "--cpu-list", ",".join(map(str, allowed))]
             script = Path(__file__).with_name("wire_ranks.py")
             self.commands.append(machine.start([*pinned, sys.executable, script, folder], env))
@@ -188,7 +189,7 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
     rates, bars = result["rates"], []
     for layout in rates:
         if layout != ONE:
-            found = median(ratios(rates, layout))
+            found = ratio(rates[layout], rates[ONE])
             bars.append(bar(f"{layout} / {ONE}", found, BAR, f"{found:.2f}", f"{BAR}"))
     equal = result["equal losses"]
     bars.append(
@@ -197,19 +198,13 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
     return bars
 
 
-def ratios(rates: dict[str, list[float]], layout: str) -> list[float]:
-    """Of a layout's rates to those on one machine, round by round."""
-    return [value / other for value, other in zip(rates[layout], rates[ONE], strict=True)]
-
-
 def render(result: dict[str, Any]) -> str:
     """The figures, a line a layout, and what travels."""
     lines = []
     for layout, rates in result["rates"].items():
-        found = ratios(result["rates"], layout)
         lines.append(
-            f"{layout:<22}{median(rates):>10,.0f} ratings/s, {median(found):.2f} [{min(found):.2f}, "
-            f"{max(found):.2f}] of one machine; {result['bytes a rating'][layout]:.0f} bytes a rating came in"
+            f"{layout:<22}{median(rates):>10,.0f} ratings/s, {shown_ratio(rates, result['rates'][ONE])} "
+            f"of one machine; {result['bytes a rating'][layout]:.0f} bytes a rating came in"
         )
         lines.append(
             "  ms: "

@@ -31,23 +31,23 @@ class Wired(Here):
 
         from recsuite.sharding.cpu_tables import CpuTables, Rows
 
-        (tables,) = (module for module in self.learner.model.modules() if isinstance(module, CpuTables))
+        (tables,) = (module for module in self.state.model.modules() if isinstance(module, CpuTables))
         rank, ranks = self.context.rank, self.context.world_size
         row_bytes = 4 * tables._embedding_dim
         sent = dict.fromkeys(("keys", "rows", "gradients of rows", "dense gradients"), 0.0)
         looked_up = Rows.apply
 
-        def look_up(anchor: Any, owner: Any, sought: Any) -> Any:
-            wanted = sum(sought.sent) - sought.sent[rank]
-            given = sum(sought.received) - sought.received[rank]
+        def look_up(anchor: Any, owner: Any, request: Any) -> Any:
+            wanted = sum(request.sent) - request.sent[rank]
+            given = sum(request.received) - request.received[rank]
             sent["keys"] += wanted * BYTES_OF_A_KEY
             sent["rows"] += given * row_bytes
             sent["gradients of rows"] += wanted * row_bytes
-            return looked_up(anchor, owner, sought)
+            return looked_up(anchor, owner, request)
 
         with mock.patch.object(Rows, "apply", look_up):
             self.steps(number, batch_size)
-        dense = [value for _, value in in_backward_optimizer_filter(self.learner.model.named_parameters())]
+        dense = [value for _, value in in_backward_optimizer_filter(self.state.model.named_parameters())]
         # Each number of a sum has to leave every rank but one, and to come back to it.
         sent["dense gradients"] = number * 2 * (ranks - 1) / ranks * 4 * sum(value.numel() for value in dense)
         return {name: size / number for name, size in sent.items()}
