@@ -70,7 +70,8 @@ def render(result: dict[str, Any]) -> str:
 
 def _rates_table(rows: list[dict[str, Any]]) -> str:
     names = list(rows[0]["rows/s"])
-    heads = ["batch", "bytes a row", *(_head(name) for name in names), "0 workers of the limit"]
+    shown_names = ["0 workers" if name == "0" else name for name in names]
+    heads = ["batch", "bytes a row", *shown_names, "0 workers of the limit"]
     cells = []
     for row in rows:
         shown = [f"{row['rows/s'][name]['median'] / 1e6:.1f}" for name in names]
@@ -78,10 +79,6 @@ def _rates_table(rows: list[dict[str, Any]]) -> str:
             [f"{row['batch size']:,}", f"{row['bytes a row']:.0f}", *shown, f"{row['of the limit']:.2f}"]
         )
     return _table(heads, cells)
-
-
-def _head(name: str) -> str:
-    return {"limit": "limit", "0": "0 workers"}.get(name, name)
 
 
 def _start_table(starts: dict[str, dict[str, dict[str, float]]]) -> str:

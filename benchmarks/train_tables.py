@@ -47,7 +47,8 @@ def render(result: dict[str, Any]) -> str:
     names = _names(sizes)
     lines = [["ratings a second", *map(_rows, sizes)], ["---", *("---:" for _ in sizes)]]
     lines += [[name, *(_rate_cell(size, name) for size in sizes)] for name in names]
-    lines.append([f"{HERE_2}, of the best plain one", *(_best_cell(size) for size in sizes)])
+    best = [shown_ratio(size["rates"][HERE_2], size["rates"][best_plain(size)]) for size in sizes]
+    lines.append([f"{HERE_2}, of the best plain one", *best])
     for batch, kind in ((result["batch"], ""), (result["large batch"], ", large")):
         cells = [shown_ratio(size["rates"][HERE_2 + kind], size["rates"][HERE_1 + kind]) for size in sizes]
         lines.append([f"2 processes, of 1 process, {batch:,} ratings a rank", *cells])
@@ -71,10 +72,6 @@ def _rate_cell(size: dict[str, Any], name: str) -> str:
     rate = median(size["rates"][name])
     shown = f"{round(rate, -3):,.0f}"
     return f"**{shown}**" if name == HERE_2 else shown
-
-
-def _best_cell(size: dict[str, Any]) -> str:
-    return shown_ratio(size["rates"][HERE_2], size["rates"][best_plain(size)])
 
 
 def _part_lines(sizes: list[dict[str, Any]]) -> list[list[str]]:

@@ -75,7 +75,9 @@ def launch() -> int:
     with private_folder() as folder:
         # What torchrun would leave in the temporary folder.
         arguments.log_dir = arguments.log_dir or str(folder)
-        _say_restarts(arguments.nnodes, arguments.event_log_handler)
+        # With LOGLEVEL above INFO torchrun records no events, and no restart is said.
+        events = logging.getLogger(f"torchelastic-events-{arguments.event_log_handler}")
+        events.addHandler(_RestartNotice(arguments.nnodes))
         if is_on_one_machine(arguments):
             meet_in(folder, arguments)
         return _run(arguments)
@@ -164,14 +166,6 @@ class _RestartNotice(logging.Handler):
                 f"launcher.py: the ranks are started again: attempt {self._attempt} on this machine, with "
                 f"{counted(ranks, 'rank')} on {counted(machines, 'machine')} of --nnodes {self._nnodes}\n"
             )
-
-
-def _say_restarts(nnodes: str, event_log_handler: str) -> None:
-    """Have a line written for each restart, whatever its reason.
-
-    With LOGLEVEL above INFO torchrun records no events, and none is written.
-    """
-    logging.getLogger(f"torchelastic-events-{event_log_handler}").addHandler(_RestartNotice(nnodes))
 
 
 def _check_processes(arguments: argparse.Namespace) -> None:
