@@ -71,7 +71,7 @@ def columns_of(folder: Path) -> Columns:
 
 
 class Here:
-    """The example's training, without its evaluation, its dumps and the progress bar."""
+    """The example's training, without its evaluation, its checkpoints and the progress bar."""
 
     def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
         from recsuite.training.state import build_train_state

@@ -19,7 +19,7 @@ from tests.support.launch import EXAMPLE, LAUNCHER, run_command
 TALKER = """
 import signal, sys
 from recsuite.runtime.console import end_when_unread
-end_when_unread(dumps_first=True)
+end_when_unread(checkpoint_first=True)
 noted = []
 if "dump" in sys.argv:
     signal.signal(signal.SIGTERM, lambda number, frame: noted.append(number))

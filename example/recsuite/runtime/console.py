@@ -126,9 +126,9 @@ def remove_tag() -> None:
 class _Pipe(io.FileIO):
     """A stream of this process, which nobody has to read."""
 
-    def __init__(self, descriptor: int, dumps_first: bool) -> None:
+    def __init__(self, descriptor: int, checkpoint_first: bool) -> None:
         super().__init__(descriptor, "w", closefd=False)
-        self._dumps_first = dumps_first
+        self._checkpoint_first = checkpoint_first
 
     def write(self, data: Any) -> int:
         """Write, or end this process: a line must not raise while a checkpoint is written."""
@@ -142,16 +142,16 @@ class _Pipe(io.FileIO):
         handler = signal.getsignal(signal.SIGTERM)
         # Where a handler takes SIGTERM, the training ends after a step and a checkpoint. It may still print:
         # into nothing from now on.
-        if not (self._dumps_first and callable(handler)):
+        if not (self._checkpoint_first and callable(handler)):
             os._exit(UNREAD)
         handler(int(signal.SIGPIPE), None)
         return len(data)
 
 
-def end_when_unread(dumps_first: bool = False) -> None:
+def end_when_unread(checkpoint_first: bool = False) -> None:
     """Have this program end when it writes to a pipe that nobody reads.
 
-    dumps_first: a handler of SIGTERM sees to the end, where there is one.
+    checkpoint_first: a handler of SIGTERM sees to the end, where there is one.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -159,7 +159,7 @@ def end_when_unread(dumps_first: bool = False) -> None:
             # It was closed before the program began.
             setattr(sys, name, io.TextIOWrapper(io.FileIO(os.devnull, "w")))
             continue
-        raw = _Pipe(stream.fileno(), dumps_first)
+        raw = _Pipe(stream.fileno(), checkpoint_first)
         # A buffer between, unless the user wants none (python -u): else each line would be a call of the
         # kernel.
         whole: Any = raw if stream.write_through else io.BufferedWriter(raw)

@@ -95,11 +95,11 @@ class GradientMean:
 def buckets_of(parameters: Sequence[nn.Parameter], most_bytes: int) -> list[list[nn.Parameter]]:
     """Parameters, the last ones first as a backward comes to them, in parts of so many bytes or more."""
     buckets: list[list[nn.Parameter]] = []
-    room = 0
+    bytes_left = 0
     for parameter in reversed(parameters):
-        if room <= 0:
+        if bytes_left <= 0:
             buckets.append([])
-            room = most_bytes
+            bytes_left = most_bytes
         buckets[-1].append(parameter)
-        room -= parameter.numel() * parameter.element_size()
+        bytes_left -= parameter.numel() * parameter.element_size()
     return buckets

@@ -40,7 +40,7 @@ def run_script(main: Callable[[], int]) -> None:
     # The plain signal always ends the process, its workers end with it, and no file is ever half written. A
     # training that writes checkpoints has a handler of its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    end_when_unread(dumps_first=True)
+    end_when_unread(checkpoint_first=True)
     end_with(main)
 
 

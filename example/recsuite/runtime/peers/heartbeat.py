@@ -41,8 +41,8 @@ class Heartbeat:
     """The thread of one rank. timeout: the seconds for which a process may be silent; advice: tells what to
     do when one is lost.
 
-    A peer that is gone is no silence: the launcher ends the ranks of its machine, and connections to other
-    machines break. A rank that does not wait for any of them may continue for that long.
+    A peer that is gone is not a silent one: the launcher ends the ranks of its machine, and connections to
+    other machines break. A rank that does not wait for any of them may continue for that long.
     """
 
     def __init__(self, timeout: float, local_rank: int, advice: Callable[[], str] = str) -> None:
