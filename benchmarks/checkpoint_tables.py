@@ -135,6 +135,7 @@ def _explanation(result: dict[str, Any]) -> str:
     ]
     for size in result["sizes"]:
         few, many = (summary(size["deltas"][share]) for share in ("0.001", "0.1"))
+        # From a difference: what a delta holds beside its rows is in both.
         a_row = (many["bytes"] - few["bytes"]) / (many["rows"] - few["rows"])
         sentences.append(
             f"At {size['rows']:,} rows a delta takes {a_row:.0f} bytes a touched row, and "

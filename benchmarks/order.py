@@ -74,6 +74,7 @@ def train(config: Config, context: RuntimeContext, order: Order) -> float:
     from recsuite.training.trainer import train as train_model
 
     torch.manual_seed(config.runtime.seed)
+    # Batches ask for their order in this one place, and without workers they are made in this process.
     with mock.patch.object(batches, "shuffled", order), open_data(config, context) as data:
         return train_model(data, config, context).test["rmse"]
 

@@ -10,6 +10,7 @@ import select
 import sys
 from pathlib import Path
 
+# Short, because a copy of the tables may live for some hundredths of a second.
 SECONDS_BETWEEN = 0.002
 
 

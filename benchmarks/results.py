@@ -47,6 +47,7 @@ def train(flags: list[str], picture: Path | None = None) -> dict[str, Any]:
     """The report of one run, without what is only of interest on the machine that made it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*torchrun(NUM_RANKS), str(EXAMPLE), "--report_dir", folder, *flags]
+        # What torchrun sets as well, but with a warning; each rank chooses its number of threads itself.
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         if picture:
             shutil.copyfile(Path(folder) / "curves.png", picture)

@@ -47,6 +47,7 @@ def render(result: dict[str, Any]) -> str:
     names = _names(sizes)
     lines = [["ratings a second", *map(_rows, sizes)], ["---", *("---:" for _ in sizes)]]
     lines += [[name, *(_rate_cell(size, name) for size in sizes)] for name in names]
+    # Each size against the plain variant that is fastest there: none of them is for all sizes.
     best = [shown_ratio(size["rates"][HERE_2], size["rates"][best_plain(size)]) for size in sizes]
     lines.append([f"{HERE_2}, of the best plain one", *best])
     for batch, kind in ((result["batch"], ""), (result["large batch"], ", large")):

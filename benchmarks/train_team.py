@@ -76,6 +76,7 @@ class Team:
             assert rank.stdin is not None
             rank.stdin.write(f"{line}\n")
             rank.stdin.flush()
+        # All of them, so that no rank is still at work when the next team has its turn.
         answers = [self._answer(rank) for rank in self.ranks]
         return answers[0]
 
@@ -135,6 +136,7 @@ def serve(
         what = fields.pop("what")
         order = Order(**fields)
         set_threads(order.threads)
+        # Kept, because tables of ten million rows take seconds to make.
         if order.variant not in variants:
             variants[order.variant] = make(order.variant)
         variant = variants[order.variant]
