@@ -71,7 +71,7 @@ class CpuTables(ShardedEmbeddingCollection):
         names = request.features.keys()
         lengths = request.features.lengths().view(len(names), -1)
         found = zip(names, Rows.apply(self.anchor, self, request), lengths, strict=True)
-        # TorchRec expects something to wait for. Nothing is: the exchange has ended above.
+        # TorchRec expects something to wait for. Nothing is left of it: the exchange has ended above.
         return LazyNoWait({name: JaggedTensor(values=rows, lengths=counts) for name, rows, counts in found})
 
     def _track(self, request: LookupRequest) -> None:

@@ -112,8 +112,8 @@ class SharedExchange(Exchange):
                 # Yields the core: with more ranks than cores the other one needs it to get here.
                 os.sched_yield()
                 continue
-            # A shared memory has no connection that could break: nothing but time, and the kernel's word that
-            # the process has ended, tells that no rows will come.
+            # Shared memory has no connection that could break. Only time tells that no rows will come, or the
+            # kernel, that the process has ended.
             if waited > self.timeout:
                 raise LostPeerError(f"timed out: rank {rank} has sent no rows for {self.timeout:.0f} s")
             # Looked at again, for it may have published its rows just before it ended.
