@@ -25,7 +25,8 @@ import pytest
 
 from recsuite.checkpoint.storage.directory import newest_in
 from tests.cluster.machines import Cluster, Command, Machine, why_not
-from tests.support.launch import LAUNCH_VARIABLES, LAUNCHER, NO_GPUS, ROOT, SUPPORT
+from tests.support.launch import LAUNCHER, SUPPORT
+from tests.support.preloaded import preloaded
 from tests.support.silent_ranks import MARK
 
 HASTY = SUPPORT / "hasty_launcher.py"
@@ -81,19 +82,14 @@ class Launch:
         if self.machines:
             self.commands = [machine.start(command, env) for machine in self.machines]
         else:
-            clean = {name: value for name, value in os.environ.items() if name not in LAUNCH_VARIABLES}
-            env = {**clean, **NO_GPUS, "OMP_NUM_THREADS": "1", **env}
-            # In a session of its own, like those of machines: what happens to its group is not the test's.
-            self.commands = [Command(["setsid", *command], self.folder / "output", env, ROOT)]
+            self.commands = [Command(command, self.folder / "output", env, how=preloaded)]
 
     def processes(self) -> list[int]:
         """The pids of all that inherited the mark, without who is dead and not yet waited for."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
-                is_mine = f"TEST_MARK={self.folder}\0".encode() in path.read_bytes()
-                # What enters a machine stops with what it started there, and is no part of it.
-                if is_mine and path.with_name("comm").read_text() != "nsenter\n":
+                if f"TEST_MARK={self.folder}\0".encode() in path.read_bytes():
                     found.append(int(path.parent.name))
         return found
 
@@ -141,8 +137,6 @@ class Launch:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for command in self.commands:
-            # What enters a machine stopped with the launcher that it started there, and stays so after it.
-            command.process.send_signal(signal.SIGCONT)
             command.process.wait()
 
 
@@ -250,11 +244,10 @@ def attack(
 
 
 @pytest.fixture(scope="session")
-def trained(synthetic_folder: Path, trained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, and dumps of them."""
+def trained(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data; in the whole attack with checkpoints of them, too."""
     folder = tmp_path_factory.mktemp("silence")
     (folder / "data").symlink_to(synthetic_folder)
-    (folder / "dumps").symlink_to(trained_folder / "dumps")
     return folder
 
 
@@ -312,10 +305,16 @@ def test_ctrl_c_dumps_first_and_says_so_with_its_status(trained: Path, tmp_path:
 @pytest.mark.soak
 @pytest.mark.parametrize("num_machines", [1, 2])
 def test_the_whole_attack(
-    num_machines: int, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    num_machines: int,
+    trained: Path,
+    trained_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if num_machines > 1 and (reason := why_not()):
         pytest.skip(reason)
+    if not (trained / "dumps").exists():
+        (trained / "dumps").symlink_to(trained_folder / "dumps")
     pairs = [pair for pair in PAIRS if num_machines > 1 or pair[0] != "link cut"]
     pairs = [pair for pair in pairs if ONLY in ", ".join(pair)]
     jobs = [(pair, number) for number in range(ROUNDS) for pair in pairs]
