@@ -15,7 +15,7 @@ from tests.support.launch import LAUNCHER, ROOT, free_port, run_command, started
 
 # Before anything of the project's is imported, and with nothing but what Python has imported by itself.
 TELL = """
-import builtins, json, os, signal, sys, threading
+import builtins, json, os, signal, sys, tempfile, threading
 from pathlib import Path
 own = Path("/proc/self")
 print("unbuffered" if sys.stdout.write_through else "buffered", file=sys.stderr)
@@ -23,6 +23,7 @@ print(json.dumps({
     "argv": sys.argv,
     "main": [__name__, __file__, sys.modules["__main__"].__file__],
     "folder": os.getcwd(),
+    "temporary": tempfile.gettempdir(),
     "env": dict(os.environ),
     "path": sys.path,
     "input": sys.stdin.read(),
@@ -56,7 +57,7 @@ def told(tmp_path: Path, *before: str, real: bool, **options: Any) -> dict[str, 
     given = tmp_path / "given"
     given.write_text("some words")
     paths = f"{tmp_path}/first{os.pathsep}{tmp_path}/second"
-    env = {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "", "A_VARIABLE": "x=y\nz"}
+    env = {"PYTHONPATH": paths, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "", "A_VARIABLE": "x=y\nz"}
     command = [sys.executable, *before, str(script), "--flag", "an argument"]
     with given.open() as stdin:
         result = run_command(command, env=env, cwd=tmp_path, stdin=stdin, real=real, **options)

@@ -259,6 +259,8 @@ class Fresh:
         if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         builtins.print, sys.excepthook = self._print, sys.__excepthook__
+        # It is that of TMPDIR.
+        tempfile.tempdir = None
         warnings.filters = list(self._filters)
         for logger in _loggers():
             logger.__dict__.update(self._loggers.get(logger, _state_of(logging.Logger("new"))))
