@@ -77,6 +77,7 @@ def train_and_report(config: Config, context: RuntimeContext) -> None:
             with stopwatch.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
                 from recsuite.checkpoint.session import checkpointing
                 from recsuite.training.trainer import train
+            # Without checkpoints the trainer keeps the best weights in memory by itself.
             checkpointer = None
             if config.checkpoint.dumps:
                 checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
@@ -97,12 +98,10 @@ def restore_and_report(config: Config, context: RuntimeContext) -> None:
         from recsuite.training.state import build_train_state
 
         train_state = build_train_state(data.columns, config, context)
-        progress = restore_chosen(
-            config.checkpoint, config.model, train_state, data.columns, context
-        ).progress
+        restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
         evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
-        test = evaluator.test(train_state.model, progress.epoch)
-    say_results(describe_step(progress), test, data.columns, config.model, context)
+        test = evaluator.test(train_state.model, restored.progress.epoch)
+    say_results(describe_step(restored.progress), test, data.columns, config.model, context)
 
 
 def compact_checkpoints(config: Config, context: RuntimeContext) -> None:

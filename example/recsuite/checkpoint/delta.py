@@ -69,10 +69,12 @@ class TouchedRows(ModelDeltaTrackerTrec):
         """Called by TorchRec after a lookup, with ids that are rows of this rank's shards."""
         assert emb_module is not None
         if emb_module.training:
-            # A table has one feature, of the same name.
+            # A table has one feature, of the same name. Ids may repeat: to mark a row twice changes nothing,
+            # so they need not be made unique first.
             for table, jagged in kjt.to_dict().items():
                 self.marks[table].index_fill_(0, jagged.values(), True)
 
+    # This and `clear` have the names that TorchRec's trackers give them.
     def get_unique_ids(self, consumer: str | None = None) -> dict[str, torch.Tensor]:
         """Table to local rows, int64, ascending, of all steps since `clear`."""
         return {table: marks.nonzero().flatten() for table, marks in self.marks.items()}
@@ -113,6 +115,7 @@ def _with_unknown(values: np.ndarray) -> np.ndarray:
         return np.concatenate([[UNKNOWN_NUMBER], values])
     if values.dtype.kind == "f":
         return np.concatenate([[np.nan], values])
+    # safetensors knows numbers alone.
     texts = np.char.encode(np.concatenate([[""], values]), "utf-8")
     return texts.view(np.uint8).reshape(len(texts), -1)
 
@@ -196,6 +199,7 @@ def apply_delta(folder: Path, manifest: Manifest, tensors: Tensors) -> None:
                     _put(shard, rows, part.get_tensor(f"tables.{table}.{slot}"))
         for name in part.keys():  # noqa: SIM118
             if not name.startswith("tables."):
+                # In place: the model and its optimizer hold these very tensors.
                 tensors[name].detach().copy_(part.get_tensor(name))
 
 

@@ -38,6 +38,8 @@ def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> 
         if resumed is not None:
             raise_on_all(lambda: _check_continues(resumed, columns, config, context))
         checkpointer = Checkpointer(resumed, run, columns, config, context)
+        # From here on a signal is noted and voted on. Before, it ends the process at once: there is nothing
+        # to write. `close` is inside, because the last checkpoint may still be under way.
         with checkpointer.termination.obeyed():
             yield checkpointer
             checkpointer.close()
@@ -57,6 +59,8 @@ def writing_together(save_dir: Path, context: RuntimeContext) -> Iterator[None]:
 
 
 def _check_shared(save_dir: Path, context: RuntimeContext) -> None:
+    # On a machine that has a folder of this name for itself, a rank would write shard files that the others
+    # never see, and rank 0 would publish checkpoints without them.
     if not (save_dir / LOCK).exists():
         raise UserError(
             f"Rank {context.rank} does not see what rank 0 wrote to --save_dir {save_dir}; give a folder "
@@ -94,6 +98,7 @@ def _check_continues(
             f"--validation_fraction, --duplicates and --seed that its {CONFIG} names, or no --resume."
         )
     used = manifest.progress.samples
+    # Of a manifest that no training wrote: the steps that are left would be none, or a negative number.
     if used >= columns.num_train:
         raise UserError(
             f"{chain.folder} says that {used:,} ratings of its epoch are used, and an epoch has "

@@ -52,6 +52,7 @@ def ticks(low: float, high: float, whole: bool = False) -> list[float]:
     step *= max(factor for factor in (1, 2, 5) if step * factor <= span / 3)
     if whole:
         step = max(1.0, round(step))
+    # A quotient that should be a whole number may lie just below or above it.
     first = math.floor(low / step + 1e-9)
     # One value alone needs two ends as well.
     last = max(math.ceil(high / step - 1e-9), first + 1)

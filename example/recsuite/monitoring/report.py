@@ -123,6 +123,7 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
 
     from recsuite.models.tasks.task import task_named
 
+    # Without pyplot, which looks for a display and keeps every figure until it is told to close it.
     figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -145,6 +146,7 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
     axes.set(
         xlabel="epoch", ylabel=f"{task.main_label}{task.curve_unit}", title=Path(run.columns.source).name
     )
+    # What lies above all baselines, as the first losses do, would leave little room for what matters.
     if task.lower_is_better:
         axes.set_ylim(top=max(metrics[name] for metrics in baselines.values()) * 1.02)
     axes.legend()

@@ -36,9 +36,11 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
     Raises:
         UserError: when it does not come next, is damaged, or does not fit; names both sides.
     """
+    # First, by the manifest alone: what the model has already is not read again.
     if _is_there(delta, read_manifest(delta), snapshot):
         return None
     with checked(delta) as manifest:
+        # A new dense part, not the old one changed: others may be scoring with that.
         empty = empty_interaction(delta, snapshot.features, manifest)
         for name, table in snapshot.tables.items():
             shape = shape_of(delta, manifest, f"tables.{name}.weight")

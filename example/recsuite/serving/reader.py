@@ -33,11 +33,13 @@ def read_snapshot(chain: CheckpointChain) -> Snapshot:
     Raises:
         UserError: when anything is missing, damaged or of another run.
     """
+    # Before any tensor is read: a gap in the chain shows in the manifests.
     check_chain(chain)
     with checked(chain.base) as manifest:
         snapshot = _read_base(chain.base, manifest)
     for delta in chain.deltas:
         change = read_change(delta, snapshot)
+        # It is there already only where a chain has it twice, and that was refused above.
         assert change is not None
         snapshot = put(snapshot, delta, change)
     return snapshot
@@ -118,6 +120,8 @@ def _read_features(folder: Path, manifest: Manifest) -> tuple[Feature, ...]:
         features = _read_exported_features(folder / FEATURES_FILE)
     else:
         names = {name.split(".")[1] for name in manifest.tensors if name.startswith("tables.")}
+        # The order of the columns' tables: sums of floats in another order are rounded otherwise, and scores
+        # would differ from those of the training.
         ours = (*sorted(SCHEMA.features, key=lambda feature: feature.multi), SCHEMA.history)
         strange = names - {feature.name for feature in ours}
         if strange:

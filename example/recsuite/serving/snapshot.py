@@ -88,4 +88,5 @@ class Snapshot:
         lists = [list(value) or empty if feature.multi else [value] for value in given]
         found = torch.tensor([rows.get(value, UNKNOWN_ROW) for values in lists for value in values])
         counts = torch.tensor([len(values) for values in lists], dtype=torch.int64)
+        # Of an empty list torch makes a tensor of floats.
         return Rows(self.tables[feature.name][found.to(torch.int64)], counts)

@@ -88,6 +88,7 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     from recsuite.datasets.source import SCHEMA
     from recsuite.workers.pool import SLOTS_BEYOND_PREFETCH
 
+    # Of columns that are not made yet, only how many values a batch holds matters here.
     tables = tuple(Table(feature, 1, MOST_VALUES if feature.multi else 1) for feature in SCHEMA.features)
     tables = (*tables, Table(SCHEMA.history, 1, config.data.history))
     columns = Columns("", "", SCHEMA, 0, 0, 0, 0, 0, 0, 0.0, config.data.history, tables, {}, ())

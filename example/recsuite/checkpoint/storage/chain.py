@@ -124,6 +124,7 @@ def check_chain(chain: CheckpointChain) -> list[Manifest]:
                 f"{delta} is out of order: it is number {link.sequence} and begins at step {link.from_step}, "
                 f"and what comes after step {end} must be number {number}."
             )
+        # A delta is applied by the numbers of rows, so these have to mean what they mean in the base.
         if (manifest.tensors, manifest.vocabulary) != (base.tensors, base.vocabulary):
             raise UserError(f"{delta} holds another model than {chain.base}.")
         manifests.append(manifest)

@@ -23,6 +23,7 @@ from pathlib import Path
 from recsuite.checkpoint.storage.manifest import MANIFEST, read_manifest
 from recsuite.files import explained
 
+# Nine digits, so that a listing is in order; a step that needs more has more.
 NAME = re.compile(r"(step|delta)-(\d{9,})")
 LATEST = "latest"
 BEST = "best"

@@ -116,6 +116,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     # Sealed: as long as no delta builds on it, only its own digest can show that a manifest is damaged.
     path.write_text(json.dumps(sealed({"format": FORMAT, **fields}), indent=1))
     flush(path)
+    # A power cut could otherwise take the names of files whose bytes are on the disk.
     flush(folder)
 
 
@@ -135,6 +136,7 @@ def read_manifest(folder: Path) -> Manifest:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({printable(error)}).") from None
     version = found.get("format") if isinstance(found, dict) else None
+    # To Python, true is 1.
     if version != FORMAT or isinstance(version, bool):
         raise UserError(f"{path} has format {printable(version)}, and this program reads format {FORMAT}.")
     try:

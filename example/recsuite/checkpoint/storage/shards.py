@@ -151,6 +151,7 @@ def check_shard_files(folder: Path, manifest: Manifest) -> None:
 def _pieces(folder: Path, manifest: Manifest) -> Iterator[Piece]:
     for entry, part in zip(_entries(manifest), shard_files_of(folder, manifest), strict=True):
         for name, begin in _begins(folder / entry.name, part).items():
+            # This reads the header of the file, not the tensor.
             header = part.get_slice(name)
             yield Piece(
                 folder / entry.name, name, header.get_shape(), TYPES.get(header.get_dtype(), "no type"), begin
@@ -161,6 +162,7 @@ def _begins(path: Path, part: safe_open) -> dict[str, list[int]]:
     """Where each tensor of a part begins in the whole one."""
     dims = {name: len(part.get_slice(name).get_shape()) for name in part.keys()}  # noqa: SIM118
     text = (part.metadata() or {}).get(OFFSETS_KEY)
+    # The files of deltas and of exports hold whole tensors, and say nothing of where they begin.
     if not text:
         return {name: [0] * number for name, number in dims.items()}
     try:
