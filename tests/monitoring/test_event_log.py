@@ -70,7 +70,7 @@ def test_tensorboard_shows_the_configuration(watched: tuple[str, Path]) -> None:
 
 def write_log(folder: Path, first_step: int, loss: float, test: dict[str, float]) -> None:
     """One epoch of two steps."""
-    log = EventLog(folder, Config())
+    log = EventLog(folder, Config().flags)
     rates = {"tables": 0.5, "dense": 0.5}
     for number in (first_step, first_step + 1):
         log.on_step(Step(Progress(number), torch.tensor(loss), rates))

@@ -86,7 +86,7 @@ def _asked_for(config: Config, context: RuntimeContext, stack: contextlib.ExitSt
     if flags.tensorboard:
         from recsuite.monitoring.event_log import EventLog
 
-        log = EventLog(Path(flags.report_dir, "tensorboard"), config)
+        log = EventLog(Path(flags.report_dir, "tensorboard"), config.flags)
         # Also where the training fails: what was seen until then is to be on the disk.
         stack.callback(log.close)
         yield log

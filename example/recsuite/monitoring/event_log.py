@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.monitoring.report import epoch_report, finite
 from recsuite.monitoring.runs import numbers
@@ -29,7 +28,7 @@ class EventLog(Callback):
         UserError: when tensorboard is not installed.
     """
 
-    def __init__(self, folder: Path, config: Config) -> None:
+    def __init__(self, folder: Path, flags: Mapping[str, Any]) -> None:
         try:
             import torch.utils.tensorboard  # noqa: F401
         except ModuleNotFoundError as error:
@@ -37,7 +36,7 @@ class EventLog(Callback):
                 f"--tensorboard needs the package {error.name}, which is not installed; run ./run.sh setup."
             ) from error
         self.folder = folder
-        self.config = config
+        self.flags = flags
         self._rates: dict[int, dict[str, float]] = {}
         self._writer: SummaryWriter | None = None
         self._last_step = 0
@@ -80,7 +79,7 @@ class EventLog(Callback):
             # What an earlier training wrote there from this step on is hidden: a resumed one continues its
             # curves, another one has its own.
             self._writer = SummaryWriter(str(self.folder), purge_step=first_step)
-            rows = [f"| --{name} | `{value}` |" for name, value in self.config.flags.items()]
+            rows = [f"| --{name} | `{value}` |" for name, value in self.flags.items()]
             self._writer.add_text(
                 "config", "\n".join(["| flag | value |", "| --- | --- |", *rows]), first_step
             )

@@ -49,14 +49,14 @@ def recommend(config: Config) -> None:
     Raises:
         UserError: when there is no model or no data, or they do not belong together.
     """
-    if config.serving.follow:
-        _wait_for_first(Path(config.checkpoint.save_dir))
-    save_dir = Path(config.checkpoint.save_dir)
-    follower = Follower(save_dir) if config.serving.follow else None
-    model = follower.model if follower else ServedModel.open(save_dir, config.checkpoint.checkpoint)
+    save_dir, follows = Path(config.checkpoint.save_dir), config.serving.follow
+    checkpoint = LATEST if follows else config.checkpoint.checkpoint
+    if follows:
+        _wait_for_first(save_dir)
+    follower = Follower(save_dir) if follows else None
+    model = follower.model if follower else ServedModel.open(save_dir, checkpoint)
     viewer = open_viewer(model, config)
-    checkpoint = asked_for(save_dir, LATEST if config.serving.follow else config.checkpoint.checkpoint)
-    print(page(model, viewer, config.serving.top, checkpoint), flush=True)
+    print(page(model, viewer, config.serving.top, asked_for(save_dir, checkpoint)), flush=True)
     if follower:
         _follow(follower, viewer, config)
 
