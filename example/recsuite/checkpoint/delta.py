@@ -3,7 +3,7 @@
     delta-000000900/
         part-00001.safetensors   the first rank's rows of every table, perhaps none: "tables.user.rows" int64
         part-00002.safetensors   [n], ascending, "tables.user.ids" [n], their raw values, "tables.user.weight"
-                                 [n, D], "tables.user.momentum1" [n]; the first part also holds the dense
+                                 [n, D], "tables.user.momentum1" [n]; the first file also holds the dense
                                  part, as a full checkpoint has it
         config.json              the configuration of the training
         manifest.json            as of a full checkpoint, and what the delta builds on
@@ -149,11 +149,11 @@ def write_delta(
         folder.mkdir(exist_ok=True)
         return write_shard_file(folder / shard_file_name(rank), arrays), counts
 
-    parts = all_gather_object(lambda: _in_words(write), group)
+    written = all_gather_object(lambda: _in_words(write), group)
 
     def finish() -> None:
-        rows = {table: sum(counts[table] for _, counts in parts) for table in counts}
-        files = (write_config(folder, config), *(entry for entry, _ in parts))
+        rows = {table: sum(counts[table] for _, counts in written) for table in counts}
+        files = (write_config(folder, config), *(entry for entry, _ in written))
         about = {**manifest.about, "rows": rows}
         write_manifest(folder, dataclasses.replace(manifest, files=files, about=about))
         publish()
@@ -191,16 +191,16 @@ def _changed(
 def apply_delta(folder: Path, manifest: Manifest, tensors: Tensors) -> None:
     """Put a delta that was checked into this rank's shards and dense part. Not collective."""
     shards = shards_of(tensors)
-    for part in shard_files_of(folder, manifest):
+    for file in shard_files_of(folder, manifest):
         for table, slots in shards.items():
-            rows = part.get_tensor(f"tables.{table}.rows")
+            rows = file.get_tensor(f"tables.{table}.rows")
             for slot, held in slots.items():
                 for shard in held:
-                    _put(shard, rows, part.get_tensor(f"tables.{table}.{slot}"))
-        for name in part.keys():  # noqa: SIM118
+                    _put(shard, rows, file.get_tensor(f"tables.{table}.{slot}"))
+        for name in file.keys():  # noqa: SIM118
             if not name.startswith("tables."):
                 # In place: the model and its optimizer hold these very tensors.
-                tensors[name].detach().copy_(part.get_tensor(name))
+                tensors[name].detach().copy_(file.get_tensor(name))
 
 
 def _put(shard: Shard, rows: torch.Tensor, values: torch.Tensor) -> None:

@@ -155,7 +155,7 @@ def read_full(folder: Path, tensors: Tensors) -> None:
     """Fill this rank's shards and the dense part from a checkpoint that was checked. Not collective."""
     with warnings.catch_warnings():
         # A rank knows what it holds and finds where that lies: exchanging all plans takes longer
-        # than reading a small dump. That it reads alone is no mistake, as torch would say it may be.
+        # than reading a small checkpoint. That it reads alone is no mistake, as torch would say it may be.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
         try:
             dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)

@@ -50,12 +50,12 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
         dense: dict[str, torch.Tensor] = {}
         tables: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in snapshot.tables}
         # All of it is read before anything changes: a model must not be left with half of a delta.
-        for part in shard_files_of(delta, manifest):
+        for file in shard_files_of(delta, manifest):
             for name, found in tables.items():
-                rows, weights = (part.get_tensor(f"tables.{name}.{slot}") for slot in ("rows", "weight"))
+                rows, weights = (file.get_tensor(f"tables.{name}.{slot}") for slot in ("rows", "weight"))
                 found.append((rows, weights))
-            held = set(part.keys())
-            dense |= {name: part.get_tensor(name) for name in names if name in held}
+            held = set(file.keys())
+            dense |= {name: file.get_tensor(name) for name in names if name in held}
         return Change(
             manifest, {name: _joined(found) for name, found in tables.items()}, filled(empty, dense)
         )
@@ -86,9 +86,9 @@ def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
     return False
 
 
-def _joined(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _joined(changes: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that all ranks changed of a table, and their weights."""
-    rows, weights = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    rows, weights = (torch.cat(tensors) for tensors in zip(*changes, strict=True))
     return rows, weights
 
 

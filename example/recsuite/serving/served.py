@@ -66,8 +66,8 @@ class ServedModel:
     @property
     def age(self) -> float:
         """Seconds since the checkpoint was written."""
-        dumped = datetime.fromisoformat(self._snapshot.manifest.time)
-        return (datetime.now(timezone.utc) - dumped).total_seconds()
+        written = datetime.fromisoformat(self._snapshot.manifest.time)
+        return (datetime.now(timezone.utc) - written).total_seconds()
 
     def knows(self, feature: str, value: Any) -> bool:
         """Whether a raw value was there in the training.

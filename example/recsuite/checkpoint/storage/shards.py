@@ -60,8 +60,8 @@ def _as_os_error(error: SafetensorError) -> Exception:
 def shard_files_of(folder: Path, manifest: Manifest) -> Iterator[safe_open]:
     """The files of tensors of a folder, opened one after the other."""
     for entry in _entries(manifest):
-        with safe_open(folder / entry.name, framework="pt") as part:
-            yield part
+        with safe_open(folder / entry.name, framework="pt") as file:
+            yield file
 
 
 def _entries(manifest: Manifest) -> list[FileEntry]:
@@ -77,10 +77,10 @@ def read_whole(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[s
         UserError: when one is not there.
     """
     wholes = {name: torch.empty(shape_of(folder, manifest, name)) for name in names}
-    for part in shard_files_of(folder, manifest):
-        begins = _begins(folder, part)
+    for file in shard_files_of(folder, manifest):
+        begins = _begins(folder, file)
         for name in wholes.keys() & begins.keys():
-            shard = part.get_tensor(name)
+            shard = file.get_tensor(name)
             place = tuple(
                 slice(first, first + size) for first, size in zip(begins[name], shard.shape, strict=True)
             )
@@ -114,7 +114,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Piece:
-    """What the header of a part says of a tensor in it; begin: where that lies in the whole one."""
+    """What the header of a shard file says of a tensor in it; begin: where that lies in the whole one."""
 
     path: Path
     name: str
@@ -138,7 +138,7 @@ def check_shard_files(folder: Path, manifest: Manifest) -> None:
     and places; of a delta also the rows that it changes.
 
     Raises:
-        UserError: names the part, and what in it does not fit.
+        UserError: names the file, and what in it does not fit.
     """
     with reading(folder):
         pieces = list(_pieces(folder, manifest))
@@ -149,19 +149,19 @@ def check_shard_files(folder: Path, manifest: Manifest) -> None:
 
 
 def _pieces(folder: Path, manifest: Manifest) -> Iterator[Piece]:
-    for entry, part in zip(_entries(manifest), shard_files_of(folder, manifest), strict=True):
-        for name, begin in _begins(folder / entry.name, part).items():
+    for entry, file in zip(_entries(manifest), shard_files_of(folder, manifest), strict=True):
+        for name, begin in _begins(folder / entry.name, file).items():
             # This reads the header of the file, not the tensor.
-            header = part.get_slice(name)
+            header = file.get_slice(name)
             yield Piece(
                 folder / entry.name, name, header.get_shape(), TYPES.get(header.get_dtype(), "no type"), begin
             )
 
 
-def _begins(path: Path, part: safe_open) -> dict[str, list[int]]:
-    """Where each tensor of a part begins in the whole one."""
-    dims = {name: len(part.get_slice(name).get_shape()) for name in part.keys()}  # noqa: SIM118
-    text = (part.metadata() or {}).get(OFFSETS_KEY)
+def _begins(path: Path, file: safe_open) -> dict[str, list[int]]:
+    """Where each tensor of a shard file begins in the whole one."""
+    dims = {name: len(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    text = (file.metadata() or {}).get(OFFSETS_KEY)
     # The files of deltas and of exports hold whole tensors, and say nothing of where they begin.
     if not text:
         return {name: [0] * number for name, number in dims.items()}
@@ -221,15 +221,15 @@ def _misfit(piece: Piece, wanted: str) -> UserError:
 
 
 def _check_changes(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> None:
-    """Each part must have as many rows of every table as their numbers, and one of them the dense part."""
-    parts: dict[Path, dict[str, Piece]] = {folder / entry.name: {} for entry in _entries(manifest)}
+    """Each file must have as many rows of every table as their numbers, and one of them the dense part."""
+    files: dict[Path, dict[str, Piece]] = {folder / entry.name: {} for entry in _entries(manifest)}
     for piece in pieces:
-        parts[piece.path][piece.name] = piece
+        files[piece.path][piece.name] = piece
     tables = tables_of(manifest)
-    for path, own in parts.items():
+    for path, own in files.items():
         for table, slots in tables.items():
             _check_rows(path, table, slots, own)
-    dense = [piece for own in parts.values() for piece in own.values()]
+    dense = [piece for own in files.values() for piece in own.values()]
     for piece in dense:
         if piece.name.startswith("tables.") or (piece.shape, piece.dtype) != _wanted(manifest, piece):
             raise _misfit(piece, "which is not a part of it")
@@ -253,7 +253,7 @@ def tables_of(manifest: Manifest) -> dict[str, dict[str, tuple[list[int], str]]]
 def _check_rows(
     path: Path, table: str, slots: dict[str, tuple[list[int], str]], own: dict[str, Piece]
 ) -> None:
-    """Take what a part has of a table out of `own`, after it was held against the manifest."""
+    """Take what a file has of a table out of `own`, after it was held against the manifest."""
     found = {slot: own.pop(f"tables.{table}.{slot}", None) for slot in ("rows", "ids", *slots)}
     for slot, piece in found.items():
         if piece is None:
@@ -271,11 +271,11 @@ def _check_rows(
 def _check_row_numbers(
     folder: Path, manifest: Manifest, tables: dict[str, dict[str, tuple[list[int], str]]]
 ) -> None:
-    """Rows must ascend in each part, be there once, and lie within their table."""
+    """Rows must ascend in each file, be there once, and lie within their table."""
     spans: dict[str, list[tuple[int, int]]] = {table: [] for table in tables}
-    for entry, part in zip(_entries(manifest), shard_files_of(folder, manifest), strict=True):
+    for entry, file in zip(_entries(manifest), shard_files_of(folder, manifest), strict=True):
         for table, slots in tables.items():
-            rows = part.get_tensor(f"tables.{table}.rows")
+            rows = file.get_tensor(f"tables.{table}.rows")
             if not len(rows):
                 continue
             first, last = int(rows[0]), int(rows[-1])
