@@ -8,6 +8,7 @@ sentence can do nothing to a terminal.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -90,11 +91,15 @@ def typed(kind: Any, found: Any, name: str = "it", least: int = 0) -> Any:
 
 
 def _record(kind: Any, found: dict[str, Any], least: int) -> Any:
-    fields = get_type_hints(kind)
+    fields = _types_of(kind)
     # Also those with a default: what is missing may be damage.
     if found.keys() != fields.keys():
         raise ValueError(f"{kind.__name__} has {', '.join(found)} instead of {', '.join(fields)}")
     return kind(**{name: typed(fields[name], value, name, least) for name, value in found.items()})
+
+
+# Reading the hints takes longer than the rest of a record, and a chain has many records.
+_types_of = functools.cache(get_type_hints)
 
 
 def _plain(kind: type[Any], found: Any, name: str, least: int = 0) -> Any:
