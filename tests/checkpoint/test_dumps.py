@@ -1,7 +1,7 @@
 """What leaves comes back: full checkpoints and deltas, from 1, 2 and 3 ranks to 1, 2 and 3 ranks.
 
-The models, their data and when they are written are drawn from DUMP_SEED, which is 0 where it is not set. Each
-number of ranks writes each model, and reads one of those that each number wrote; under `soak` it reads all.
+The models, their data and when they are written are drawn from DUMP_SEED, which is 0 where it is not set.
+Each number of ranks writes all models, and reads one of those that each number wrote; under `soak`, all.
 """
 
 from __future__ import annotations
