@@ -15,11 +15,11 @@ from recsuite.checkpoint.storage.directory import newest_in
 from tests.cluster.machines import Cluster, launched
 
 
-@pytest.mark.parametrize("late", [22, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("late", [10, pytest.param(60, marks=pytest.mark.soak)])
 def test_a_late_launcher_is_waited_for_and_a_clean_end_leaves_no_warnings_of_the_store(
     cluster_of: Callable[[int], Cluster], synthetic_folder: Path, late: float
 ) -> None:
-    flags = ("--epochs", 1, "--batch_size", 2048, "--timeout", 20, "--data_path", synthetic_folder)
+    flags = ("--epochs", 1, "--batch_size", 2048, "--timeout", 8, "--data_path", synthetic_folder)
     first, second = cluster_of(2).machines
     commands = [first.start(launched(*flags))]
     # Longer than --timeout, which is for ranks: launchers may be queued on a machine that others use.

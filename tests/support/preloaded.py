@@ -43,7 +43,10 @@ from typing import Any, NoReturn
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
-IMPORTED = ("pandas", "torch", "torch.distributed.run", "torch.utils.data", "torchrec", "fbgemm_gpu")
+IMPORTED = (
+    *("pandas", "torch", "torch.distributed.run", "torch.utils.data", "torchrec", "fbgemm_gpu"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg"),
+)
 MODULES = ("recsuite.launcher", "torch.distributed.run")
 PR_SET_CHILD_SUBREAPER = 36
 # In the order to enter them: "user" gives the right to the others, and in "mnt" /proc is another.
