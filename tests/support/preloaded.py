@@ -25,7 +25,9 @@ import importlib
 import io
 import json
 import logging
+import multiprocessing.forkserver
 import multiprocessing.process
+import multiprocessing.resource_tracker
 import os
 import runpy
 import select
@@ -268,6 +270,9 @@ class Fresh:
         for logger in _loggers():
             logger.__dict__.update(self._loggers.get(logger, _state_of(logging.Logger("new"))))
         atexit._clear()
+        # What the one that it is forked from has started for its workers is not this one's.
+        multiprocessing.resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
+        multiprocessing.forkserver._forkserver.__init__()  # type: ignore[misc]
 
     def _run(self, words: Sequence[str]) -> None:
         added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
