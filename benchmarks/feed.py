@@ -48,7 +48,7 @@ POOLS = tuple((method, number) for method in ("spawn", "forkserver") for number 
 QUICK = {
     "ratings": 100_000,
     "memory": [100_000],
-    "trained": 20_000,
+    "trained": 5_000,
     "epochs": 1,
     "seconds": 0.05,
     "rounds": 1,
@@ -109,7 +109,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
         "history": flags.heavy,
         "trained": flags.trained,
         "start": first_batches(columns, base, flags.starts),
-        "heavy start": first_batches(heavy_columns, heavy, flags.starts),
+        **({} if flags.quick else {"heavy start": first_batches(heavy_columns, heavy, flags.starts)}),
         "light": [rates(columns, base, size, flags) for size in flags.batches["light"]],
         "heavy": [rates(heavy_columns, heavy, size, flags) for size in flags.batches["heavy"]],
         "waits": {str(number): data_waits(number, flags) for number in (0, 2)},
@@ -264,11 +264,11 @@ def first_batches(columns: Columns, base: Config, starts: int) -> dict[str, dict
         "import torch.utils.data": lambda: python("import torch.utils.data"),
         "spawn 1": lambda: first(1, "spawn"),
         "spawn 4": lambda: first(4, "spawn"),
-        # Only the first pool waits for the server of forks.
         "forkserver 4": lambda: first(4, "forkserver"),
     }
-    for figure in figures.values():
-        figure()
+    # Only the first pool waits for the server of forks. What is measured once needs no other warm-up.
+    for name in figures if starts > 1 else ["forkserver 4"]:
+        figures[name]()
     found = [{name: figure() for name, figure in figures.items()} for _ in range(starts)]
     return {name: _spread([times[name] for times in found]) for name in figures}
 

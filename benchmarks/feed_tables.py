@@ -59,7 +59,7 @@ def render(result: dict[str, Any]) -> str:
         f"The same with --history {result['history']}:",
         _rates_table(result["heavy"]),
         "Seconds to the first batch, and of what they are compared with:",
-        _start_table({"as it is": result["start"], "heavy": result["heavy start"]}),
+        _start_table({"as it is": result["start"], "heavy": result.get("heavy start")}),
         "MB of memory (PSS) of one of 2 workers, batch 8,192:",
         _memory_table(result["memory"]),
         _sentences(result),
@@ -81,7 +81,7 @@ def _rates_table(rows: list[dict[str, Any]]) -> str:
     return _table(heads, cells)
 
 
-def _start_table(starts: dict[str, dict[str, dict[str, float]]]) -> str:
+def _start_table(starts: dict[str, dict[str, dict[str, float]] | None]) -> str:
     heads = {
         "python": "python alone",
         "import torch.utils.data": "`import torch.utils.data`",
@@ -89,7 +89,8 @@ def _start_table(starts: dict[str, dict[str, dict[str, float]]]) -> str:
         "spawn 4": "spawn, 4 workers",
         "forkserver 4": "forkserver, a second pool of 4",
     }
-    rows = [[row, *(f"{start[name]['median']:.2f}" for name in heads)] for row, start in starts.items()]
+    measured = {row: start for row, start in starts.items() if start}
+    rows = [[row, *(f"{start[name]['median']:.2f}" for name in heads)] for row, start in measured.items()]
     return _table(["row", *heads.values()], rows)
 
 

@@ -179,28 +179,26 @@ def _limited(limit: int) -> Iterator[tuple[str, list[str], Path | None]]:
         return
     for root, (limit_file, peak_file) in CGROUP_FILES.items():
         folder = root / f"benchmark-{os.getpid()}"
-        # The shell moves itself, so that everything the command does is counted.
-        prefix = ["sh", "-c", f'echo $$ > {folder}/cgroup.procs && exec "$@"', "sh"]
-        try:
-            with _cgroup(folder):
-                (folder / limit_file).write_text(str(limit))
-                works = _works([*prefix, "true"])
-        except OSError:
-            continue
-        if works:
-            with _cgroup(folder):
-                (folder / limit_file).write_text(str(limit))
-                yield "a memory cgroup", prefix, folder / peak_file
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(_cgroup(folder, limit_file, limit))
+            except OSError:
+                continue
+            yield "a memory cgroup", [], folder / peak_file
             return
     yield "", [], None
 
 
 @contextlib.contextmanager
-def _cgroup(folder: Path) -> Iterator[None]:
+def _cgroup(folder: Path, limit_file: str, limit: int) -> Iterator[None]:
+    """A cgroup of this process, so that everything that a command of it does is counted."""
     folder.mkdir()
     try:
+        (folder / limit_file).write_text(str(limit))
+        (folder / "cgroup.procs").write_text(str(os.getpid()))
         yield
     finally:
+        (folder.parent / "cgroup.procs").write_text(str(os.getpid()))
         deadline = time.monotonic() + 10
         while (folder / "cgroup.procs").read_text() and time.monotonic() < deadline:
             time.sleep(0.1)
