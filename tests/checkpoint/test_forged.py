@@ -1,6 +1,6 @@
 """What a checkpoint says of itself is forged, with digests that fit: refused, or loaded as it was written.
 
-FORGERIES says how many manifests are forged, FORGERY_SEED which.
+FORGERIES says how many manifests are forged, and under `soak` five times as many; FORGERY_SEED says which.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from recsuite.serving.served import Follower, ServedModel
 from tests.support.killed_ranks import differing, write_step
 from tests.support.trained import Trained, resume
 
-FORGERIES = int(os.environ.get("FORGERIES", "150"))
+FORGERIES = int(os.environ.get("FORGERIES", "50"))
 SEED = int(os.environ.get("FORGERY_SEED", "0"))
 DUMP, DELTA = "step-000000001", "delta-000000003"
 PART = "part-00001.safetensors"
@@ -117,8 +117,9 @@ def forge(found: dict[str, Any], chance: random.Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [DUMP, DELTA])
 @pytest.mark.parametrize("is_sealed", [True, False])
+@pytest.mark.parametrize("count", [FORGERIES, pytest.param(5 * FORGERIES, marks=pytest.mark.soak)])
 def test_every_forged_manifest_is_a_sentence_or_a_load_of_what_was_written(
-    trained: Trained, name: str, is_sealed: bool
+    trained: Trained, name: str, is_sealed: bool, count: int
 ) -> None:
     path, chance = trained.folder / name / MANIFEST, random.Random(SEED)
     content = path.read_bytes()
@@ -130,7 +131,7 @@ def test_every_forged_manifest_is_a_sentence_or_a_load_of_what_was_written(
         assert differing(tensors_of(trained.train_state), step) == []
 
     whole = ServedModel.open(path.parent).snapshot.tables["user"].clone()
-    for number in range(FORGERIES if is_sealed else FORGERIES // 3):
+    for number in range(count if is_sealed else count // 3):
         forged = forge(found, chance)
         path.write_text(json.dumps(sealed(forged) if is_sealed else forged))
         shown = path.read_text()[:3000]
@@ -146,7 +147,7 @@ def test_every_forged_manifest_is_a_sentence_or_a_load_of_what_was_written(
     path.write_bytes(content)
     load()
     # That all are refused would show nothing.
-    assert is_sealed == (0 < loads < FORGERIES)
+    assert is_sealed == (0 < loads < count)
 
 
 def export_and_remove(save_dir: Path) -> None:

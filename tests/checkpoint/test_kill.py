@@ -77,7 +77,7 @@ def test_a_kill_at_any_instant_leaves_the_newest_checkpoint_whole(
 
 @pytest.mark.timeout(600)
 def test_the_kills_hit_writers_at_work(killed: dict[str, dict[str, Any]]) -> None:
-    # Of a single mode all may by chance come between two folders; of all twenty six did not, on a busy machine.
+    # Of a single mode all may by chance come between two folders; on a busy machine six of all did not.
     assert sum(found["left"] for found in killed.values()) >= 1
 
 
