@@ -134,12 +134,14 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
 
     columns = open_columns(config)
     train_state = build_train_state(columns, config, context)
-    keepers = [begin_keeper(folder / kind, kind, train_state, columns, config, context) for kind in KINDS]
+    checkpointers = [
+        begin_checkpointer(folder / kind, kind, train_state, columns, config, context) for kind in KINDS
+    ]
     states = {0: digests(tensors_of(train_state), context)}
     epoch_ends = []
 
     def after_step(progress: Progress, loss: float) -> None:
-        for checkpointer in keepers:
+        for checkpointer in checkpointers:
             checkpointer.config = checkpointer.config.replaced(dump_every=case.every_at(progress.step))
             tell(checkpointer, progress, loss)
         if progress.samples == 0:
@@ -149,13 +151,13 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
 
     trained = (train_state, columns, config, context, after_step)
     _, progress = advance(Progress(), EVALUATED_AT, *trained)
-    marks = {"before": marked(keepers[0], context)}
+    marks = {"before": marked(checkpointers[0], context)}
     evaluate(train_state, columns, config, context)
-    marks |= {"after": marked(keepers[0], context), "evaluated": evaluated(columns, config, context)}
+    marks |= {"after": marked(checkpointers[0], context), "evaluated": evaluated(columns, config, context)}
     _, progress = advance(progress, case.last_step - progress.step, *trained)
     metrics = evaluate(train_state, columns, config, context)
     losses, _ = advance(progress, NUM_STEPS_AFTER, train_state, columns, config, context)
-    for checkpointer in keepers:
+    for checkpointer in checkpointers:
         checkpointer.close()
     increments = [step_of(path) for path in deltas_in(folder / "inc_dump")]
     return {
@@ -169,7 +171,7 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
     }
 
 
-def begin_keeper(
+def begin_checkpointer(
     folder: Path, kind: str, train_state: Any, columns: Any, config: Config, context: RuntimeContext
 ) -> Any:
     """A checkpointer that has written what was there before the first step."""
@@ -334,7 +336,7 @@ def train(
     from recsuite.datasets.opening import open_data
     from recsuite.training import trainer as training
 
-    class EndingKeeper(Checkpointer):
+    class EndingCheckpointer(Checkpointer):
         def on_step(self, step: Any) -> None:
             if step.progress.step == end_at and context.rank == context.world_size - 1:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -345,7 +347,7 @@ def train(
     taken: list[int] = []
     try:
         with open_data(config, context) as data, checkpointing(data.columns, config, context) as checkpointer:
-            checkpointer.__class__ = EndingKeeper
+            checkpointer.__class__ = EndingCheckpointer
             with noting(data.loader.dataset, taken):
                 run = training.train(data, config, context, checkpointer)
             found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]
