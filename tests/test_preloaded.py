@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.launch import LAUNCHER, ROOT, free_port, run_command, started, succeeded
+from tests.support.launch import LAUNCHER, ROOT, cores, free_port, run_command, started, succeeded
 
 # Before anything of the project's is imported, and with nothing but what Python has imported by itself.
 TELL = """
@@ -82,12 +82,9 @@ def test_a_fork_is_what_a_python_is_that_was_started(
 
 
 def test_a_fork_may_use_the_cores_that_its_parent_may(tmp_path: Path) -> None:
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        assert told(tmp_path, real=False)["cores"] == [min(before)]
-    finally:
-        os.sched_setaffinity(0, before)
+    with cores(1):
+        found = told(tmp_path, real=False)
+    assert found["cores"] == [min(os.sched_getaffinity(0))]
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,14 @@ A rank runs what `python example.py` runs, in the environment that torchrun woul
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cluster.machines import Command, Machine
-from tests.support.launch import EXAMPLE
+from tests.support.launch import EXAMPLE, cores
 
 # Below those that the kernel gives to connections.
 FIRST_PORT, NUM_PORTS = 20_000, 10_000
@@ -48,14 +46,3 @@ def launch(
                 env = {**mine, "RANK": len(ranks), "LOCAL_RANK": local_rank}
                 ranks.append(machine.start([sys.executable, "-u", EXAMPLE, *argv], env, library=library))
     return ranks
-
-
-@contextlib.contextmanager
-def cores(count: int) -> Iterator[None]:
-    """Within this, what is started may use so many cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:count])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)

@@ -35,18 +35,20 @@ def started(
     cwd: Path = ROOT,
     env: dict[str, str] | None = None,
     real: bool = False,
+    within: int | None = None,
     **options: Any,
 ) -> Iterator[subprocess.Popen[str]]:
     """A running command; at the end it and all below it are killed, if they still run.
 
-    real: whether a Python imports what it needs by itself, and is no fork of one that has (`preloaded.py`).
+    real: whether a Python imports what it needs by itself, and is no fork of one that has (`preloaded.py`);
+    within: a process in whose namespaces a fork runs.
     """
     clean = {name: value for name, value in os.environ.items() if name not in (*LAUNCH_VARIABLES, *NO_GPUS)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     # For the scripts of tests, which import each other.
     paths = os.pathsep.join(filter(None, [str(ROOT), (env or {}).get("PYTHONPATH", "")]))
     env = {**clean, **NO_GPUS, "OMP_NUM_THREADS": "1", **(env or {}), "PYTHONPATH": paths}
-    with contextlib.nullcontext() if real or not is_quick(command) else preloaded():
+    with contextlib.nullcontext() if real or not is_quick(command) else preloaded(within):
         process: subprocess.Popen[str] = subprocess.Popen(command, cwd=cwd, env=env, **pipes)
     try:
         yield process
@@ -56,6 +58,17 @@ def started(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
+
+
+@contextlib.contextmanager
+def cores(count: int) -> Iterator[None]:
+    """Within this, what is started may use so many cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 class Answering:
