@@ -74,7 +74,7 @@ def original(
 
 @pytest.fixture
 def trained(original: Trained, tmp_path: Path) -> Trained:
-    """A learner, and a folder of its dumps for the test alone."""
+    """A trained model, and a folder of its checkpoints for the test alone."""
     folder = tmp_path / "dumps"
     shutil.copytree(original.folder, folder, symlinks=True)
     config = original.config.replaced(save_dir=str(folder))

@@ -169,5 +169,5 @@ def check_sound(faults: Sequence[str], step: int, config: OptimizerConfig) -> No
         raise UserError(
             f"After step {step:,} {fault}, and a trained model has only finite numbers and no weight beyond "
             f"{LARGEST_WEIGHT:,.0f}: the training diverged with --lr {config.lr} --dense_lr "
-            f"{config.dense_lr}; give smaller ones. What was dumped before is as it was."
+            f"{config.dense_lr}; give smaller ones. Earlier checkpoints are as they were."
         )
