@@ -50,6 +50,11 @@ threading.Thread(target=lambda: (time.sleep(0.05), print("waited"))).start()
 CHILD = "import os; print(os.getppid(), os.environ['RANK'], os.environ['WORLD_SIZE'])"
 
 
+def listen_to_ctrl_c() -> None:
+    # What a shell starts in the background does not.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def told(tmp_path: Path, *before: str, real: bool, **options: Any) -> dict[str, Any]:
     """What a script finds itself to be."""
     script = tmp_path / "tell.py"
@@ -59,8 +64,9 @@ def told(tmp_path: Path, *before: str, real: bool, **options: Any) -> dict[str, 
     paths = f"{tmp_path}/first{os.pathsep}{tmp_path}/second"
     env = {"PYTHONPATH": paths, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "", "A_VARIABLE": "x=y\nz"}
     command = [sys.executable, *before, str(script), "--flag", "an argument"]
+    options |= {"preexec_fn": listen_to_ctrl_c, "real": real}
     with given.open() as stdin:
-        result = run_command(command, env=env, cwd=tmp_path, stdin=stdin, real=real, **options)
+        result = run_command(command, env=env, cwd=tmp_path, stdin=stdin, **options)
     found: dict[str, Any] = json.loads(succeeded(result))
     return {**found, "unbuffered": result.stderr == "unbuffered\n"}
 

@@ -16,7 +16,7 @@ from recsuite.launcher import __main__ as launcher
 from recsuite.launcher.__main__ import RANK_BYTES
 from recsuite.runtime import host as machine
 from recsuite.runtime.host import oom_kills
-from tests.support.launch import EXAMPLE, environment, launched, run_command, started
+from tests.support.launch import EXAMPLE, environment, free_port, launched, run_command, started
 
 
 def asked(number: int | str) -> argparse.Namespace:
@@ -90,20 +90,19 @@ def test_kills_for_want_of_memory_are_those_that_the_cgroup_counts_or_else_the_m
 
 
 def test_a_launcher_says_that_it_waits_for_other_machines_and_ctrl_c_ends_it(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+    port = free_port()
+    endpoint = f"127.0.0.1:{port}"
     where = ["--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint={endpoint}", "--nproc_per_node=1"]
     command = [sys.executable, "-u", str(launcher.__file__), *where, str(EXAMPLE)]
-
-    def listen_to_ctrl_c() -> None:
-        # What a shell starts in the background does not.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    with started(command, env=environment(tmp_path), preexec_fn=listen_to_ctrl_c) as process:
+    with started(command, env=environment(tmp_path)) as process:
         assert process.stderr is not None
         first = process.stderr.readline()
-        # Time to come to the wait itself, also on a busy machine.
-        time.sleep(10)
+        # The server of the meeting begins shortly before the wait.
+        deadline = time.monotonic() + 30
+        while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(1)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert first.startswith(f"launcher.py: meets the other machines at {endpoint} and waits for them, 600 s")

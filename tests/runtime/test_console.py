@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recsuite.runtime.console import install_tag, remove_tag, say
-from tests.support.launch import EXAMPLE, LAUNCHER, run_command
+from tests.support.launch import EXAMPLE, LAUNCHER, SUPPORT, python, run_command, started
 
 # Prints until it is ended; "dump" has a handler of SIGTERM, which is called instead. A line is one write, or
 # that of another rank could come before its end: a launcher starts ranks without buffers.
@@ -32,12 +32,15 @@ sys.exit(128 + noted[0])
 """
 
 
-def head(command: list[str], lines: int, **options: object) -> tuple[int, str, str]:
-    """The status of a program of which somebody reads some lines, those, and its errors."""
-    text = " ".join(f"'{word}'" for word in command)
-    script = f'{text} | head -{lines}; exit "${{PIPESTATUS[0]}}"'
-    result = run_command(["bash", "-c", script], **options)  # type: ignore[arg-type]
-    return result.returncode, result.stdout, result.stderr
+def head(command: list[str], lines: int) -> tuple[int, str, str]:
+    """The status, as a shell has it, of a program of which some lines are read, those, and its errors."""
+    with started(command) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        output = "".join(process.stdout.readline() for _ in range(lines))
+        process.stdout.close()
+        status = process.wait(30)
+        return status if status >= 0 else 128 - status, output, process.stderr.read()
 
 
 @pytest.fixture
@@ -60,7 +63,7 @@ def test_a_program_that_dumps_first_is_told_as_by_a_signal(talker: list[str]) ->
 
 def test_a_launch_that_nobody_reads_ends_quietly(talker: list[str]) -> None:
     launcher = [sys.executable, "-u", *LAUNCHER, "--standalone"]
-    status, output, errors = head([*launcher, "--nproc_per_node=2", *talker], 3, timeout=90)
+    status, output, errors = head([*launcher, "--nproc_per_node=2", *talker], 3)
     assert (status, output) == (141, "a line\n" * 3)
     assert "Traceback" not in errors
 
@@ -85,8 +88,7 @@ def test_streams_that_were_closed_before_it_began_take_everything(tmp_path: Path
     ],
 )
 def test_24_file_descriptors_are_one_sentence(command: list[object], tmp_path: Path) -> None:
-    words = " ".join(f"'{word}'" for word in (sys.executable, *command))
-    result = run_command(["bash", "-c", f"ulimit -n 24; {words}"], cwd=tmp_path)
+    result = python(SUPPORT / "limited.py", 24, *command, cwd=tmp_path)
     assert result.returncode == 2
     assert (
         "This process may open 24 files (ulimit -n), and needs 64 at least; call `ulimit -n 1024` first"

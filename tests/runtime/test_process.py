@@ -27,7 +27,7 @@ MODULES = sorted(
 )
 
 
-def test_importing_a_module_changes_nothing() -> None:
+def test_importing_a_module_changes_nothing(tmp_path: Path) -> None:
     check = (
         "import builtins, importlib, logging, sys\n"
         "before = builtins.print\n"
@@ -39,8 +39,28 @@ def test_importing_a_module_changes_nothing() -> None:
         "    assert torch is None or not torch.cuda.is_initialized(), module\n"
         "    assert torch is None or not torch.distributed.is_initialized(), module\n"
     )
-    result = python("-c", check)
+    script = tmp_path / "check.py"
+    script.write_text(check)
+    result = python(script)
     assert (result.returncode, result.stdout) == (0, ""), result.stderr
+
+
+def begin_rank(ranks: int, env: dict[str, str]) -> str:
+    """The errors of a rank that comes as far as torch: the other ranks are not there."""
+    check = (
+        "from recsuite.runtime import process as runtime\n"
+        "runtime.choose_device = lambda launch: exit()\n"
+        "runtime.init_runtime(runtime.Config())\n"
+    )
+    launch = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    result = python("-c", check, env={**{name: str(value) for name, value in launch.items()}, **env})
+    assert result.returncode == 0, result.stderr
+    return result.stderr
+
+
+def test_threads_of_one_rank_among_others_leave_the_core_while_they_wait() -> None:
+    # What OpenMP has read when it was loaded.
+    assert "GOMP_SPINCOUNT = '1000'" in begin_rank(2, {"OMP_DISPLAY_ENV": "VERBOSE"})
 
 
 @pytest.mark.parametrize(
@@ -52,22 +72,14 @@ def test_importing_a_module_changes_nothing() -> None:
         (2, {"OMP_WAIT_POLICY": "active"}, None),
     ],
 )
-def test_threads_of_one_rank_among_others_leave_the_core_while_they_wait(
-    ranks: int, given: dict[str, str], spins: str | None
+def test_who_is_alone_or_has_asked_for_something_else_is_left_as_it_is(
+    ranks: int, given: dict[str, str], spins: str | None, tmp_path: Path
 ) -> None:
-    check = (
-        "from recsuite.runtime import process as runtime\n"
-        # As far as torch: the other ranks are not there.
-        "runtime.choose_device = lambda launch: exit()\n"
-        "runtime.init_runtime(runtime.Config())\n"
+    # What there is for OpenMP to read when torch loads it.
+    (tmp_path / "torch.py").write_text(
+        "import os, sys; sys.exit(print(os.environ.get('GOMP_SPINCOUNT'), file=sys.stderr))"
     )
-    launch = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
-    env = {name: str(value) for name, value in launch.items()}
-    # What OpenMP has read when it was loaded.
-    result = python("-c", check, env={"OMP_DISPLAY_ENV": "VERBOSE", **env, **given})
-    assert result.returncode == 0, result.stderr
-    said = f"GOMP_SPINCOUNT = '{spins}'"
-    assert said in result.stderr if spins else "GOMP_SPINCOUNT = '1000'" not in result.stderr
+    assert begin_rank(ranks, {"PYTHONPATH": str(tmp_path), **given}) == f"{spins}\n"
 
 
 def test_the_entry_point_imports_nothing_heavy_and_offers_the_four_names() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -32,8 +33,10 @@ with Termination(timedelta(seconds=60)).obeyed():
 
 
 @pytest.fixture
-def waiting() -> Iterator[subprocess.Popen[str]]:
-    with started([sys.executable, "-c", WAITING]) as process:
+def waiting(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    script = tmp_path / "waiting.py"
+    script.write_text(WAITING)
+    with started([sys.executable, str(script)]) as process:
         wait_for(process, "waits")
         # Until it is inside.
         time.sleep(0.5)

@@ -248,9 +248,12 @@ class Fresh:
         _end_with(functools.partial(self._run, _words(command)))
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> int:
+        # The handlers of who forks are not for signals to the new process, which has none until it is told.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
             self.become(**request, files=files)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
 
     def _forget(self) -> None:
@@ -261,8 +264,9 @@ class Fresh:
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
-        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Also where a shell has started the tests in the background, which ignore Ctrl-C there.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         builtins.print, sys.excepthook = self._print, sys.__excepthook__
         # It is that of TMPDIR.
         tempfile.tempdir = None
