@@ -40,6 +40,12 @@ file = os.memfd_create("box")
 print(f"/proc/{os.getpid()}/fd/{file}", flush=True)
 time.sleep(60)
 """
+WHERE = """
+import os, socket, time
+processes = sum(map(str.isdigit, os.listdir("/proc")))
+print(socket.gethostname(), os.getppid(), processes, os.getsid(0) == os.getpid(), flush=True)
+time.sleep(60)
+"""
 # Like torchrun and a rank that hangs: in sessions of their own, and deaf to SIGTERM.
 STUBBORN = """
 import os, signal, time
@@ -93,6 +99,21 @@ def test_machines_have_names_addresses_processes_and_memory_of_their_own(
     # Itself and the one that holds the machine.
     assert int(say(first, "sum(map(str.isdigit, os.listdir('/proc')))")) == 2
     assert socket.gethostname() not in ("node-0", "node-1")
+
+
+def test_a_python_that_is_forked_on_a_machine_sees_what_is_there_and_is_a_child_of_the_test(
+    cluster_of: Callable[[int], Cluster], tmp_path: Path
+) -> None:
+    (machine,) = cluster_of(1).machines
+    script = tmp_path / "where.py"
+    script.write_text(WHERE)
+    command = machine.start([sys.executable, script])
+    # Its parent is on no machine, and it and the one that holds the machine are all that runs there.
+    command.wait_for("node-0 0 2 True")
+    assert machine.processes() == [command.process.pid]
+    assert f"\nPPid:\t{os.getpid()}\n" in Path(f"/proc/{command.process.pid}/status").read_text()
+    machine.kill()
+    assert command.wait(10) == -signal.SIGKILL
 
 
 def test_what_ranks_of_one_machine_share_another_machine_does_not_see(

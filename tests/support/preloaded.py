@@ -38,6 +38,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -221,7 +222,17 @@ class Fresh:
         self._filters = list(warnings.filters)
         self._loggers = {logger: _state_of(logger) for logger in _loggers()}
 
-    def become(
+    def become(self, command: list[str], **request: Any) -> NoReturn:
+        """Be what a command says, to its end."""
+        try:
+            self._begin(command, **request)
+        except BaseException:
+            # Who forked is not to be there twice.
+            traceback.print_exc()
+            os._exit(1)
+        _end_with(functools.partial(self._run, _words(command)))
+
+    def _begin(
         self,
         command: list[str],
         folder: str,
@@ -229,8 +240,7 @@ class Fresh:
         new_session: bool,
         cores: list[int],
         files: list[int],
-    ) -> NoReturn:
-        """Be what a command says, to its end."""
+    ) -> None:
         if new_session:
             os.setsid()
         os.sched_setaffinity(0, cores)
@@ -245,7 +255,6 @@ class Fresh:
         sys.dont_write_bytecode, sys.pycache_prefix = False, self._bytecode
         # What it starts in turn; in the children of its own this module is the one that it was.
         subprocess._fork_exec = functools.partial(_start, self._fork)  # type: ignore[attr-defined]
-        _end_with(functools.partial(self._run, _words(command)))
 
     def _fork(self, request: dict[str, Any], files: list[int]) -> int:
         # The handlers of who forks are not for signals to the new process, which has none until it is told.
