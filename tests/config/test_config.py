@@ -158,7 +158,7 @@ def test_the_flags_of_a_configuration_make_it_again() -> None:
 def test_the_defaults_of_a_section_are_valid_and_each_flag_has_a_sentence(section: type[Section]) -> None:
     section().validate()
     names = [field.name for field in dataclasses.fields(section)]
-    assert section().is_default(*names)
+    assert all(section().is_default(name) for name in names)
     sentences = sentences_of(section)
     assert list(sentences) == names
     assert all(sentence.endswith(".") for sentence in sentences.values())

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from recsuite.config.training import TrainingConfig
+from recsuite.config.sections.training import TrainingConfig
 from recsuite.errors import counted
 from recsuite.models.tasks.task import task_named
 from recsuite.monitoring.results import describe_failure, describe_nothing_left

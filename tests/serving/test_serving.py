@@ -33,9 +33,9 @@ from recsuite.checkpoint.storage.manifest import (
 )
 from recsuite.checkpoint.storage.recorded import with_recorded
 from recsuite.checkpoint.storage.writer import publish, retire, set_aside
-from recsuite.config.checkpoint import CheckpointConfig
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
+from recsuite.config.sections.checkpoint import CheckpointConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.formats import locate, read
 from recsuite.datasets.preparation.cache import open_columns

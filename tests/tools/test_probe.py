@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from recsuite.config.data import LoaderConfig
+from recsuite.config.sections.data import LoaderConfig
 from recsuite.tools import probe as probing
 from recsuite.tools.doctor import examined
 from recsuite.tools.probe import Probe, Report

@@ -22,8 +22,8 @@ from recsuite.checkpoint.storage.choice import (
 from recsuite.checkpoint.storage.directory import others_in
 from recsuite.checkpoint.storage.manifest import Manifest, Progress
 from recsuite.checkpoint.storage.shards import check_shard_files, reading
-from recsuite.config.checkpoint import NEWEST, CheckpointConfig
-from recsuite.config.training import ModelConfig
+from recsuite.config.sections.checkpoint import NEWEST, CheckpointConfig
+from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted
 from recsuite.models.tasks.task import task_named

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from os.path import commonpath, exists, isdir, realpath
 from typing import Any
 
-from recsuite.config.checkpoint import NEWEST, CheckpointConfig, ServingConfig
-from recsuite.config.data import DataConfig, LoaderConfig
-from recsuite.config.runtime import MonitoringConfig, RuntimeConfig
 from recsuite.config.section import Section, require
-from recsuite.config.training import ModelConfig, OptimizerConfig, TrainingConfig
+from recsuite.config.sections.checkpoint import NEWEST, CheckpointConfig
+from recsuite.config.sections.data import DataConfig, LoaderConfig
+from recsuite.config.sections.model import ModelConfig, OptimizerConfig
+from recsuite.config.sections.monitoring import MonitoringConfig
+from recsuite.config.sections.runtime import RuntimeConfig
+from recsuite.config.sections.serving import ServingConfig
+from recsuite.config.sections.training import TrainingConfig
 
 # Of --weight_decay in all passes: rows are held divided by what they decayed to, which has to be a float32.
 MOST_DECAY = 60

@@ -11,9 +11,9 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from recsuite.config.checkpoint import NEWEST
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.section import Section, require
+from recsuite.config.sections.checkpoint import NEWEST
 from recsuite.errors import UserError
 
 # Flags that have a second, longer name.

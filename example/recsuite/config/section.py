@@ -53,13 +53,12 @@ class Section:
             fits = value == "auto" or value <= most
             require(fits, f"--{name} {value} is too large; give at most {most:,}")
 
-    def is_default(self, *names: str) -> bool:
-        """Whether fields have the values that they have when no flag is given."""
+    def is_default(self, name: str) -> bool:
+        """Whether a field has the value that it has when no flag is given."""
         # A dataclass keeps the default of a field as an attribute of the class.
-        return all(getattr(self, name) == getattr(type(self), name) for name in names)
+        return bool(getattr(self, name) == getattr(type(self), name))
 
-    def require_at_least_0(self, *names: str) -> None:
-        """Refuse negative values, where 0 means none."""
-        for name in names:
-            value = getattr(self, name)
-            require(value >= 0, f"--{name} {value} is negative; give 0 for none")
+    def require_at_least_0(self, name: str) -> None:
+        """Refuse a negative value, where 0 means none."""
+        value = getattr(self, name)
+        require(value >= 0, f"--{name} {value} is negative; give 0 for none")

@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.config.training import ModelConfig
+from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.schema import ENTITIES, ITEM, Schema, Table
 from recsuite.errors import UserError, printable

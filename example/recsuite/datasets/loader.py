@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recsuite.config.config import Config
-from recsuite.config.data import LoaderConfig
+from recsuite.config.sections.data import LoaderConfig
 from recsuite.datasets.batches import Batch, EventBatches, Request, to_tensors
 from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say

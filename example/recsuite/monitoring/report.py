@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.config import Config
-from recsuite.config.training import ModelConfig
+from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.metrics import Metrics
 from recsuite.files import explained, replace_file
 from recsuite.monitoring.results import describe_nothing_left, say_results

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from recsuite.config.training import ModelConfig, TrainingConfig
+from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
 from recsuite.errors import counted

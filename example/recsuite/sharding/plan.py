@@ -30,7 +30,8 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from recsuite.config.config import Config
-from recsuite.config.training import ModelConfig, TrainingConfig
+from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError

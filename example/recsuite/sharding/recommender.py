@@ -17,7 +17,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from recsuite.config.training import ModelConfig
+from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import Table
 from recsuite.models.heads import Head

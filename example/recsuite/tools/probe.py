@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recsuite.config.data import LoaderConfig
+from recsuite.config.sections.data import LoaderConfig
 from recsuite.tools.findings import Finding, judge
 from recsuite.workers.failure import WorkerSilentError
 

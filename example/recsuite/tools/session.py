@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recsuite.config.config import Config
-from recsuite.config.data import DataConfig
 from recsuite.config.parser import parse_given
+from recsuite.config.sections.data import DataConfig
 from recsuite.errors import BrokenLaunchError, UserError
 from recsuite.runtime.collectives import broadcast_from_rank0
 from recsuite.runtime.console import end_when_unread, say

@@ -20,7 +20,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recsuite.checkpoint.storage.manifest import Progress
-from recsuite.config.training import OptimizerConfig
+from recsuite.config.sections.model import OptimizerConfig
 
 # The global batch that --lr is for.
 REFERENCE_BATCH = 4096

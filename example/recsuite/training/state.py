@@ -10,7 +10,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.config.training import TrainingConfig
+from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.plan import build_model

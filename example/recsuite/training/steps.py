@@ -13,7 +13,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recsuite.checkpoint.storage.manifest import Progress
-from recsuite.config.training import TrainingConfig
+from recsuite.config.sections.training import TrainingConfig
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import STEP, named
 from recsuite.sharding.recommender import ModelInput, Output

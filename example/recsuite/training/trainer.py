@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.config.training import TrainingConfig
+from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import Data
 from recsuite.errors import counted

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 import pytest
 
-from recsuite.config.data import DATASETS
+from recsuite.config.sections.data import DATASETS
 from recsuite.datasets.movielens import download
 from recsuite.errors import UserError
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.config.data import DataConfig
+from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.movielens.formats import locate, read
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import RawData

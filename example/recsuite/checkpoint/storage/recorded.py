@@ -16,8 +16,8 @@ from recsuite.checkpoint.storage.chain import ChoiceError, chain_at, check_compl
 from recsuite.checkpoint.storage.choice import settled, suggesting
 from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, read_config
-from recsuite.config.checkpoint import NEWEST, CheckpointConfig
 from recsuite.config.config import Config, flag_names, sections
+from recsuite.config.sections.checkpoint import NEWEST, CheckpointConfig
 from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
 from recsuite.runtime.console import say

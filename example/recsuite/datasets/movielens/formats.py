@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recsuite.config.data import OFFICIAL_SPLITS, DataConfig
+from recsuite.config.sections.data import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.movielens.parsing.entities import read_movies, read_users
 from recsuite.datasets.movielens.parsing.ratings import read_ratings
 from recsuite.datasets.movielens.parsing.reader import LAYOUTS, Layout, Reader

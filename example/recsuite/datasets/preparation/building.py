@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.config.data import DataConfig
+from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.columns import MANIFEST
 from recsuite.datasets.preparation.baselines import baselines_of
 from recsuite.datasets.preparation.histories import Stored, write_histories

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from recsuite.config.config import Config
-from recsuite.config.data import DataConfig
+from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, Columns, load_columns
 from recsuite.datasets.preparation.building import make_columns
 from recsuite.datasets.schema import Table

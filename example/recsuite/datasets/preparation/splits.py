@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recsuite.config.data import DataConfig
+from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.preparation.duplicates import describe_leak
 from recsuite.errors import UserError, counted
 

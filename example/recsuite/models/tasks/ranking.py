@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from recsuite.config.training import TOP
+from recsuite.config.sections.model import TOP
 from recsuite.datasets.schema import Feature
 from recsuite.models.heads import TwoTower
 from recsuite.models.tasks.task import Labelled, Task, TrainingData

@@ -1,8 +1,8 @@
 """What a model learns to do: one object that everything asks which would otherwise ask for the task's name.
 
 A task is a module of this folder with an instance named TASK, found by its name. To add one, write such a
-module and add its name to the choices of --task, which stand in `config/training.py`: data workers read the
-configuration, and must not import torch, as a task does.
+module and add its name to the choices of --task, which stand in `config/sections/model.py`: data workers read
+the configuration, and must not import torch, as a task does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from recsuite.config.training import ModelConfig
+from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.heads import Head
 

@@ -1,4 +1,4 @@
-"""The flags of checkpoints, and of what is done with one without a training."""
+"""The flags of checkpoints."""
 
 from __future__ import annotations
 
@@ -84,40 +84,3 @@ class CheckpointConfig(Section):
         )
         require(self.until >= -1, f"--until {self.until} is not a step; give the number of one, 0 or more")
         self.require_at_least_0("dump_every")
-
-
-@dataclass(frozen=True)
-class ServingConfig(Section):
-    """What is exported or recommended from a checkpoint."""
-
-    POSITIVE: ClassVar = ("top",)
-    MOST: ClassVar = {"top": 10_000}
-
-    export: str = ""
-    """New folder that gets the --checkpoint in --save_dir, whole and without its optimizer, for a server."""
-
-    recommend: bool = False
-    """Print what the --checkpoint in --save_dir recommends to --user."""
-
-    user: str = ""
-    """Raw id of the user that --recommend is for."""
-
-    top: int = 10
-    """How many items --recommend prints."""
-
-    follow: bool = False
-    """Have --recommend take the newest checkpoint, and print again whenever a newer one is written."""
-
-    def validate(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            UserError: for the first fault found.
-        """
-        super().validate()
-        for name in ("user", "top", "follow"):
-            require(
-                self.recommend or self.is_default(name),
-                f"--{name} says what is recommended, and nothing is; give --recommend too",
-            )
-        require(not self.recommend or bool(self.user), "--recommend needs --user, the raw id of a user")

@@ -1,4 +1,4 @@
-"""The flags of the model, of its optimizer and of the training."""
+"""The flags of the model and of its optimizer."""
 
 from __future__ import annotations
 
@@ -87,42 +87,3 @@ class OptimizerConfig(Section):
             f"--dense_weight_decay {self.dense_weight_decay} times --dense_lr {self.dense_lr} would shrink "
             "the dense part by more than all of it; give 0 to 1 / --dense_lr",
         )
-
-
-@dataclass(frozen=True)
-class TrainingConfig(Section):
-    """How long the model learns."""
-
-    CHOICES: ClassVar = {
-        "pipeline": ("auto", "plain", "sparse_dist"),
-        "cpu_tables": ("vectorised", "torchrec"),
-    }
-    POSITIVE: ClassVar = ("epochs",)
-    MOST: ClassVar = {"epochs": 1_000_000}
-
-    train: bool = False
-    """Train a model, validate it after every epoch and test it in the end; what happens when no mode is
-    named."""
-
-    epochs: int = 8
-    """Passes over the training ratings, unless --patience ends the training before."""
-
-    patience: int = 2
-    """Epochs in a row without a better validation result after which the training ends; 0 means never."""
-
-    pipeline: str = "auto"
-    """Training loop: plain, sparse_dist (TorchRec's TrainPipelineSparseDist), or auto: sparse_dist on
-    CUDA, else plain."""
-
-    cpu_tables: str = "vectorised"
-    """The tables' step on a CPU: vectorised, this program's own, or torchrec: TorchRec's and FBGEMM's, which
-    gives the same but for rounding, and takes longer."""
-
-    def validate(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            UserError: for the first fault found.
-        """
-        super().validate()
-        require(self.patience >= 0, f"--patience {self.patience} is negative; give 0 to never stop early")

@@ -1,0 +1,47 @@
+"""The flags of the training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from recsuite.config.section import Section, require
+
+
+@dataclass(frozen=True)
+class TrainingConfig(Section):
+    """How long the model learns."""
+
+    CHOICES: ClassVar = {
+        "pipeline": ("auto", "plain", "sparse_dist"),
+        "cpu_tables": ("vectorised", "torchrec"),
+    }
+    POSITIVE: ClassVar = ("epochs",)
+    MOST: ClassVar = {"epochs": 1_000_000}
+
+    train: bool = False
+    """Train a model, validate it after every epoch and test it in the end; what happens when no mode is
+    named."""
+
+    epochs: int = 8
+    """Passes over the training ratings, unless --patience ends the training before."""
+
+    patience: int = 2
+    """Epochs in a row without a better validation result after which the training ends; 0 means never."""
+
+    pipeline: str = "auto"
+    """Training loop: plain, sparse_dist (TorchRec's TrainPipelineSparseDist), or auto: sparse_dist on
+    CUDA, else plain."""
+
+    cpu_tables: str = "vectorised"
+    """The tables' step on a CPU: vectorised, this program's own, or torchrec: TorchRec's and FBGEMM's, which
+    gives the same but for rounding, and takes longer."""
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        super().validate()
+        require(self.patience >= 0, f"--patience {self.patience} is negative; give 0 to never stop early")
