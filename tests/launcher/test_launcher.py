@@ -99,9 +99,10 @@ def test_a_launcher_says_that_it_waits_for_other_machines_and_ctrl_c_ends_it(tmp
         first = process.stderr.readline()
         # The server of the meeting begins shortly before the wait.
         deadline = time.monotonic() + 30
-        while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        with socket.socket() as probe:
+            while probe.connect_ex(("127.0.0.1", port)) != 0:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
         time.sleep(1)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

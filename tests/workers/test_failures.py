@@ -162,6 +162,8 @@ def test_nothing_is_left_after_every_rank_was_killed(place: Place) -> None:
         wait_for(process, "epoch 1/1000")
         ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert len(ranks) == 2
+        # The launcher, its ranks and their workers, at least.
+        assert len(place.processes()) >= 1 + 2 + 2 * 2
         for rank in ranks:
             os.kill(int(rank), signal.SIGKILL)
         process.wait(40)
