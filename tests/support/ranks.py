@@ -29,7 +29,11 @@ def main() -> None:
 
 
 def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """Metrics of fixed weights for 0 and 2 workers, losses of both loops, and what the pool gave."""
+    """Metrics of fixed weights, losses of both loops, and what the pool gave.
+
+    Each worker is a Python that starts. So one rank alone combines each loop with and without a pool; others
+    take the two combinations that have nothing in common.
+    """
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.runtime.collectives import once_per_node
     from recsuite.sharding import plan as sharding
@@ -40,17 +44,19 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     found["world_size"] = context.world_size
     # Far from the mean, so that the metrics would show a row in the wrong place.
     sharding.INIT_STD, small = 0.4, sharding.INIT_STD
-    for num_workers in (0, 2):
+    alone = context.world_size == 1
+    for num_workers in (0, 2) if alone else (0,):
         metrics = evaluate_fresh(columns, config.replaced(num_workers=num_workers), context)
         found["metrics"][str(num_workers)] = metrics
     sharding.INIT_STD = small
+    others = (("plain", 1), ("sparse_dist", 0)) if alone else ()
+    for pipeline, num_workers in (("plain", 0), ("sparse_dist", 1), *others):
+        chosen = config.replaced(pipeline=pipeline, num_workers=num_workers)
+        losses, metrics, sums = train_all(columns, chosen, context)
+        found["losses"][f"{pipeline} {num_workers}"] = losses
+        found["tests"][f"{pipeline} {num_workers}"] = metrics
+        found["sums"] = sums
     for pipeline in ("plain", "sparse_dist"):
-        for num_workers in (0, 1):
-            chosen = config.replaced(pipeline=pipeline, num_workers=num_workers)
-            losses, metrics, sums = train_all(columns, chosen, context)
-            found["losses"][f"{pipeline} {num_workers}"] = losses
-            found["tests"][f"{pipeline} {num_workers}"] = metrics
-            found["sums"] = sums
         ranking = config.replaced(task="ranking", pipeline=pipeline, epochs=1)
         found["ranking losses"][pipeline] = train_all(columns, ranking, context)[0]
     found["ranking"] = rank_all(columns, config, context, std=0.4)
