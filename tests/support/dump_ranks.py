@@ -25,7 +25,7 @@ from unittest import mock
 
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
-from tests.support.steps import tell
+from tests.support.steps import among_own_ranks, tell
 
 SEED = int(os.environ.get("DUMP_SEED", "0"))
 # The numbers of ranks that write and read.
@@ -95,8 +95,7 @@ def main() -> None:
     """Write and read."""
     folder = Path(sys.argv[1])
     context = init_runtime(Config())
-    # Whose connections come is looked at before each of hundreds of collectives, and is no part of this.
-    with mock.patch("recsuite.runtime.collectives.check_visitors"):
+    with among_own_ranks():
         for action in sys.argv[2:]:
             found = act(action, folder, context)
             if context.rank == 0:

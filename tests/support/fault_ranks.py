@@ -18,7 +18,6 @@ from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch.distributed as dist
 
@@ -37,7 +36,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 from recsuite.training.state import TrainState, build_train_state
 from tests.support.killed_ranks import MODES, differing, leftovers, mark_step, tables_of, write_step
-from tests.support.steps import tell
+from tests.support.steps import among_own_ranks, tell
 
 SMALL_FILE = 100
 SLOW_SECONDS = 2.0
@@ -161,8 +160,7 @@ def main() -> None:
     columns = open_columns(Config.of(data_path=data))
     dumped, loaded = (build_train_state(columns, config, context) for _ in range(2))
     place, faults, found = Place(columns, context, dumped, loaded), Faults(), {}
-    # Whose connections come is looked at before each of hundreds of collectives, and is no part of this.
-    with mock.patch("recsuite.runtime.collectives.check_visitors"):
+    with among_own_ranks():
         for mode, (name, (fault_of, last)) in product(("dump", "async dump", "delta"), FAULTS.items()):
             folder = save_dir / f"{mode} {name}"
             of_mode = config.replaced(save_dir=str(folder), **MODES[mode])

@@ -14,7 +14,7 @@ from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
-from tests.support.early_ranks import PLANTED, STEPS_OF_AN_EPOCH
+from tests.support.early_ranks import GLOBAL_BATCH_SIZE, PLANTED, STEPS_OF_AN_EPOCH
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 
 SCRIPT = SUPPORT / "early_ranks.py"
@@ -111,12 +111,12 @@ def test_the_test_is_read_with_the_weights_of_the_best_epoch(
 def test_the_best_checkpoint_is_linked_beside_the_latest_and_kept_whatever_keep_says(
     kept: dict[int, Any], ranks: int
 ) -> None:
-    steps = -(-NUM_TRAIN // 600)
+    steps = -(-NUM_TRAIN // GLOBAL_BATCH_SIZE)
     assert kept[ranks]["dump"]["links"] == {
         "best": f"step-{2 * steps:09d}",
-        "latest": f"step-{4 * steps:09d}",
+        "latest": f"step-{3 * steps:09d}",
     }
-    increments = {"best": f"delta-{2 * steps:09d}", "latest": f"delta-{4 * steps:09d}"}
+    increments = {"best": f"delta-{2 * steps:09d}", "latest": f"delta-{3 * steps:09d}"}
     assert kept[ranks]["inc_dump"]["links"] == increments
 
 
@@ -125,10 +125,10 @@ def test_without_room_for_the_best_weights_or_without_validation_those_of_the_la
     kept: dict[int, Any], ranks: int
 ) -> None:
     for name in ("no memory", "the last is the best", "no validation"):
-        assert kept[ranks][name]["test"] == {"rmse": 4, "weights_of": [4]}
+        assert kept[ranks][name]["test"] == {"rmse": 3, "weights_of": [3]}
     refusal, last = kept[ranks]["no memory"]["said"]
     assert refusal.startswith("the weights of the best epoch are not kept, but those of the last one: a copy")
-    assert last == "the test is read with the last weights, of epoch 4: no better ones were kept"
+    assert last == "the test is read with the last weights, of epoch 3: no better ones were kept"
     assert kept[ranks]["no validation"]["said"] == []
 
 
