@@ -1,4 +1,4 @@
-"""What each rank of a launch runs for `test_early_stop.py`: python early_ranks.py RESULTS DATA CHANGED_DATA.
+"""What each rank of a launch runs for `test_early_stop.py`: python early_ranks.py RESULTS DATA [CHANGED].
 
 Validation results are planted, so that trainings stop where they should. Rank 0 writes what was found.
 """
@@ -58,8 +58,8 @@ def weights_of(model: Any, context: RuntimeContext) -> list[str]:
 
 
 def main() -> None:
-    """Stop a training early, interrupted or not, and train on data whose test ratings were changed; with one
-    set of data alone keep the best weights.
+    """Keep the best weights. Where there are data whose test ratings were changed, train on those too, and
+    stop a training on the others early, interrupted or not.
     """
     results, data, *changed = (Path(argument) for argument in sys.argv[1:])
     context = init_runtime(Config())
@@ -68,7 +68,7 @@ def main() -> None:
         if changed:
             found |= {
                 "planted": stop_early(results.parent, str(data), context),
-                "losses": [losses_on(folder, results.parent, context) for folder in (data, *changed)],
+                "losses on changed": losses_on(changed[0], results.parent, context),
             }
     cleanup_runtime()
     if context.rank == 0:
@@ -95,15 +95,14 @@ def keep_best(folder: Path, data: str, context: RuntimeContext) -> dict[str, Any
     config = Config.of(
         data_path=data, batch_size=GLOBAL_BATCH_SIZE // context.world_size, epochs=3, patience=0
     )
-    found = {}
-    for name, planted, free in (
-        ("memory", PLANTED, 2**40),
+    of_few = (
         ("no memory", PLANTED, 0),
         ("the last is the best", (3.0, 2.0, 1.0), 0),
         ("no validation", (float("nan"),) * 3, 0),
-        ("dump", PLANTED, 0),
-        ("inc_dump", PLANTED, 0),
-    ):
+    )
+    of_all = (("memory", PLANTED, 2**40), ("dump", PLANTED, 0), ("inc_dump", PLANTED, 0))
+    found = {}
+    for name, planted, free in (*of_all, *(of_few if context.world_size < 3 else ())):
         modes = {"dump": {"dump": True}, "inc_dump": {"inc_dump": True}}.get(name)
         evaluator = PlantedEvaluator(context, planted)
         with (
@@ -135,8 +134,9 @@ def train_kept(
 
 
 def losses_on(data: Path, folder: Path, context: RuntimeContext) -> list[float]:
-    config = Config.of(data_path=str(data), batch_size=200, epochs=2)
-    return list(train(folder / f"on-{data.name}", config, context, dump=True)["losses"])
+    """Of a training whose validations and test are the real ones."""
+    config = Config.of(data_path=str(data), **FLAGS)
+    return list(train(folder / "changed", config, context)["losses"])
 
 
 if __name__ == "__main__":

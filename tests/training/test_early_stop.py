@@ -120,7 +120,7 @@ def test_the_best_checkpoint_is_linked_beside_the_latest_and_kept_whatever_keep_
     assert kept[ranks]["inc_dump"]["links"] == increments
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_without_room_for_the_best_weights_or_without_validation_those_of_the_last_epoch_count(
     kept: dict[int, Any], ranks: int
 ) -> None:
@@ -151,6 +151,8 @@ def test_where_the_best_dump_is_not_there_the_test_says_which_is_taken(dumped: i
 
 
 def test_the_stars_of_test_ratings_change_no_loss(found: Any) -> None:
-    first, second = found["losses"]
-    assert len(first) == 2 * STEPS_OF_AN_EPOCH
-    assert first == second
+    on_changed, planted = found["losses on changed"], found["planted"]["whole"]["losses"]
+    # Each stops when its validation says so.
+    common = min(len(on_changed), len(planted))
+    assert common >= 2 * STEPS_OF_AN_EPOCH
+    assert on_changed[:common] == planted[:common]
