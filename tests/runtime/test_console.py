@@ -147,12 +147,13 @@ def test_the_programs_own_lines_are_tagged_as_print_is_and_can_be_had_elsewhere(
         say("before 100%")
         install_tag("RANK 3")
         say("one\ntwo")
+        say("a table", tagged=False)
     finally:
         remove_tag()
         logging.getLogger("recsuite").removeHandler(handler)
     say("after")
-    assert capsys.readouterr().out == "before 100%\n[RANK 3] one\n[RANK 3] two\nafter\n"
-    assert kept == ["before 100%", "one\ntwo"]
+    assert capsys.readouterr().out == "before 100%\n[RANK 3] one\n[RANK 3] two\na table\nafter\n"
+    assert kept == ["before 100%", "one\ntwo", "a table"]
 
 
 def test_installing_print_twice_and_restoring_twice_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,8 +39,9 @@ class TaggedFormatter(logging.Formatter):
         self.prefix = f"[{tag}] " if tag else ""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
-        return self.tagged(super().format(record))
+        """See `logging.Formatter`; a record whose attribute `tagged` is false stays as it is."""
+        text = super().format(record)
+        return self.tagged(text) if getattr(record, "tagged", True) else text
 
     def tagged(self, text: str) -> str:
         """A text as it is shown."""
@@ -98,10 +99,11 @@ def console() -> ConsoleHandler:
     return handler
 
 
-def say(text: str) -> None:
-    """Write a line of the program's own, or several."""
+def say(text: str, tagged: bool = True) -> None:
+    """Write a line of the program's own, or several; tagged: whether they begin with who says them."""
     console()
-    logging.getLogger(LOGGER).info("%s", text)
+    # An attribute of the record: a handler that somebody has added receives lines without a tag too.
+    logging.getLogger(LOGGER).info("%s", text, extra={"tagged": tagged})
 
 
 def seconds_of_silence() -> float:

@@ -60,12 +60,8 @@ class RuntimeContext:
 
     def say(self, text: str, tagged: bool = True) -> None:
         """Print from rank 0 what every rank would say alike. Not collective."""
-        if self.rank != 0:
-            return
-        if tagged:
-            say(text)
-        else:
-            sys.stdout.write(f"{text}\n")
+        if self.rank == 0:
+            say(text, tagged)
 
 
 def init_runtime(config: Config) -> RuntimeContext:
