@@ -1,4 +1,7 @@
-"""The one exception that means "the user can mend this", and how words of others and numbers are shown."""
+"""The one exception that means "the user can mend this", and how messages and numbers are shown."""
+
+import sys
+from pathlib import Path
 
 # Of what others wrote, in a sentence.
 MAX_CHARACTERS = 300
@@ -7,8 +10,8 @@ MAX_CHARACTERS = 300
 class UserError(Exception):
     """A mistake outside the program: bad flag, file, row, network or installation.
 
-    Its message is one sentence with the value, the limit and what to do. `example.py` prints it from
-    one rank without a traceback and exits with status 2; every other exception keeps its traceback.
+    Its message is one sentence with the value, the limit and what to do. A script prints it from one rank
+    without a traceback and exits with status 2; every other exception keeps its traceback.
     """
 
 
@@ -18,6 +21,18 @@ class LostPeerError(RuntimeError):
 
 class BrokenLaunchError(LostPeerError):
     """The same where it is known who is gone, or came in its place: the sentence says all, as a mistake's."""
+
+
+def script_name() -> str:
+    """The script that this process runs; example.py where it runs none, as with `python -m` and `-c`."""
+    name = Path(sys.argv[0]).name
+    # A module that is run, such as the check of a command line, is a __main__.py, and works for the example.
+    return name if name.endswith(".py") and not name.startswith("__") else "example.py"
+
+
+def signed(sentence: object) -> str:
+    """A message of the script's, which begins with its name."""
+    return f"{script_name()}: {sentence}"
 
 
 def printable(found: object) -> str:

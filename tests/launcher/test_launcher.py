@@ -33,7 +33,7 @@ def test_more_processes_than_cores_are_told_what_that_costs(
     assert capsys.readouterr().err == ""
     launcher._check_processes(asked(64))
     error = capsys.readouterr().err
-    assert error.startswith("launcher.py: 64 processes share 2 cores: their start takes about 96 s, and")
+    assert error.startswith("launcher: 64 processes share 2 cores: their start takes about 96 s, and")
     assert error.count("\n") == 1
     with pytest.raises(UserError, match=r"65 processes need 19.0 GiB of memory .* give at most 64 \(NPROC"):
         launcher._check_processes(asked(65))
@@ -43,7 +43,7 @@ def test_more_processes_than_cores_are_told_what_that_costs(
     ("before", "after", "why"),
     [
         (3, 4, "by the kernel, which has ended 1 process for want of memory meanwhile"),
-        (3, 3, "but not for want of memory: the kernel has ended no process for that meanwhile"),
+        (3, 3, "but not for want of memory: the kernel has not ended any process for that meanwhile"),
         (None, 4, "most often by the kernel, when the memory limit is reached, or else by somebody"),
     ],
 )
@@ -106,8 +106,8 @@ def test_a_launcher_says_that_it_waits_for_other_machines_and_ctrl_c_ends_it(tmp
         time.sleep(1)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    assert first.startswith(f"launcher.py: meets the other machines at {endpoint} and waits for them, 600 s")
-    assert errors.splitlines()[-1] == "launcher.py: ended by SIGINT, while it waited for the other machines"
+    assert first.startswith(f"launcher: meets the other machines at {endpoint} and waits for them, 600 s")
+    assert errors.splitlines()[-1] == "launcher: ended by SIGINT, while it waited for the other machines"
     assert "Traceback" not in errors
     assert process.returncode == 128 + signal.SIGINT
 
@@ -119,6 +119,6 @@ def test_ranks_that_are_started_again_are_told_of_in_a_sentence(script: Path, tm
     assert result.returncode == 1
     assert result.stdout.count("told [0, 1]") == 2 * 2
     said = "the ranks are started again: attempt 2 on this machine, with 2 ranks on 1 machine of --nnodes 1:1"
-    lines = [line for line in result.stderr.splitlines() if line.startswith("launcher.py: ")]
+    lines = [line for line in result.stderr.splitlines() if line.startswith("launcher: ")]
     # No word of other machines, of which there are none.
-    assert lines == [f"launcher.py: {said}"]
+    assert lines == [f"launcher: {said}"]

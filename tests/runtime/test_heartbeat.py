@@ -96,7 +96,7 @@ def test_a_rank_that_torchrun_did_not_start_outlives_its_parent() -> None:
 def test_a_launcher_inside_a_call_that_does_not_end_is_ended() -> None:
     result = run(STUCK.format(what=HELD))
     assert result.returncode == 1
-    assert "for the machine with the rendezvous, which may be cut off; ends" in result.stderr
+    assert "for the machine with the rendezvous, which may be cut off; this launcher ends" in result.stderr
     assert "in <module>" in result.stderr
 
 

@@ -227,7 +227,7 @@ def test_a_rank_that_prepares_data_for_too_long_is_a_users_mistake(tmp_path: Pat
     script.write_text(SLOW)
     result = torchrun(2, script, timeout=60)
     assert result.returncode != 0
-    assert "example.py: Rank 1 waited 2 s for the first rank of each machine" in result.stderr
+    assert "slow.py: Rank 1 waited 2 s for the first rank of each machine" in result.stderr
 
 
 SLOW = """
@@ -293,7 +293,7 @@ def test_a_users_mistake_on_one_rank_alone_is_said_and_ends_all(tmp_path: Path) 
     script.write_text(CRASH.format(error=error))
     result = torchrun(2, script, timeout=60)
     assert result.returncode != 0
-    assert result.stderr.count("example.py: the disk of machine two is full") == 1
+    assert result.stderr.count("mistake.py: the disk of machine two is full") == 1
     assert "the disk of machine two is full" in result.stderr[result.stderr.rindex("Root Cause") :]
 
 

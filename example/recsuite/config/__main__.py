@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from recsuite.config.parser import parse_args
-from recsuite.errors import UserError
+from recsuite.errors import UserError, signed
 from recsuite.runtime.console import end_when_unread
 
 if __name__ == "__main__":
@@ -17,5 +17,5 @@ if __name__ == "__main__":
     try:
         parse_args()
     except UserError as error:
-        print(f"example.py: {error}", file=sys.stderr)
+        print(signed(error), file=sys.stderr)
         sys.exit(2)

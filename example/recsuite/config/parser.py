@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.section import Section, require
 from recsuite.config.sections.checkpoint import NEWEST
-from recsuite.errors import UserError
+from recsuite.errors import UserError, script_name
 
 # Flags that have a second, longer name.
 LONG_NAMES = {"inc_dump": "incremental_dump"}
@@ -61,7 +61,7 @@ class _Parser(argparse.ArgumentParser):
 def build_parser() -> argparse.ArgumentParser:
     """A parser with a group of flags for each section, and its sentence above them."""
     parser = _Parser(
-        prog="example.py",
+        prog=script_name(),
         # One line instead of all flags twice.
         usage="%(prog)s [FLAGS...]",
         description="Train a sharded recommender on MovieLens.",

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 
 from recsuite.config.parser import parse_args as parse_flags
 from recsuite.errors import UserError, counted
+from recsuite.launcher.console import say
 from recsuite.launcher.stuck import end_when_stuck
 from recsuite.runtime.console import UNREAD, end_when_unread
 from recsuite.runtime.ending.recovery import Recovery
@@ -35,7 +36,7 @@ from recsuite.runtime.host import (
 from recsuite.runtime.peers.error_file import is_said
 from recsuite.runtime.process import end_process
 
-# The statuses with which example.py ends after a mistake of the user, and after a SIGTERM or a Ctrl-C to a
+# The statuses with which a script ends after a mistake of the user, and after a SIGTERM or a Ctrl-C to a
 # rank of any machine; the ranks have said all there is to say.
 EXPLAINED = (2, UNREAD, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 # Of a process that has imported all and has no data: its own memory, and the seconds of a core for its start.
@@ -60,16 +61,15 @@ def launch() -> int:
         check_descriptors()
         _check_processes(arguments)
     except UserError as error:
-        print(f"launcher.py: {error}", file=sys.stderr)
+        say(error)
         return 2
     if arguments.nnodes not in ONE_MACHINE:
         # Ranks would meet in a store of a launcher that outlives a restart, and the number of restarts, which
         # keeps attempts apart there, differs between machines. So rank 0 makes a store for each attempt.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-        print(
-            f"launcher.py: meets the other machines at {arguments.rdzv_endpoint} and waits for them, 600 s "
-            "at most unless --rdzv_conf says otherwise; Ctrl-C ends it",
-            file=sys.stderr,
+        say(
+            f"meets the other machines at {arguments.rdzv_endpoint} and waits for them, 600 s "
+            "at most unless --rdzv_conf says otherwise; Ctrl-C ends it"
         )
     end_when_stuck(arguments.training_script_args)
     with private_folder() as folder:
@@ -117,11 +117,11 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         run(arguments)
     except SignalException as error:
-        print(f"launcher.py: ended by {error.sigval.name}, after the ranks had ended", file=sys.stderr)
+        say(f"ended by {error.sigval.name}, after the ranks had ended")
         return 128 + error.sigval
     except KeyboardInterrupt:
         # torchrun takes signals from when there are ranks.
-        print("launcher.py: ended by SIGINT, while it waited for the other machines", file=sys.stderr)
+        say("ended by SIGINT, while it waited for the other machines")
         return 128 + signal.SIGINT
     except ChildFailedError as error:
         _, first = error.get_first_failure()
@@ -130,14 +130,14 @@ def _run(arguments: argparse.Namespace) -> int:
         # A killed rank could say nothing, so this launcher says what is known of it.
         if first.exitcode == -signal.SIGKILL:
             ranks = [rank for rank, failure in error.failures.items() if failure is first]
-            print(f"launcher.py: {_killed_rank(ranks, first.pid, kills_before, arguments)}", file=sys.stderr)
+            say(_killed_rank(ranks, first.pid, kills_before, arguments))
             return 1
         # torchrun's own report, with the traceback that the rank has left.
         if not is_said(first.message):
             print(error, file=sys.stderr)
         return 1
     except (RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError) as error:
-        print(f"launcher.py: {_lost_rendezvous(error, arguments)}", file=sys.stderr)
+        say(_lost_rendezvous(error, arguments))
         return 1
     return 0
 
@@ -162,9 +162,9 @@ class _RestartNotice(logging.Handler):
         self._attempt += 1
         if self._attempt > 1:
             ranks, machines = about["role_world_size"][0], about["group_world_size"]
-            sys.stderr.write(
-                f"launcher.py: the ranks are started again: attempt {self._attempt} on this machine, with "
-                f"{counted(ranks, 'rank')} on {counted(machines, 'machine')} of --nnodes {self._nnodes}\n"
+            say(
+                f"the ranks are started again: attempt {self._attempt} on this machine, with "
+                f"{counted(ranks, 'rank')} on {counted(machines, 'machine')} of --nnodes {self._nnodes}"
             )
 
 
@@ -184,11 +184,10 @@ def _check_processes(arguments: argparse.Namespace) -> None:
             f"this machine gives {gib(memory)}; give at most {memory // RANK_BYTES} (NPROC of ./run.sh)."
         )
     if number > cores:
-        print(
-            f"launcher.py: {number} processes share {cores} cores: their start takes about "
+        say(
+            f"{number} processes share {cores} cores: their start takes about "
             f"{number * START_SECONDS / cores:.0f} s, and their steps wait for each other; more than {cores} "
-            "are no faster without GPUs (NPROC of ./run.sh)",
-            file=sys.stderr,
+            "are no faster without GPUs (NPROC of ./run.sh)"
         )
 
 
@@ -203,7 +202,7 @@ def _killed_rank(ranks: list[int], pid: int, kills_before: int | None, arguments
         why = f"by the kernel, which has ended {ended} for want of memory meanwhile"
     else:
         memory = ""
-        why = "but not for want of memory: the kernel has ended no process for that meanwhile"
+        why = "but not for want of memory: the kernel has not ended any process for that meanwhile"
     return (
         f"rank {', '.join(map(str, ranks))} (pid {pid}) was killed by signal 9 (SIGKILL), {why}.\n"
         f"{memory_in_words()}\n"

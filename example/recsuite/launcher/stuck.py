@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recsuite.config.config import Config
+from recsuite.launcher.console import say
 from recsuite.runtime.peers.heartbeat import state_of
 
 # Beyond --timeout: the ranks have that long, to find out by themselves and to say why they end.
@@ -58,7 +59,7 @@ def _watch(timeout: float) -> None:
         stopped = {pid: stopped.get(pid, now) for pid in ranks if state_of(pid) == "T"}
         for pid, since in stopped.items():
             if now - since > timeout + STOPPED_SECONDS:
-                _say(f"process {pid} was stopped for --timeout {timeout:.0f} seconds, and is ended")
+                say(f"process {pid} was stopped for --timeout {timeout:.0f} seconds, and is ended")
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -99,13 +100,8 @@ def _end(seconds: float) -> None:
     # It shows which call of torchrun's does not return.
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     sys.stderr.write("".join(traceback.format_stack(frame)))
-    _say(
-        f"waited {seconds:.0f} s for the machine with the rendezvous, which may be cut off; ends, and its "
-        "ranks with it"
+    say(
+        f"waited {seconds:.0f} s for the machine with the rendezvous, which may be cut off; this "
+        "launcher ends, and its ranks end with it"
     )
     os._exit(1)
-
-
-def _say(sentence: str) -> None:
-    sys.stderr.write(f"launcher.py: {sentence}\n")
-    sys.stderr.flush()

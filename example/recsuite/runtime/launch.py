@@ -17,7 +17,7 @@ from recsuite.errors import LostPeerError, UserError
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-# Where launcher.py says in which folder ranks meet.
+# Where the launcher says in which folder ranks meet.
 STORE_FOLDER = "LAUNCH_STORE_FOLDER"
 
 
@@ -75,8 +75,8 @@ def open_store(launch: Launch, timeout: int) -> dist.Store:
         return dist.FileStore(f"{folder}/ranks-{attempt}", launch.world_size)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's store outlives its ranks: what restarted ones write must not mix with what is there of
-        # those that are gone. Each machine counts its own restarts, so launcher.py of several ones has rank 0
-        # make a store for each attempt.
+        # those that are gone. Each machine counts its own restarts, so of several ones the launcher has rank
+        # 0 make a store for each attempt.
         store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
         return dist.PrefixStore(f"restart-{attempt}", store)
     where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -102,7 +102,7 @@ def open_store(launch: Launch, timeout: int) -> dist.Store:
 
 
 def _store_folder() -> str:
-    """The folder in which launcher.py has the ranks of one machine meet; "" under any other launcher."""
+    """The folder in which recsuite.launcher has the ranks of one machine meet; "" under any other one."""
     folder = os.environ.get(STORE_FOLDER, "")
-    # torchrun may be called by a process that launcher.py started, and hands the variable on.
+    # torchrun may be called by a process that the launcher started, and hands the variable on.
     return folder if Path(folder).name == os.environ.get("TORCHELASTIC_RUN_ID", "") else ""

@@ -25,7 +25,7 @@ from recsuite.checkpoint.storage.recorded import checked_flags, data_flags_of, m
 from recsuite.config.config import Config
 from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Feature, RawData
 from recsuite.datasets.source import SCHEMA, locate, read
-from recsuite.errors import UserError, counted, printable
+from recsuite.errors import UserError, counted, printable, signed
 from recsuite.models.tasks.task import task_of_head
 from recsuite.serving.request import HISTORY_RATINGS
 from recsuite.serving.served import Follower, ServedModel
@@ -124,7 +124,7 @@ def _follow(follower: Follower, viewer: Viewer, config: Config) -> None:
         except UserError as error:
             # The model before is still good. Said once, for the fault may stay.
             if str(error) != said:
-                print(f"example.py: {error}", file=sys.stderr, flush=True)
+                print(signed(error), file=sys.stderr, flush=True)
             said = str(error)
 
 

@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
+from recsuite.errors import script_name
 from recsuite.runtime.host import memory_in_words, mib, shared_memory
 
 # What multiprocessing says of a forked worker that its server no longer can speak for.
@@ -78,7 +79,10 @@ class WorkerSilentError(WorkerError):
 def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
     """What an exit code means, with the facts that matter to it, and the remedy."""
     if exitcode is None:
-        return "Its connection broke while it lives.", "start again; if it comes back, give --num_workers 0."
+        return (
+            "Its connection broke although it is still running.",
+            "start again; if it comes back, give --num_workers 0.",
+        )
     if exitcode == SERVER_GONE and failure.mp_context == "forkserver":
         return (
             "The server that forks workers is gone, and took the worker with it.",
@@ -117,7 +121,7 @@ def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
         return (
             f"{fact}: a crash in native code.",
             "the stack shows the call; packages that do not belong together are the usual reason: "
-            "example.py --doctor checks them.",
+            f"{script_name()} --doctor checks them.",
         )
     return f"{fact}, which somebody sent.", "find out who sent it, and start again."
 

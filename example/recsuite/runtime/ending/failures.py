@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 
-from recsuite.errors import BrokenLaunchError, LostPeerError, UserError
+from recsuite.errors import BrokenLaunchError, LostPeerError, UserError, signed
 from recsuite.runtime.ending.recovery import Recovery
 from recsuite.runtime.launch import read_launch
 from recsuite.runtime.peers.error_file import leave_for_torchrun
@@ -44,7 +44,7 @@ def report_mistake(sentence: str) -> None:
         local_rank = 0
     if local_rank != 0:
         time.sleep(SAME_MISTAKE_SECONDS)
-    print(f"example.py: {sentence}", file=sys.stderr, flush=True)
+    print(signed(sentence), file=sys.stderr, flush=True)
 
 
 def report_lost_worker(screen: str) -> None:
@@ -85,7 +85,7 @@ def report_broken_launch(error: BrokenLaunchError) -> None:
         time.sleep(LOST_PEER_SECONDS)
     if read_launch().local_rank != 0:
         time.sleep(SAME_MISTAKE_SECONDS)
-    print(f"example.py: {error}", file=sys.stderr, flush=True)
+    print(signed(error), file=sys.stderr, flush=True)
     # After it, so that nothing is marked as said that was not.
     leave_for_torchrun(str(error), str(error), is_said=True)
 

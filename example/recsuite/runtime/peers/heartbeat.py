@@ -20,6 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from recsuite.errors import signed
 from recsuite.runtime.peers.error_file import leave_for_torchrun
 from recsuite.runtime.peers.rollcall import ALL_ANSWER, ANSWER_SECONDS, Peers
 
@@ -115,7 +116,7 @@ class Heartbeat:
                     # Nobody else may tell it to: launchers of several machines do not.
                     fault = self.fault()
                     self._end_without(
-                        fault, f"it went on for --timeout {self.timeout:.0f} seconds alone: {fault}"
+                        fault, f"it continued alone for --timeout {self.timeout:.0f} seconds: {fault}"
                     )
                 if not self._over.is_set() and self._group is not None and not self._beat():
                     self._over.set()
@@ -213,6 +214,6 @@ def state_of(pid: int) -> str:
 
 def _say(sentence: str, explanation: str = "") -> None:
     """Say it past Python's streams, which the main thread may hold; not at all where nobody reads it."""
-    text = f"{explanation}example.py: {sentence}\n"
+    text = f"{explanation}{signed(sentence)}\n"
     if select.select([], [2], [], 0)[1]:
         os.write(2, text.encode()[-LONGEST_TEXT:])

@@ -1,0 +1,12 @@
+"""What the launcher writes of its own: each message begins with who says it."""
+
+from __future__ import annotations
+
+import sys
+
+
+def say(sentence: object) -> None:
+    """Write a message to standard error, at once and of one piece."""
+    # The ranks write there too, and a line of theirs could come between.
+    sys.stderr.write(f"launcher: {sentence}\n")
+    sys.stderr.flush()
