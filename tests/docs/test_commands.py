@@ -101,7 +101,7 @@ def meets_other_machines(lines: Lines, clone: Path) -> None:
     settings = dict(re.findall(r"([A-Z_]+)=(\S+)", lines[0]))
     launch = f"--nnodes={settings['NNODES']} --rdzv_backend=c10d --rdzv_endpoint=first-machine:29400 "
     launch += "--max_restarts=3 " if "MAX_RESTARTS" in settings else ""
-    assert f"{launch}--nproc_per_node=2 " in succeeded(shell(lines, clone))
+    assert f"{launch}--nproc_per_node=2 " in succeeded(shell(lines, clone, PRINT_LAUNCH="1"))
 
 
 def reaches_the_download(lines: Lines, clone: Path) -> None:
@@ -147,8 +147,8 @@ def begins_where_there_is_no_checkpoint(lines: Lines, clone: Path) -> None:
 
 def replays_and_recommends(lines: Lines, clone: Path) -> None:
     train, *others = lines
-    output = succeeded(shell((f"{train} --epochs 3", *others), clone))
-    # 20 steps an epoch: 20, 40, 50 and 60.
+    output = succeeded(shell((f"{train} --epochs 3 --batch_size 512", *others), clone))
+    # 22 steps an epoch: 22, 44, 50 and 66.
     assert len(list((clone / "dumps").glob("delta-*"))) == 4
     trained, loaded = models(output)
     assert trained == loaded

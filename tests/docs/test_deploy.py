@@ -7,6 +7,7 @@ folders and processes of this machine, with stand-ins for what Slurm and Kuberne
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -16,16 +17,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 from kubeflow_trainer_api import models
 
 from tests.support.launch import ROOT, family, free_port, run_command, started, succeeded
+from tests.support.quick_python import quick_python
 
 DEPLOY = ROOT / "deploy"
 SCHEMAS = {
@@ -36,8 +38,8 @@ SCHEMAS = {
     "TrainJob": models.TrainerV1alpha1TrainJob,
 }
 TERMINATED = 128 + signal.SIGTERM
-# Added to what a file says, so that a test takes seconds.
-SHORT = ["--epochs", "3"]
+# Added to what a file says, so that a test takes seconds, and that a training is interrupted before its end.
+SHORT, LONG = ["--epochs", "4"], ["--epochs", "12", "--patience", "0"]
 
 
 def documents(name: str) -> dict[str, Any]:
@@ -97,27 +99,32 @@ class Image:
         return started(line, cwd=self.app, env=env, stderr=subprocess.STDOUT)
 
 
-@pytest.fixture
-def image(few_ratings: Path, tmp_path: Path) -> Image:
+@pytest.fixture(scope="module")
+def built(few_ratings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
     """The image, with packages from this installation, and few ratings as the default data set."""
     if not (ROOT / ".venv" / ".installed").is_file():
         pytest.skip("needs the installation that `./run.sh test` makes in .venv")
-    app, shared = tmp_path / "app", tmp_path / "shared"
+    app = tmp_path_factory.mktemp("image") / "app"
     app.mkdir()
-    shared.mkdir()
-    (app / ".venv").symlink_to(ROOT / ".venv")
     forms: dict[str, list[str]] = {}
-    for word, rest in dockerfile():
-        if word == "COPY":
-            _, *sources, target = rest.split()
-            for source in sources:
-                _copy(ROOT / source, app / target)
-        elif word == "RUN" and "run.sh" in rest:
-            succeeded(run_command(shlex.split(rest), cwd=app, env={"VARIANT": "cpu"}))
-        elif word in ("ENTRYPOINT", "CMD"):
-            forms[word] = json.loads(rest)
-    shutil.copytree(few_ratings, app / "data")
-    return Image(app, shared, forms["ENTRYPOINT"], forms["CMD"])
+    with quick_python(app):
+        for word, rest in dockerfile():
+            if word == "COPY":
+                _, *sources, target = rest.split()
+                for source in sources:
+                    _copy(ROOT / source, app / target)
+            elif word == "RUN" and "run.sh" in rest:
+                succeeded(run_command(shlex.split(rest), cwd=app, env={"VARIANT": "cpu"}))
+            elif word in ("ENTRYPOINT", "CMD"):
+                forms[word] = json.loads(rest)
+        shutil.copytree(few_ratings, app / "data")
+        yield Image(app, app, forms["ENTRYPOINT"], forms["CMD"])
+
+
+@pytest.fixture
+def image(built: Image, tmp_path: Path) -> Image:
+    """The image, and an empty folder that its containers share."""
+    return dataclasses.replace(built, shared=tmp_path)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -134,7 +141,7 @@ def test_what_the_image_copies_is_not_ignored() -> None:
 
 
 def test_the_command_of_the_image_trains_and_a_second_one_loads_what_it_left(image: Image) -> None:
-    with image.container([*image.command, *SHORT], {"NPROC": "1"}) as process:
+    with image.container([*image.command, "--epochs", "1"], {"NPROC": "1"}) as process:
         output = process.communicate(timeout=100)[0]
     assert process.returncode == 0, output
     with image.container(["load", "--save_dir", "/shared/dumps"], {"NPROC": "1"}) as process:
@@ -143,25 +150,22 @@ def test_the_command_of_the_image_trains_and_a_second_one_loads_what_it_left(ima
     assert "this model" in output
 
 
-def start_pods(image: Image, containers: list[tuple[list[str], list[str] | None, dict[str, str]]]) -> Any:
-    """Containers that run until the context ends: arguments, command and environment of each."""
-    stack = contextlib.ExitStack()
-    processes = [
-        stack.enter_context(image.container([*arguments, *SHORT], env, command))
-        for arguments, command, env in containers
-    ]
-    return stack, processes
+class Pod(NamedTuple):
+    """What a pod runs: arguments, command (None: that of the image) and environment of its container."""
+
+    arguments: list[str]
+    command: list[str] | None
+    env: dict[str, str]
 
 
-def pods_of_the_job(endpoint: str) -> list[tuple[list[str], list[str] | None, dict[str, str]]]:
+def pod_of_the_job(endpoint: str) -> Pod:
     spec = documents("job.yaml")["Job"]["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     env = {each["name"]: each["value"] for each in container["env"]}
-    one = {**env, "RDZV_ENDPOINT": endpoint, "NPROC": "1"}
-    return [(container["args"], container.get("command"), one)] * spec["completions"]
+    return Pod(container["args"], container.get("command"), {**env, "RDZV_ENDPOINT": endpoint, "NPROC": "1"})
 
 
-def pods_of_the_trainjob(endpoint: str) -> list[tuple[list[str], list[str] | None, dict[str, str]]]:
+def pod_of_the_trainjob(endpoint: str) -> Pod:
     found = documents("trainjob.yaml")
     (job,) = found["TrainingRuntime"]["spec"]["template"]["spec"]["replicatedJobs"]
     (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
@@ -170,36 +174,56 @@ def pods_of_the_trainjob(endpoint: str) -> list[tuple[list[str], list[str] | Non
     # What the trainer of Kubeflow tells a pod.
     env = {"PET_NNODES": str(trainer["numNodes"]), "PET_NPROC_PER_NODE": "1"}
     env |= {"PET_MASTER_ADDR": address, "PET_MASTER_PORT": port}
-    return [(trainer["args"], container["command"], env)] * trainer["numNodes"]
+    return Pod(trainer["args"], container["command"], env)
 
 
-@pytest.mark.parametrize("pods_of", [pods_of_the_job, pods_of_the_trainjob])
-def test_a_sigterm_to_one_pod_ends_all_after_a_checkpoint_and_new_pods_finish(
-    image: Image, pods_of: Callable[[str], list[tuple[list[str], list[str] | None, dict[str, str]]]]
+@contextlib.contextmanager
+def pods(image: Image, more: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
+    """One pod of each kind, which together are the two machines that each of the kinds asks for."""
+    endpoint = f"localhost:{free_port()}"
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(image.container([*pod.arguments, *more], pod.env, pod.command))
+            for pod in (pod_of_the_job(endpoint), pod_of_the_trainjob(endpoint))
+        ]
+
+
+def outputs_of(processes: list[subprocess.Popen[str]]) -> str:
+    return "".join(process.communicate(timeout=100)[0] for process in processes)
+
+
+def test_a_sigterm_to_one_pod_ends_all_after_a_checkpoint_and_new_pods_finish(image: Image) -> None:
+    dumps = image.shared / "dumps"
+    # Either may be the one that hosts the rendezvous.
+    for number in range(2):
+        before = checkpoints_in(dumps)
+        with pods(image, LONG) as started_pods:
+            wait_for_a_checkpoint(dumps, started_pods, before)
+            started_pods[number].send_signal(signal.SIGTERM)
+            output = outputs_of(started_pods)
+        assert [pod.returncode for pod in started_pods] == [TERMINATED, TERMINATED], output
+        assert ("loaded " in output) == bool(before)
+    with pods(image, SHORT) as started_pods:
+        output = outputs_of(started_pods)
+    assert [pod.returncode for pod in started_pods] == [0, 0], output
+    assert re.search(r"loaded .*dumps/(step|delta)-", output)
+    assert "[RANK 0] ranks: 2 on cpu, 1 of them on this machine" in output
+    assert "this model, epoch" in output
+
+
+def checkpoints_in(save_dir: Path) -> set[str]:
+    return {path.name for path in save_dir.glob("step-*")}
+
+
+def wait_for_a_checkpoint(
+    save_dir: Path, processes: list[subprocess.Popen[str]], before: Set[str] = frozenset()
 ) -> None:
-    stack, pods = start_pods(image, pods_of(f"localhost:{free_port()}"))
-    with stack:
-        wait_for_a_checkpoint(image.shared / "dumps", pods)
-        # The one that does not host the rendezvous, most often; either must do.
-        pods[1].send_signal(signal.SIGTERM)
-        outputs = [pod.communicate(timeout=60)[0] for pod in pods]
-    assert [pod.returncode for pod in pods] == [TERMINATED, TERMINATED], outputs
-    stack, pods = start_pods(image, pods_of(f"localhost:{free_port()}"))
-    with stack:
-        outputs = [pod.communicate(timeout=100)[0] for pod in pods]
-    assert [pod.returncode for pod in pods] == [0, 0], outputs
-    assert re.search(r"loaded .*dumps/(step|delta)-", "".join(outputs))
-    assert "[RANK 0] ranks: 2 on cpu, 1 of them on this machine" in "".join(outputs)
-    assert "this model, epoch" in "".join(outputs)
-
-
-def wait_for_a_checkpoint(save_dir: Path, processes: list[subprocess.Popen[str]]) -> None:
     deadline = time.monotonic() + 100
-    while not list(save_dir.glob("step-*")):
+    while not checkpoints_in(save_dir) - before:
         assert time.monotonic() < deadline, "no checkpoint"
         ended = [process for process in processes if process.poll() is not None]
         assert not ended, ended[0].communicate()[0]
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 # A step on two machines: both are this one, and a signal to srun goes to both.
@@ -245,7 +269,8 @@ def test_a_slurm_job_is_queued_again_after_a_sigterm_and_finishes(image: Image, 
         "VARIANT": "cpu",
     }
     job: dict[str, Any] = {"cwd": tmp_path, "env": env, "stderr": subprocess.STDOUT}
-    with started(["bash", str(DEPLOY / "slurm.sh"), "--timeout", "60", *SHORT], **job) as process:
+    command = ["bash", str(DEPLOY / "slurm.sh"), "--timeout", "60"]
+    with started([*command, *LONG], **job) as process:
         wait_for_a_checkpoint(image.shared / "dumps", [process])
         for pid in family(process.pid):
             if _runs_srun(pid):
@@ -253,7 +278,7 @@ def test_a_slurm_job_is_queued_again_after_a_sigterm_and_finishes(image: Image, 
         output = process.communicate(timeout=60)[0]
     assert process.returncode == TERMINATED, output
     assert requeued.read_text().split() == [env["SLURM_JOB_ID"]]
-    output = succeeded(run_command(["bash", str(DEPLOY / "slurm.sh"), "--timeout", "60", *SHORT], **job))
+    output = succeeded(run_command([*command, *SHORT], **job))
     assert "this model, epoch" in output
     assert requeued.read_text().split() == [env["SLURM_JOB_ID"]]
 

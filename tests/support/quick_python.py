@@ -4,8 +4,9 @@
         run_command(["./run.sh", "--epochs", "1"], cwd=clone)
 
 In the clone's `.venv`, `python example.py`, `torchrun` and the launcher of `run.sh` run what they run
-anywhere, without the seconds that imports take in each of them; on several machines a launch is printed
-instead. With REAL_LAUNCH in the environment, and for everything else, it is the Python of these tests.
+anywhere, without the seconds that imports take in each of them. With REAL_LAUNCH in the environment, and for
+everything else, it is the Python of these tests. With PRINT_LAUNCH a launch on several machines is printed
+instead.
 
 As a script this is either the process that forks, or what asks it for a launch.
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SOCKET, SERVE = "launches", "--serve"
 PYTHON = """#!/usr/bin/env bash
+case "${{PRINT_LAUNCH:+$*}}" in *recsuite.launcher\\ --nnodes=*) exec echo "$*" ;; esac
 case "${{REAL_LAUNCH:-$*}}" in
   1 | *--doctor*) ;;
   *recsuite.launcher\\ * | *example.py\\ *) exec "{python}" -S "{script}" "{clone}" "$@" ;;
@@ -41,7 +43,6 @@ ACTIVATE = 'export VIRTUAL_ENV="{clone}/.venv" PATH="{clone}/.venv/bin:$PATH"\n'
 def quick_python(clone: Path) -> Iterator[None]:
     """Gives a clone, in which no `.venv` is, one that is installed, whose launches start at once."""
     from tests.support.launch import ROOT, started
-    from tests.support.preloaded import ROOM
 
     (clone / ".venv" / "bin").mkdir(parents=True)
     for stamp in (".installed", ".installed-dev"):
@@ -50,11 +51,7 @@ def quick_python(clone: Path) -> Iterator[None]:
         path = clone / ".venv" / "bin" / name
         path.write_text(text.format(python=sys.executable, script=__file__, clone=clone))
         path.chmod(0o755)
-    command = [sys.executable, __file__, SERVE, str(clone), ROOM]
-    # On a busy machine, threads that spin while they wait take the cores from those that they wait for.
-    with started(
-        command, env={"OMP_WAIT_POLICY": "passive", "ROOM": ROOM}, real=True, stderr=None
-    ) as process:
+    with started([sys.executable, __file__, SERVE, str(clone)], stderr=None) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield
@@ -65,9 +62,6 @@ def quick_python(clone: Path) -> Iterator[None]:
 
 def ask(clone: str, *words: str) -> int:
     """The status of what `run.sh` or a user would have this Python run."""
-    if words[:2] == ("-m", "recsuite.launcher") and words[2] != "--standalone":
-        print(*words)
-        return 0
     command = [sys.executable, *words]
     request = {"command": command, "folder": os.getcwd(), "env": dict(os.environ), "new_session": False}
     request["cores"] = sorted(os.sched_getaffinity(0))
