@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
 
-from tests.support.launch import ROOT
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.support.launch import ROOT, read_json
 
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -34,3 +36,11 @@ def short_form(benchmark: str) -> list[str]:
     start = f"python benchmarks/{benchmark}.py "
     (found,) = (lines[0] for page in PAGES for lines in commands(page) if lines[0].startswith(start))
     return shlex.split(found.removeprefix(start))
+
+
+def write_default_data(data: Path, num_ratings: int) -> None:
+    """Put the default data set into the folder `data` of a clone, with fewer ratings than it says."""
+    folder = data / "synthetic-1000000-seed0"
+    write_synthetic(folder, num_ratings, seed=0)
+    says = read_json(folder / "oracle.json")
+    (folder / "oracle.json").write_text(json.dumps({**says, "num_ratings": 1_000_000}))

@@ -30,7 +30,7 @@ SOCKET, SERVE = "launches", "--serve"
 PYTHON = """#!/usr/bin/env bash
 case "${{PRINT_LAUNCH:+$*}}" in *recsuite.launcher\\ --nnodes=*) exec echo "$*" ;; esac
 case "${{REAL_LAUNCH:-$*}}" in
-  1 | *--doctor*) ;;
+  1) ;;
   *recsuite.launcher\\ * | *example.py\\ *) exec "{python}" -S "{script}" "{clone}" "$@" ;;
 esac
 exec "{python}" "$@"
