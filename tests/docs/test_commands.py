@@ -164,7 +164,7 @@ def begins_where_there_is_no_checkpoint(lines: Lines, clone: Path) -> None:
 def replays_and_recommends(lines: Lines, clone: Path) -> None:
     train, *others = lines
     output = succeeded(shell((f"{train} --epochs 3 --batch_size 512", *others), clone))
-    # 22 steps an epoch: 22, 44, 50 and 66.
+    # 24 steps an epoch: 24, 48, 50 and 72.
     assert len(list((clone / "dumps").glob("delta-*"))) == 4
     trained, loaded = models(output)
     assert trained == loaded
@@ -224,8 +224,8 @@ def writes_a_report(lines: Lines, clone: Path) -> None:
 
 def draws_a_page_from_runs(lines: Lines, clone: Path) -> None:
     output = succeeded(shell((f"{lines[0]} --batch_size 512", *lines[1:]), clone))
-    # Of the 22 of an epoch, three are warm-up.
-    assert "profile of 19 steps" in output
+    # Of the 24 of an epoch, three are warm-up.
+    assert "profile of 20 steps" in output
     assert output.endswith("report.html shows 1 run\n")
     assert "<title>1 run</title>" in (clone / "report.html").read_text()
     names = ["curves.png", "metrics.json", "tensorboard", "trace.json"]
