@@ -57,7 +57,7 @@ SPACES = ("user", "ipc", "uts", "net", "pid", "mnt")
 LARGEST_REQUEST = 2**20
 # For the command line and the environment that a fork shows others.
 ROOM = "." * 20_000
-SECONDS = 60
+SECONDS = 120
 
 
 def is_quick(command: Sequence[str]) -> bool:
