@@ -201,6 +201,17 @@ def test_json_that_python_chokes_on_is_a_sentence(trained: Trained, content: byt
     assert not ends_well(lambda: ServedModel.open(trained.folder / DUMP))
 
 
+def test_a_feature_in_two_lines_is_refused_in_one(trained: Trained) -> None:
+    folder = trained.folder / DUMP
+    manifest = read_manifest(folder)
+    write_manifest(folder, dataclasses.replace(manifest, features={**manifest.features, "user": "a\nb"}))
+    with pytest.raises(
+        UserError, match=r"has the feature user as a b, and this program has it as"
+    ) as refusal:
+        trained.load(folder)
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_position_beyond_its_epoch_is_refused_at_a_resume(trained: Trained) -> None:
     for state in (trained.folder / "step-000000002", trained.folder / DUMP):
         for delta in trained.folder.glob("delta-*"):

@@ -42,7 +42,7 @@ from recsuite.checkpoint.storage.manifest import CONFIG, VOCABULARY, Manifest, w
 from recsuite.checkpoint.storage.shards import OFFSETS_KEY, shard_file_name, write_shard_file
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.errors import UserError
+from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, digest_of, flushed
 from recsuite.runtime.collectives import all_gather_object
 from recsuite.training.state import TrainState
@@ -185,8 +185,8 @@ def check_fit(
     for name, ours in features_of(columns).items():
         if manifest.features.get(name) != ours:
             raise UserError(
-                f"{folder} has the feature {name} as {manifest.features.get(name)}, and this program has "
-                f"it as {ours}; load it with the program that wrote it."
+                f"{folder} has the feature {name} as {printable(manifest.features.get(name))}, and this "
+                f"program has it as {ours}; load it with the program that wrote it."
             )
     digest = digest_of(Path(columns.folder) / VOCABULARY)
     if manifest.vocabulary != digest:
