@@ -10,14 +10,28 @@ from typing import Any
 import pytest
 
 from recsuite.checkpoint.storage.manifest import CONFIG, read_manifest, write_manifest
-from recsuite.checkpoint.storage.recorded import with_recorded
-from recsuite.config.config import Config
+from recsuite.checkpoint.storage.recorded import (
+    DATA_FLAGS,
+    LEARNING_FLAGS,
+    MODEL_FLAGS,
+    NAME_FLAGS,
+    with_recorded,
+)
+from recsuite.config.config import Config, flag_names
 from recsuite.config.parser import parse_given
+from recsuite.datasets.opening import OF_A_MACHINE
 from recsuite.errors import UserError
 from tests.support.launch import EXAMPLE, python, succeeded
 from tests.support.tiny_dumps import add_dump, add_file
 
 TRAINED = Config.of(split="random", seed=3, embedding_dim=8, mlp_dims=(4, 2), epochs=99, lr=0.5, batch_size=7)
+
+# Flags that are as the command line says, and the same on all machines: what to do, and what of it is kept.
+OF_THE_COMMAND_LINE = (
+    *("train", "dump", "inc_dump", "resume", "load", "compact", "export", "recommend", "doctor"),
+    *("checkpoint", "until", "save_dir", "dump_every", "keep", "async_dump", "user", "top", "follow"),
+    *("pipeline", "timeout"),
+)
 
 # Of each flag values of another type, or beyond what it may be.
 EDITS: dict[str, list[Any]] = {
@@ -93,6 +107,24 @@ def test_the_flags_of_a_checkpoint_from_before_there_were_sections_are_read(trai
 
 def test_a_resume_takes_what_is_learned_and_how_from_the_checkpoint(trained: Config) -> None:
     assert merged(trained, "--resume --num_workers 2") == trained.replaced(resume=True, num_workers=2)
+
+
+def test_a_resume_keeps_the_step_of_the_tables_which_an_older_checkpoint_does_not_name(
+    trained: Config,
+) -> None:
+    record(trained.replaced(cpu_tables="torchrec"))
+    assert merged(trained, "--resume").training.cpu_tables == "torchrec"
+    assert merged(trained, "--resume --cpu_tables vectorised").training.cpu_tables == "vectorised"
+    older = trained.flags
+    del older["cpu_tables"]
+    folder = Path(trained.checkpoint.save_dir) / "step-000000010"
+    add_file(folder, CONFIG, json.dumps(older).encode())
+    assert merged(trained, "--resume").training.cpu_tables == "vectorised"
+
+
+def test_every_flag_is_of_exactly_one_class() -> None:
+    classes = (NAME_FLAGS, DATA_FLAGS, MODEL_FLAGS, LEARNING_FLAGS, OF_A_MACHINE, OF_THE_COMMAND_LINE)
+    assert sorted(name for names in classes for name in names) == sorted(flag_names())
 
 
 def test_a_flag_that_is_given_with_its_default_value_counts_as_given(trained: Config) -> None:

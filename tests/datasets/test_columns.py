@@ -167,10 +167,10 @@ def test_a_fault_of_the_program_in_a_look_at_columns_is_none_of_the_columns(
     ("name", "words"),
     [
         ("tables", "it has no table of the feature user"),
-        ("baselines", "it has no baselines of the task rating"),
+        ("baselines", "it has no baselines for predictions"),
     ],
 )
-def test_columns_without_a_task_or_an_identity_say_which(
+def test_columns_without_baselines_or_an_identity_say_which(
     folder: Path, name: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = open_columns(Config.of(data_path=str(folder)))
@@ -179,7 +179,7 @@ def test_columns_without_a_task_or_an_identity_say_which(
     if name == "tables":
         found["tables"] = [table for table in found["tables"] if table["feature"]["name"] != "user"]
     else:
-        found["baselines"]["user"] = found["baselines"].pop("rating")
+        found["baselines"]["user"] = found["baselines"].pop("predictions")
     manifest.write_text(json.dumps(sealed(found)))
     assert open_columns(Config.of(data_path=str(folder))) == whole
     assert words in capsys.readouterr().out
@@ -442,7 +442,9 @@ def test_the_oracle_is_measured_on_the_test_ratings(folder: Path) -> None:
     found = open_columns(Config.of(data_path=str(folder)))
     manifest = json.loads((Path(found.folder) / "manifest.json").read_text())
     assert manifest["baselines"] == found.baselines
-    oracle, biases, mean = (found.baselines["rating"][name] for name in ("oracle", "biases", "global mean"))
+    oracle, biases, mean = (
+        found.baselines["predictions"][name] for name in ("oracle", "biases", "global mean")
+    )
     assert oracle["rmse"] < biases["rmse"] < mean["rmse"]
     assert oracle["log_loss"] < biases["log_loss"] < mean["log_loss"]
     whole = json.loads((folder / "oracle.json").read_text())["rmse"]

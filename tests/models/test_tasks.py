@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from recsuite.config.sections.model import EVALUATIONS
 from recsuite.datasets import metrics
 from recsuite.models.tasks import ranking
 from recsuite.models.tasks.task import Task, all_tasks, task_named
@@ -25,6 +26,7 @@ def test_a_lower_rmse_and_a_higher_ndcg_are_better_and_nan_never_is() -> None:
 def test_a_task_has_the_name_under_which_it_is_found_and_shows_metrics_that_it_has(task: Task) -> None:
     assert task_named(task.name) is task
     assert {task.main_metric, *task.epoch_metrics} <= set(task.metrics)
+    assert task.evaluation in EVALUATIONS
 
 
 def test_the_metrics_of_a_task_are_those_that_are_measured() -> None:

@@ -262,7 +262,7 @@ def test_a_resume_that_asks_for_fewer_epochs_than_are_done_says_so() -> None:
 
 
 def test_a_ranking_that_is_worse_than_popularity_or_chance_says_so() -> None:
-    columns: Any = SimpleNamespace(num_items=100, baselines={"ranking": {"popularity": {"ndcg_at_10": 0.2}}})
+    columns: Any = SimpleNamespace(num_items=100, baselines={"ranks": {"popularity": {"ndcg_at_10": 0.2}}})
     said = [
         describe_failure(columns, task_named("ranking"), {"ndcg_at_10": value})
         for value in (0.2, 0.1, 0.01, float("nan"))

@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections.model import EVALUATIONS
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.schema import ENTITIES, ITEM, Schema, Table
 from recsuite.errors import UserError, printable
@@ -61,8 +61,8 @@ BYTES_OF_AN_EVENT = 16 + 4 + 8 + 2 * (8 + 4)
 class Columns:
     """One data set on disk: where it lies, how long its splits are, which tables its features need.
 
-    baselines: task to name to metrics on the test; digest: of the events in their order, and of where the
-    splits begin; files: name to digest.
+    baselines: way of evaluation, such as "ranks", to name to metrics on the test; digest: of the events in
+    their order, and of where the splits begin; files: name to digest.
     """
 
     folder: str
@@ -202,7 +202,7 @@ def _described(
     # A path may be of any length and letters.
     columns = dataclasses.replace(columns, folder=str(folder), source=str(source), tables=tables)
     for what, needed, there in (
-        ("baselines of the task", ModelConfig.CHOICES["task"], columns.baselines),
+        ("baselines for", EVALUATIONS, columns.baselines),
         ("table of the feature", map(schema.name_of, ENTITIES), [table.name for table in columns.tables]),
     ):
         missing = [name for name in needed if name not in there]

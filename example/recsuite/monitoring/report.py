@@ -64,7 +64,9 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    columns = run.columns
+    from recsuite.models.tasks.task import task_named
+
+    columns, evaluation = run.columns, task_named(config.model.task).evaluation
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "config": config.flags,
@@ -83,9 +85,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             "notes": columns.notes,
         },
         "plan": run.plan.splitlines(),
-        "baselines": {
-            name: finite(metrics) for name, metrics in columns.baselines[config.model.task].items()
-        },
+        "baselines": {name: finite(metrics) for name, metrics in columns.baselines[evaluation].items()},
         "test": finite(run.test),
         "test_epoch": run.test_epoch,
         "stopped_early": run.stopped_early,
@@ -138,7 +138,7 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
     axes.plot(numbers, values, "o-", color="C0", label="validation, after the epoch")
     label = f"test, after epoch {run.test_epoch}: {run.test[name]:.4f}"
     axes.plot([run.test_epoch], [run.test[name]], "*", color="C1", markersize=12, label=label)
-    baselines = run.columns.baselines[task.name]
+    baselines = run.columns.baselines[task.evaluation]
     for (baseline, metrics), style in zip(baselines.items(), (":", "--", "-."), strict=False):
         color = "C2" if baseline == "oracle" else "C3"
         label = f"{baseline}, test: {metrics[name]:.4f}"

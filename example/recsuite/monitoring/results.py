@@ -47,7 +47,7 @@ def describe_nothing_left(result: Run, config: TrainingConfig) -> str:
 
 def results_table(columns: Columns, task: Task, name: str, test: Metrics) -> str:
     """A model beside the baselines of its task, on the test ratings; "-" is a metric that is not defined."""
-    rows = {**columns.baselines[task.name], name: test}
+    rows = {**columns.baselines[task.evaluation], name: test}
     # The oracle is a bound, not a rival: it comes last.
     if "oracle" in rows:
         rows["oracle (knows the planted world)"] = rows.pop("oracle")
@@ -67,7 +67,7 @@ def results_table(columns: Columns, task: Task, name: str, test: Metrics) -> str
 def describe_failure(columns: Columns, task: Task, test: Metrics) -> str:
     """One line on a model that is worse than what knows no user; empty where it is better."""
     name = task.main_metric
-    weakest = task.weakest(columns.baselines[task.name], columns.num_items)
+    weakest = task.weakest(columns.baselines[task.evaluation], columns.num_items)
     sign = 1 if task.lower_is_better else -1
     # A result that is not a number is worse than all.
     better = [

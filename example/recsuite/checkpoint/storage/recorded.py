@@ -8,6 +8,7 @@ line alone: a checkpoint may come from anywhere, and where to read and write is 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -18,6 +19,7 @@ from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, read_config
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.sections.checkpoint import NEWEST, CheckpointConfig
+from recsuite.config.sections.model import ModelConfig, OptimizerConfig
 from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
 from recsuite.runtime.console import say
@@ -39,15 +41,15 @@ DATA_FLAGS = (
 # the one recorded counts, for by the default its own files might be refused. --bad_rows and --duplicates
 # say which ratings there are.
 TOLERANCES = ("max_bad_rows",)
-MODEL_FLAGS = ("task", "embedding_dim", "mlp_dims", "history")
+# The history is a flag of the data, but its length decides the tables that a model has.
+MODEL_FLAGS = (*(field.name for field in dataclasses.fields(ModelConfig)), "history")
 LEARNING_FLAGS = (
     "epochs",
     "patience",
     "batch_size",
-    "lr",
-    "dense_lr",
-    "weight_decay",
-    "dense_weight_decay",
+    *(field.name for field in dataclasses.fields(OptimizerConfig)),
+    # Both steps give the same but for rounding, and a training is to be continued bit for bit.
+    "cpu_tables",
 )
 
 

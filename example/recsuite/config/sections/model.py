@@ -7,9 +7,11 @@ from typing import ClassVar
 
 from recsuite.config.section import Section, require
 
-# How many items a ranking is judged by: the K of HR@K and NDCG@K. Here, as metrics and tasks may not import
-# each other.
+# How many items a ranking is judged by: the K of HR@K and NDCG@K. Here, as
+# `datasets.metrics` and `models.tasks`, which both need it, may not import each other.
 TOP = 10
+# How a task is judged: by predictions held against the labels, or by the ranks of the items chosen.
+EVALUATIONS = ("predictions", "ranks")
 # Of --mlp_dims.
 WIDEST, DEEPEST = 2**14, 100
 

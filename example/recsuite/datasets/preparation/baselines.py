@@ -20,7 +20,7 @@ BASELINE_ROUNDS = 10
 def baselines_of(
     stored: Stored, sizes: tuple[int, int, int], num_items: int, oracle: np.ndarray | None
 ) -> dict[str, dict[str, Metrics]]:
-    """What a model of each task has to beat on the test events.
+    """What a model has to beat on the test events, for each way of evaluation.
 
     Fitted on all that is not the test, which makes them harder to beat; but the calibration of a log loss is
     that of predictions of the validation labels, made without them, as for the model.
@@ -47,7 +47,7 @@ def baselines_of(
         for name, (on_validation, on_test) in predictions.items()
     }
     popularity = measure_ranks(popularity_ranks(user, item, num_known, num_items))
-    return {"rating": of_labels, "ranking": {"popularity": popularity}}
+    return {"predictions": of_labels, "ranks": {"popularity": popularity}}
 
 
 def popularity_ranks(user: np.ndarray, item: np.ndarray, num_known: int, num_items: int) -> np.ndarray:

@@ -31,7 +31,7 @@ from recsuite.runtime.console import say
 from recsuite.runtime.progress_bar import stage
 
 # To be raised with every change of what columns hold: older ones are then made again, not misread.
-FORMAT = 7
+FORMAT = 8
 
 
 def open_columns(config: Config) -> Columns:

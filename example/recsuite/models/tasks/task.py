@@ -50,7 +50,8 @@ class Task(ABC):
 
     metrics: name in files to label for people, in the order of the results table; main_metric: the one by
     which two models are compared; epoch_metrics: those that the line of an epoch shows; evaluation: whether
-    its metrics are of predictions held against the labels, or of the ranks of the items chosen;
+    its metrics, and the baselines that it has to beat, are of predictions held against the labels, or of the
+    ranks of the items chosen;
     curve_unit: what the label of the main metric's axis adds; score_label: what a recommendation's number is
     called; dense_layers: how its head, and so a checkpoint, names the layers, which tells the task of a model
     that is read.
@@ -120,8 +121,20 @@ def task_named(name: str) -> Task:
 
 
 def all_tasks() -> list[Task]:
-    """Every task that --task names."""
-    return [task_named(name) for name in ModelConfig.CHOICES["task"]]
+    """Every task that --task names.
+
+    Raises:
+        ValueError: when two have layers of the same name, by which a model that is read tells its task.
+    """
+    tasks = [task_named(name) for name in ModelConfig.CHOICES["task"]]
+    for number, task in enumerate(tasks):
+        for other in tasks[:number]:
+            if other.dense_layers == task.dense_layers:
+                raise ValueError(
+                    f"The tasks {other.name} and {task.name} both call their layers {task.dense_layers}; "
+                    "give one head another name for them."
+                )
+    return tasks
 
 
 def task_of_head(head: Head) -> Task:

@@ -1,0 +1,79 @@
+"""A task that is added as CONTRIBUTING says, a module and a choice of --task, can be trained."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from example import train_and_report
+from recsuite.config.parser import parse_args
+from recsuite.config.sections.model import ModelConfig
+from recsuite.datasets.schema import Feature
+from recsuite.models.heads import TwoTower
+from recsuite.models.tasks.ranking import Ranking
+from recsuite.models.tasks.task import all_tasks
+from recsuite.runtime.process import RuntimeContext
+
+
+class ShadedTower(TwoTower):
+    """A tower whose layers have a name of their own."""
+
+    def __init__(self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int]) -> None:
+        super().__init__(features, embedding_dim, mlp_dims)
+        self.shade = torch.nn.Linear(1, 1)
+
+
+class Choosing(Ranking):
+    """A third task, judged by ranks."""
+
+    name = "choosing"
+    dense_layers = "shade"
+
+    def make_head(
+        self,
+        features: Sequence[Feature],
+        embedding_dim: int,
+        mlp_dims: Sequence[int],
+        mean_label: float = 0.0,
+    ) -> ShadedTower:
+        return ShadedTower(features, embedding_dim, mlp_dims)
+
+
+@pytest.fixture
+def choosing(monkeypatch: pytest.MonkeyPatch) -> Choosing:
+    """The third task, where a module of `models/tasks` and a choice of --task would put it."""
+    task = Choosing()
+    monkeypatch.setitem(sys.modules, "recsuite.models.tasks.choosing", SimpleNamespace(TASK=task))
+    monkeypatch.setitem(ModelConfig.CHOICES, "task", (*ModelConfig.CHOICES["task"], task.name))
+    return task
+
+
+def test_a_third_task_is_trained_and_held_against_the_baselines_of_its_kind(
+    choosing: Choosing, synthetic_folder: Path, context: RuntimeContext, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = parse_args(["--task", "choosing"]).replaced(
+        data_path=str(synthetic_folder),
+        epochs=1,
+        batch_size=16_000,
+        embedding_dim=4,
+        mlp_dims=(4,),
+        validation_fraction=0.0,
+    )
+    train_and_report(config, context)
+    said = capsys.readouterr().out
+    assert "| popularity " in said
+    assert "| this model, epoch 1 " in said
+
+
+def test_two_tasks_whose_layers_have_one_name_are_refused(
+    choosing: Choosing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert all_tasks()[-1] is choosing
+    monkeypatch.setattr(Choosing, "dense_layers", "tower")
+    with pytest.raises(ValueError, match="ranking and choosing both call their layers tower"):
+        all_tasks()
