@@ -3,7 +3,10 @@
     PYTHONPATH=. python benchmarks/wire.py --write       docs/wire.json: three minutes on two cores, as root
     PYTHONPATH=. python benchmarks/wire.py --rounds 1 --steps 2 --ratings 20000 --without crowded
 
-Start it in the root of the repository: it makes its machines as the tests do, which are not installed.
+Start it in the root of the repository, with that in PYTHONPATH: it makes its machines as the tests do
+(tests/cluster/machines.py), and tests are not installed. `python -m benchmarks.wire` would find those, but
+not the modules beside this file, which all benchmarks import by their own names.
+
 The machines are namespaces of this one, joined by a switch (tests/cluster), so they share no memory and gloo
 sends through TCP. Each gets half of the cores; "crowded" ones each take all of them for their own, as
 machines made of namespaces do unless they are told. Layouts are measured in turns, in short blocks, because

@@ -7,11 +7,8 @@ python docs/make_flags.py --write    put it into docs/flags.md
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "example"))
 
 from recsuite.config.parser import build_parser
 

@@ -19,7 +19,7 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.process import cleanup_runtime as cleanup_runtime
 from recsuite.runtime.process import init_runtime as init_runtime
 from recsuite.runtime.progress_bar import shown, stage
-from recsuite.tools import session
+from recsuite.tools import script
 
 
 def __getattr__(name: str) -> Any:
@@ -37,15 +37,15 @@ def __getattr__(name: str) -> Any:
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line asks for; returns the exit status: 2 for a user's mistake."""
-    return session.exit_status(lambda: start(argv))
+    return script.exit_status(lambda: start(argv))
 
 
 def start(argv: list[str] | None) -> int:
     """Parse, check, and run on one process or on all; returns the exit status."""
-    config, given = session.parse_once(argv)
+    config, given = script.parse_once(argv)
     if config.is_alone:
-        return session.run_alone(config)
-    session.check_machine()
+        return script.run_alone(config)
+    script.check_machine()
     with shown():
         run(config, given)
     return 0
@@ -57,8 +57,8 @@ def run(config: Config, given: frozenset[str] = frozenset()) -> None:
     given: the flags of the command line; the others are those of the checkpoint that is read, if one is.
     """
     modes = {"train": train_and_report, "compact": compact_checkpoints, "load": restore_and_report}
-    session.announce_data(config)
-    with session.joined(config, given) as (config, context):
+    script.announce_data(config)
+    with script.joined(config, given) as (config, context):
         for mode in config.modes:
             modes[mode](config, context)
 
@@ -116,4 +116,4 @@ def compact_checkpoints(config: Config, context: RuntimeContext) -> None:
 
 
 if __name__ == "__main__":
-    session.run_script(main)
+    script.run_script(main)

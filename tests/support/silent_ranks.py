@@ -16,7 +16,7 @@ from typing import Any
 
 import example
 from recsuite.runtime import process as runtime
-from recsuite.tools import session
+from recsuite.tools import script
 
 MARK = "has come to the phase"
 # What the others wait for it there.
@@ -116,7 +116,7 @@ def stay_in_load() -> None:
 
 def stay_at_end() -> None:
     """Before the ranks leave each other."""
-    session.cleanup_runtime = marked(session.cleanup_runtime, pause())
+    script.cleanup_runtime = marked(script.cleanup_runtime, pause())
 
 
 PHASES: dict[str, Callable[[], None]] = {

@@ -28,7 +28,7 @@ class Checkpointer:
     """Writes checkpoints of a training: at the end of every epoch, every --dump_every steps, and on SIGTERM.
 
     With --inc_dump the first is full, and the others are deltas: what changed since the one before; with
-    --dump too, the end of an epoch gets a full one. It is what `callbacks.Checkpointer` describes. resumed:
+    --dump too, the end of an epoch gets a full one. It follows `callbacks.CheckpointerProtocol`. resumed:
     what the training continues from, if anything; run: the name that all checkpoints of the training share.
     Collective: every rank.
     """
@@ -56,7 +56,7 @@ class Checkpointer:
 
     @property
     def tensors(self) -> Tensors:
-        """See `callbacks.Checkpointer`."""
+        """See `callbacks.CheckpointerProtocol`."""
         return self.writer.tensors
 
     def begin(self, train_state: TrainState) -> None:

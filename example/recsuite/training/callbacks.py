@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from recsuite.training.state import TrainState
 
 # The parts of a training that `Callback.phase` names: building the model; waiting for a batch; the rest of an
-# epoch's steps; validation and test; what the checkpointer does.
-# A report has the seconds of each, by these names.
+# epoch's steps; validation and test; what the checkpointer does. A report has the seconds of each, by these
+# names.
 PHASES = ("model", "feed", "steps", "evaluation", "dumps")
 
 
@@ -107,7 +107,7 @@ class Callback:
         """The training is over, and was tested. Not called when it failed or was told to end."""
 
 
-class Checkpointer(Protocol):
+class CheckpointerProtocol(Protocol):
     """Keeps what is learned: it says where a training begins, and learns of every step. Collective.
 
     phase: the one of `PHASES` in which its time counts.
@@ -149,6 +149,7 @@ class Callbacks(Callback):
     @contextlib.contextmanager
     def phase(self, name: str, progress: Progress) -> Iterator[None]:
         """See `Callback`."""
+        # They are left in the opposite order, each of them also when another one raises.
         with contextlib.ExitStack() as stack:
             for callback in self.callbacks:
                 stack.enter_context(callback.phase(name, progress))
@@ -179,10 +180,12 @@ class ProgressBar(Callback):
     @contextlib.contextmanager
     def phase(self, name: str, progress: Progress) -> Iterator[None]:
         """See `Callback`."""
+        # Waiting for a batch is a phase within the steps, and must not begin a second bar.
         if name != "steps":
             yield
             return
         title = f"epoch {progress.epoch + 1}/{self.num_epochs}"
+        # A resumed epoch begins where its checkpoint was written, and not at 0.
         with stage(
             title, self.num_events, self.unit, done=progress.samples, quiet=self.quiet
         ) as self._reached:

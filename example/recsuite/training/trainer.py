@@ -23,7 +23,15 @@ from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
 from recsuite.sharding.plan import describe_plan
-from recsuite.training.callbacks import Callback, Callbacks, Checkpointer, Epoch, ProgressBar, Run, Step
+from recsuite.training.callbacks import (
+    Callback,
+    Callbacks,
+    CheckpointerProtocol,
+    Epoch,
+    ProgressBar,
+    Run,
+    Step,
+)
 from recsuite.training.evaluation import make_evaluator
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.state import TrainState, build_train_state, has_epochs_left, stops_early
@@ -35,7 +43,7 @@ def train(
     data: Data,
     config: Config,
     context: RuntimeContext,
-    checkpointer: Checkpointer | None = None,
+    checkpointer: CheckpointerProtocol | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train a model, validate it after every epoch, and test it at the end. Collective: every rank.
@@ -58,7 +66,7 @@ class Trainer:
         data: Data,
         config: Config,
         context: RuntimeContext,
-        checkpointer: Checkpointer | None = None,
+        checkpointer: CheckpointerProtocol | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config = config
@@ -174,7 +182,7 @@ class Trainer:
 
 
 def take_best(
-    train_state: TrainState, checkpointer: Checkpointer, progress: Progress, context: RuntimeContext
+    train_state: TrainState, checkpointer: CheckpointerProtocol, progress: Progress, context: RuntimeContext
 ) -> Progress:
     """Put what was learned where it was best, as far as that was kept, and say which epoch it is; where the
     training was then. Collective: every rank.

@@ -19,7 +19,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.collectives import all_gather_object
 from recsuite.runtime.host import free_memory
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.callbacks import Checkpointer, Epoch, Step
+from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
 from recsuite.training.state import TrainState, has_epochs_left
 
 # Of the numbers of a row or of the dense part. Trained ones stay below 100; a diverged training passes this
@@ -72,7 +72,7 @@ def local_parts(
     return shards if rows is None else [shard[rows[name.split(".")[-2]]] for shard in shards]
 
 
-class BestInMemory(Checkpointer):
+class BestInMemory(CheckpointerProtocol):
     """Keeps the weights of the best epoch of a training without checkpoints, where memory has room for them.
 
     Collective: every rank.
@@ -98,7 +98,7 @@ class BestInMemory(Checkpointer):
         return self._tensors
 
     def begin(self, train_state: TrainState) -> None:
-        """See `Checkpointer`."""
+        """See `CheckpointerProtocol`."""
         self._tensors = train_state.model.state_dict()
         # The tensors themselves.
         self._held = [part for name, value in self._tensors.items() for part in local_parts(name, value)]
@@ -138,7 +138,7 @@ class BestInMemory(Checkpointer):
         return needed <= free * SHARE_OF_FREE
 
     def restore_best(self, train_state: TrainState) -> Progress | None:
-        """See `Checkpointer`."""
+        """See `CheckpointerProtocol`."""
         if self._copies and self._best:
             for copy, part in zip(self._copies, self._held, strict=True):
                 part.copy_(copy)

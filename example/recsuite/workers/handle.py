@@ -41,9 +41,8 @@ class WorkerHandle:
     # A slot comes back from whatever thread frees the last view of it; append and pop are atomic.
     free_slots: deque[int]
     tasks: deque[Task] = field(default_factory=deque)
-    # Wakes up when it has answered, or when any worker is gone.
-    # Kept between batches, because registering costs system calls; and poll, unlike select, takes descriptors
-    # above 1,023.
+    # Wakes up when it has answered, or when any worker is gone. Kept between batches, because registering
+    # costs system calls; and poll, unlike select, takes descriptors above 1,023.
     poll: select.poll = field(default_factory=select.poll)
 
     def stack(self) -> str:

@@ -31,9 +31,9 @@ class Termination:
     """
 
     def __init__(self, deadline: timedelta) -> None:
-        # On the CPU, whatever the ranks compute on, and beside the collectives of the training.
-        # A group of its own also keeps votes from being taken for other collectives, which need not lie in
-        # the same order between them on every rank.
+        # On the CPU, whatever the ranks compute on, and beside the collectives of the training. A group of
+        # its own also keeps votes from being taken for other collectives, which need not lie in the same
+        # order between them on every rank.
         self._group = dist.new_group(backend="gloo", timeout=deadline)
         self._vote: tuple[torch.Tensor, dist.Work] | None = None
         # The number of the signal that told this process to end.

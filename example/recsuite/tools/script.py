@@ -138,7 +138,8 @@ def joined(config: Config, given: frozenset[str] = frozenset()) -> Iterator[tupl
     given: the flags of the command line; the others are those of the training whose checkpoint is read.
 
     Raises:
-        UserError: on every rank, when machines were given different flags, or the checkpoint others.
+        UserError: on every rank, when machines were given different flags, or one that contradicts the
+            checkpoint.
         BrokenLaunchError: for any exception that says only that another rank is lost: which, and how to
             continue.
     """
