@@ -11,15 +11,21 @@ from typing import Any
 import pytest
 
 from recsuite.errors import UserError
-from recsuite.monitoring.charts import labels, ticks
+from recsuite.monitoring.charts import tick_texts, ticks
 from recsuite.monitoring.page import draw, main
 from recsuite.monitoring.runs import find_runs
 from tests.support.launch import python
 
 REPORT: dict[str, Any] = {
     "date": "2026-11-21T10:00:00+00:00",
-    "task": "rating",
-    "config": {"lr": 0.04, "epochs": 2, "mlp_dims": [64, 32], "split": "time", "report_dir": "here"},
+    "config": {
+        "task": "ranking",
+        "lr": 0.04,
+        "epochs": 2,
+        "mlp_dims": [64, 32],
+        "split": "time",
+        "report_dir": "here",
+    },
     "versions": {"torch": "2.13.0"},
     "world_size": 2,
     "device": "cpu",
@@ -61,7 +67,7 @@ def test_the_page_holds_the_figures_of_every_run(tmp_path: Path) -> None:
     for shown in ("first", "second", "0.8123", "0.2345", "0.7777", "0.9000", "another plan", "torch 2.13.0"):
         assert shown in text, shown
     assert "steps 6.75 s, 75.0 %" in text
-    assert "2026-11-21 10:00, rating, 2 ranks on cpu, 1 thread each, 2 epochs" in text
+    assert "2026-11-21 10:00, ranking, 2 ranks on cpu, 1 thread each, 2 epochs" in text
     assert "first, epoch 2: 0.8222" in text
     assert "ml-1m, --split time, 20,000 ratings in the test" in text
 
@@ -209,14 +215,17 @@ def test_neither_torch_nor_numpy_is_needed_to_draw(tmp_path: Path) -> None:
         (3.0, 3.0, ["3", "4"]),
         (0.0, 0.0, ["0.0", "0.2"]),
         (-1.0, 1.0, ["-1.0", "-0.5", "0.0", "0.5", "1.0"]),
+        # Both spans divided by three are no round number, and their logarithm is rounded up to that of one.
+        (0.0, 0.3, ["0.0", "0.1", "0.2", "0.3"]),
+        (0.1195, 0.4195, ["0.1", "0.2", "0.3", "0.4", "0.5"]),
         (20_000, 110_000, ["20k", "40k", "60k", "80k", "100k", "120k"]),
     ],
 )
 def test_ticks_are_round_and_reach_around_the_values(low: float, high: float, shown: list[str]) -> None:
-    assert labels(ticks(low, high)) == shown
+    assert tick_texts(ticks(low, high)) == shown
 
 
 def test_epochs_are_whole_on_their_axis() -> None:
     assert ticks(1, 2, whole=True) == [1, 2]
     assert ticks(1, 1, whole=True) == [1, 2]
-    assert labels(ticks(1, 8, whole=True)) == ["0", "2", "4", "6", "8"]
+    assert tick_texts(ticks(1, 8, whole=True)) == ["0", "2", "4", "6", "8"]

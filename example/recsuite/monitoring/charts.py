@@ -39,8 +39,10 @@ def chart(name: str, lines: Sequence[tuple[Run, Sequence[tuple[float, float]]]])
 
     return {
         "name": in_words(name),
-        "columns": [(place(x, rows[0])[0], label) for x, label in zip(columns, labels(columns), strict=True)],
-        "rows": [(place(columns[0], y)[1], label) for y, label in zip(rows, labels(rows), strict=True)],
+        "columns": [
+            (place(x, rows[0])[0], label) for x, label in zip(columns, tick_texts(columns), strict=True)
+        ],
+        "rows": [(place(columns[0], y)[1], label) for y, label in zip(rows, tick_texts(rows), strict=True)],
         "lines": [(run, [(*place(x, y), show(x), show(y)) for x, y in line]) for run, line in lines],
     }
 
@@ -49,7 +51,8 @@ def ticks(low: float, high: float, whole: bool = False) -> list[float]:
     """Three to seven round numbers, evenly spaced, from at most `low` to at least `high`."""
     span = high - low or abs(high) or 1.0
     step = 10.0 ** math.floor(math.log10(span / 3))
-    step *= max(factor for factor in (1, 2, 5) if step * factor <= span / 3)
+    # A third of 0.3 is just below 0.1, and its logarithm is not.
+    step *= max(factor for factor in (1, 2, 5) if step * factor <= span / 3 * (1 + 1e-9))
     if whole:
         step = max(1.0, round(step))
     # A quotient that should be a whole number may lie just below or above it.
@@ -64,7 +67,7 @@ def in_words(name: str) -> str:
     return name.replace("/", " ").replace("_", " ")
 
 
-def labels(places: Sequence[float]) -> list[str]:
+def tick_texts(places: Sequence[float]) -> list[str]:
     """Ticks as short texts with as many digits as tell them apart, the same for all."""
     unit, scale = next(
         (unit, scale)
