@@ -44,7 +44,7 @@ def start(argv: list[str] | None) -> int:
     """Parse, check, and run on one process or on all; returns the exit status."""
     config, given = script.parse_once(argv)
     if config.is_alone:
-        return script.run_alone(config)
+        return script.run_alone(config, given)
     script.check_machine()
     with shown():
         run(config, given)

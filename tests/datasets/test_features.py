@@ -136,7 +136,8 @@ def test_what_is_recommended_and_known_is_the_same_for_any_order_of_the_table(
         save_dir = str(tmp_path / str(place))
         train_and_report(config.replaced(save_dir=save_dir, dump=True), context)
         model = ServedModel.open(Path(save_dir))
-        viewer = open_viewer(model, Config.of(recommend=True, user="7", data_path=config.data.data_path))
+        asked = Config.of(recommend=True, user="7", data_path=config.data.data_path)
+        viewer = open_viewer(model, asked, ["data_path"])
         # The first line says how old the model is.
         pages.append(page(model, viewer, top=5).splitlines()[1:])
     assert pages[1] == pages[0]

@@ -41,7 +41,7 @@ def model(save_dir: Path) -> ServedModel:
 
 def viewer_of(model: ServedModel, user: str) -> Viewer:
     data = str(read_json(model.snapshot.trained / CONFIG)["data"]["data_path"])
-    return open_viewer(model, Config.of(recommend=True, user=user, data_path=data))
+    return open_viewer(model, Config.of(recommend=True, user=user, data_path=data), ["data_path"])
 
 
 def rows_of(text: str) -> list[tuple[int, str, float]]:
@@ -178,7 +178,17 @@ def test_other_data_than_the_models_are_refused(model: ServedModel, tmp_path: Pa
     (tmp_path / "movies.csv").write_text(movies)
     (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,1,4.0,5\n")
     with pytest.raises(UserError, match="has no user 2, and the model was trained on one; give the"):
-        open_viewer(model, Config.of(recommend=True, user="1", data_path=str(tmp_path)))
+        open_viewer(model, Config.of(recommend=True, user="1", data_path=str(tmp_path)), ["data_path"])
+
+
+@pytest.mark.parametrize(("given", "duplicates"), [((), "first"), (("duplicates",), "last")])
+def test_a_flag_that_is_given_goes_before_that_of_the_training_also_with_its_default_value(
+    tmp_path: Path, given: tuple[str, ...], duplicates: str
+) -> None:
+    recorded = {"dataset": "ml-1m", "duplicates": "first"}
+    asked = Config.of(recommend=True, user="1")
+    assert asked.data.duplicates == "last"
+    assert recommend._with_data_of(tmp_path, recorded, asked, given).data.duplicates == duplicates
 
 
 def test_the_command_says_which_data_it_reads_and_takes_their_folder_from_no_checkpoint(

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,10 @@ class Listing:
     numbers: np.ndarray
 
 
-def recommend(config: Config) -> None:
+def recommend(config: Config, given: Collection[str]) -> None:
     """Print the recommendations to --user; with --follow again after every newer checkpoint, until SIGINT.
+
+    given: the flags of the command line, which go before those that the checkpoint records.
 
     Raises:
         UserError: when there is no model or no data, or they do not belong together.
@@ -55,21 +57,23 @@ def recommend(config: Config) -> None:
         _wait_for_first(save_dir)
     follower = Follower(save_dir) if follows else None
     model = follower.model if follower else ServedModel.open(save_dir, checkpoint)
-    viewer = open_viewer(model, config)
+    viewer = open_viewer(model, config, given)
     print(page(model, viewer, config.serving.top, asked_for(save_dir, checkpoint)), flush=True)
     if follower:
-        _follow(follower, viewer, config)
+        _follow(follower, viewer, config, given)
 
 
-def open_viewer(model: ServedModel, config: Config) -> Viewer:
+def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> Viewer:
     """The user in the data that a model was trained on; says which these are.
+
+    given: see `recommend`.
 
     Raises:
         UserError: when the data cannot be had, or are not those of the model.
     """
     written = model.snapshot.trained
     recorded = checked_flags(written, model.snapshot.config)
-    config = _with_data_of(written, recorded, config)
+    config = _with_data_of(written, recorded, config, given)
     folder, layout = locate(config.data, config.runtime.seed)
     raw = read(folder, layout, config.data)
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
@@ -84,14 +88,14 @@ def open_viewer(model: ServedModel, config: Config) -> Viewer:
     return Viewer(raw, config.serving.user, int(recorded.get("history", config.data.history)))
 
 
-def _with_data_of(written: Path, recorded: dict[str, Any], config: Config) -> Config:
+def _with_data_of(
+    written: Path, recorded: dict[str, Any], config: Config, given: Collection[str]
+) -> Config:
     if not (recorded or config.data.dataset or config.data.data_path):
         raise UserError(
             f"--save_dir {config.checkpoint.save_dir} does not say which data its model was trained on; give "
             "--data_path."
         )
-    # Of what only says where ratings lie, a flag with its default value says nothing.
-    given = {name for name, value in config.flags.items() if value != Config().flags[name]}
     return merged(written, config, data_flags_of(written, recorded, given))
 
 
@@ -109,7 +113,7 @@ def _has_learned(save_dir: Path) -> bool:
     return newest is not None and step_of(newest) > 0
 
 
-def _follow(follower: Follower, viewer: Viewer, config: Config) -> None:
+def _follow(follower: Follower, viewer: Viewer, config: Config, given: Collection[str]) -> None:
     """Look for a newer checkpoint every second; SIGINT ends it."""
     stop = threading.Event()
     signal.signal(signal.SIGINT, lambda number, frame: stop.set())
@@ -118,7 +122,7 @@ def _follow(follower: Follower, viewer: Viewer, config: Config) -> None:
         try:
             if follower.refresh():
                 if follower.model.run != run:
-                    viewer, run = open_viewer(follower.model, config), follower.model.run
+                    viewer, run = open_viewer(follower.model, config, given), follower.model.run
                 print(f"\n{page(follower.model, viewer, config.serving.top, LATEST)}", flush=True)
             said = ""
         except UserError as error:

@@ -91,9 +91,11 @@ def check_machine() -> None:
     check_versions()
 
 
-def run_alone(config: Config) -> int:
+def run_alone(config: Config, given: frozenset[str]) -> int:
     """Examine the machine, export or recommend, on rank 0 of a launch; returns the exit status. Not
     collective.
+
+    given: the flags of the command line.
 
     Raises:
         UserError: when it cannot be done.
@@ -106,11 +108,11 @@ def run_alone(config: Config) -> int:
         return diagnose(config)
     check_machine()
     with shown():
-        _serve(config)
+        _serve(config, given)
     return 0
 
 
-def _serve(config: Config) -> None:
+def _serve(config: Config, given: frozenset[str]) -> None:
     if config.serving.export:
         from recsuite.serving.export import export
 
@@ -118,7 +120,7 @@ def _serve(config: Config) -> None:
     else:
         from recsuite.serving.recommend import recommend
 
-        recommend(config)
+        recommend(config, given)
 
 
 def announce_data(config: Config) -> None:
