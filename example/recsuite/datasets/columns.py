@@ -163,6 +163,7 @@ def load_columns(
     except OSError as error:
         return None, str(error)
     try:
+        # Not `records.parsed`, which refuses NaN: a baseline may have a metric that is not defined.
         manifest = json.loads(content)
         entries, columns = _described(manifest, folder, source, schema)
     except (ValueError, TypeError, RecursionError) as error:

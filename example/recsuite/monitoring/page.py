@@ -3,7 +3,8 @@
     python -m recsuite.monitoring.page runs/first runs/second --output report.html
 
 Reads nothing but the metrics.json of each run and imports no torch, so it is instant. Draws whatever numbers
-a run has, by their names: it knows no metric. The page holds all that it shows; it loads nothing.
+a run has, by their names; of a metric it knows only whether it is an error, by a word in its name. The page
+holds all that it shows; it loads nothing.
 """
 
 from __future__ import annotations

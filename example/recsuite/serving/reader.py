@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from recsuite.checkpoint.storage.shards import read_whole, shape_of
 from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, Feature
 from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError, printable
-from recsuite.records import typed
+from recsuite.records import parsed, typed
 from recsuite.serving.change import put, read_change
 from recsuite.serving.model_files import checked, dense_names, empty_interaction, filled
 from recsuite.serving.snapshot import Snapshot
@@ -82,12 +81,10 @@ def _follows(folder: Path, manifest: Manifest) -> ParentLink:
 def _read_json(path: Path) -> dict[str, Any]:
     """What a file of names and values says."""
     try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        found: dict[str, Any] = typed(dict, parsed(path.read_bytes()), path.name)
+        return found
+    except (TypeError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({printable(error)}).") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path} does not hold names with their values.")
-    return found
 
 
 def _read_vocabulary(folder: Path) -> dict[str, dict[Any, int]]:
@@ -137,16 +134,17 @@ def _read_features(folder: Path, manifest: Manifest) -> tuple[Feature, ...]:
 
 
 def _read_exported_features(path: Path) -> tuple[Feature, ...]:
-    tables = _read_json(path).get("tables")
-    if not isinstance(tables, list):
-        raise UserError(f"{path} does not list the features of a model.")
-    fields = {"name": str, "entity": str, "column": str, "multi": bool}
+    try:
+        tables = typed(list[dict[str, Any]], _read_json(path).get("tables"), "tables")
+        # How many rows a table has is there for people; the table itself says it.
+        recorded = [typed(Feature, {k: v for k, v in table.items() if k != "rows"}) for table in tables]
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path} does not list the features of a model ({printable(error)}).") from None
     known = {*map(SCHEMA.name_of, ENTITIES), HISTORY}
-    for table in tables:
-        fits = isinstance(table, dict) and all(type(table.get(name)) is kind for name, kind in fields.items())
-        if not fits or table["entity"] not in known:
-            raise UserError(f"{path} has {printable(table)}, which is not a feature.")
-    features = tuple(SCHEMA.restored(Feature(**{name: table[name] for name in fields})) for table in tables)
+    for feature in recorded:
+        if feature.entity not in known:
+            raise UserError(f"{path} has {printable(feature)}, which is not a feature.")
+    features = tuple(map(SCHEMA.restored, recorded))
     if len({feature.name for feature in features}) < len(features):
         raise UserError(f"{path} has a feature twice.")
     return features

@@ -88,9 +88,7 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     return Viewer(raw, config.serving.user, int(recorded.get("history", config.data.history)))
 
 
-def _with_data_of(
-    written: Path, recorded: dict[str, Any], config: Config, given: Collection[str]
-) -> Config:
+def _with_data_of(written: Path, recorded: dict[str, Any], config: Config, given: Collection[str]) -> Config:
     if not (recorded or config.data.dataset or config.data.data_path):
         raise UserError(
             f"--save_dir {config.checkpoint.save_dir} does not say which data its model was trained on; give "

@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.errors import UserError, printable
-from recsuite.files import FileEntry, check_file, check_size, digest_of, digest_of_bytes, explained, flush
+from recsuite.files import (
+    FileEntry,
+    check_file,
+    check_size,
+    digest_of,
+    digest_of_bytes,
+    explained,
+    flush,
+    reason_of,
+)
 from recsuite.records import LARGEST, parsed, refuse_twice, sealed, typed
 
 FORMAT = 1
@@ -133,7 +142,9 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         what = f"it holds no {MANIFEST}" if folder.is_dir() else "there is no such folder"
         raise UserError(f"{folder} is not a checkpoint: {what}.") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({reason_of(error)}).") from None
+    except ValueError as error:
         raise UserError(f"{path} cannot be read ({printable(error)}).") from None
     version = found.get("format") if isinstance(found, dict) else None
     # To Python, true is 1.

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from recsuite.checkpoint.storage.manifest import TYPES, Manifest
 from recsuite.errors import UserError, printable
-from recsuite.files import FileEntry, flushed
+from recsuite.files import FileEntry, explained, flushed
 from recsuite.records import LARGEST, parsed
 
 # Under this key the reader of torch.distributed.checkpoint finds where the tensors of a file begin in the
@@ -107,8 +107,9 @@ def shape_of(folder: Path, manifest: Manifest, name: str) -> list[int]:
 def reading(folder: Path) -> Iterator[None]:
     """Say in a sentence what the system or safetensors say of a file that they cannot read."""
     try:
-        yield
-    except (OSError, SafetensorError) as error:
+        with explained(f"{folder} cannot be read"):
+            yield
+    except SafetensorError as error:
         raise UserError(f"{folder} cannot be read ({printable(error)}).") from error
 
 
@@ -262,7 +263,7 @@ def _check_rows(
     if rows.dtype != "int64" or len(rows.shape) != 1:
         raise _misfit(rows, "and numbers of rows are int64 in one dimension")
     if (ids.dtype, len(ids.shape)) not in ID_TYPES or ids.shape[:1] != rows.shape:
-        raise _misfit(ids, f"which are no raw values of {rows.shape[0]:,} rows")
+        raise _misfit(ids, f"which are not raw values of {rows.shape[0]:,} rows")
     for piece, (shape, dtype) in zip(held, slots.values(), strict=True):
         if piece.shape != [*rows.shape, *shape[1:]] or not shape or piece.dtype != dtype:
             raise _misfit(piece, f"which are not {rows.shape[0]:,} rows of a {dtype} {shape}")

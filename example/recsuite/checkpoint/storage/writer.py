@@ -28,7 +28,7 @@ from recsuite.checkpoint.storage.directory import (
 )
 from recsuite.checkpoint.storage.manifest import MANIFEST, read_manifest
 from recsuite.errors import UserError
-from recsuite.files import explained, flush
+from recsuite.files import explained, flush, reason_of
 from recsuite.runtime.console import say
 
 LOCK = ".lock"
@@ -108,8 +108,9 @@ def publish(making: Path, final: Path, keep: int) -> None:
         prune(final.parent, keep)
     except (OSError, UserError) as error:
         # The checkpoint is there, and a delta that counted as failed would come a second time.
+        reason = reason_of(error) if isinstance(error, OSError) else error
         say(
-            f"{final} is whole, but the folders beside it are not tidy ({error}); the next checkpoint "
+            f"{final} is whole, but the folders beside it are not tidy ({reason}); the next checkpoint "
             "tries again"
         )
 
