@@ -14,7 +14,7 @@ from recsuite.checkpoint.storage.manifest import Manifest, read_manifest
 from recsuite.checkpoint.storage.shards import shape_of, shard_files_of
 from recsuite.errors import UserError
 from recsuite.models.heads import Head
-from recsuite.serving.model_files import checked, dense_names, empty_interaction, filled
+from recsuite.serving.model_files import checked, dense_names, empty_head, filled
 from recsuite.serving.snapshot import Snapshot
 
 
@@ -27,7 +27,7 @@ class Change:
 
     manifest: Manifest
     tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
-    interaction: Head
+    head: Head
 
 
 def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
@@ -41,7 +41,7 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
         return None
     with checked(delta) as manifest:
         # A new dense part, not the old one changed: others may be scoring with that.
-        empty = empty_interaction(delta, snapshot.features, manifest)
+        empty = empty_head(delta, snapshot.features, manifest)
         for name, table in snapshot.tables.items():
             shape = shape_of(delta, manifest, f"tables.{name}.weight")
             if shape != list(table.shape):
@@ -100,7 +100,7 @@ def put(snapshot: Snapshot, delta: Path, change: Change) -> Snapshot:
     return dataclasses.replace(
         snapshot,
         folder=delta,
-        interaction=change.interaction,
+        head=change.head,
         manifest=change.manifest,
         follows=change.manifest.link.after(change.manifest.progress.step),
     )

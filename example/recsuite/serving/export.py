@@ -25,11 +25,12 @@ from recsuite.config.sections.checkpoint import CheckpointConfig
 from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, written_aside
+from recsuite.runtime.console import say
 from recsuite.serving.served import read_settled
 from recsuite.serving.snapshot import Snapshot
 
 MODEL = "model.safetensors"
-# What --load says of an export, whose optimizer is none of its own.
+# Stands where a checkpoint names its optimizer; --load refuses an export with these words.
 NO_OPTIMIZER = "an optimizer that an export leaves out"
 
 
@@ -49,7 +50,7 @@ def export(source: CheckpointConfig, target: Path) -> None:
     size = _write_beside(snapshot, target)
     asked = asked_for(save_dir, source.checkpoint)
     choice = describe_choice(snapshot.manifest.progress, asked, snapshot.metric)
-    print(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
+    say(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
 
 
 def _write_beside(snapshot: Snapshot, target: Path) -> int:
@@ -79,7 +80,7 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
 
 def _tensors_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
     """The weights under the names that they have in a checkpoint."""
-    dense = snapshot.interaction.state_dict()
+    dense = snapshot.head.state_dict()
     return {
         **{f"tables.{name}.weight": rows for name, rows in snapshot.tables.items()},
         # A checkpoint has no tensor without a dimension either.

@@ -29,8 +29,8 @@ def checked(folder: Path) -> Iterator[Manifest]:
             raise UserError(f"{folder} was replaced while it was read.")
 
 
-def empty_interaction(folder: Path, features: Sequence[Feature], manifest: Manifest) -> Head:
-    """An interaction as wide as a model says, without memory yet; that of a model for ranking has a tower."""
+def empty_head(folder: Path, features: Sequence[Feature], manifest: Manifest) -> Head:
+    """A head as wide as a model says, without memory yet; that of a model for ranking has a tower."""
     tasks = {task.dense_layers: task for task in all_tasks()}
     pattern = re.compile(rf"dense\.({'|'.join(tasks)})\.(\d{{1,9}})\.weight")
     layers = sorted(
@@ -42,7 +42,7 @@ def empty_interaction(folder: Path, features: Sequence[Feature], manifest: Manif
     flat = [name for name, shape in shapes.items() if len(shape) != 2 or min(shape) < 1]
     embedding_dims = set() if flat else {shapes[name][1] for name in tables}
     if len(embedding_dims) != 1 or min(embedding_dims) < 2:
-        raise UserError(f"{folder} has tables and layers of {printable(shapes)}, which make no model.")
+        raise UserError(f"{folder} has tables and layers of {printable(shapes)}, which do not make a model.")
     (embedding_dim,) = embedding_dims
     widths = [shapes[match[0]][0] for match in layers][:-1]
     with torch.device("meta"):
@@ -56,13 +56,13 @@ def empty_interaction(folder: Path, features: Sequence[Feature], manifest: Manif
     return empty.eval().requires_grad_(False)
 
 
-def dense_names(interaction: Head) -> list[str]:
+def dense_names(head: Head) -> list[str]:
     """What a checkpoint calls the tensors of the dense part."""
-    return [f"dense.{name}" for name in interaction.state_dict()]
+    return [f"dense.{name}" for name in head.state_dict()]
 
 
 def filled(empty: Head, tensors: Mapping[str, torch.Tensor]) -> Head:
-    """The interaction with the dense part of a checkpoint."""
+    """The head with the dense part of a checkpoint."""
     # A checkpoint has no tensor without a dimension. Copied: what was read may still lie in the file.
     values = {
         name: tensors[f"dense.{name}"].reshape(value.shape).to(value.dtype, copy=True)

@@ -22,7 +22,7 @@ from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError, printable
 from recsuite.records import parsed, typed
 from recsuite.serving.change import put, read_change
-from recsuite.serving.model_files import checked, dense_names, empty_interaction, filled
+from recsuite.serving.model_files import checked, dense_names, empty_head, filled
 from recsuite.serving.snapshot import Snapshot
 
 
@@ -47,17 +47,17 @@ def read_snapshot(chain: CheckpointChain) -> Snapshot:
 def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
     features = _read_features(folder, manifest)
     tables = {feature.name: f"tables.{feature.name}.weight" for feature in features}
-    interaction = empty_interaction(folder, features, manifest)
+    head = empty_head(folder, features, manifest)
     vocabulary = _read_vocabulary(folder)
     _check_rows(folder, features, manifest, vocabulary)
-    tensors = read_whole(folder, manifest, [*tables.values(), *dense_names(interaction)])
+    tensors = read_whole(folder, manifest, [*tables.values(), *dense_names(head)])
     # An export has none: it says nothing of its training.
     named = any(entry.name == CONFIG for entry in manifest.files)
     return Snapshot(
         folder=folder,
         features=features,
         tables={name: tensors[held] for name, held in tables.items()},
-        interaction=filled(interaction, tensors),
+        head=filled(head, tensors),
         vocabulary=vocabulary,
         manifest=manifest,
         follows=_follows(folder, manifest),

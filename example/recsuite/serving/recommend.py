@@ -27,6 +27,7 @@ from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Feature, Raw
 from recsuite.datasets.source import SCHEMA, locate, read
 from recsuite.errors import UserError, counted, printable, signed
 from recsuite.models.tasks.task import task_of_head
+from recsuite.runtime.console import say
 from recsuite.serving.request import HISTORY_RATINGS
 from recsuite.serving.served import Follower, ServedModel
 
@@ -58,7 +59,7 @@ def recommend(config: Config, given: Collection[str]) -> None:
     follower = Follower(save_dir) if follows else None
     model = follower.model if follower else ServedModel.open(save_dir, checkpoint)
     viewer = open_viewer(model, config, given)
-    print(page(model, viewer, config.serving.top, asked_for(save_dir, checkpoint)), flush=True)
+    say(page(model, viewer, config.serving.top, asked_for(save_dir, checkpoint)))
     if follower:
         _follow(follower, viewer, config, given)
 
@@ -84,7 +85,7 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
                 f"{folder} has no {name} {min(strange)}, and the model was trained on one; give the "
                 "--data_path of its training."
             )
-    print(f"titles and ratings are those of {folder}")
+    say(f"titles and ratings are those of {folder}")
     return Viewer(raw, config.serving.user, int(recorded.get("history", config.data.history)))
 
 
@@ -100,7 +101,7 @@ def _with_data_of(written: Path, recorded: dict[str, Any], config: Config, given
 def _wait_for_first(save_dir: Path) -> None:
     """Wait for the first checkpoint of a training that has begun, or will; SIGINT ends it."""
     if not _has_learned(save_dir):
-        print(f"waiting for the first checkpoint in {save_dir}", flush=True)
+        say(f"waiting for the first checkpoint in {save_dir}")
     while not _has_learned(save_dir):
         time.sleep(POLL_SECONDS)
 
@@ -121,7 +122,7 @@ def _follow(follower: Follower, viewer: Viewer, config: Config, given: Collectio
             if follower.refresh():
                 if follower.model.run != run:
                     viewer, run = open_viewer(follower.model, config, given), follower.model.run
-                print(f"\n{page(follower.model, viewer, config.serving.top, LATEST)}", flush=True)
+                say(f"\n{page(follower.model, viewer, config.serving.top, LATEST)}")
             said = ""
         except UserError as error:
             # The model before is still good. Said once, for the fault may stay.
@@ -234,7 +235,7 @@ def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> 
             f"the model knows no user {viewer.name}; these are the popular {SCHEMA.items}, by the mean of "
             f"their {SCHEMA.labels} damped by {DAMPING} at the mean of all"
         )
-    heading = task_of_head(model.snapshot.interaction).score_label if known else "mean"
+    heading = task_of_head(model.snapshot.head).score_label if known else "mean"
     return "\n".join([*lines, _table(found, titles[found.items].tolist(), heading)])
 
 

@@ -99,8 +99,8 @@ class ServedModel:
         # a whole, so what is held of it stays as it is, and the arithmetic needs no lock.
         with self._lock:
             looked_up = self._snapshot.look_up(values)
-            interaction = self._snapshot.interaction
-        return interaction.predict(looked_up, flat_ratings(values))
+            head = self._snapshot.head
+        return head.predict(looked_up, flat_ratings(values))
 
     def apply(self, delta: Path | str) -> bool:
         """Put the next delta into the model in place; False if it holds that delta already.

@@ -49,7 +49,7 @@ class Snapshot:
     folder: Path
     features: tuple[Feature, ...]
     tables: dict[str, torch.Tensor]
-    interaction: Head
+    head: Head
     vocabulary: dict[str, dict[Any, int]]
     manifest: Manifest
     follows: ParentLink
@@ -59,7 +59,7 @@ class Snapshot:
     @property
     def metric(self) -> str:
         """By what the best of its training is chosen."""
-        return task_of_head(self.interaction).main_label
+        return task_of_head(self.head).main_label
 
     def look_up(self, values: Mapping[str, Sequence[Any]]) -> dict[str, Rows]:
         """The rows of raw values; those that are not given count as unknown, and a history as empty."""
