@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from recsuite.checkpoint.full import tensors_of
-from recsuite.checkpoint.restore import find_chain, restore
+from recsuite.checkpoint.restore import restore
 from recsuite.checkpoint.session import checkpointing
+from recsuite.checkpoint.storage.chain import chain_at
+from recsuite.checkpoint.storage.choice import suggesting
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
@@ -32,8 +34,9 @@ class Trained:
     folder: Path
 
     def load(self, path: Path | None = None) -> Progress:
-        state = find_chain(path or self.folder)
-        return restore(state, self.train_state, self.columns, self.context).progress
+        folder = path or self.folder
+        chain = suggesting(folder, lambda: chain_at(folder))
+        return restore(chain, self.train_state, self.columns, self.context).progress
 
     def refused(self, *words: str, path: Path | None = None) -> None:
         """Loading is one sentence with these words, and changes nothing in the train state."""

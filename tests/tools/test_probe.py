@@ -104,9 +104,11 @@ def test_a_worker_that_does_not_answer_is_a_fault_and_no_hang(
     monkeypatch: pytest.MonkeyPatch, probe: type[Probe], text: str
 ) -> None:
     real = probing.probe_worker
+    monkeypatch.setattr(probing, "probe_worker", lambda _, config: real(probe, config))
     # Far off, so that who waits for it is found on a busy machine too.
-    deadline = 1.0 if probe is SleepingProbe else 60.0
-    monkeypatch.setattr(probing, "probe_worker", lambda _, config: real(probe, config, deadline))
+    # A second is too short for its three starts.
+    monkeypatch.setattr(probing, "time_interpreter", lambda: 0.0)
+    monkeypatch.setattr(probing, "WORKER_DEADLINE", 1.0 if probe is SleepingProbe else 60.0)
     begin = time.monotonic()
     (finding,) = examined("worker", lambda: probing.check_worker(LoaderConfig()))
     assert finding.state == "fault"

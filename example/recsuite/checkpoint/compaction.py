@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from recsuite.checkpoint.chain_writer import ChainWriter
-from recsuite.checkpoint.restore import find_chain, restore
+from recsuite.checkpoint.restore import restore
 from recsuite.checkpoint.session import writing_together
 from recsuite.checkpoint.storage.chain import chain_at
+from recsuite.checkpoint.storage.choice import suggesting
 from recsuite.checkpoint.storage.directory import (
     BEST,
     LATEST,
@@ -35,11 +37,12 @@ def compact(train_state: TrainState, columns: Columns, config: Config, context: 
             written.
     """
     save_dir = Path(config.checkpoint.save_dir)
+    find = partial(suggesting, save_dir, lambda: chain_at(save_dir))
     # Before `writing_together` makes the folder for its lock: a mistyped --save_dir leaves nothing behind.
-    broadcast_from_rank0(lambda: find_chain(save_dir))
+    broadcast_from_rank0(find)
     with writing_together(save_dir, context):
         # Found again, now that nobody else writes.
-        chain = broadcast_from_rank0(lambda: find_chain(save_dir))
+        chain = broadcast_from_rank0(find)
         # Also where there is no delta to merge, because a compaction was cut short: what the full checkpoint
         # replaces goes only if it is whole.
         manifest = restore(chain, train_state, columns, context)

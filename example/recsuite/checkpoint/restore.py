@@ -22,7 +22,7 @@ from recsuite.checkpoint.storage.choice import (
 from recsuite.checkpoint.storage.directory import others_in
 from recsuite.checkpoint.storage.manifest import Manifest, Progress
 from recsuite.checkpoint.storage.shards import check_shard_files, reading
-from recsuite.config.sections.checkpoint import NEWEST, CheckpointConfig
+from recsuite.config.sections.checkpoint import CheckpointConfig
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted
@@ -40,35 +40,8 @@ class _DamagedError(UserError):
         self.chain = chain
 
 
-def choose_chain(config: CheckpointConfig) -> CheckpointChain:
-    """The checkpoint that --load, --checkpoint and --until name.
-
-    Raises:
-        UserError: when there is none.
-    """
-    folder = _named(config)
-    return suggesting(folder, lambda: chosen_chain(folder, config.checkpoint, config.until))
-
-
-def _named(config: CheckpointConfig) -> Path:
-    return Path(config.save_dir if config.load == NEWEST else config.load)
-
-
-def find_chain(folder: Path, until: int = -1) -> CheckpointChain:
-    """`chain_at`, whose refusal names the newest good checkpoint beside the one that is refused.
-
-    Raises:
-        UserError: see `chain_at`.
-    """
-    return suggesting(folder, lambda: chain_at(folder, until))
-
-
 def restore(
-    chain: CheckpointChain,
-    train_state: TrainState,
-    columns: Columns,
-    context: RuntimeContext,
-    describe: Callable[[Progress], str] = describe_step,
+    chain: CheckpointChain, train_state: TrainState, columns: Columns, context: RuntimeContext
 ) -> Manifest:
     """Put a train state where a checkpoint is, after all of that was checked, and say which. Collective:
     every rank.
@@ -77,10 +50,10 @@ def restore(
         UserError: on every rank, when anything is missing, damaged, or made for another model; the train
             state is as it was. Where something is damaged it names the newest whole checkpoint of the folder.
     """
-    return _suggesting(context, lambda: _load(chain, train_state, columns, context, describe))
+    return _suggesting_together(context, lambda: _load(chain, train_state, columns, context, describe_step))
 
 
-def _suggesting(context: RuntimeContext, load: Callable[[], Manifest]) -> Manifest:
+def _suggesting_together(context: RuntimeContext, load: Callable[[], Manifest]) -> Manifest:
     """As `choice.suggesting`, of a load. Collective.
 
     The ranks share the reading of other checkpoints as they do that of the one that is loaded: one rank that
@@ -131,27 +104,27 @@ def restore_chosen(
     columns: Columns,
     context: RuntimeContext,
 ) -> Manifest:
-    """`restore` of what `choose_chain` finds, which is another one where a trainer removes that meanwhile.
-    Collective: every rank.
+    """`restore` of the checkpoint that --load, --checkpoint and --until name, which is another one where a
+    trainer removes that meanwhile. Collective: every rank.
 
     Raises:
         UserError: see there; not all of a checkpoint may have been read by then.
     """
-    folder = _named(config)
-    asked = asked_for(folder, config.checkpoint, config.until)
+    folder, kind, until = Path(config.folder_to_load), config.checkpoint, config.until
+    asked = asked_for(folder, kind, until)
 
     def describe(progress: Progress) -> str:
         chosen = describe_choice(progress, asked, task_named(model.task).main_label)
-        is_other = config.until not in (-1, progress.step)
-        return f"{chosen}, the newest up to --until {config.until}" if is_other else chosen
+        is_other = until not in (-1, progress.step)
+        return f"{chosen}, the newest up to --until {until}" if is_other else chosen
 
     def load() -> Manifest:
         # One rank chooses: on a network file system ranks see a new checkpoint at different moments, and
         # could mix two of them.
-        chain = broadcast_from_rank0(lambda: choose_chain(config))
+        chain = broadcast_from_rank0(lambda: suggesting(folder, lambda: chosen_chain(folder, kind, until)))
         return _load(chain, train_state, columns, context, describe)
 
-    return _suggesting(context, lambda: settled(folder, load, broadcast_from_rank0))
+    return _suggesting_together(context, lambda: settled(folder, load, broadcast_from_rank0))
 
 
 def _check_shards(chain: CheckpointChain, manifests: Sequence[Manifest]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recsuite.checkpoint.checkpointer import Checkpointer
-from recsuite.checkpoint.restore import find_chain
-from recsuite.checkpoint.storage.chain import CheckpointChain
+from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at
+from recsuite.checkpoint.storage.choice import suggesting
 from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.checkpoint.storage.manifest import CONFIG, read_manifest
 from recsuite.checkpoint.storage.recorded import LEARNING_FLAGS, read_recorded
@@ -82,7 +82,7 @@ def _find_start(save_dir: Path) -> tuple[CheckpointChain | None, str]:
     newest = newest_in(save_dir)
     if newest is None:
         return None, uuid.uuid4().hex
-    return find_chain(newest), read_manifest(newest).run
+    return suggesting(newest, lambda: chain_at(newest)), read_manifest(newest).run
 
 
 def _check_continues(

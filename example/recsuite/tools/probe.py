@@ -83,12 +83,12 @@ def time_interpreter() -> float:
     return min(tries)
 
 
-def probe_worker(probe: type[Probe], config: LoaderConfig, deadline: float = WORKER_DEADLINE) -> Report:
+def probe_worker(probe: type[Probe], config: LoaderConfig) -> Report:
     """What a worker reports that is started as a run would start it.
 
     Raises:
         UserError: when it may not be started.
-        WorkerError: when it dies, or does not answer within the deadline, in seconds.
+        WorkerError: when it dies, or does not answer within `WORKER_DEADLINE`.
     """
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import check_start_method
@@ -99,7 +99,7 @@ def probe_worker(probe: type[Probe], config: LoaderConfig, deadline: float = WOR
         probe(EventBatches),
         num_workers=1,
         prefetch_factor=1,
-        timeout=deadline,
+        timeout=WORKER_DEADLINE,
         mp_context=config.mp_context,
     )
     try:

@@ -18,7 +18,6 @@ from recsuite.checkpoint.storage.choice import settled, suggesting
 from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, read_config
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.sections.checkpoint import NEWEST, CheckpointConfig
 from recsuite.config.sections.model import ModelConfig, OptimizerConfig
 from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
@@ -63,8 +62,10 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
         UserError: when the checkpoint is not there or cannot be read, or when flags were given that are not
             those of its model or, for a resume, of its data.
     """
-    folder = _named(config.checkpoint)
-    found = suggesting(folder, lambda: settled(folder, lambda: _read_before(config)), _check_readable)
+    section = config.checkpoint
+    # A resume comes before a load: the flags that count are those of what it continues from.
+    folder = Path(section.save_dir if section.resume else section.folder_to_load)
+    found = suggesting(folder, lambda: settled(folder, lambda: _read_before(folder, config)), _check_readable)
     if found is None:
         return config
     folder, recorded = found[0], checked_flags(*found)
@@ -140,15 +141,8 @@ def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, A
         say(f"{folder / CONFIG} does not have {shown}; the defaults count, or what is given")
 
 
-def _named(config: CheckpointConfig) -> Path:
-    """The folder of what is loaded or continued from."""
-    is_load = config.load not in ("", NEWEST) and not config.resume
-    return Path(config.load if is_load else config.save_dir)
-
-
-def _read_before(config: Config) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint whose flags count, and those; None where a training begins."""
-    folder = _named(config.checkpoint)
+def _read_before(folder: Path, config: Config) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint of a folder whose flags count, and those; None where a training begins."""
     begins = newest_in(folder) is None if config.checkpoint.resume else "train" in config.modes
     if begins:
         return None

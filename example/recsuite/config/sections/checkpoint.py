@@ -56,6 +56,11 @@ class CheckpointConfig(Section):
     """Write full checkpoints while the training continues, from a copy in memory."""
 
     @property
+    def folder_to_load(self) -> str:
+        """The folder that --load names, or --save_dir where it names none."""
+        return self.load if self.load not in ("", NEWEST) else self.save_dir
+
+    @property
     def dumps(self) -> bool:
         """Whether checkpoints of the training are written."""
         return self.dump or self.inc_dump or self.resume
