@@ -79,7 +79,7 @@ def train_and_report(config: Config, context: RuntimeContext) -> None:
                 from recsuite.training.trainer import train
             # Without checkpoints the trainer keeps the best weights in memory by itself.
             checkpointer = None
-            if config.checkpoint.dumps:
+            if config.checkpoint.writes:
                 checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
             result = train(data, config, context, checkpointer, callbacks)
         report_run(result, stopwatch.split(), config, context)

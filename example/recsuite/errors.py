@@ -1,5 +1,6 @@
 """The one exception that means "the user can mend this", and how messages and numbers are shown."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -47,3 +48,18 @@ def printable(found: object) -> str:
 def counted(number: int, one: str, many: str = "") -> str:
     """A number with its noun, such as "1 row" or "2,000 rows"; many: where an s does not make the plural."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def four_places(value: float) -> str:
+    """A metric as tables and lines show it; "-" where it is not finite."""
+    return f"{value:.4f}" if math.isfinite(value) else "-"
+
+
+def duration(seconds: float) -> str:
+    """In the largest unit of which there are two, such as "12 s", "7 min", "3 h" or "2 d"."""
+    # The age of a file is below zero where the clock is behind that of whoever wrote it.
+    seconds = max(0.0, seconds)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -168,11 +168,6 @@ def test_an_unknown_user_is_shown_the_popular_movies_and_told_so(model: ServedMo
     assert [title for _, title, _ in rows_of(text)] == titles_of(viewer, best)
 
 
-def test_ages_are_said_in_their_largest_unit() -> None:
-    said = [recommend._describe_age(seconds) for seconds in (-3, 12.4, 119, 180, 7300, 200_000)]
-    assert said == ["0 s", "12 s", "119 s", "3 min", "2 h", "2 d"]
-
-
 def test_other_data_than_the_models_are_refused(model: ServedModel, tmp_path: Path) -> None:
     movies = "\n".join(["movieId,title,genres", "1,One (1990),Drama"])
     (tmp_path / "movies.csv").write_text(movies)

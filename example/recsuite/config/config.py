@@ -109,7 +109,7 @@ class Config:
 
     def _check_folders(self) -> None:
         section, flags = self.checkpoint, self.flags
-        uses = section.dumps or section.load or section.compact or flags["export"] or flags["recommend"]
+        uses = section.writes or section.load or section.compact or flags["export"] or flags["recommend"]
         require(
             bool(uses) or section.is_default("save_dir"),
             f"--save_dir {section.save_dir} is for checkpoints, and none are written or read; give --dump or "

@@ -11,10 +11,10 @@ from pathlib import Path
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.callbacks import Callback
+from recsuite.training.callbacks import PHASES, Callback
 
 # In the order of a run. "other" is what no part claims: the report, the end of the workers.
-PARTS = ("imports", "data", "model", "feed", "steps", "evaluation", "dumps", "other")
+PARTS = ("imports", "data", *PHASES, "other")
 
 
 class Stopwatch(Callback):

@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from recsuite.monitoring.runs import Run
+from recsuite.monitoring.runs import RunReport
 
 CHART_WIDTH, CHART_HEIGHT = 440, 250
 # Room for the numbers at the axes: left, right, top, bottom.
 MARGINS = (52, 12, 10, 34)
 
 
-def charts(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def charts(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
     """A chart for every number that epochs have, with a line for each run that has it."""
     curves = [run.curves for run in runs]
     names = dict.fromkeys(name for mine in curves for name in mine)
@@ -23,7 +23,7 @@ def charts(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def chart(name: str, lines: Sequence[tuple[Run, Sequence[tuple[float, float]]]]) -> dict[str, Any]:
+def chart(name: str, lines: Sequence[tuple[RunReport, Sequence[tuple[float, float]]]]) -> dict[str, Any]:
     """Lines and ticks, in the coordinates of the picture."""
     points = [point for _, line in lines for point in line]
     columns = ticks(min(x for x, _ in points), max(x for x, _ in points), whole=True)

@@ -1,7 +1,4 @@
-"""TensorBoard's files of a training, for --tensorboard.
-
-Named so because a module tensorboard.py would hide the package of that name.
-"""
+"""TensorBoard's files of a training, for --tensorboard."""
 
 from __future__ import annotations
 

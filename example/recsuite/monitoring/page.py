@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from recsuite.errors import UserError, counted
 from recsuite.files import explained, replace_file
 from recsuite.monitoring.charts import CHART_HEIGHT, CHART_WIDTH, MARGINS, charts, in_words, show
-from recsuite.monitoring.runs import Run, find_runs
+from recsuite.monitoring.runs import RunReport, find_runs
 from recsuite.runtime.console import end_when_unread
 from recsuite.runtime.host import check_descriptors
 
@@ -31,9 +31,9 @@ BOUND = "oracle"
 NO_DIFFERENCES = ("report_dir",)
 
 
-def quality_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def quality_tables(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
     """A table for all runs on the same test: those with the same data, split and baselines."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RunReport]] = {}
     for run in runs:
         report = run.report
         same = [report["data"], report["baselines"], report["config"].get("split"), list(run.test)]
@@ -41,10 +41,10 @@ def quality_tables(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return [quality_table(members) for members in groups.values()]
 
 
-def quality_table(runs: Sequence[Run]) -> dict[str, Any]:
+def quality_table(runs: Sequence[RunReport]) -> dict[str, Any]:
     """Baselines and runs, their metrics, and in which row the best value of each metric stands."""
     report = runs[0].report
-    rows: list[tuple[str, Run | None, Mapping[str, float | None]]] = [
+    rows: list[tuple[str, RunReport | None, Mapping[str, float | None]]] = [
         *((name, None, metrics) for name, metrics in report["baselines"].items()),
         *((run.name, run, run.test) for run in runs),
     ]
@@ -66,14 +66,14 @@ def best_value(name: str, values: Sequence[float | None]) -> float | None:
     return min(known) if any(word in name for word in ERRORS) else max(known)
 
 
-def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
+def differences(runs: Sequence[RunReport]) -> dict[str, list[str]]:
     """The flags whose values differ between the runs, with the value of each run."""
     names = dict.fromkeys(name for run in runs for name in run.report["config"] if name not in NO_DIFFERENCES)
     values = {name: [show(run.report["config"].get(name, "")) for run in runs] for name in names}
     return {name: shown for name, shown in values.items() if len(set(shown)) > 1}
 
 
-def draw(runs: Sequence[Run]) -> str:
+def draw(runs: Sequence[RunReport]) -> str:
     """The page as HTML. Whatever the reports say is text there, never markup."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

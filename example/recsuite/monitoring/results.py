@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from recsuite.config.sections.model import ModelConfig
 from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
-from recsuite.errors import counted
+from recsuite.errors import counted, four_places
 from recsuite.runtime.process import RuntimeContext
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def results_table(columns: Columns, task: Task, name: str, test: Metrics) -> str
     labels = list(task.metrics.values())
     # Wide enough for a number with four places.
     widths = [max(6, len(label)) for label in labels]
-    cells = [labels, *([_number(metrics[key]) for key in task.metrics] for metrics in rows.values())]
+    cells = [labels, *([four_places(metrics[key]) for key in task.metrics] for metrics in rows.values())]
     width = max(map(len, rows))
     lines = [
         f"| {name:<{width}} | {' | '.join(map(str.rjust, row, widths))} |"
@@ -71,15 +70,11 @@ def describe_failure(columns: Columns, task: Task, test: Metrics) -> str:
     sign = 1 if task.lower_is_better else -1
     # A result that is not a number is worse than all.
     better = [
-        f"{known} ({_number(value)})"
+        f"{known} ({four_places(value)})"
         for known, value in weakest.items()
         if not sign * (test[name] - value) <= 0
     ]
     if not better:
         return ""
-    label, value = task.main_label, _number(test[name])
+    label, value = task.main_label, four_places(test[name])
     return f"this model is worse than {' and '.join(better)}: its test {label} is {value}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if math.isfinite(value) else "-"

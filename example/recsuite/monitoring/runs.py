@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recsuite.errors import UserError
+from recsuite.errors import UserError, counted
 from recsuite.files import reason_of
 
 # What a report must hold, and as what.
@@ -39,7 +39,7 @@ NUM_COLORS = 8
 
 
 @dataclass(frozen=True)
-class Run:
+class RunReport:
     """One metrics.json: the name of its folder, its place among the runs, and what it holds."""
 
     name: str
@@ -91,9 +91,9 @@ class Run:
     def machine(self) -> str:
         """Ranks, device and threads, in words."""
         report = self.report
-        ranks = f"{report['world_size']} rank{'s' if report['world_size'] > 1 else ''} on {report['device']}"
+        ranks = f"{counted(report['world_size'], 'rank')} on {report['device']}"
         threads = report.get("threads_per_rank")
-        return f"{ranks}, {threads} thread{'s' if threads > 1 else ''} each" if threads else ranks
+        return f"{ranks}, {counted(threads, 'thread')} each" if threads else ranks
 
 
 def numbers(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
@@ -105,7 +105,7 @@ def numbers(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
             yield f"{before}{name}", value
 
 
-def find_runs(folders: Sequence[Path]) -> list[Run]:
+def find_runs(folders: Sequence[Path]) -> list[RunReport]:
     """The runs in these folders or anywhere below them, each once, in the order given.
 
     Raises:
@@ -121,7 +121,7 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
     # A run is named by the part of its path that differs from the others'.
     shared = Path(os.path.commonpath([folder.parent for folder in files]))
     return [
-        Run(str(folder.relative_to(shared)), place, read_report(folder / "metrics.json"))
+        RunReport(str(folder.relative_to(shared)), place, read_report(folder / "metrics.json"))
         for place, folder in enumerate(files)
     ]
 

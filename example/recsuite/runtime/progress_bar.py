@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+from recsuite.errors import duration
 from recsuite.runtime.console import say, seconds_of_silence
 
 # Of silence; what looks whether they are over comes by ten times as often.
@@ -57,7 +58,7 @@ class Stage:
     def __str__(self) -> str:
         seconds = time.monotonic() - self.start
         now = self.done - self.done_before
-        so_far = f"{_duration(seconds)} so far" if seconds >= 1 else "begun just now"
+        so_far = f"{duration(seconds)} so far" if seconds >= 1 else "begun just now"
         if not self.total or not now:
             return f"{self.title}: {so_far}"
         if not self.even:
@@ -65,7 +66,7 @@ class Stage:
         left, rate = (self.total - self.done) * seconds / now, now / seconds
         return (
             f"{self.title}: {self.done:,} of {self.total:,} {self.unit}, {rate:,.{0 if rate >= 10 else 2}f} "
-            f"{self.unit}/s, about {_duration(left)} left"
+            f"{self.unit}/s, about {duration(left)} left"
         )
 
 
@@ -135,11 +136,3 @@ def stage(
         clock.stages.remove(mine)
         if mine.bar is not None:
             mine.bar.close()
-
-
-def _duration(seconds: float) -> str:
-    """As "40 s", "7 min" or "3 h"."""
-    for unit, length in (("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -25,7 +25,7 @@ from recsuite.checkpoint.storage.recorded import checked_flags, data_flags_of, m
 from recsuite.config.config import Config
 from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Feature, RawData
 from recsuite.datasets.source import SCHEMA, locate, read
-from recsuite.errors import UserError, counted, printable, signed
+from recsuite.errors import UserError, counted, duration, printable, signed
 from recsuite.models.tasks.task import task_of_head
 from recsuite.runtime.console import say
 from recsuite.serving.request import HISTORY_RATINGS
@@ -224,7 +224,7 @@ def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> 
     found = best_for(viewer, model, top) if known else popular(viewer, model, top)
     titles = viewer.raw.items["title"].map(printable).to_numpy()
     choice = describe_choice(model.progress, checkpoint, model.snapshot.metric)
-    lines = [f"{choice}, {_describe_age(model.age)} old"]
+    lines = [f"{choice}, {duration(model.age)} old"]
     if len(viewer.labels):
         lines.append(f"user {viewer.name} rated {counted(len(viewer.labels), SCHEMA.item)}, and liked most:")
         liked = viewer.liked()
@@ -246,13 +246,3 @@ def _table(found: Listing, titles: Sequence[str], heading: str) -> str:
     for rank, (title, number) in enumerate(zip(titles, found.numbers, strict=True), start=1):
         lines.append(f"| {rank:>4} | {title:<{width}} | {number:9.3f} |")
     return "\n".join(lines)
-
-
-def _describe_age(seconds: float) -> str:
-    """A duration in its largest unit, such as "12 s" or "3 h"."""
-    # A clock may be behind that of the trainer.
-    seconds = max(0.0, seconds)
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -17,7 +17,7 @@ HISTORY_RATINGS = "history_ratings"
 
 
 def length_of(name: str, given: Any) -> int:
-    """How many ratings are told of. Arrays may tell of them too."""
+    """The number of ratings that a feature has values for, which may be an array too."""
     try:
         if isinstance(given, (str, bytes, Mapping)):
             raise TypeError

@@ -23,7 +23,7 @@ from recsuite.serving.request import HISTORY_RATINGS, check_types, length_of
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one feature for B events, see `heads.LookedUp`."""
+    """The rows of one feature for B ratings, see `heads.LookedUp`."""
 
     found: torch.Tensor
     counts: torch.Tensor
@@ -58,7 +58,7 @@ class Snapshot:
 
     @property
     def metric(self) -> str:
-        """By what the best of its training is chosen."""
+        """The name of the validation metric by which the best checkpoint of its training was chosen."""
         return task_of_head(self.head).main_label
 
     def look_up(self, values: Mapping[str, Sequence[Any]]) -> dict[str, Rows]:

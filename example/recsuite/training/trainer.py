@@ -17,7 +17,7 @@ from recsuite.config.config import Config
 from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import Data
-from recsuite.errors import counted
+from recsuite.errors import counted, four_places
 from recsuite.models.tasks.task import Task, task_named
 from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0
 from recsuite.runtime.process import RuntimeContext
@@ -207,7 +207,7 @@ def take_best(
 def describe_epoch(epoch: Epoch, task: Task, unit: str, config: TrainingConfig) -> str:
     """One line on one epoch; unit: the noun for events."""
     validation = ", ".join(
-        f"{task.metrics[name]} {_number(epoch.validation[name])}" for name in task.epoch_metrics
+        f"{task.metrics[name]} {four_places(epoch.validation[name])}" for name in task.epoch_metrics
     )
     return (
         f"epoch {epoch.number}/{config.epochs}: train {task.describe_loss(epoch.train_loss)}, "
@@ -224,10 +224,6 @@ def describe_early_stop(progress: Progress, task: Task, config: TrainingConfig) 
         f"{counted(progress.epochs_since_best, 'epoch')} without a better "
         f"validation {task.main_label} than {progress.best:.4f} (--patience {config.patience})"
     )
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if np.isfinite(value) else "-"
 
 
 def _largest(value: float, context: RuntimeContext) -> float:

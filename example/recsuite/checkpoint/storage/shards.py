@@ -289,4 +289,4 @@ def _check_row_numbers(
     for table, found in spans.items():
         for (_, last), (first, _) in itertools.pairwise(sorted(found)):
             if first <= last:
-                raise UserError(f"{folder} has row {first:,} of {table} in two parts.")
+                raise UserError(f"{folder} has row {first:,} of {table} in two shard files.")

@@ -61,7 +61,7 @@ class CheckpointConfig(Section):
         return self.load if self.load not in ("", NEWEST) else self.save_dir
 
     @property
-    def dumps(self) -> bool:
+    def writes(self) -> bool:
         """Whether checkpoints of the training are written."""
         return self.dump or self.inc_dump or self.resume
 
@@ -80,7 +80,7 @@ class CheckpointConfig(Section):
         # A flag that nothing reads would be ignored in silence.
         for name in ("dump_every", "keep", "async_dump"):
             require(
-                self.dumps or (self.compact and name == "keep") or self.is_default(name),
+                self.writes or (self.compact and name == "keep") or self.is_default(name),
                 f"--{name} says how checkpoints are written, and none are written; give --dump too",
             )
         require(

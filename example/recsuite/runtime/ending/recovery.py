@@ -37,7 +37,7 @@ class Recovery:
         again = f"start again{where}"
         if self.config is None or "train" not in self.config.modes:
             return again
-        if not self.config.checkpoint.dumps:
+        if not self.config.checkpoint.writes:
             return f"{again}, with --dump to have something that --resume can continue from"
         save_dir = Path(self.config.checkpoint.save_dir)
         # What is said if the thread finds nothing in time.
