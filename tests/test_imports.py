@@ -27,7 +27,6 @@ MAY_IMPORT = {
     "checkpoint.storage": "errors files records config runtime.console",
     "training": "errors files records config runtime workers datasets models sharding checkpoint.storage",
     "checkpoint": "errors files records config runtime workers datasets models sharding training",
-    # The console for its lines: what writes them elsewhere too is to have those of a server as well.
     "serving": "errors files records config models runtime.console datasets.schema datasets.source "
     "checkpoint.storage",
     "monitoring": "errors files records config runtime datasets models sharding checkpoint.storage training",

@@ -69,6 +69,7 @@ def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
         raise UserError(f"{delta} is a full checkpoint, not a delta; open it instead.")
     if manifest.run != snapshot.manifest.run:
         raise UserError(f"{delta} is of run {manifest.run}, and the model of run {snapshot.manifest.run}.")
+    # Rows are changed by their numbers, which stand for other values in another vocabulary.
     if manifest.vocabulary != snapshot.manifest.vocabulary:
         raise UserError(f"{delta} was trained on other data than the model; open it instead.")
     if link.base_digest != follows.base_digest:
@@ -94,6 +95,8 @@ def _joined(changes: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch
 
 def put(snapshot: Snapshot, delta: Path, change: Change) -> Snapshot:
     """The model after a delta; its tables are those of the model before, changed in place."""
+    # In place: a copy of the tables for every delta would take twice their memory. That the rows lie in their
+    # tables was checked when the delta was read.
     for name, (rows, weights) in change.tables.items():
         snapshot.tables[name][rows] = weights
     assert change.manifest.link is not None

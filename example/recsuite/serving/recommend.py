@@ -54,6 +54,7 @@ def recommend(config: Config, given: Collection[str]) -> None:
     """
     save_dir, follows = Path(config.checkpoint.save_dir), config.serving.follow
     checkpoint = LATEST if follows else config.checkpoint.checkpoint
+    # A `Follower` refuses a folder in which nothing was learned yet.
     if follows:
         _wait_for_first(save_dir)
     follower = Follower(save_dir) if follows else None
@@ -114,12 +115,14 @@ def _has_learned(save_dir: Path) -> bool:
 
 def _follow(follower: Follower, viewer: Viewer, config: Config, given: Collection[str]) -> None:
     """Look for a newer checkpoint every second; SIGINT ends it."""
+    # From here on SIGINT ends the wait between two pages, and cuts none of them short.
     stop = threading.Event()
     signal.signal(signal.SIGINT, lambda number, frame: stop.set())
     run, said = follower.model.run, ""
     while not stop.wait(POLL_SECONDS):
         try:
             if follower.refresh():
+                # Another training may have had other data.
                 if follower.model.run != run:
                     viewer, run = open_viewer(follower.model, config, given), follower.model.run
                 say(f"\n{page(follower.model, viewer, config.serving.top, LATEST)}")
@@ -164,6 +167,7 @@ class Viewer:
     def unseen(self, model: ServedModel) -> np.ndarray:
         """The items that the user has not rated and the training has seen, int64 [n]."""
         ids = self.raw.items[SCHEMA.column_of(ITEM)].to_numpy()
+        # Of any other item the model has no row that it learned.
         trained = np.array([model.knows(SCHEMA.item, item) for item in ids.tolist()], bool)
         return np.flatnonzero(trained & ~np.isin(ids, self.item_ids))
 

@@ -37,6 +37,7 @@ class Rows:
         return self.counts
 
 
+# Frozen: a delta makes another one, by which `ServedModel.apply` sees whether one came in between.
 @dataclass(frozen=True)
 class Snapshot:
     """A whole model in memory.
@@ -64,6 +65,7 @@ class Snapshot:
     def look_up(self, values: Mapping[str, Sequence[Any]]) -> dict[str, Rows]:
         """The rows of raw values; those that are not given count as unknown, and a history as empty."""
         allowed = {feature.name for feature in self.features}
+        # To a model without a history the ratings of one would make no difference, in silence.
         if HISTORY in allowed:
             allowed.add(HISTORY_RATINGS)
         if not isinstance(values, Mapping) or not values or not values.keys() <= allowed:

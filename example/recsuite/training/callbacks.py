@@ -151,6 +151,7 @@ class Callbacks(Callback):
         """See `Callback`."""
         # They are left in the opposite order, each of them also when another one raises.
         with contextlib.ExitStack() as stack:
+            # The first of them is around the others, so the stopwatch counts their time too.
             for callback in self.callbacks:
                 stack.enter_context(callback.phase(name, progress))
             yield
@@ -181,6 +182,7 @@ class ProgressBar(Callback):
     def phase(self, name: str, progress: Progress) -> Iterator[None]:
         """See `Callback`."""
         # Waiting for a batch is a phase within the steps, and must not begin a second bar.
+        # The other phases have no events to count.
         if name != "steps":
             yield
             return

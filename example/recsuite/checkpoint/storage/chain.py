@@ -60,6 +60,7 @@ def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
     link = manifest.link
     if link is not None and not _are_named(folder.name, link.base):
         raise UserError(
+            # The base and the deltas in between are found by their names.
             f"{folder} is a delta on {link.base!r}; it, and the full checkpoint beside it on which it "
             "builds, must have the names under which they were written."
         )
@@ -67,6 +68,7 @@ def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
         return CheckpointChain(folder)
     base = folder if link is None else folder.parent / link.base
     first = manifest.progress.step if link is None else step_of(base)
+    # A delta that was named is the last one, also where --until is later.
     last = until if link is None else step_of(folder) if until == -1 else min(until, step_of(folder))
     if last < first:
         raise ChoiceError(
@@ -137,6 +139,7 @@ def check_name(folder: Path, manifest: Manifest) -> None:
     Raises:
         UserError: names both.
     """
+    # A full checkpoint under a name of the user's is fine: nothing refers to it by that.
     step = manifest.progress.step
     name = full_name(step) if manifest.link is None else delta_name(step)
     if folder.name != name and NAME.fullmatch(folder.name):

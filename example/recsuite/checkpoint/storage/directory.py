@@ -25,6 +25,7 @@ from recsuite.files import explained
 
 # Nine digits, so that a listing is in order; a step that needs more has more.
 NAME = re.compile(r"(step|delta)-(\d{9,})")
+# Links to folders, so that each can be given wherever a checkpoint is.
 LATEST = "latest"
 BEST = "best"
 
@@ -41,6 +42,7 @@ def delta_name(step: int) -> str:
 
 def making_name(final: Path, attempt: str) -> str:
     """The folder name under which an attempt writes a checkpoint, see `new_attempt`."""
+    # With a dot in front, so that no reader takes it for a checkpoint.
     return f".making-{final.name}-{attempt}"
 
 
@@ -76,6 +78,7 @@ def _named(save_dir: Path, kind: str) -> list[Path]:
 
 def checkpoints_in(save_dir: Path) -> list[Path]:
     """The checkpoints, oldest first; of one step the full one comes last, and so is the newest."""
+    # The sort is stable: of one step the delta stays before the full checkpoint.
     return sorted([*deltas_in(save_dir), *full_checkpoints_in(save_dir)], key=step_of)
 
 
@@ -86,6 +89,7 @@ def others_in(save_dir: Path, refused: Path) -> list[Path]:
 
 def save_dir_of(folder: Path) -> Path:
     """The folder of checkpoints in which a checkpoint lies; any other folder is one itself."""
+    # The links have other names than the checkpoints to which they point.
     folder = folder.resolve()
     return folder.parent if NAME.fullmatch(folder.name) else folder
 
@@ -106,6 +110,7 @@ def best_in(save_dir: Path) -> Path | None:
     Raises:
         UserError: when one that is newer than it cannot be read.
     """
+    # One after the other: older manifests than that of the best are not read.
     there = (path for path in reversed(checkpoints_in(save_dir)) if (path / MANIFEST).is_file())
     return next((path for path in there if read_manifest(path).progress.is_best), None)
 

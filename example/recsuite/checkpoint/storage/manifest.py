@@ -50,6 +50,7 @@ TYPES = {
     "F64": "float64",
 }
 MOST_DIMENSIONS = 8
+# Bytes: a manifest is read into memory before anything in it was checked.
 LARGEST_MANIFEST = 2**26
 
 
@@ -165,7 +166,9 @@ def _manifest(found: dict[str, Any]) -> Manifest:
     # The first checkpoints knew nothing of a best one.
     held["progress"] = {**dataclasses.asdict(Progress()), **held["progress"]}
     manifest: Manifest = typed(Manifest, held)
+    # A file that is named twice could have two digests, of which a reader looks at one.
     refuse_twice([entry.name for entry in manifest.files])
+    # A folder is named after it, see `writer.set_aside`.
     if not manifest.run or "/" in manifest.run:
         raise ValueError(f"run is {manifest.run!r}")
     for name, (shape, dtype) in manifest.tensors.items():

@@ -76,6 +76,7 @@ def read_whole(folder: Path, manifest: Manifest, names: Sequence[str]) -> dict[s
     Raises:
         UserError: when one is not there.
     """
+    # Not filled: `check_shard_files` found every number of them in a shard.
     wholes = {name: torch.empty(shape_of(folder, manifest, name)) for name in names}
     for file in shard_files_of(folder, manifest):
         begins = _begins(folder, file)
@@ -195,6 +196,7 @@ def _check_shards(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) -> 
         missing = math.prod(manifest.tensors[name][0]) - sum(math.prod(shard.shape) for shard in shards)
         if missing > 0:
             raise UserError(f"{folder} is not a whole model: of {name} {missing:,} numbers are missing.")
+        # A number that is there twice would make up for one that is missing.
         _check_apart(sorted(shards, key=lambda shard: shard.begin))
 
 
@@ -278,6 +280,7 @@ def _check_row_numbers(
         for table, slots in tables.items():
             rows = file.get_tensor(f"tables.{table}.rows")
             if not len(rows):
+                # A delta may have changed no row that this rank holds.
                 continue
             first, last = int(rows[0]), int(rows[-1])
             most = min(shape[0] for shape, _ in slots.values())
@@ -286,6 +289,7 @@ def _check_row_numbers(
                     f"{folder / entry.name} has rows of {table} that do not ascend from 0 to {most - 1:,}."
                 )
             spans[table].append((first, last))
+    # A rank has a range of the rows of a table, so two of them need no comparison row by row.
     for table, found in spans.items():
         for (_, last), (first, _) in itertools.pairwise(sorted(found)):
             if first <= last:
