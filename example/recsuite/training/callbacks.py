@@ -66,6 +66,7 @@ class Epoch:
     @property
     def number(self) -> int:
         """Which epoch of the training it was, from 1."""
+        # The progress counts passes that are done, and this one is.
         return self.progress.epoch
 
 
