@@ -186,6 +186,11 @@ def test_a_flag_that_is_given_goes_before_that_of_the_training_also_with_its_def
     assert recommend._with_data_of(tmp_path, recorded, asked, given).data.duplicates == duplicates
 
 
+def test_an_empty_path_names_no_data(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no path is taken from a checkpoint; give --data_path"):
+        recommend._with_data_of(tmp_path, {"data_path": "/data"}, Config(), ["data_path"])
+
+
 def test_the_command_says_which_data_it_reads_and_takes_their_folder_from_no_checkpoint(
     save_dir: Path, synthetic_folder: Path, tmp_path: Path
 ) -> None:

@@ -96,7 +96,9 @@ def _with_data_of(written: Path, recorded: dict[str, Any], config: Config, given
             f"--save_dir {config.checkpoint.save_dir} does not say which data its model was trained on; give "
             "--data_path."
         )
-    return merged(written, config, data_flags_of(written, recorded, given))
+    # A path that is given and empty, as from a variable that is not set, names none.
+    named = {name for name in given if config.flags[name] != ""}
+    return merged(written, config, data_flags_of(written, recorded, named))
 
 
 def _wait_for_first(save_dir: Path) -> None:
