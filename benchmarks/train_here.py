@@ -100,12 +100,14 @@ class Here:
 
     def steps(self, number: int, batch_size: int) -> float:
         """Train for some steps; the last loss."""
+        from recsuite.training.optimizer import set_rates
+
         if batch_size not in self.feeds:
             self.feeds[batch_size] = self._batches(batch_size)
         for _ in range(number):
             # These two lines are what `train_epoch` does around a step, with a rate and a row scale that
             # stay.
-            self.state.set_rates(1.0, 1.0)
+            set_rates(self.state.optimizer, 1.0, 1.0)
             loss = self.pipeline.progress(self.feeds[batch_size]).loss
             self.state.row_scale.fill_(1.0)
         return float(loss)

@@ -18,18 +18,18 @@ MAY_IMPORT = {
     "errors": "",
     "files": "errors",
     "records": "files",
-    "config": "errors files",
-    "runtime": "errors files records config",
-    "workers": "errors files records config runtime",
+    "config": "errors",
+    "runtime": "errors config",
+    "workers": "errors runtime",
     "datasets": "errors files records config runtime workers",
-    "models": "errors config runtime.ranges datasets.schema",
-    "sharding": "errors files records config runtime workers datasets models",
+    "models": "config datasets.schema",
+    "sharding": "errors config runtime datasets models",
     "checkpoint.storage": "errors files records config runtime.console",
-    "training": "errors files records config runtime workers datasets models sharding checkpoint.storage",
-    "checkpoint": "errors files records config runtime workers datasets models sharding training",
+    "training": "errors config runtime datasets models sharding checkpoint.storage",
+    "checkpoint": "errors files config runtime datasets models sharding training",
     "serving": "errors files records config models runtime.console datasets.schema datasets.source "
     "checkpoint.storage",
-    "monitoring": "errors files records config runtime datasets models sharding checkpoint.storage training",
+    "monitoring": "errors files config runtime datasets models checkpoint.storage training",
 }
 
 

@@ -115,7 +115,7 @@ def test_values_become_their_fields_types() -> None:
         ),
         (
             "--load elsewhere --resume",
-            "--load elsewhere is not in --save_dir dumps, to which the training asked for too writes; "
+            "--load elsewhere is outside --save_dir dumps, where the requested training writes; "
             "give --load alone, or without a folder",
         ),
         ("--load --checkpoint newest", "--checkpoint newest is not known; choose one of best, latest"),

@@ -20,12 +20,12 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns, MappedColumn
-from recsuite.datasets.movielens.formats import locate, read
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation import cache
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW, RawData
+from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
 from recsuite.records import sealed
 
@@ -532,7 +532,7 @@ def test_a_test_that_begins_among_ratings_of_one_time_is_said(tmp_path: Path) ->
 def test_ratings_that_all_have_one_time_cannot_be_split_by_it(tmp_path: Path) -> None:
     config = write_csv(tmp_path, [(number, number % 3, 4.0, 7) for number in range(20)])
     with pytest.raises(
-        UserError, match=r"--split time of 20 ratings that all have the time 7 .* give --split random"
+        UserError, match=r"All 20 ratings have the time 7, so --split time .* give --split random"
     ):
         open_columns(config)
     assert open_columns(config.replaced(split="random")).num_test == 4

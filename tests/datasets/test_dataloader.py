@@ -18,10 +18,10 @@ from recsuite.datasets import loader as loader_module
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import EpochSampler, build_dataloader, choose_num_workers
-from recsuite.datasets.movielens.formats import locate, read
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
+from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError, counted
 from tests.support.launch import GPUS, python, succeeded
 
@@ -286,7 +286,7 @@ def test_batches_are_pinned_where_there_is_a_device(synthetic_folder: Path, tmp_
 @pytest.mark.parametrize(
     ("batch", "step", "cores", "ranks", "number", "words"),
     [
-        (0.0001, 0.0200, 8, 2, 0, "waiting 0.5% of the time is worth no process"),
+        (0.0001, 0.0200, 8, 2, 0, "waiting takes only 0.5% of the time"),
         (0.0100, 0.0100, 2, 2, 0, "there is no core for one"),
         (0.0100, 0.0100, 8, 2, 1, "1 keep pace"),
         (0.0350, 0.0100, 16, 2, 4, "4 keep pace"),

@@ -9,8 +9,8 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.movielens.formats import locate, read
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.source import locate, read
 
 # user, movie, rating, time. User 1 rates movie 1 three times, the newest first in the file, and user 2 rates
 # movie 3 twice in one second.

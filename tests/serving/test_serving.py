@@ -37,8 +37,8 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
 from recsuite.config.sections.checkpoint import CheckpointConfig
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.movielens.formats import locate, read
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
 from recsuite.records import sealed

@@ -133,17 +133,19 @@ def test_without_room_for_the_best_weights_or_without_validation_those_of_the_la
 
 
 @pytest.mark.parametrize(
-    ("dumped", "rest"), [(2, ""), (1, " of those that are there: epoch 2, which was better, is not")]
+    ("dumped", "rest"), [(2, ""), (1, " that is still there; epoch 2 was better, but its checkpoint is gone")]
 )
 def test_where_the_best_dump_is_not_there_the_test_says_which_is_taken(dumped: int, rest: str) -> None:
-    from recsuite.training.trainer import take_best
+    from recsuite.training.trainer import Trainer
 
     said: list[str] = []
     position = Progress(step=40, epoch=4, best=0.8, epochs_since_best=2)
     kept: Any = SimpleNamespace(restore_best=lambda train_state: Progress(10 * dumped, dumped, best=0.9))
     context: Any = SimpleNamespace(say=said.append)
-    train_state: Any = None
-    assert take_best(train_state, kept, position, context).epoch == dumped
+    trainer: Any = SimpleNamespace(
+        progress=position, checkpointer=kept, train_state=None, context=context, unit="ratings"
+    )
+    assert Trainer.take_best(trainer).epoch == dumped
     (line,) = said
     begin = f"the test is read with the weights of epoch {dumped}, the best on the validation ratings"
     assert line.startswith(begin + rest)

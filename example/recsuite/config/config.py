@@ -101,7 +101,7 @@ class Config:
             f"--checkpoint {self.checkpoint.checkpoint} says what is read, and nothing is; give --load too",
         )
         trains = "train" in self.modes and not (flags["export"] or flags["recommend"])
-        for name in ("profile", "tensorboard"):
+        for name in ("report_dir", "profile", "tensorboard"):
             require(
                 trains or self.monitoring.is_default(name),
                 f"--{name} looks at a training, and none is asked for; give --train too",
@@ -121,8 +121,8 @@ class Config:
             section.load in ("", NEWEST)
             or "train" not in self.modes
             or commonpath((save_dir, realpath(section.load))) == save_dir,
-            f"--load {section.load} is not in --save_dir {section.save_dir}, to which the training asked for "
-            "too writes; give --load alone, or without a folder",
+            f"--load {section.load} is outside --save_dir {section.save_dir}, where the requested training "
+            "writes; give --load alone, or without a folder",
         )
         for name in ("data_path", "cache_dir", "report_dir", "save_dir"):
             path = flags[name]

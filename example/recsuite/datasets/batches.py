@@ -16,7 +16,7 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns, MappedColumn
-from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW, USER
+from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW, USER, Table
 from recsuite.datasets.shuffle import shuffled
 
 if TYPE_CHECKING:
@@ -79,6 +79,14 @@ class Lists(NamedTuple):
     padding: int
 
 
+def largest_batch(tables: Sequence[Table], batch_size: int, history: int) -> int:
+    """The most bytes that a batch can take, for a slot of the workers' ring: it is allocated once."""
+    values = sum(table.longest for table in tables)
+    row = 8 * values + 4 * len(tables) + 4 + 4 + 4 * history
+    # Each array begins on a cache line.
+    return batch_size * row + 64 * len(Batch._fields)
+
+
 class EventBatches:
     """The batches of one rank. Pickles to paths and numbers; columns are mapped where they are first read."""
 
@@ -106,12 +114,7 @@ class EventBatches:
     @property
     def batch_bytes(self) -> int:
         """The most bytes that a batch can take: the longest list of every feature in every row."""
-        # A slot of the workers' ring is allocated once, so it has to hold the largest batch that there can
-        # be.
-        values = sum(table.longest for table in self.tables)
-        row = 8 * values + 4 * len(self.tables) + 4 + 4 + 4 * self.history
-        # Each array begins on a cache line.
-        return self.batch_size * row + 64 * len(Batch._fields)
+        return largest_batch(self.tables, self.batch_size, self.history)
 
     def num_steps(self, split: str, first: int = 0) -> int:
         """Batches in the pass over a split from place `first` on: the same number on every rank."""
@@ -150,8 +153,8 @@ class EventBatches:
             history_labels[:] = known[:, 1].view(np.float32)
         values, lengths = self._join(single, lists, empty)
         labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
-        # All four numbers of a row are int32, so that an event is one cache line; this one holds the bits of
-        # a float32.
+        # The four numbers of a row are int32, so that they lie together in 16 bytes and an event costs one
+        # cache line; this one holds the bits of a float32.
         labels[:num_real], labels[num_real:] = rows[:, 2].view(np.float32), 0
         step_size = self._step_size(request.split, request.step, request.first)
         weights[:num_real] = self.batch_size * self.world_size / step_size

@@ -194,13 +194,13 @@ def _described(
     rest["num_items"] = rest.pop(f"num_{schema.items}", None)
     # The key stays as it was first written: with another one every cache would be made again.
     rest["mean_label"] = rest.pop("mean_rating", None)
+    # Folder and source are filled in below: a path may be of any length and letters, which `typed` refuses.
     named = {"folder": "", "source": "", "schema": schema, "files": files}
     columns = typed(Columns, {**rest, **named})
     tables = tuple(
         dataclasses.replace(table, feature=schema.restored(table.feature)) for table in columns.tables
     )
     # The folder may have been moved or copied since, so no path in it is believed.
-    # A path may be of any length and letters.
     columns = dataclasses.replace(columns, folder=str(folder), source=str(source), tables=tables)
     for what, needed, there in (
         ("baselines for", EVALUATIONS, columns.baselines),
@@ -225,7 +225,7 @@ def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -
     # A batch maps every column that lies in the folder.
     strange = {path.name for path in folder.glob("*.npy")} - {entry.name for entry in entries}
     if strange:
-        raise UserError(f"{min(strange)} is none of them.")
+        raise UserError(f"{min(strange)} is not one of its files.")
     if every_byte:
         with stage("checking the columns"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
             list(pool.map(lambda entry: check_file(folder, entry), entries))

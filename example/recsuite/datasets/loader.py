@@ -172,7 +172,7 @@ def choose_num_workers(
         f"{counted(num_cores, 'core')} for {counted(local_world_size, 'rank')} leave {spare} beside each"
     )
     if share <= WAIT_WORTH_A_WORKER:
-        return 0, f"0, as waiting {share:.1%} of the time is worth no process ({facts})"
+        return 0, f"0, because waiting takes only {share:.1%} of the time ({facts})"
     if spare == 0:
         return 0, f"0, as there is no core for one ({facts})"
     if needed <= spare:

@@ -47,7 +47,7 @@ class Calibration:
 def fit_calibration(predictions: np.ndarray, liked: np.ndarray) -> Calibration:
     """The calibration of highest likelihood for predictions, float [n], and whether they came true, bool [n].
 
-    By Newton's method on standardised predictions. One of NaN where there are none to fit it on.
+    By Newton's method on standardised predictions. Without predictions both its numbers are NaN.
     """
     if len(predictions) == 0:
         return Calibration(float("nan"), float("nan"))

@@ -6,17 +6,23 @@ for those that are downloaded, the deadlines for that, and the functions that fi
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.movielens.formats import (
     DATA_DEADLINE,
     DATA_ROOT,
     PREPARATION_DEADLINE,
     find_files,
     locate,
-    read,
     source_files,
 )
 from recsuite.datasets.movielens.formats import NUM_RATINGS as NUM_EVENTS
+from recsuite.datasets.movielens.formats import read as read_files
+from recsuite.datasets.movielens.parsing.reader import Layout
 from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.preparation.duplicates import settle
+from recsuite.datasets.schema import RawData
 
 __all__ = [
     "DATA_DEADLINE",
@@ -29,3 +35,13 @@ __all__ = [
     "read",
     "source_files",
 ]
+
+
+def read(folder: Path, layout: Layout, config: DataConfig) -> RawData:
+    """Read all files of a set, with what --duplicates leaves of several events of one user and one item.
+
+    Raises:
+        UserError: when a file is missing, damaged, or has rows that --bad_rows does not accept.
+    """
+    # Here, so that no family of data sets has to remember it.
+    return settle(read_files(folder, layout, config), config.duplicates, SCHEMA)

@@ -81,8 +81,7 @@ def check_cache(cache: Path, columns: Columns | None, num_ratings: int) -> Findi
 
 def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     """What the workers' batches take, from the columns if they are made, else from what known sets have."""
-    from recsuite.datasets.batches import EventBatches
-    from recsuite.datasets.columns import Columns
+    from recsuite.datasets.batches import largest_batch
     from recsuite.datasets.preparation.cache import find_columns
     from recsuite.datasets.schema import Table
     from recsuite.datasets.source import SCHEMA
@@ -91,11 +90,11 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     # Of columns that are not made yet, only how many values a batch holds matters here.
     tables = tuple(Table(feature, 1, MOST_VALUES if feature.multi else 1) for feature in SCHEMA.features)
     tables = (*tables, Table(SCHEMA.history, 1, config.data.history))
-    columns = Columns("", "", SCHEMA, 0, 0, 0, 0, 0, 0, 0.0, config.data.history, tables, {}, ())
     # Where the data cannot be read, their own line says so.
     with contextlib.suppress(OSError, UserError):
-        columns = find_columns(config)[1] or columns
-    slot = EventBatches(columns, config, 0, num_ranks).batch_bytes
+        columns = find_columns(config)[1]
+        tables = columns.tables if columns is not None else tables
+    slot = largest_batch(tables, config.loader.batch_size, config.data.history)
     num_slots = config.loader.prefetch_factor + SLOTS_BEYOND_PREFETCH
     num_bytes = num_ranks * num_workers * num_slots * slot
     of = f"{num_slots} slots of {human_size(slot)} for each of {num_ranks} x {counted(num_workers, 'worker')}"

@@ -119,16 +119,16 @@ def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.nda
     # All ranks have as many steps, so all of them take part or none does.
     if number:
         dist.all_gather(everyones, mine)
-    # What follows the last event is padding.
-    # Step after step, and in a step rank after rank: that is how batches are cut from the split.
+    # Step after step, and in a step rank after rank: that is how batches are cut from the split. What follows
+    # the last event is padding.
     return torch.stack(everyones, dim=1).flatten()[:number].cpu().numpy()
 
 
 class Cases:
     """What a rank ranks: the events of its batches of a split, each with a user who has seen other items.
 
-    items: positions of the items that were chosen, int64 [n], in the order of the batches. Seen by a user
-    are, for the validation events, the items of the training events, and for the test those of both.
+    items: positions of the items that were chosen, int64 [n], in the order of the batches. What a
+    user has seen are the items of the training events, and for the test also those of the validation events.
     """
 
     def __init__(self, columns: Columns, dataset: EventBatches, split: str) -> None:

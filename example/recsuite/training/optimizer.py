@@ -27,7 +27,7 @@ REFERENCE_BATCH = 4096
 # Keeps a row without a gradient so far from dividing by zero, and is too small for anything else.
 TABLE_EPS = 1e-8
 # The parts of the combined optimizer, in their order.
-PARTS = ("tables", "dense")
+PARAMETER_GROUPS = ("tables", "dense")
 
 
 def table_rate(config: OptimizerConfig, global_batch: int) -> float:
@@ -64,7 +64,7 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
         state["step"].zero_()
     for group in dense.param_groups:
         group["lr"] = config.dense_lr
-    # In the order of `PARTS`.
+    # In the order of `PARAMETER_GROUPS`.
     optimizer = CombinedOptimizer([model.fused_optimizer, dense])
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
@@ -88,10 +88,10 @@ def set_rates(optimizer: CombinedOptimizer, left: float, scale: float) -> None:
 
 
 def scheduled_rates(optimizer: CombinedOptimizer) -> dict[str, float]:
-    """The learning rates as scheduled, of each of `PARTS`."""
+    """The learning rates as scheduled, of each of `PARAMETER_GROUPS`."""
     return {
         name: part.param_groups[0]["scheduled_lr"]
-        for name, (_, part) in zip(PARTS, optimizer.optimizers, strict=True)
+        for name, (_, part) in zip(PARAMETER_GROUPS, optimizer.optimizers, strict=True)
     }
 
 

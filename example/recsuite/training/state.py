@@ -14,7 +14,7 @@ from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.plan import build_model
-from recsuite.training.optimizer import make_optimizer, set_rates, table_optimizer
+from recsuite.training.optimizer import make_optimizer, table_optimizer
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,6 @@ class TrainState:
         """What the rows are of what the tables hold, float32 []: the model's buffer itself."""
         # DistributedModelParallel wraps our model.
         return self.model.module.row_scale
-
-    def set_rates(self, left: float, scale: float) -> None:
-        """Learn at a share `left` of the first rates from now on; scale: the row scale."""
-        set_rates(self.optimizer, left, scale)
 
 
 def build_train_state(columns: Columns, config: Config, context: RuntimeContext) -> TrainState:

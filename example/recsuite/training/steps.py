@@ -19,7 +19,7 @@ from recsuite.runtime.ranges import STEP, named
 from recsuite.sharding.recommender import ModelInput, Output
 from recsuite.training.callbacks import Step
 from recsuite.training.input_pipeline import InputPipeline
-from recsuite.training.optimizer import RowScale, scheduled_rates, share_left
+from recsuite.training.optimizer import RowScale, scheduled_rates, set_rates, share_left
 from recsuite.training.state import TrainState
 
 
@@ -92,7 +92,7 @@ def train_epoch(
         left = share_left(progress, num_train, epochs)
         # Before the step: TorchRec gives the tables' rate to their kernel in `zero_grad`, and the kernel
         # learns in the backward.
-        train_state.set_rates(left, scale.value)
+        set_rates(train_state.optimizer, left, scale.value)
         with named(STEP):
             losses[number] = pipeline.progress(batches).loss
         # In shares of a pass, so that a pass decays alike however many steps it has.

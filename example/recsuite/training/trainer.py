@@ -34,7 +34,7 @@ from recsuite.training.callbacks import (
 )
 from recsuite.training.evaluation import make_evaluator
 from recsuite.training.input_pipeline import InputPipeline
-from recsuite.training.state import TrainState, build_train_state, has_epochs_left, stops_early
+from recsuite.training.state import build_train_state, has_epochs_left, stops_early
 from recsuite.training.steps import train_epoch
 from recsuite.training.weights import BestInMemory, check_finite, check_sound, unsound
 
@@ -110,7 +110,7 @@ class Trainer:
         if has_stopped:
             self.context.say(describe_early_stop(self.progress, self.task, self.config.training))
         with self.phase(self.checkpointer.phase):
-            best = take_best(self.train_state, self.checkpointer, self.progress, self.context)
+            best = self.take_best()
         # Only now: nothing may be chosen by what the test says.
         with self.phase("evaluation"):
             test = self.evaluator.test(self.train_state.model, best.epoch)
@@ -180,28 +180,26 @@ class Trainer:
             return dataclasses.replace(self.progress, best=value, epochs_since_best=0)
         return dataclasses.replace(self.progress, epochs_since_best=self.progress.epochs_since_best + 1)
 
-
-def take_best(
-    train_state: TrainState, checkpointer: CheckpointerProtocol, progress: Progress, context: RuntimeContext
-) -> Progress:
-    """Put what was learned where it was best, as far as that was kept, and say which epoch it is; where the
-    training was then. Collective: every rank.
-    """
-    if progress.is_best:
-        return progress
-    best = checkpointer.restore_best(train_state)
-    if best is None:
-        context.say(
-            f"the test is read with the last weights, of epoch {progress.epoch}: no better ones were kept"
+    def take_best(self) -> Progress:
+        """Put what was learned where it was best, as far as that was kept, and say which epoch it is; where
+        the training was then. Collective: every rank.
+        """
+        progress = self.progress
+        if progress.is_best:
+            return progress
+        best = self.checkpointer.restore_best(self.train_state)
+        if best is None:
+            self.context.say(
+                f"the test is read with the last weights, of epoch {progress.epoch}: no better ones were kept"
+            )
+            return progress
+        wanted = progress.epoch - progress.epochs_since_best
+        lost = f" that is still there; epoch {wanted} was better, but its checkpoint is gone"
+        self.context.say(
+            f"the test is read with the weights of epoch {best.epoch}, the best on the validation "
+            f"{self.unit}{lost if best.epoch < wanted else ''}"
         )
-        return progress
-    wanted = progress.epoch - progress.epochs_since_best
-    lost = f" of those that are there: epoch {wanted}, which was better, is not"
-    context.say(
-        f"the test is read with the weights of epoch {best.epoch}, the best on the validation ratings"
-        f"{lost if best.epoch < wanted else ''}"
-    )
-    return best
+        return best
 
 
 def describe_epoch(epoch: Epoch, task: Task, unit: str, config: TrainingConfig) -> str:

@@ -20,9 +20,9 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.movielens import download
-from recsuite.datasets.movielens.formats import locate, read
 from recsuite.datasets.movielens.parsing.ratings import HIGHEST_RATING, LAST_TIME, LOWEST_RATING
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))

@@ -18,9 +18,9 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.movielens.formats import locate, read
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import RawData
+from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
 
 GENRES_100K = ["unknown", "Action", "Adventure", "Animation", *(f"Genre{number}" for number in range(4, 19))]
@@ -383,7 +383,7 @@ def test_lines_of_blanks_and_blanks_around_numbers_are_read_beside_bad_rows(ml_c
 def test_a_genre_file_of_another_length_is_refused(ml_100k: Path) -> None:
     lines = (ml_100k / "u.genre").read_text().splitlines()
     write(ml_100k, {"u.genre": "\n".join(lines[1:])})
-    assert "u.genre names 18 genres, and u.item tells of 19" in refusal(ml_100k, bad_rows="skip")
+    assert "u.genre names 18 genres, and u.item has 19" in refusal(ml_100k, bad_rows="skip")
 
 
 @pytest.mark.parametrize(

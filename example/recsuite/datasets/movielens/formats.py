@@ -17,8 +17,6 @@ from recsuite.config.sections.data import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.movielens.parsing.entities import read_movies, read_users
 from recsuite.datasets.movielens.parsing.ratings import read_ratings
 from recsuite.datasets.movielens.parsing.reader import LAYOUTS, Layout, Reader
-from recsuite.datasets.movielens.schema import SCHEMA
-from recsuite.datasets.preparation.duplicates import settle
 from recsuite.datasets.schema import Events, RawData
 from recsuite.errors import UserError
 from recsuite.files import explained, locked
@@ -96,7 +94,7 @@ def _look(config: DataConfig, seed: int) -> tuple[str, Path, Layout | None]:
 
 
 def read(folder: Path, layout: Layout, config: DataConfig) -> RawData:
-    """Read all files of a set.
+    """Read all files of a set, as they are: `datasets.source` settles what is repeated.
 
     Raises:
         UserError: for a missing, empty or malformed file, with --bad_rows error for the first bad row, and
@@ -120,8 +118,7 @@ def read(folder: Path, layout: Layout, config: DataConfig) -> RawData:
 
         users = pandas.DataFrame({"user_id": np.unique(events.user_id)})
     oracle = _read_oracle(reader, len(events.label))
-    raw = RawData(events, movies, users, official_test, oracle, reader.notes, reader.num_skipped_ratings)
-    return settle(raw, config.duplicates, SCHEMA)
+    return RawData(events, movies, users, official_test, oracle, reader.notes, reader.num_skipped_ratings)
 
 
 def source_files(folder: Path, layout: Layout, split: str) -> list[Path]:

@@ -1,6 +1,6 @@
 """Several events of one user and one item: which of them count.
 
-Kept apart, such events tell a test what it asks for: under --split random one of them is trained on.
+Kept apart, such events give the answer of a test away: under --split random one of them may be trained on.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def describe_leak(events: Events, test: np.ndarray, schema: Schema) -> list[str]
         return []
     return [
         f"{number:,} of {len(test):,} test {schema.labels} are of a {schema.user} and a {schema.item} that "
-        f"training or validation has a {schema.label} of too: the metrics are better than the model"
+        f"training or validation has a {schema.label} of too: the metrics flatter the model"
     ]
 
 

@@ -35,7 +35,7 @@ def split(
         )
     if sizes[1] == 0:
         notes.append(
-            f"no {schema.label} is for validation: there are no results on the way, and no early stopping"
+            f"no {schema.label} is for validation: no validation after each epoch, and no early stopping"
         )
     if config.duplicates == "keep":
         notes += describe_leak(raw.events, by_time[is_test], schema)
@@ -69,8 +69,8 @@ def _describe_cut(time: np.ndarray, cut: int, schema: Schema) -> list[str]:
     """
     if len(time) > 1 and time[0] == time[-1]:
         raise UserError(
-            f"--split time of {len(time):,} {schema.labels} that all have the time {time[0]} has no newest "
-            "ones; give --split random."
+            f"All {len(time):,} {schema.labels} have the time {time[0]}, so --split time cannot choose the "
+            "newest; give --split random."
         )
     if not 0 < cut < len(time) or time[cut - 1] != time[cut]:
         return []

@@ -111,7 +111,7 @@ def _read_genre_names(reader: Reader, layout: Layout) -> list[str]:
     wanted = layout.num_movie_fields - 5
     if len(rows) != wanted:
         raise UserError(
-            f"{reader.folder / 'u.genre'} names {len(rows)} genres, and {layout.movies} tells of {wanted}; "
+            f"{reader.folder / 'u.genre'} names {len(rows)} genres, and {layout.movies} has {wanted}; "
             "place the original file there."
         )
     return [fields[0] for _, fields in rows]
