@@ -46,7 +46,7 @@ from recsuite.config.sections.model import EVALUATIONS
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.schema import ENTITIES, ITEM, Schema, Table
 from recsuite.errors import UserError, printable
-from recsuite.files import FileEntry, check_file
+from recsuite.files import FileEntry, check_file, reason_of
 from recsuite.records import SEAL, sealed, typed
 from recsuite.runtime.progress_bar import stage
 
@@ -133,8 +133,9 @@ class MappedColumn:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
                 self.values = np.frombuffer(self._map, dtype, int(np.prod(shape)), file.tell()).reshape(shape)
         except (OSError, ValueError) as error:
+            reason = reason_of(error) if isinstance(error, OSError) else str(error)
             raise UserError(
-                f"The columns of the data set are gone or damaged: {path} ({error}); start again to have "
+                f"The columns of the data set are gone or damaged: {path} ({reason}); start again to have "
                 "them made again."
             ) from None
 
@@ -161,7 +162,7 @@ def load_columns(
     try:
         content = (folder / MANIFEST).read_bytes()
     except OSError as error:
-        return None, str(error)
+        return None, f"{MANIFEST} cannot be read ({reason_of(error)})."
     try:
         # Not `records.parsed`, which refuses NaN: a baseline may have a metric that is not defined.
         manifest = json.loads(content)
@@ -172,8 +173,10 @@ def load_columns(
         return None, f"{MANIFEST} is not what was written."
     try:
         _check_files(folder, entries, every_byte)
-    except (OSError, UserError) as error:
+    except UserError as error:
         return None, str(error)
+    except OSError as error:
+        return None, f"{error.filename or folder} cannot be read ({reason_of(error)})."
     return columns, ""
 
 

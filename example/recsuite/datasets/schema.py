@@ -46,13 +46,15 @@ class Schema:
     """What a family of data sets tells of its users and items, and what it calls them.
 
     features: in any order. user, item: the name of the feature that tells users or items apart. It is the one
-    that a history holds and that a ranking finds, and what files and sentences call a user or an item. label:
-    the noun for what is predicted; lowest_label, highest_label: its range.
+    that a history holds and that a ranking finds, and what files and sentences call a user or an item. title:
+    the column with what people call an item; it need not be a feature's. label: the noun for what is predicted;
+    lowest_label, highest_label: its range.
     """
 
     features: tuple[Feature, ...]
     user: str
     item: str
+    title: str
     label: str
     lowest_label: float
     highest_label: float
@@ -151,7 +153,8 @@ class Events:
 class RawData:
     """A data set as its files show it: raw ids, no table rows yet.
 
-    `items` and `users` hold one row per id, with the columns that the schema names and the files have.
+    `items` and `users` hold one row per id, with the columns that the schema names and the files have;
+    the column of titles, text, is always there.
     `official_test` marks the test events of an official split, bool, one an event; `oracle` predicts their
     labels, float32. `skipped` says what was left out, `num_skipped` how many events.
     """

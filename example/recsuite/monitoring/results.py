@@ -57,7 +57,7 @@ def results_table(columns: Columns, task: Task, name: str, test: Metrics) -> str
     width = max(map(len, rows))
     lines = [
         f"| {name:<{width}} | {' | '.join(map(str.rjust, row, widths))} |"
-        for name, row in zip(["test ratings", *rows], cells, strict=True)
+        for name, row in zip([f"test {columns.schema.labels}", *rows], cells, strict=True)
     ]
     rule = f"|{'-' * (width + 2)}|{'|'.join('-' * (width + 1) + ':' for width in widths)}|"
     return "\n".join([lines[0], rule, *lines[1:]])

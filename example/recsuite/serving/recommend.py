@@ -86,7 +86,7 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
                 f"{folder} has no {name} {min(strange)}, and the model was trained on one; give the "
                 "--data_path of its training."
             )
-    say(f"titles and ratings are those of {folder}")
+    say(f"titles and {SCHEMA.labels} are those of {folder}")
     return Viewer(raw, config.serving.user, int(recorded.get("history", config.data.history)))
 
 
@@ -228,7 +228,7 @@ def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> 
     """Which checkpoint it is and its age, what the user liked before, and what is recommended."""
     known = viewer.is_known_to(model)
     found = best_for(viewer, model, top) if known else popular(viewer, model, top)
-    titles = viewer.raw.items["title"].map(printable).to_numpy()
+    titles = viewer.raw.items[SCHEMA.title].map(printable).to_numpy()
     choice = describe_choice(model.progress, checkpoint, model.snapshot.metric)
     lines = [f"{choice}, {duration(model.age)} old"]
     if len(viewer.labels):

@@ -25,14 +25,16 @@ def length_of(name: str, given: Any) -> int:
     except TypeError:
         shown = printable(repr(given))
         raise UserError(
-            f"The feature {name} takes a list with an entry for each rating, and got {shown}."
+            f"The feature {name} takes a list with an entry for each {SCHEMA.label}, and got {shown}."
         ) from None
 
 
 def check_list(name: str, value: Any) -> None:
     """Refuse what is not a list where each rating has one."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise UserError(f"The feature {name} takes a list for each rating, and got {printable(repr(value))}.")
+        raise UserError(
+            f"The feature {name} takes a list for each {SCHEMA.label}, and got {printable(repr(value))}."
+        )
 
 
 def check_types(feature: Feature, given: Sequence[Any], rows: Mapping[Any, int]) -> None:

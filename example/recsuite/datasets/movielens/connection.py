@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from recsuite.errors import printable
+from recsuite.files import reason_of
 
 BLOCK = 64 * 2**10
 
@@ -218,4 +219,5 @@ def _network_errors_in_words(patience: Patience) -> Iterator[None]:
 
 def words_of(error: object) -> str:
     """What an error says, as one line that does nothing to a terminal."""
-    return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+    said = reason_of(error) if isinstance(error, OSError) else str(error)
+    return printable(said or type(error).__name__)

@@ -20,6 +20,7 @@ SCHEMA = Schema(
     ),
     user="user",
     item="movie",
+    title="title",
     label="rating",
     lowest_label=0.5,
     highest_label=5.0,
