@@ -93,16 +93,16 @@ def _check_continues(
     theirs = manifest.ratings
     if theirs != columns.digest:
         raise UserError(
-            f"{chain.folder} is of a training on other {columns.schema.labels} than these of {columns.source} (digest "
-            f"{theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
+            f"{chain.folder} is of a training on other {columns.schema.labels} than these of {columns.source} "
+            f"(digest {theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
             f"--validation_fraction, --duplicates and --seed that its {CONFIG} names, or no --resume."
         )
     used = manifest.progress.samples
     # Of a manifest that no training wrote: the steps that are left would be none, or a negative number.
     if used >= columns.num_train:
         raise UserError(
-            f"{chain.folder} says that {used:,} {columns.schema.labels} of its epoch are used, and an epoch has "
-            f"{columns.num_train:,}; resume from another checkpoint."
+            f"{chain.folder} says that {used:,} {columns.schema.labels} of its epoch are used, and an epoch "
+            f"has {columns.num_train:,}; resume from another checkpoint."
         )
     before = read_recorded(chain.folder)
     changed = [

@@ -47,8 +47,8 @@ class Schema:
 
     features: in any order. user, item: the name of the feature that tells users or items apart. It is the one
     that a history holds and that a ranking finds, and what files and sentences call a user or an item. title:
-    the column with what people call an item; it need not be a feature's. label: the noun for what is predicted;
-    lowest_label, highest_label: its range.
+    the column with what people call an item; it need not be a feature's. label: the noun for what is
+    predicted; lowest_label, highest_label: its range.
     """
 
     features: tuple[Feature, ...]
