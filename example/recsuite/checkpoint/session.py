@@ -93,8 +93,8 @@ def _check_continues(
     theirs = manifest.ratings
     if theirs != columns.digest:
         raise UserError(
-            f"{chain.folder} is of a training on other {columns.schema.labels} than these of {columns.source} "
-            f"(digest {theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
+            f"{chain.folder} is of a training on other {columns.schema.labels} than these of {columns.source}"
+            f" (digest {theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
             f"--validation_fraction, --duplicates and --seed that its {CONFIG} names, or no --resume."
         )
     used = manifest.progress.samples
