@@ -26,14 +26,26 @@ NUM_GPUS = torch.cuda.device_count()
 os.environ.update(NO_GPUS)
 LONGEST = (
     "test_commands",
-    "test_silence",
-    "test_kill",
-    "test_dumps",
-    "test_failures",
     "test_example",
     "test_lost",
-    "test_cluster",
+    "test_kill",
+    "test_failures",
+    "test_dumps",
+    "test_silence",
+    "test_ranks",
+    "test_dump_faults",
+    "test_deploy",
+    "test_benchmark_feed",
+    "test_pool",
+    "test_benchmark_checkpoint",
     "test_elastic",
+    "test_columns",
+    "test_serving",
+    "test_early_stop",
+    "test_ends",
+    "test_cluster",
+    "test_process",
+    "test_benchmark_wire",
 )
 
 
@@ -103,7 +115,7 @@ def real_folder() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, so that the two processes that run tests end together."""
+    """Begin with the files that take longest, so that the processes that run tests end together."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 

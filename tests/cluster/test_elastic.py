@@ -110,9 +110,7 @@ def test_survivors_go_on_from_the_last_checkpoint_after_a_killed_rank_and_a_lost
     machines[1].crash()
     output = training.commands[0].succeeded(150)
     for said in ("2 ranks on 2 machines", "1 rank on 1 machine"):
-        started = (
-            rf"launcher\.py: the ranks are started again: attempt [2-9] .*, with {said} of --nnodes 1:2\n"
-        )
+        started = rf"launcher: the ranks are started again: attempt [2-9] .*, with {said} of --nnodes 1:2\n"
         assert re.search(started, output), output
     assert "this model, epoch " in output
     assert machines[0].processes() == []

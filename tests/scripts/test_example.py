@@ -387,7 +387,9 @@ def test_an_interrupt_ends_it_without_a_traceback(synthetic_folder: Path) -> Non
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize(("split", "margin"), [("random", 0.02), ("time", 0.015)])
+@pytest.mark.parametrize(
+    ("split", "margin"), [("random", 0.02), pytest.param("time", 0.015, marks=pytest.mark.soak)]
+)
 def test_real_movielens_beats_the_bias_baseline(
     real_folder: Path, tmp_path: Path, split: str, margin: float
 ) -> None:
