@@ -360,7 +360,10 @@ def assert_ended_at_the_deadline(folder: Path, url: str, name: str = "ml-1m") ->
     start = time.monotonic()
     assert "not complete after 0.3 seconds" in refusal(folder, url, name, deadline=0.3)
     assert time.monotonic() - start < 2.5
-    assert threading.active_count() <= threads
+    # What reads may need a moment to find that its connection was closed.
+    while threading.active_count() > threads:
+        assert time.monotonic() - start < 5, threading.enumerate()
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("name", ["ml-1m", "ml-latest"])
