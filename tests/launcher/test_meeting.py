@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,19 +17,10 @@ from recsuite.errors import BrokenLaunchError, UserError
 from recsuite.launcher.meeting import LOCK, PREFIX, private_folder
 from recsuite.runtime.peers import visitors
 from recsuite.runtime.peers.visitors import LISTENS, Visitors, connections
-from tests.support.launch import environment, family, launched, run_command, started
+from tests.support.launch import environment, family, launched, run_command, started, wait_for
 
 NOBODY = 65_534
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user, which only root can")
-
-
-def wait_for_lines(process: subprocess.Popen[str], text: str, number: int) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        number -= text in line
-        if number == 0:
-            return
-    raise AssertionError(process.stderr and process.stderr.read())
 
 
 def listening(pids: list[int]) -> list[visitors.Connection]:
@@ -80,7 +70,7 @@ def test_nothing_of_a_launch_on_one_machine_listens_on_an_address_that_others_re
 ) -> None:
     env = environment(tmp_path)
     with started(launched(script), env=env) as process:
-        wait_for_lines(process, "met", 2)
+        wait_for(process, "met", 2)
         launcher, *ranks = family(process.pid)
         assert listening([launcher]) == []
         found = listening(ranks)
@@ -98,7 +88,7 @@ def test_nothing_of_a_launch_on_one_machine_listens_on_an_address_that_others_re
 @AS_ROOT
 def test_another_user_who_connects_to_the_ranks_is_not_believed(script: Path, tmp_path: Path) -> None:
     with started(launched(script), env=environment(tmp_path)) as process:
-        wait_for_lines(process, "met", 2)
+        wait_for(process, "met", 2)
         ports = [int(end.local.rpartition(":")[2], 16) for end in listening(family(process.pid))]
         with another_user(ports) as connected:
             assert len(connected) == len(ports)

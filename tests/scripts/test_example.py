@@ -24,7 +24,17 @@ from recsuite.config.sections.training import TrainingConfig
 from recsuite.errors import counted
 from recsuite.models.tasks.task import task_named
 from recsuite.monitoring.results import describe_failure, describe_nothing_left
-from tests.support.launch import EXAMPLE, ROOT, family, python, read_json, started, succeeded, torchrun
+from tests.support.launch import (
+    EXAMPLE,
+    ROOT,
+    family,
+    is_alive,
+    python,
+    read_json,
+    started,
+    succeeded,
+    torchrun,
+)
 
 SHORT = ("--epochs", "1", "--batch_size", "1024")
 
@@ -339,13 +349,6 @@ def command_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:
         return ""
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def test_a_terminal_shows_a_bar_with_rate_and_time_left(synthetic_folder: Path) -> None:

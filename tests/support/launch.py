@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.preloaded import is_quick, preloaded
+from tests.support.preloaded import ROOT, is_quick, preloaded
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "example" / "example.py"
 LAUNCHER = ("-m", "recsuite.launcher")
 # The scripts that tests launch.
@@ -139,11 +138,20 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def wait_for(process: subprocess.Popen[str], text: str) -> None:
-    """Read what a process prints until a text comes."""
+def is_alive(pid: int) -> bool:
+    """Whether a process runs: one that has ended is a zombie until its parent asks for its status."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_for(process: subprocess.Popen[str], text: str, number: int = 1) -> None:
+    """Read what a process prints until a text has come in so many lines."""
     assert process.stdout is not None
     for line in process.stdout:
-        if text in line:
+        number -= text in line
+        if number == 0:
             return
     raise AssertionError(f"no {text!r} in the output; {process.stderr and process.stderr.read()}")
 

@@ -22,7 +22,7 @@ from recsuite.runtime import host as machine
 from recsuite.workers.failure import WorkerDiedError, WorkerError, WorkerRaisedError, WorkerSilentError
 from recsuite.workers.handle import CLOSE_SECONDS
 from recsuite.workers.pool import MAX_PREFETCH_FACTOR, SLOTS_BEYOND_PREFETCH, WorkerPool
-from tests.support.launch import python, succeeded
+from tests.support.launch import is_alive, python, succeeded
 from tests.support.pools import make_pool, numbers
 from tests.support.sources import FAILING_STEP, SIZE, Numbers
 
@@ -34,13 +34,6 @@ def pool() -> Iterator[WorkerPool]:
     pool = make_pool(Numbers())
     yield pool
     pool.close()
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize("method", METHODS)
