@@ -32,7 +32,7 @@ print(json.dumps({
     "handlers": {number.name: str(signal.getsignal(number)) for number in signal.Signals},
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     "files": sorted(os.listdir("/proc/self/fd")),
-    "project": sorted(name for name in sys.modules if name.split(".")[0] in ("recsuite", "tests", "example")),
+    "project": sorted(name for name in sys.modules if name.split(".")[0] in ("tests", "example")),
     "threads": threading.active_count(),
     "cores": sorted(os.sched_getaffinity(0)),
     "print": str(builtins.print),
@@ -48,6 +48,18 @@ threading.Thread(target=lambda: (time.sleep(0.05), print("waited"))).start()
 {end}
 """
 CHILD = "import os; print(os.getppid(), os.environ['RANK'], os.environ['WORLD_SIZE'])"
+CHANGE = """
+import subprocess, sys
+from recsuite.config import config
+if len(sys.argv) == 1:
+    config.Config, config.added = type("NEW", (), {}), True
+    config.sections()
+    print("changed", config.Config.__name__, config.sections.cache_info().currsize, flush=True)
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+else:
+    assert not hasattr(config, "added")
+    print("child", config.Config.__name__, config.sections.cache_info().currsize)
+"""
 
 
 def listen_to_ctrl_c() -> None:
@@ -135,3 +147,20 @@ def test_the_ranks_of_a_forked_launcher_are_its_children(tmp_path: Path, launche
     with started([sys.executable, "-u", *launcher, *where, str(script)]) as process:
         output, errors = process.communicate(timeout=60)
     assert sorted(output.splitlines()) == [f"{process.pid} {rank} 2" for rank in (0, 1)], errors
+
+
+def test_a_fork_has_the_project_as_an_import_leaves_it(tmp_path: Path) -> None:
+    script = tmp_path / "change.py"
+    script.write_text(CHANGE)
+    output = succeeded(run_command([sys.executable, str(script)]))
+    assert output.splitlines() == ["changed NEW 1", "child Config 0"]
+
+
+def test_a_copy_of_the_project_that_comes_first_is_the_one_that_a_fork_imports(tmp_path: Path) -> None:
+    copy = tmp_path / "copy" / "recsuite"
+    copy.mkdir(parents=True)
+    (copy / "__init__.py").touch()
+    script = tmp_path / "show.py"
+    script.write_text("import sys, recsuite; print(recsuite.__file__, 'recsuite.config' in sys.modules)")
+    output = succeeded(run_command([sys.executable, str(script)], env={"PYTHONPATH": str(copy.parent)}))
+    assert output.split() == [str(copy / "__init__.py"), "False"]

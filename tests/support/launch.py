@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.support.preloaded import ROOT, is_quick, preloaded
+from tests.support.preloaded import ROOT, preloaded
+from tests.support.program import is_quick
 
 EXAMPLE = ROOT / "example" / "example.py"
 LAUNCHER = ("-m", "recsuite.launcher")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from tests.support.preloaded import Fresh
+    from tests.support.program import Fresh
 
 SOCKET, SERVE = "launches", "--serve"
 PYTHON = """#!/usr/bin/env bash
@@ -51,7 +51,8 @@ def quick_python(clone: Path) -> Iterator[None]:
         path = clone / ".venv" / "bin" / name
         path.write_text(text.format(python=sys.executable, script=__file__, clone=clone))
         path.chmod(0o755)
-    with started([sys.executable, __file__, SERVE, str(clone)], stderr=None) as process:
+    env = {"PYTHONPATH": str(clone / "example")}
+    with started([sys.executable, __file__, SERVE, str(clone)], env=env, stderr=None) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield
@@ -80,7 +81,8 @@ def ask(clone: str, *words: str) -> int:
 
 def serve(clone: str) -> None:
     """Answer one request after another, until this process is killed."""
-    from tests.support.preloaded import LARGEST_REQUEST, imported
+    from tests.support.preloaded import LARGEST_REQUEST
+    from tests.support.program import imported
 
     # Nobody asks for the status of a fork that answers.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
