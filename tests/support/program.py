@@ -15,10 +15,12 @@ import functools
 import importlib
 import importlib.machinery
 import io
+import itertools
 import logging
 import multiprocessing.forkserver
 import multiprocessing.process
 import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
 import pkgutil
 import runpy
@@ -28,6 +30,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -75,7 +78,22 @@ def start(fork: Callable[..., int], *arguments: Any) -> int:
     return fork(request, [number if file < 0 else file for number, file in enumerate(files)])
 
 
+def spawn(fork: Callable[..., int], path: bytes, command: Sequence[str], kept: Sequence[int]) -> int:
+    """What `multiprocessing` calls to make a process that has some open files: its process id."""
+    if command[-1] != "--multiprocessing-fork":
+        return REAL_SPAWN(path, command, kept)
+    request = {
+        "command": [os.fsdecode(path), *command[1:]],
+        "folder": os.getcwd(),
+        "env": dict(os.environ),
+        "new_session": False,
+        "cores": sorted(os.sched_getaffinity(0)),
+    }
+    return fork(request, [0, 1, 2], kept)
+
+
 REAL_FORK = subprocess._fork_exec  # type: ignore[attr-defined]
+REAL_SPAWN = multiprocessing.util.spawnv_passfds
 
 
 @contextlib.contextmanager
@@ -136,11 +154,12 @@ class Fresh:
         new_session: bool,
         cores: list[int],
         files: list[int],
+        kept: Sequence[int] = (),
     ) -> None:
         if new_session:
             os.setsid()
         os.sched_setaffinity(0, cores)
-        _take(files, buffered="-u" not in command[:2] and not env.get("PYTHONUNBUFFERED"))
+        _take(files, kept, buffered="-u" not in command[:2] and not env.get("PYTHONUNBUFFERED"))
         os.chdir(folder)
         # What a spawned worker finds the script by.
         multiprocessing.process.ORIGINAL_DIR = folder  # type: ignore[attr-defined]
@@ -151,13 +170,14 @@ class Fresh:
         sys.dont_write_bytecode, sys.pycache_prefix = False, self._bytecode
         # What it starts in turn.
         subprocess._fork_exec = functools.partial(start, self._fork)  # type: ignore[attr-defined]
+        multiprocessing.util.spawnv_passfds = functools.partial(spawn, self._fork)
 
-    def _fork(self, request: dict[str, Any], files: list[int]) -> int:
+    def _fork(self, request: dict[str, Any], files: list[int], kept: Sequence[int] = ()) -> int:
         # The handlers of who forks are not for signals to the new process, which has none until it is told.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
-            self.become(**request, files=files)
+            self.become(**request, files=files, kept=kept)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
 
@@ -180,6 +200,9 @@ class Fresh:
         multiprocessing.forkserver._forkserver.__init__()  # type: ignore[misc]
 
     def _run(self, words: Sequence[str]) -> None:
+        if "-c" in words[:-1]:
+            self._run_code(*words[words.index("-c") + 1 :])
+            return
         added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         is_module = words[0] == "-m"
         first = os.getcwd() if is_module else str(Path(words[0]).parent.absolute())
@@ -193,6 +216,13 @@ class Fresh:
         if not hasattr(sys.modules.get(words[1]), "__path__"):
             sys.modules.pop(words[1], None)
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+
+    def _run_code(self, code: str, *arguments: str) -> None:
+        """What a process of `multiprocessing` is told; its path comes from who started it."""
+        self._renew_project()
+        sys.argv[:] = ["-c", *arguments]
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exec(code, vars(main))
 
     def _renew_project(self) -> None:
         """Have the project's modules be as an import leaves them; where another copy comes first, unknown."""
@@ -216,12 +246,13 @@ def _is_of_project(name: str) -> bool:
     return name.partition(".")[0] in ("recsuite", "tests", "benchmarks", "example")
 
 
-def _take(files: list[int], buffered: bool) -> None:
-    """Make files the standard ones, and close all others."""
+def _take(files: list[int], kept: Sequence[int], buffered: bool) -> None:
+    """Make files the standard ones, and close all others that are not to be kept."""
     copies = [os.dup(file) for file in files]
     for number, copy in enumerate(copies):
         os.dup2(copy, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    for before, after in itertools.pairwise([2, *sorted(kept), os.sysconf("SC_OPEN_MAX")]):
+        os.closerange(before + 1, after)
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = _output(1, buffered, os.isatty(1), sys.stdout.errors)
     sys.stderr = _output(2, buffered, True, sys.stderr.errors)
