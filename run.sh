@@ -273,6 +273,8 @@ prepare() {
 run_tests() {
   set_up dev
   cd -- "$here"
+  # Tests start hundreds of Pythons, each of which would compile what it imports.
+  unset PYTHONDONTWRITEBYTECODE
   exec "$venv/bin/python" -m pytest "$@"
 }
 

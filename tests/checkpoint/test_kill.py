@@ -75,15 +75,14 @@ def test_a_kill_at_any_instant_leaves_the_newest_checkpoint_whole(
 
 @pytest.mark.timeout(600)
 def test_in_spite_of_the_kills_the_steps_continue(killed: dict[str, dict[str, Any]]) -> None:
-    # In a single mode all kills may come before the first step ends; three steps in all were the fewest, with
-    # four files of tests at a time. The long form under soak sees hundreds of kills.
-    assert sum(found["step"] for found in killed.values()) >= 1
+    # Of four kills in each mode, one comes after a checkpoint of another step.
+    assert all(found["step"] >= 1 for found in killed.values())
 
 
 @pytest.mark.timeout(600)
 def test_the_kills_hit_writers_at_work(killed: dict[str, dict[str, Any]]) -> None:
-    # Of a single mode all may by chance come between two folders; on a busy machine six of all did not.
-    assert sum(found["left"] for found in killed.values()) >= 1
+    # Of four kills in each mode, two come when something is half written. A survivor may finish it.
+    assert sum(found["left"] for found in killed.values()) >= len(MODES)
 
 
 @pytest.mark.soak

@@ -24,6 +24,7 @@ from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError, counted
 from tests.support.launch import GPUS, python, succeeded
+from tests.support.program import REAL_WORKERS
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +228,7 @@ def test_a_worker_is_light_and_untouched_by_the_runtime(
 ) -> None:
     script = tmp_path / "probe.py"
     script.write_text(PROBE.format(data=str(synthetic_folder), method=method))
-    lines = succeeded(python(script)).splitlines()
+    lines = succeeded(python(script, env=REAL_WORKERS)).splitlines()
     found = [json.loads(line) for line in lines if line.startswith("{")]
     assert len({probe["pid"] for probe in found}) == 2
     for probe in found:

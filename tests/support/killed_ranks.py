@@ -4,7 +4,7 @@ Reads a request per line, {"name", "mode", "kills", "seed"}, and answers each wi
 found; a mode of `killed_writer.py` needs no kills and no seed. TorchRec is imported once: a round forks a
 launcher, and that forks the ranks, which join each other, load the newest checkpoint, hold every number of it
 against its step, and write checkpoints until one of them, all of them or their launcher gets a SIGKILL, at
-an instant that the seed chooses.
+an instant that the seed chooses, or when a checkpoint was or is half written.
 
 What the model holds is a function of the step: row r was changed last at the step before or at it for which
 step + r is a multiple of 3, so that a delta holds a third of the rows.
@@ -260,6 +260,18 @@ class Round:
         """Until rank 0 is about to write."""
         self._wait_for(lambda line: "began" in line and line["rank"] == 0)
 
+    def wait_until_it_has_written(self) -> None:
+        """Until rank 0 has written a checkpoint of a later step than the one that it found."""
+        found = max(0, *self.said("loaded"))
+        self._wait_for(lambda line: line["rank"] == 0 and line.get("dumped", 0) > found)
+
+    def wait_until_half_is_written(self, save_dir: Path) -> None:
+        """Until something is half done in a folder of checkpoints."""
+        deadline = time.monotonic() + DEADLINE
+        while not leftovers(save_dir):
+            assert time.monotonic() < deadline, f"nothing half done after {self.lines}"
+            time.sleep(0.0005)
+
     def kill(self, target: str) -> None:
         """SIGKILL to a rank, to all ranks, or to their launcher."""
         while select.select([self._report], [], [], 0)[0] and self._read(time.monotonic()):
@@ -340,7 +352,7 @@ class Series:
 
         with running(self.columns, self.config, self._store(), act) as begun:
             begun.wait_until_it_writes()
-            time.sleep(self.random.uniform(0, LONGEST_DELAY))
+            self._wait_for_instant(begun, number)
             begun.kill(target)
             begun.wait()
         where = f"kill {number} of {target}"
@@ -350,6 +362,15 @@ class Series:
         self.found["kills"][target] = self.found["kills"].get(target, 0) + 1
         self.found["left"] += bool(leftovers(self.save_dir))
         self._check_folder(where, max([self.found["step"], *begun.said("dumped")]))
+
+    def _wait_for_instant(self, begun: Round, number: int) -> None:
+        """By turns: something is half written, a checkpoint was written, any time has passed."""
+        if number % 3 == 0:
+            begun.wait_until_half_is_written(self.save_dir)
+        elif number % 3 == 1:
+            begun.wait_until_it_has_written()
+        else:
+            time.sleep(self.random.uniform(0, LONGEST_DELAY))
 
     def _check_load(self, begun: Round, where: str) -> None:
         """What the ranks of a round found when they loaded what the round before left."""

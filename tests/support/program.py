@@ -44,6 +44,9 @@ IMPORTED = (
 )
 MODULES = ("recsuite.config", "recsuite.launcher", "recsuite.monitoring.page", "torch.distributed.run")
 
+# In the environment of a program whose workers are what a test is about: each is a Python that starts.
+REAL_WORKERS = {"REAL_WORKERS": "1"}
+
 
 def is_quick(command: Sequence[str]) -> bool:
     """Whether a command starts a Python with a script, or with a module that launches one."""
@@ -170,7 +173,8 @@ class Fresh:
         sys.dont_write_bytecode, sys.pycache_prefix = False, self._bytecode
         # What it starts in turn.
         subprocess._fork_exec = functools.partial(start, self._fork)  # type: ignore[attr-defined]
-        multiprocessing.util.spawnv_passfds = functools.partial(spawn, self._fork)
+        if not env.keys() >= REAL_WORKERS.keys():
+            multiprocessing.util.spawnv_passfds = functools.partial(spawn, self._fork)
 
     def _fork(self, request: dict[str, Any], files: list[int], kept: Sequence[int] = ()) -> int:
         # The handlers of who forks are not for signals to the new process, which has none until it is told.
@@ -209,13 +213,10 @@ class Fresh:
         sys.path[:] = [first, *filter(None, added), *self._paths]
         sys.argv[:] = words[is_module:]
         self._renew_project()
-        if not is_module:
+        if is_module:
+            run_module(words[1])
+        else:
             runpy.run_path(words[0], run_name="__main__")
-            return
-        # One that is imported already would be run a second time, with a warning.
-        if not hasattr(sys.modules.get(words[1]), "__path__"):
-            sys.modules.pop(words[1], None)
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
 
     def _run_code(self, code: str, *arguments: str) -> None:
         """What a process of `multiprocessing` is told; its path comes from who started it."""
@@ -240,6 +241,14 @@ class Fresh:
                 sys.modules[name] = module
         for cache in self._caches:
             cache.cache_clear()
+
+
+def run_module(name: str) -> None:
+    """Run a module as `python -m` does, also one that has been imported."""
+    # Python warns of one that will be there twice.
+    if not hasattr(sys.modules.get(name), "__path__"):
+        sys.modules.pop(name, None)
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def _is_of_project(name: str) -> bool:

@@ -16,6 +16,7 @@ from recsuite.tools.doctor import examined
 from recsuite.tools.findings import PAGE_WIDTH, Finding, has_fault, page
 from recsuite.workers.failure import WorkerError
 from tests.support.launch import EXAMPLE, python, succeeded, torchrun
+from tests.support.program import REAL_WORKERS
 
 NAMES = (
     "versions",
@@ -49,7 +50,8 @@ def test_this_machine_has_no_fault_and_its_page_comes_within_ten_seconds(
 ) -> None:
     before = sorted(synthetic_folder.iterdir())
     begin = time.monotonic()
-    result = python(EXAMPLE, "--doctor", "--data_path", synthetic_folder, "--cache_dir", tmp_path / "cache")
+    flags = ("--data_path", synthetic_folder, "--cache_dir", tmp_path / "cache")
+    result = python(EXAMPLE, "--doctor", *flags, env=REAL_WORKERS)
     seconds = time.monotonic() - begin
     states = lines_of(succeeded(result))
     assert tuple(states) == NAMES
@@ -63,7 +65,7 @@ def test_this_machine_has_no_fault_and_its_page_comes_within_ten_seconds(
 
 def test_under_torchrun_rank_0_alone_speaks_for_the_ranks_of_its_machine(synthetic_folder: Path) -> None:
     flags = ("--doctor", "--data_path", synthetic_folder, "--num_workers", "100")
-    output = succeeded(torchrun(2, EXAMPLE, *flags))
+    output = succeeded(torchrun(2, EXAMPLE, *flags, env=REAL_WORKERS))
     assert output.count("versions") == 1
     assert "2 ranks with --num_workers 100" in output
     assert lines_of(output)["cores"] == "warning"

@@ -24,6 +24,7 @@ from recsuite.workers.handle import CLOSE_SECONDS
 from recsuite.workers.pool import MAX_PREFETCH_FACTOR, SLOTS_BEYOND_PREFETCH, WorkerPool
 from tests.support.launch import is_alive, python, succeeded
 from tests.support.pools import make_pool, numbers
+from tests.support.program import REAL_WORKERS
 from tests.support.sources import FAILING_STEP, SIZE, Numbers
 
 METHODS = ("spawn", "forkserver", "fork")
@@ -143,7 +144,7 @@ def first_pool(tmp_path: Path, method: str, number: signal.Signals) -> str:
     script.write_text(SCRIPT)
     # A file of this name is not to be taken for the worker's.
     (tmp_path / "worker.py").write_text("raise SystemError('this is another worker')")
-    return succeeded(python(script, method, int(number), cwd=tmp_path))
+    return succeeded(python(script, method, int(number), cwd=tmp_path, env=REAL_WORKERS))
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
