@@ -81,10 +81,10 @@ class Ranks:
                 **{"LOCAL_WORLD_SIZE": machines.count(machine), "MASTER_PORT": port},
                 "MASTER_ADDR": machines[0].address,
             }
-            # A namespace has no cores of its own; without this each machine would count on all of them.
-            pinned = ["taskset", "--cpu-list", ",".join(map(str, allowed))]
             script = Path(__file__).with_name("wire_ranks.py")
-            self.commands.append(machine.start([*pinned, sys.executable, script, folder], env))
+            # A namespace has no cores of its own; without this each machine would count on all of them.
+            with on_cores(allowed):
+                self.commands.append(machine.start([sys.executable, script, folder], env))
 
     def ask(self, what: str, order: Order) -> list[dict[str, float]]:
         """What each rank answers when all have done it."""
@@ -104,6 +104,15 @@ class Ranks:
             time.sleep(0.02)
         answer: dict[str, float] = json.loads(answers[-1])
         return answer
+
+
+@contextlib.contextmanager
+def on_cores(allowed: list[int]) -> Iterator[None]:
+    """Within this, what is started may use these cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, allowed)
+    yield
+    os.sched_setaffinity(0, before)
 
 
 @contextlib.contextmanager

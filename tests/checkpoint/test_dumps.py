@@ -1,7 +1,8 @@
 """What leaves comes back: full checkpoints and deltas, from 1, 2 and 3 ranks to 1, 2 and 3 ranks.
 
 The models, their data and when they are written are drawn from DUMP_SEED, which is 0 where it is not set.
-Each number of ranks writes all models, and reads one of those that each number wrote; under `soak`, all.
+Each number of ranks writes all models, and reads every other checkpoint of one of those that each number
+wrote; under `soak`, all.
 """
 
 from __future__ import annotations
@@ -90,13 +91,20 @@ def test_the_drawn_tables_are_split_by_rows_on_few_ranks_or_on_all(written: dict
 @pytest.mark.parametrize("kind", ["dump", "inc_dump"])
 @pytest.mark.parametrize(("writers", "readers"), PAIRS)
 def test_every_checkpoint_comes_back_bit_for_bit(
-    kind: str, writers: int, readers: int, written: dict[int, Any], read: dict[int, Any]
+    kind: str,
+    writers: int,
+    readers: int,
+    written: dict[int, Any],
+    read: dict[int, Any],
+    all_of_them: bool,
 ) -> None:
     """With deltas this means: a base and its deltas 1 to n equal the full checkpoint of the same step."""
     for name in read[readers][writers]["cases"]:
         before = written[writers]["cases"][name]["states"]
         assert all(len(state) > 30 for state in before.values())
-        assert read[readers][writers]["cases"][name][kind]["states"] == before
+        after = read[readers][writers]["cases"][name][kind]["states"]
+        assert after == {step: before[step] for step in after}
+        assert len(after) == len(before) if all_of_them else len(after) >= 2
 
 
 @pytest.mark.parametrize("kind", ["dump", "inc_dump"])

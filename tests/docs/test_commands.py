@@ -18,6 +18,7 @@ from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.documents import PAGES, README, blocks, commands, short_form, write_default_data
 from tests.support.launch import ROOT, python, run_command, succeeded
+from tests.support.program import REAL_WORKERS
 from tests.support.quick_python import quick_python
 
 Lines = tuple[str, ...]
@@ -233,7 +234,7 @@ def draws_a_page_from_runs(lines: Lines, clone: Path) -> None:
 
 
 def examines_the_machine(lines: Lines, clone: Path) -> None:
-    output = succeeded(shell(lines, clone))
+    output = succeeded(shell(lines, clone, **REAL_WORKERS))
     assert "ok       worker       start method spawn" in output
     assert "for 2 ranks" in output
 

@@ -250,7 +250,7 @@ def read_from(writers: int, folder: Path, all_of_them: bool, context: RuntimeCon
     found: dict[str, Any] = {"cases": {}}
     for name in cases_of(writers, readers, all_of_them):
         config = config_of(folder, CASES[name], context)
-        found["cases"][name] = read_case(by / name, config, context)
+        found["cases"][name] = read_case(by / name, all_of_them, config, context)
     if is_resumed(writers, readers, all_of_them):
         copied = folder / f"resumed-by-{writers}-{readers}"
         copy(by / "resume" / "interrupted", copied, context)
@@ -259,8 +259,8 @@ def read_from(writers: int, folder: Path, all_of_them: bool, context: RuntimeCon
     return found
 
 
-def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """By kind, what loading every checkpoint gave, and the steps after the newest."""
+def read_case(folder: Path, all_of_them: bool, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """By kind, what loading every checkpoint, or every other one, gave, and the steps after the newest."""
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.training.state import build_train_state
 
@@ -270,7 +270,7 @@ def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str
     train_state = build_train_state(columns, config.replaced(seed=config.runtime.seed + 1), context)
     found = {}
     for kind in KINDS:
-        states, progress = load_states(folder / kind, train_state, columns, context)
+        states, progress = load_states(folder / kind, all_of_them, train_state, columns, context)
         metrics = evaluate(train_state, columns, config, context)
         losses, _ = advance(progress, NUM_STEPS_AFTER, train_state, columns, config, context)
         found[kind] = {"states": states, "metrics": metrics, "losses": losses}
@@ -278,9 +278,11 @@ def read_case(folder: Path, config: Config, context: RuntimeContext) -> dict[str
 
 
 def load_states(
-    folder: Path, train_state: Any, columns: Any, context: RuntimeContext
+    folder: Path, all_of_them: bool, train_state: Any, columns: Any, context: RuntimeContext
 ) -> tuple[dict[int, dict[str, str]], Any]:
-    """What the model was after the load of every checkpoint of a save_dir, and the progress of the newest."""
+    """What the model was after the load of every checkpoint of a save_dir, or of every other one and the
+    newest, and the progress of the newest.
+    """
     from recsuite.checkpoint.full import tensors_of
     from recsuite.checkpoint.restore import restore
     from recsuite.checkpoint.storage.chain import chain_at
@@ -289,7 +291,7 @@ def load_states(
     states = {}
     # Also backwards and twice: a load depends on nothing that was there before.
     folders = [*full_checkpoints_in(folder), *deltas_in(folder)]
-    for path in (*folders[::-1], folders[-1]):
+    for path in (*folders[:: -1 if all_of_them else -2], folders[-1]):
         progress = restore(chain_at(path), train_state, columns, context).progress
         states[step_of(path)] = digests(tensors_of(train_state), context)
     return states, progress

@@ -263,7 +263,7 @@ class Round:
     def wait_until_it_has_written(self) -> None:
         """Until rank 0 has written a checkpoint of a later step than the one that it found."""
         found = max(0, *self.said("loaded"))
-        self._wait_for(lambda line: line["rank"] == 0 and line.get("dumped", 0) > found)
+        self._wait_for(lambda line: line.get("rank") == 0 and line.get("dumped", 0) > found)
 
     def wait_until_half_is_written(self, save_dir: Path) -> None:
         """Until something is half done in a folder of checkpoints."""

@@ -43,6 +43,7 @@ ACTIVATE = 'export VIRTUAL_ENV="{clone}/.venv" PATH="{clone}/.venv/bin:$PATH"\n'
 def quick_python(clone: Path) -> Iterator[None]:
     """Gives a clone, in which no `.venv` is, one that is installed, whose launches start at once."""
     from tests.support.launch import ROOT, started
+    from tests.support.program import REAL_WORKERS
 
     (clone / ".venv" / "bin").mkdir(parents=True)
     for stamp in (".installed", ".installed-dev"):
@@ -51,7 +52,8 @@ def quick_python(clone: Path) -> Iterator[None]:
         path = clone / ".venv" / "bin" / name
         path.write_text(text.format(python=sys.executable, script=__file__, clone=clone))
         path.chmod(0o755)
-    env = {"PYTHONPATH": str(clone / "example")}
+    # It forks by itself: what it starts workers with must be Python's own.
+    env = {"PYTHONPATH": str(clone / "example"), **REAL_WORKERS}
     with started([sys.executable, __file__, SERVE, str(clone)], env=env, stderr=None) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"

@@ -30,9 +30,11 @@ def check_versions() -> None:
     Raises:
         UserError: when one of the three is missing, both fbgemm wheels are there, or versions do not match.
     """
-    torch, torchrec = _version("torch"), _version("torchrec")
-    wheels = [name for name in FBGEMM_WHEELS if _version(name)]
-    found = ", ".join(f"{name} {_version(name)}" for name in ("torch", "torchrec", *wheels) if _version(name))
+    # Each is read once, for that takes milliseconds of every start.
+    versions = {name: _version(name) for name in ("torch", "torchrec", *FBGEMM_WHEELS)}
+    torch, torchrec = versions["torch"], versions["torchrec"]
+    wheels = [name for name in FBGEMM_WHEELS if versions[name]]
+    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if torch is None or torchrec is None or not wheels:
         needed = "The example needs torch, torchrec and one of fbgemm-gpu and fbgemm-gpu-cpu"
         mend = _mend(wheels, everything=True)
@@ -41,7 +43,7 @@ def check_versions() -> None:
         fault = f"Found {found}, but the last two overwrite each other's files and only one can be there"
         raise UserError(f"{fault}; mend it with: {_mend(wheels)}")
     wanted = _partner(torch)
-    if not _minor(torchrec) == _minor(_version(wheels[0])) == wanted:
+    if not _minor(torchrec) == _minor(versions[wheels[0]]) == wanted:
         rule = f"torch {_minor(torch)} needs torchrec and fbgemm {wanted}" if wanted else "torch 2 is needed"
         fault = f"Found {found}, which do not belong together: {rule}"
         raise UserError(f"{fault}; mend it with: {_mend(wheels)}")
