@@ -189,10 +189,13 @@ class Machine:
         env: Mapping[str, object] | None = None,
         cwd: Path = ROOT,
         library: Path | None = None,
+        real: bool = False,
     ) -> Command:
-        """Start a command here, in a session of its own; library: what LD_PRELOAD would name."""
+        """Start a command here, in a session of its own; library: what LD_PRELOAD would name; real: whether a
+        Python imports what it needs by itself.
+        """
         words, path = [*map(str, command)], self.folder / f"output-{len(self._commands)}"
-        if is_quick(words):
+        if is_quick(words) and not real:
             started = Command(words, path, env, cwd, functools.partial(preloaded, self._init, library))
         else:
             started = Command([*self._enter(), "setsid", *words], path, env, cwd)
