@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.launch import LAUNCHER, ROOT, cores, free_port, run_command, started, succeeded
+from tests.support.program import REAL_WORKERS
 
 # Before anything of the project's is imported, and with nothing but what Python has imported by itself.
 TELL = """
@@ -59,6 +60,21 @@ if len(sys.argv) == 1:
 else:
     assert not hasattr(config, "added")
     print("child", config.Config.__name__, config.sections.cache_info().currsize)
+"""
+
+WORKERS = """
+import multiprocessing, os, sys
+def work(parent, to):
+    to.send(f"{'child' if os.getppid() == parent else 'no child'} of its starter, {'torch' in sys.modules}")
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    for _ in range(2):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=work, args=(os.getpid(), theirs))
+        process.start()
+        print(ours.recv())
+        process.join()
+        assert process.exitcode == 0
 """
 
 
@@ -164,3 +180,14 @@ def test_a_copy_of_the_project_that_comes_first_is_the_one_that_a_fork_imports(t
     script.write_text("import sys, recsuite; print(recsuite.__file__, 'recsuite.config' in sys.modules)")
     output = succeeded(run_command([sys.executable, str(script)], env={"PYTHONPATH": str(copy.parent)}))
     assert output.split() == [str(copy / "__init__.py"), "False"]
+
+
+@pytest.mark.parametrize("env", [{}, REAL_WORKERS])
+def test_the_workers_of_a_fork_are_forks_unless_a_test_wants_real_ones(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    script = tmp_path / "workers.py"
+    script.write_text(WORKERS)
+    output = succeeded(run_command([sys.executable, str(script)], env=env))
+    # "True" where torch is there before the worker has imported anything.
+    assert output.splitlines() == [f"child of its starter, {env == {}}"] * 2
