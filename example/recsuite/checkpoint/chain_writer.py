@@ -58,6 +58,8 @@ class ChainWriter:
         self.vocabulary = Path(columns.folder) / VOCABULARY
         # Why the last checkpoint could not be written; empty where it was.
         self.failure = ""
+        # Found once, and right for the whole training: what learns or restores changes these tensors in
+        # place.
         self.tensors = tensors_of(train_state)
         self.shapes = shapes_of(self.tensors)
         self.plan = describe_plan(train_state.model, columns, config.model)
@@ -76,6 +78,7 @@ class ChainWriter:
         # The full checkpoint that is being written, and what tells when it is there.
         self._under_way: tuple[Path, Any] | None = None
         if config.checkpoint.inc_dump:
+            # Only where deltas are written: the marks take a byte for each row, and are set in every lookup.
             self.touched = TouchedRows(train_state.model, self.tensors)
             self.raw_values = Vocabulary(self.vocabulary, columns.schema)
             self.link = None if chain is None else link_after(chain.folder)
@@ -103,6 +106,8 @@ class ChainWriter:
             self.config,
             lambda: publish(making, final, self.config.checkpoint.keep),
         )
+        # The asynchronous one returns as soon as it has copied the tensors, so the next step may change them
+        # while a thread writes the copy.
         save = dcp.async_save if self.config.checkpoint.async_dump else dcp.save
         # Should this one fail, the next one must be full again: a delta holds what changed since the last
         # checkpoint, and the marks of that are cleared below, before it is known whether this one succeeds.
@@ -156,6 +161,7 @@ class ChainWriter:
             self._note_failure(final, _reason(error))
             return
         if self.config.checkpoint.inc_dump:
+            # Only now: the link holds the digest of the manifest, which is written last.
             self.link = link_after(final)
         self._note_success(final)
 
@@ -191,6 +197,8 @@ class ChainWriter:
             link=link,
             features=features_of(self.columns),
             ratings=self.columns.digest,
+            # A resume works out the global batch of before with it, on which the tables' learning rate
+            # depends.
             world_size=self.context.world_size,
         )
 
@@ -213,6 +221,8 @@ class ChainWriter:
 def _reason(error: CheckpointException) -> str:
     """Why a checkpoint could not be written, if the reason lies outside of the program."""
     failures = [wrapped[0] for wrapped in error.failures.values()]
+    # torch raises this on every rank with the failures of all, so all ranks decide alike here. One failure
+    # that is not the system's is a fault of the program, and keeps its traceback.
     of_the_system = [failure for failure in failures if isinstance(failure, OSError)]
     if len(of_the_system) < len(failures):
         raise error

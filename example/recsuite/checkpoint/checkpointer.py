@@ -44,6 +44,8 @@ class Checkpointer:
         context: RuntimeContext,
     ) -> None:
         self.resumed = resumed
+        # Known before `begin`: the trainer has the workers make the batches from there on while it builds the
+        # model that `begin` restores.
         self.start = Progress() if resumed is None else read_manifest(resumed.folder).progress
         self.run = run
         self.columns = columns
@@ -78,6 +80,8 @@ class Checkpointer:
             UserError: on every rank, instead of writing a model whose loss is not a number or whose weights
                 are too large for a trained one: it would push out the good ones.
         """
+        # A vote of all ranks, and so cast in every step: a signal reaches them at different steps, and ranks
+        # that wrote at different steps would wait for each other.
         stop, every = self.termination.agreed(), self.config.checkpoint.dump_every
         if stop or (every and step.progress.step % every == 0):
             # First, because a delta can only build on a checkpoint that is known to be there.
@@ -100,6 +104,7 @@ class Checkpointer:
         """Refuse weights of a training that diverged. The loss alone does not tell: it is that of the weights
         before this step's update.
         """
+        # Only these rows get into the delta, and to look at all rows of large tables costs far more.
         rows = self.writer.touched.get_unique_ids() if self.writer.next_is_delta else None
         everyones = all_gather_object(lambda: (float(step.loss), unsound(self.tensors, rows)), self.group)
         losses, faults = zip(*everyones, strict=True)

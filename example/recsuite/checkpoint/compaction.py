@@ -48,6 +48,8 @@ def compact(train_state: TrainState, columns: Columns, config: Config, context: 
         manifest = restore(chain, train_state, columns, context)
         if chain.deltas:
             writer = ChainWriter(train_state, manifest.run, chain, columns, config, context)
+            # It has the step of the last delta, and of one step the full checkpoint counts as the newest: a
+            # kill before the deltas are removed leaves nothing ambiguous.
             writer.write_full(manifest.progress)
             writer.close()
         removed = broadcast_from_rank0(lambda: _retire_compacted(save_dir, config.checkpoint.keep))

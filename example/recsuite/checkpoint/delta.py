@@ -146,9 +146,11 @@ def write_delta(
         arrays |= {name: value.detach().cpu().numpy() for name, value in dense.items()}
 
     def write() -> tuple[FileEntry, dict[str, int]]:
+        # All ranks write at the same time, and whichever comes first makes it.
         folder.mkdir(exist_ok=True)
         return write_shard_file(folder / shard_file_name(rank), arrays), counts
 
+    # A barrier too: rank 0 describes and publishes the files only when each rank has its own on the disk.
     written = all_gather_object(lambda: _in_words(write), group)
 
     def finish() -> None:
@@ -158,10 +160,14 @@ def write_delta(
         write_manifest(folder, dataclasses.replace(manifest, files=files, about=about))
         publish()
 
+    # All ranks learn whether it was published: those that thought otherwise would build the next delta on
+    # another checkpoint.
     raise_on_all(lambda: _in_words(finish) if rank == 0 else None, group)
 
 
 def _in_words(action: Callable[[], Any]) -> Any:
+    # A collective passes on a UserError alone. A full disk as an OSError would end this rank; as a sentence
+    # it reaches all of them, and the training continues.
     try:
         return action()
     except OSError as error:
@@ -173,6 +179,7 @@ def _changed(
 ) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for table, slots in shards_of(tensors).items():
+        # A rank that holds no shard of a table has no marks for it.
         local = touched.get(table, torch.zeros(0, dtype=torch.int64))
         first = slots["weight"][0].metadata.shard_offsets[0] if slots["weight"] else 0
         rows = local.cpu().numpy() + first

@@ -47,6 +47,7 @@ from recsuite.files import FileEntry, digest_of, flushed
 from recsuite.runtime.collectives import all_gather_object
 from recsuite.training.state import TrainState
 
+# Held against the manifest at every load: the state of another optimizer may have the same names and shapes.
 OPTIMIZER = "row-wise Adagrad for the tables, AdamW for the dense part, decoupled decay of all rows"
 
 # All that is written, by its name in the shard files.
@@ -70,6 +71,7 @@ def tensors_of(train_state: TrainState) -> Tensors:
 
 
 def _name(key: str) -> str:
+    # Without the wrappers of a training: a server makes the head alone, and finds its tensors by these names.
     name = key.removeprefix("recommender.").removeprefix("head.")
     tables = "embeddings.embeddings."
     return f"tables.{name.removeprefix(tables)}" if name.startswith(tables) else f"dense.{name}"
@@ -134,6 +136,8 @@ class FullWriter(HuggingFaceStorageWriter):
             assert name not in arrays, f"two shards of {name} on one rank"
             arrays[name] = _array(planner.resolve_data(item))
             offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+        # A rank may have been given nothing to write: a table that is not split lies on one rank, and one
+        # rank writes a dense tensor for all. It then leaves no file.
         if arrays:
             path = self.folder / shard_file_name(plan.storage_data["shard_index"] - 1)
             entry = write_shard_file(path, arrays, {OFFSETS_KEY: json.dumps(offsets)})
@@ -141,6 +145,8 @@ class FullWriter(HuggingFaceStorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On rank 0, when all shard files are on the disk: say what there is, and publish it."""
+        # Each tensor's result brings the entry of its file along, so a file with many tensors comes many
+        # times.
         entries = {result.storage_data.name: result.storage_data for of_rank in results for result in of_rank}
         files = sorted([*entries.values(), *self.beside], key=lambda entry: entry.name)
         write_manifest(self.folder, dataclasses.replace(self.manifest, files=tuple(files)))
@@ -182,12 +188,14 @@ def check_fit(
     if manifest.optimizer != OPTIMIZER:
         raise UserError(f"{folder} was trained with {manifest.optimizer}, and this program has {OPTIMIZER}.")
     _check_shapes(folder, manifest.tensors, shapes)
+    # Equal shapes are not enough: a table may stand for another column with as many values.
     for name, ours in features_of(columns).items():
         if manifest.features.get(name) != ours:
             raise UserError(
                 f"{folder} has the feature {name} as {printable(manifest.features.get(name))}, and this "
                 f"program has it as {ours}; load it with the program that wrote it."
             )
+    # Rows are known by their numbers alone, and with other raw values row 7 is somebody else's.
     digest = digest_of(Path(columns.folder) / VOCABULARY)
     if manifest.vocabulary != digest:
         raise UserError(

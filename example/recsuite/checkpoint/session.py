@@ -34,6 +34,8 @@ def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> 
         # Only now that nobody else writes here may anything be moved, or chosen to continue from.
         if not config.checkpoint.resume:
             raise_on_all(lambda: _begin_afresh(save_dir, context) if context.rank == 0 else None)
+        # By one rank: on a network file system ranks see the newest checkpoint at different moments, and each
+        # would draw another name for a new run.
         resumed, run = broadcast_from_rank0(lambda: _find_start(save_dir))
         if resumed is not None:
             raise_on_all(lambda: _check_continues(resumed, columns, config, context))
@@ -90,6 +92,8 @@ def _check_continues(
 ) -> None:
     """Refuse other ratings than those of the progress, and say which flags have changed."""
     manifest = read_manifest(chain.folder)
+    # The progress is a place in the order of the ratings: with other ratings, what was learned from already
+    # would come again, and what was not would be left out.
     theirs = manifest.ratings
     if theirs != columns.digest:
         raise UserError(
@@ -110,6 +114,7 @@ def _check_continues(
         for name in (*LEARNING_FLAGS, "seed")
         if config.flags[name] != before.get(name)
     ]
+    # Neither number tells alone: half as many ranks with twice the --batch_size make the same steps.
     batch = config.loader.batch_size * context.world_size
     batch_before = before.get("batch_size", 0) * manifest.world_size
     if batch != batch_before:

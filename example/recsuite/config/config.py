@@ -69,6 +69,7 @@ class Config:
         """The modes to run, in the order of a model's life."""
         flags = self.flags
         chosen = [mode for mode in ("compact", "load") if flags[mode]]
+        # A --load beside a training comes after it, and evaluates what that has written.
         trains = not chosen or any(flags[mode] for mode in TRAINING)
         return (*(["train"] if trains else []), *chosen)
 
@@ -124,6 +125,7 @@ class Config:
             f"--load {section.load} is outside --save_dir {section.save_dir}, where the requested training "
             "writes; give --load alone, or without a folder",
         )
+        # A folder that cannot be looked at passes here: whoever opens it says why.
         for name in ("data_path", "cache_dir", "report_dir", "save_dir"):
             path = flags[name]
             require(not exists(path) or isdir(path), f"--{name} {path} is a file; give a folder")

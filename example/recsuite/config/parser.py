@@ -35,6 +35,8 @@ def parse_given(argv: list[str] | None = None) -> tuple[Config, frozenset[str]]:
     Raises:
         UserError: see `parse_args`.
     """
+    # The known ones, so that an unknown flag is answered with the one that was meant; `parse_args` would
+    # refuse it in its own words.
     found, unknown = build_parser().parse_known_args(argv)
     if unknown:
         raise UserError(
@@ -44,6 +46,7 @@ def parse_given(argv: list[str] | None = None) -> tuple[Config, frozenset[str]]:
     config = Config.of(**values)
     config.validate()
     checkpoint = config.checkpoint.checkpoint
+    # Not in `Config.validate`, which cannot tell a flag that was given from its default.
     require(
         not config.serving.follow or "checkpoint" not in values or checkpoint == "latest",
         f"--follow takes the latest checkpoint, not the {checkpoint}; leave out --checkpoint",

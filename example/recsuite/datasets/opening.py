@@ -101,6 +101,7 @@ def _check_same_data(everyones: Sequence[tuple[str, Columns]]) -> None:
     everyones: of each rank, the name of its machine and the columns there.
     """
     machine, ours = everyones[0]
+    # By the digests of all columns: names and counts may agree where vocabularies differ.
     others = [rank for rank, (_, columns) in enumerate(everyones) if columns.files != ours.files]
     if not others:
         return

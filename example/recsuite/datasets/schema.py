@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from recsuite.errors import UserError
 
+# For types alone: a data worker imports this file, and starting it must not take an import of pandas.
 if TYPE_CHECKING:
     import numpy as np
     import pandas
@@ -89,6 +90,7 @@ class Schema:
         """The items that the user had before. Its values are rows like those of the items' own feature, in a
         table of their own.
         """
+        # A shared row would have to say both what an item is and what it reveals about those who had it.
         return Feature(HISTORY, HISTORY, self.column_of(ITEM), multi=True)
 
     def name_of(self, entity: str) -> str:
@@ -131,6 +133,7 @@ class Table:
 
     feature: Feature
     rows: int
+    # Slots of shared memory are allocated once, for the largest batch that this allows.
     longest: int = 1
 
     @property

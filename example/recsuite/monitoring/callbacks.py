@@ -45,6 +45,7 @@ class Stopwatch(Callback):
 
     def split(self) -> dict[str, float]:
         """Seconds of each part up to now, in their order."""
+        # The part under way gets its seconds when it is left, so it is left here and entered again.
         self._switch(self._part)
         return dict(self._seconds)
 
@@ -68,6 +69,7 @@ def observing(config: Config, context: RuntimeContext) -> Iterator[tuple[Stopwat
     stopwatch = Stopwatch()
     callbacks: list[Callback] = [stopwatch]
     with contextlib.ExitStack() as stack:
+        # What an epoch shows is the same on every rank, and each file in --report_dir needs a single writer.
         if context.rank == 0:
             callbacks += _asked_for(config, context, stack)
         yield stopwatch, callbacks
@@ -75,6 +77,7 @@ def observing(config: Config, context: RuntimeContext) -> Iterator[tuple[Stopwat
 
 def _asked_for(config: Config, context: RuntimeContext, stack: contextlib.ExitStack) -> Iterator[Callback]:
     flags = config.monitoring
+    # First, because the others write into this folder.
     if flags.report_dir:
         from recsuite.monitoring.report import make_report_dir
 

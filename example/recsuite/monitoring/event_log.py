@@ -27,6 +27,7 @@ class EventLog(Callback):
 
     def __init__(self, folder: Path, flags: Mapping[str, Any]) -> None:
         try:
+            # Looked for now, and not with the first epoch: a missing package must not cost one.
             import torch.utils.tensorboard  # noqa: F401
         except ModuleNotFoundError as error:
             raise UserError(
@@ -65,11 +66,14 @@ class EventLog(Callback):
 
     def _write_numbers(self, report: Mapping[str, Any]) -> None:
         assert self._writer
+        # Over steps and not epochs, so that `purge_step` hides these too where another training wrote them.
         for name, value in numbers(report):
             self._writer.add_scalar(name, value, self._last_step)
         self._writer.flush()
 
     def _opened(self, first_step: int) -> SummaryWriter:
+        # With the first epoch: only then is the first step of this process known, and where nothing is left
+        # to train, no file is made.
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -36,6 +36,8 @@ def quality_tables(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
     groups: dict[str, list[RunReport]] = {}
     for run in runs:
         report = run.report
+        # Baselines follow from the data and the split alone, so other ratings under the same name show in
+        # them.
         same = [report["data"], report["baselines"], report["config"].get("split"), list(run.test)]
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
     return [quality_table(members) for members in groups.values()]
@@ -80,6 +82,7 @@ def draw(runs: Sequence[RunReport]) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
+        # A name that the template misspells is an error; by default it would be an empty place on the page.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

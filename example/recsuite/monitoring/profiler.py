@@ -75,6 +75,7 @@ def segments(events: Sequence[Any]) -> list[Segment]:
         for event in events
         if (part := _part_of(event)) is not None
     ]
+    # Of two that begin together the longer one comes first: it lies around the other.
     marks.sort(key=lambda mark: (mark.start, -mark.end))
     found: list[Segment] = []
     around: list[Segment] = []
@@ -86,6 +87,7 @@ def segments(events: Sequence[Any]) -> list[Segment]:
             now = around.pop().end
         if around:
             found.append(Segment(now, mark.start, around[-1].part))
+            # Cut where the one around it ends, so that no moment counts twice.
             mark = replace(mark, end=min(mark.end, around[-1].end))
         # What is outside of a step is none of ours.
         if around or mark.part == OTHER:
@@ -147,6 +149,7 @@ class Profile(Callback):
     """
 
     def __init__(self, num_steps: int, folder: Path, context: RuntimeContext) -> None:
+        # Asked before the training: a trace that cannot be written is noticed only after the recording.
         if not os.access(folder, os.W_OK):
             raise UserError(
                 f"--profile writes {TRACE} to {folder.resolve()}, which cannot be written; give another "

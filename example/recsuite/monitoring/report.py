@@ -30,6 +30,7 @@ def make_report_dir(folder: Path) -> None:
     """
     with explained(f"--report_dir {folder} cannot be written", "give another folder"):
         folder.mkdir(parents=True, exist_ok=True)
+        # Tried, because a mode does not tell whether a disk is full or read-only.
         replace_file(folder / ".writable", b"")
         (folder / ".writable").unlink(missing_ok=True)
 
@@ -42,6 +43,7 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
     Raises:
         UserError: when the report cannot be written.
     """
+    # Without an epoch there is nothing to draw, and the report of the training itself would be replaced.
     if not run.epochs:
         context.say(describe_nothing_left(run, config.training))
     elif context.rank == 0 and config.monitoring.report_dir:
@@ -64,6 +66,7 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    # Not above, as in `results.py`: a task imports torch.
     from recsuite.models.tasks.task import task_named
 
     columns, evaluation = run.columns, task_named(config.model.task).evaluation
@@ -139,6 +142,7 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
     label = f"test, after epoch {run.test_epoch}: {run.test[name]:.4f}"
     axes.plot([run.test_epoch], [run.test[name]], "*", color="C1", markersize=12, label=label)
     baselines = run.columns.baselines[task.evaluation]
+    # Not strict: no task has more than three baselines, and most data sets have no oracle.
     for (baseline, metrics), style in zip(baselines.items(), (":", "--", "-."), strict=False):
         color = "C2" if baseline == "oracle" else "C3"
         label = f"{baseline}, test: {metrics[name]:.4f}"

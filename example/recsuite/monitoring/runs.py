@@ -101,6 +101,7 @@ def numbers(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
     for name, value in mapping.items():
         if isinstance(value, Mapping):
             yield from numbers(value, f"{before}{name}/")
+        # To Python, a truth value is an int.
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield f"{before}{name}", value
 
@@ -117,6 +118,7 @@ def find_runs(folders: Sequence[Path]) -> list[RunReport]:
         if not found:
             what = "holds no metrics.json" if folder.is_dir() else "is not a folder"
             raise UserError(f"{folder} {what}; give folders that were a run's --report_dir, or hold such.")
+        # By its real place: a folder that is named twice, or also through a link, is one run.
         files |= dict.fromkeys(path.resolve().parent for path in found)
     # A run is named by the part of its path that differs from the others'.
     shared = Path(os.path.commonpath([folder.parent for folder in files]))
@@ -164,6 +166,7 @@ def find_fault(report: Any) -> str:
     for epoch in report["epochs"]:
         if not (isinstance(epoch, dict) and isinstance(epoch.get("epoch"), int)):
             return f"an epoch of it is {epoch!r:.40}"
+        # Python's JSON has infinities and NaN, and a chart has no place for them.
         if not all(math.isfinite(value) for _, value in numbers(epoch)):
             return f"its epoch {epoch['epoch']} has a number that is not finite"
     return ""

@@ -89,6 +89,7 @@ def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
 
 def _joined(changes: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that all ranks changed of a table, and their weights."""
+    # No row comes twice: of two files with the same row the delta was refused when its headers were checked.
     rows, weights = (torch.cat(tensors) for tensors in zip(*changes, strict=True))
     return rows, weights
 

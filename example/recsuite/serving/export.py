@@ -42,6 +42,7 @@ def export(source: CheckpointConfig, target: Path) -> None:
             written.
     """
     save_dir, target = Path(source.save_dir), target.absolute()
+    # Before the model is read, which can take long and changes nothing about a folder that is taken.
     with explained(f"{target} cannot be read"):
         is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if is_taken:
@@ -61,11 +62,13 @@ def _write_beside(snapshot: Snapshot, target: Path) -> int:
             making.mkdir(parents=True)
             files = _write_files(making, snapshot)
             write_manifest(making, _describe(snapshot, files))
+        # As in `writer.publish`: until then a power cut can take the new name back.
         flush(target.parent)
     return sum(entry.bytes for entry in files)
 
 
 def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
+    # In the order of the rows: the file has no numbers, and the reader counts.
     vocabulary = {name: list(rows) for name, rows in snapshot.vocabulary.items()}
     tables = [
         {**dataclasses.asdict(SCHEMA.recorded(feature)), "rows": len(snapshot.tables[feature.name])}
@@ -98,5 +101,6 @@ def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
         files=files,
         optimizer=NO_OPTIMIZER,
         about={**about, "follows": dataclasses.asdict(snapshot.follows)},
+        # It is read without what it was made from; only the next delta has to know that, from "follows".
         link=None,
     )

@@ -31,6 +31,7 @@ def checked(folder: Path) -> Iterator[Manifest]:
 
 def empty_head(folder: Path, features: Sequence[Feature], manifest: Manifest) -> Head:
     """A head as wide as a model says, without memory yet; that of a model for ranking has a tower."""
+    # Neither a manifest nor an export says which task it is; the names of the layers do.
     tasks = {task.dense_layers: task for task in all_tasks()}
     pattern = re.compile(rf"dense\.({'|'.join(tasks)})\.(\d{{1,9}})\.weight")
     layers = sorted(
@@ -44,7 +45,10 @@ def empty_head(folder: Path, features: Sequence[Feature], manifest: Manifest) ->
     if len(embedding_dims) != 1 or min(embedding_dims) < 2:
         raise UserError(f"{folder} has tables and layers of {printable(shapes)}, which do not make a model.")
     (embedding_dim,) = embedding_dims
+    # The width of the last layer is none of --mlp_dims: the head decides it.
     widths = [shapes[match[0]][0] for match in layers][:-1]
+    # On "meta" tensors have shapes and no numbers, so what the manifest says of widths is held against the
+    # model before it can cost memory.
     with torch.device("meta"):
         # Without layers any head says in what its tensors differ.
         task = tasks[layers[0][1]] if layers else next(iter(tasks.values()))

@@ -91,6 +91,7 @@ def _read_vocabulary(folder: Path) -> dict[str, dict[Any, int]]:
     """Of every feature the row of each raw value, all of which have one type."""
     found = _read_json(folder / VOCABULARY)
     for name, values in found.items():
+        # One type: a request is held against that of the first value, see `request.check_values`.
         kinds = {type(value) for value in values} if isinstance(values, list) else {None}
         if len(kinds) > 1 or not kinds <= {str, int, float}:
             raise UserError(f"{folder / VOCABULARY} has no list of raw values for {printable(name)}.")
@@ -105,6 +106,7 @@ def _check_rows(
 ) -> None:
     """Each table must have a row for every raw value, and one more."""
     for feature in features:
+        # A raw value without a row would be looked up beyond the end of its table.
         rows = shape_of(folder, manifest, f"tables.{feature.name}.weight")[0]
         known = len(vocabulary.get(SCHEMA.vocabulary_of(feature.name), ())) + 1
         if rows != known:

@@ -80,6 +80,7 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     raw = read(folder, layout, config.data)
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
         name, ids = SCHEMA.name_of(entity), frame[SCHEMA.column_of(entity)]
+        # One way only: data that have grown since the training still have all that it saw.
         strange = model.snapshot.vocabulary.get(name, {}).keys() - set(ids.tolist())
         if strange:
             raise UserError(
@@ -87,6 +88,7 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
                 "--data_path of its training."
             )
     say(f"titles and {SCHEMA.labels} are those of {folder}")
+    # A history as long as in the training; an export does not record it, and there the flag counts.
     return Viewer(raw, config.serving.user, int(recorded.get("history", config.data.history)))
 
 
@@ -146,6 +148,7 @@ class Viewer:
         self.id = _id_of(user)
         events = raw.events
         mine = np.flatnonzero(events.user_id == self.id) if self.id is not None else np.zeros(0, np.int64)
+        # Stable, as in the training's histories: of one second the order of the file counts.
         mine = mine[np.argsort(events.time[mine], kind="stable")]
         # The oldest first.
         self.item_ids, self.labels = events.item_id[mine], events.label[mine]
@@ -184,6 +187,7 @@ class Viewer:
                 column = frame[feature.column].tolist()
                 values[feature.name] = column * len(items) if feature.entity == USER else column
         if HISTORY in [feature.name for feature in features]:
+            # Not [-longest:], which takes all of them where the longest is 0.
             last = slice(max(0, len(self.labels) - self.longest_history), None)
             values[HISTORY] = [self.item_ids[last].tolist()] * len(items)
             values[HISTORY_RATINGS] = [self.labels[last].tolist()] * len(items)
@@ -211,6 +215,7 @@ def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
 
     events, items = viewer.raw.events, viewer.raw.items
     place = pandas.Index(items[SCHEMA.column_of(ITEM)]).get_indexer(events.item_id)
+    # No place is -1: a rating of an item that the files do not list is a bad row, and never gets here.
     counts = np.bincount(place, minlength=len(items))
     sums = np.bincount(place, weights=events.label, minlength=len(items))
     mean = events.label.mean(dtype=np.float64)

@@ -19,6 +19,7 @@ HISTORY_RATINGS = "history_ratings"
 def length_of(name: str, given: Any) -> int:
     """The number of ratings that a feature has values for, which may be an array too."""
     try:
+        # These have a length too, but not an entry for each rating.
         if isinstance(given, (str, bytes, Mapping)):
             raise TypeError
         return len(given)
@@ -50,6 +51,8 @@ def check_types(feature: Feature, given: Sequence[Any], rows: Mapping[Any, int])
 def check_values(name: str, values: Sequence[Any], rows: Mapping[Any, int]) -> None:
     """Refuse values of another type than the training's, which would never be known; None is unknown."""
     known = type(next(iter(rows), 0))
+    # Any real number stands for another one of the same value, also numpy's: they are one key of a
+    # dictionary.
     strange = not_of(str if known is str else numbers.Real, [*values], type(None))
     if strange:
         raise UserError(

@@ -154,6 +154,8 @@ class Follower:
             return False
         before = self.model.snapshot
         settled(self.save_dir, self._take_newer)
+        # What was listed before the reading, and only where that succeeded: the next call looks at what came
+        # meanwhile, and again at what could not be read.
         self._seen = seen
         return self.model.snapshot is not before
 
@@ -182,4 +184,5 @@ def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
     def read() -> Snapshot:
         return read_snapshot(chosen_chain(folder, checkpoint))
 
+    # No other rank waits here, so a checkpoint is suggested only after every byte of it was checked.
     return suggesting(folder, lambda: settled(folder, read), lambda other: check_whole(chain_at(other)))

@@ -27,6 +27,7 @@ MOST_VALUES = 10
 
 def check_data(config: Config) -> list[Finding]:
     """Where the data and their columns lie, and their size; unlike a run it obtains and makes none."""
+    # Here, as in `machine.py`: a package that is broken is then a fault of this line alone.
     from recsuite.datasets.preparation.cache import find_columns
     from recsuite.datasets.source import NUM_EVENTS, find_files, locate
 
@@ -36,6 +37,7 @@ def check_data(config: Config) -> list[Finding]:
             # Refuses files of another set.
             locate(config.data, config.runtime.seed)
         for path in files:
+            # Opened, because the size of a file can be had without the right to read it.
             path.open("rb").close()
         size = sum(path.stat().st_size for path in files)
         cache, columns = find_columns(config)
@@ -66,6 +68,7 @@ def check_cache(cache: Path, columns: Columns | None, num_ratings: int) -> Findi
     if columns is not None:
         size = sum(path.stat().st_size for path in Path(columns.folder).iterdir())
         return Finding("cache", "ok", f"{columns.folder}: {human_size(size)}")
+    # The cache may not be there yet; what there is above it lies on the same disk.
     parent = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(parent).free
     need = LITTLE_DISK + BYTES_OF_AN_EVENT * num_ratings

@@ -42,7 +42,8 @@ def examine(config: Config) -> list[Finding]:
     spare = spare_cores(num_ranks, num_cores)
     num_workers = spare if config.loader.num_workers == "auto" else int(config.loader.num_workers)
     omp = os.environ.get("OMP_NUM_THREADS", "")
-    # The device comes before the worker: in a run, too, the rank has it by then.
+    # The device comes before the worker: in a run, too, the rank has it by then. Functions, because a check
+    # that breaks must do so where it costs its own line alone.
     checks: dict[str, Callable[[], list[Finding]]] = {
         "versions": lambda: [check_versions_fit()],
         "device": lambda: [check_device(launch)],
@@ -65,6 +66,8 @@ def examined(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
         # Both say what is wrong and then what to do.
         text, _, remedy = str(error).rpartition("\nWhat to do: " if isinstance(error, WorkerError) else "; ")
         return [Finding(name, "fault", text or remedy, remedy if text else "")]
+    # Of any kind: a broken package raises whatever it likes when it is imported, and the other lines must
+    # still come out.
     except Exception as error:
         remedy = "if a package is broken or missing, delete .venv and run ./run.sh setup"
         return [Finding(name, "fault", f"{type(error).__name__}: {error}", remedy)]

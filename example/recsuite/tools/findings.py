@@ -43,6 +43,7 @@ def page(findings: Sequence[Finding]) -> str:
     """The findings as text, states first; a remedy stays one line, as it may be a command to copy."""
     width = max(len(finding.name) for finding in findings)
     indent = " " * (len("warning") + width + 4)
+    # No word is broken: half of a path or a flag could not be copied.
     fold = textwrap.TextWrapper(PAGE_WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
     lines = []
     for finding in findings:

@@ -52,14 +52,17 @@ def check_device(launch: Launch) -> Finding:
     import torch
 
     device, ranks = choose_device(launch), counted(launch.local_world_size, "rank")
+    # From the kernel, because a torch for the CPU knows nothing of a driver.
     found = re.search(r"\s(\d+(\.\d+)+)\s", DRIVER.read_text()) if DRIVER.is_file() else None
     driver = found[1] if found else "unknown"
     if device.type == "cpu":
+        # Where the variable is set, the GPU was hidden on purpose.
         unseen = found and os.environ.get("CUDA_VISIBLE_DEVICES") is None
         text = f"CPU for {ranks}, with gloo"
         text += f"; torch {torch.__version__} sees no GPU, but there is driver {driver}" if unseen else ""
         remedy = "VARIANT=cuda ./run.sh setup, or a newer driver; CUDA_VISIBLE_DEVICES= if the CPU is meant"
         return judge("device", text, (unseen, "warning", remedy))
+    # The first question that the device answers itself: one that is broken is noticed here.
     free, total = torch.cuda.mem_get_info(device)
     text = (
         f"{torch.cuda.get_device_name(device)}, {gib(free)} of {gib(total)} free, the first of "

@@ -49,6 +49,7 @@ class Probe:
         self.imported = 0.0
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # Unpickling needs the imports first, so this is the moment when they are done.
         self.__dict__.update(state)
         self.imported = time.time()
 
@@ -74,6 +75,7 @@ class Probe:
 
 def time_interpreter() -> float:
     """Seconds until a Python that imports nothing runs a line: the best of three, as one may be cold."""
+    # By the wall clock: of Python's other clocks the zero may differ between two processes.
     command = [sys.executable, "-c", "import time; print(time.time())"]
     tries = []
     for _ in range(3):
@@ -103,6 +105,7 @@ def probe_worker(probe: type[Probe], config: LoaderConfig) -> Report:
         mp_context=config.mp_context,
     )
     try:
+        # The request stands in the sentence about a worker that fails, after "with".
         (report,) = next(pool.batches(["its report"]))
         return Report(**json.loads(bytes(report)))
     finally:

@@ -76,6 +76,7 @@ def parse_once(argv: list[str] | None) -> tuple[Config, frozenset[str]]:
         UserError: see `parse_given`.
         SystemExit: after --help.
     """
+    # Every rank parses for itself, because there is no process group yet.
     quiet = read_launch().rank != 0
     with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
         return parse_given(argv)
@@ -100,8 +101,11 @@ def run_alone(config: Config, given: frozenset[str]) -> int:
     Raises:
         UserError: when it cannot be done.
     """
+    # With status 0, because torchrun would end rank 0 in the middle if another rank failed.
     if read_launch().rank != 0:
         return 0
+    # Before the checks below: the doctor shows what they would refuse as lines of its page, beside the
+    # others.
     if config.monitoring.doctor:
         from recsuite.tools.doctor import diagnose
 

@@ -78,12 +78,15 @@ class PredictionEvaluator:
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """See `Evaluator`; probabilities come from the calibration on the validation events."""
+        # Predicted anew: the test is read with the best epoch's weights, and the last validation may have
+        # been of others.
         calibration = _calibration(self.predict(model, "validation", epoch), self.labels["validation"])
         return measure(self.predict(model, "test", epoch), self.labels["test"], calibration)
 
     @torch.no_grad()
     def predict(self, model: DistributedModelParallel, split: str, epoch: int) -> np.ndarray:
         """Predictions for all events of a split, float32, in their order, the same on every rank."""
+        # Not for layers alone: in this mode the tracker of a delta marks no row as changed.
         model.eval()
         # Allocated once: tensors of each step, kept between its temporaries, would leave holes in the heap.
         dataset = self.input_pipeline.loader.dataset
@@ -136,6 +139,7 @@ class Cases:
         # The same numbers by which `EventBatches` deals out events that are not shuffled.
         steps, places = np.indices(shape, sparse=True)
         numbers = ((steps * dataset.world_size + dataset.rank) * dataset.batch_size + places).reshape(-1)
+        # Numbers beyond the split are padding, which is nobody's case.
         rows = columns.column("rows")[positions.start + numbers[numbers < len(positions)]]
         self.shape = shape
         self.number = len(positions)
@@ -234,6 +238,7 @@ class RankingEvaluator:
         batches = shown_batches(self.input_pipeline, "catalogue", epoch, self.context)
         for size, batch in zip(sizes, batches, strict=True):
             vectors = model(batch.to(self.context.device, non_blocking=True)).output.predictions
+            # Every second vector of a larger tensor, which a collective does not take as it is.
             mine = vectors[:, 1].contiguous()
             everyones = [torch.empty_like(mine) for _ in range(self.context.world_size)]
             dist.all_gather(everyones, mine)

@@ -52,7 +52,8 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     """The tables' optimizer, which the model has already, and AdamW for the dense part, as one."""
     dense = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(model.named_parameters())),
-        # The rate is set below: first a step at the rate zero makes the state.
+        # The rate is set below: first a step at the rate zero makes the state. Fused: one call for all
+        # tensors, instead of some ten for each.
         lambda parameters: torch.optim.AdamW(
             parameters, lr=0.0, weight_decay=config.dense_weight_decay, fused=True
         ),
@@ -80,6 +81,8 @@ def share_left(progress: Progress, num_train: int, epochs: int) -> float:
 def set_rates(optimizer: CombinedOptimizer, left: float, scale: float) -> None:
     """Learn at a share `left` of the first rates from now on; scale: the row scale."""
     for group in optimizer.param_groups:
+        # Kept apart from "lr", which for the tables is divided by the scale below: callbacks are shown the
+        # schedule.
         group["lr"] = group["scheduled_lr"] = group["initial_lr"] * left
     _, tables = optimizer.optimizers[0]
     for group in tables.param_groups:

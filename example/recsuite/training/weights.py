@@ -128,6 +128,7 @@ class BestInMemory(CheckpointerProtocol):
         mine = sum(part.numel() * part.element_size() for part in self._held), free_memory()
         # One answer for all ranks: a copy of some shards would be of no use.
         sizes, rooms = zip(*all_gather_object(lambda: mine), strict=True)
+        # The ranks of a machine share its memory, and each makes a copy.
         needed, free = max(sizes) * self._context.local_world_size, min(rooms)
         if needed > free * SHARE_OF_FREE:
             self._context.say(

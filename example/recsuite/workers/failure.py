@@ -41,6 +41,7 @@ class WorkerError(Exception):
 class WorkerRaisedError(WorkerError):
     """A worker raised an exception."""
 
+    # In words, as the worker sent it: an exception need not be picklable.
     def __init__(self, failure: WorkerFailure, traceback: str) -> None:
         super().__init__(
             f"An exception in {failure}.\n"

@@ -49,6 +49,8 @@ def chain_at(folder: Path, until: int = -1) -> CheckpointChain:
     """
     # "latest" and "best" are links: the trainer may point them elsewhere while this goes on.
     folder = folder.resolve()
+    # A full checkpoint may have a name of the user's, and is known by its manifest. What has the name of a
+    # checkpoint and no manifest is refused below, not searched for checkpoints inside.
     if not NAME.fullmatch(folder.name) and not (folder / MANIFEST).exists():
         newest = newest_in(folder, until)
         if newest is None:
@@ -97,6 +99,7 @@ def check_chain(chain: CheckpointChain) -> list[Manifest]:
         UserError: names what is missing, twice, out of order, of another run, or built on another
             checkpoint.
     """
+    # Asked for first: the sentence names the delta for whose sake it is needed.
     if not chain.base.is_dir():
         raise UserError(f"{chain.base} is missing, the checkpoint on which {chain.folder.name} builds.")
     base = read_manifest(chain.base)

@@ -54,6 +54,7 @@ def chosen_chain(folder: Path, checkpoint: str = BEST, until: int = -1) -> Check
             f"{folder} holds only {newest.name}, which is untrained; wait for the next checkpoint, or give "
             "that folder."
         )
+    # Where there is no checkpoint at all, `chain_at` has the sentence for it.
     if checkpoint == LATEST or newest is None:
         return chain_at(folder)
     best = best_in(folder)

@@ -73,6 +73,7 @@ def _named(save_dir: Path, kind: str) -> list[Path]:
         if not save_dir.is_dir():
             return []
         names = [(NAME.fullmatch(path.name), path) for path in save_dir.iterdir() if path.is_dir()]
+    # By number, because by name a step of ten digits would come before one of nine.
     return sorted((path for found, path in names if found and found[1] == kind), key=step_of)
 
 
@@ -122,4 +123,6 @@ def seen_in(folder: Path) -> set[tuple[str, int]]:
     with explained(f"{where} cannot be read"):
         if not where.is_dir():
             return set()
+        # The listing has the inodes already, so nothing is opened: a server that follows a training looks
+        # every second.
         return {(entry.name, entry.inode()) for entry in os.scandir(where) if NAME.fullmatch(entry.name)}

@@ -179,6 +179,7 @@ def _manifest(found: dict[str, Any]) -> Manifest:
 
 def _time(found: str) -> str:
     time = datetime.fromisoformat(found)
+    # A server tells the age of its model by it, and cannot subtract a time without a zone from its own.
     if time.utcoffset() is None:
         raise ValueError(f"time is {found!r}, which has no zone")
     return time.isoformat()
@@ -186,6 +187,7 @@ def _time(found: str) -> str:
 
 def _read_limited(path: Path) -> bytes:
     """The bytes of a manifest; what is larger than any, or never ends, is not read."""
+    # One that is missing is left to `read_bytes`, for `read_manifest` has a sentence of its own for that.
     if path.exists() and not (path.is_file() and path.stat().st_size <= LARGEST_MANIFEST):
         raise ValueError(f"it is not a file, or is larger than {LARGEST_MANIFEST:,} bytes")
     return path.read_bytes()
@@ -249,6 +251,8 @@ def check_files(folder: Path, manifest: Manifest, part: int = 0, parts: int = 1)
 
 def _check_files(folder: Path, manifest: Manifest, part: int, parts: int) -> None:
     named = {entry.name for entry in manifest.files}
+    # torch's reader takes every shard file that lies in a folder, named in the manifest or not. Files of
+    # other kinds, such as a note of the user's, harm nothing.
     for path in sorted(folder.iterdir()):
         if path.name.endswith((".safetensors", ".json")) and path.name not in {*named, MANIFEST}:
             raise UserError(f"{path} is not a part of the checkpoint: {MANIFEST} does not name it.")

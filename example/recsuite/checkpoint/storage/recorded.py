@@ -70,6 +70,8 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
         return config
     folder, recorded = found[0], checked_flags(*found)
     data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), "synthetic_ratings")
+    # The progress of a resume is a place in the order of its training's ratings, so the data are fixed as
+    # well.
     fixed = (*MODEL_FLAGS, *data) if config.checkpoint.resume else MODEL_FLAGS
     _refuse_others(folder, fixed, recorded, config, given)
     names = (*MODEL_FLAGS, *(LEARNING_FLAGS if config.checkpoint.resume else ()))
@@ -143,6 +145,8 @@ def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, A
 
 def _read_before(folder: Path, config: Config) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint of a folder whose flags count, and those; None where a training begins."""
+    # A --resume without a checkpoint begins a training. A --load after a training reads what that will write,
+    # so its flags are those of the command line.
     begins = newest_in(folder) is None if config.checkpoint.resume else "train" in config.modes
     if begins:
         return None

@@ -181,6 +181,7 @@ def _begins(path: Path, file: safe_open) -> dict[str, list[int]]:
 
 
 def _is_place(value: Any) -> bool:
+    # Not isinstance: to Python, true is an int.
     return type(value) is int and 0 <= value <= LARGEST
 
 
@@ -234,6 +235,7 @@ def _check_changes(folder: Path, manifest: Manifest, pieces: Sequence[Piece]) ->
             _check_rows(path, table, slots, own)
     dense = [piece for own in files.values() for piece in own.values()]
     for piece in dense:
+        # What belongs to a table was taken out above, so anything left with such a name is unknown.
         if piece.name.startswith("tables.") or (piece.shape, piece.dtype) != _wanted(manifest, piece):
             raise _misfit(piece, "which is not a part of it")
     names = sorted(piece.name for piece in dense)

@@ -62,6 +62,8 @@ def writing(save_dir: Path) -> Iterator[None]:
             ) from None
     try:
         with tidying(save_dir):
+            # Only with the lock: before, what is half done may be the work of a trainer that is still
+            # running.
             for path in list(save_dir.iterdir()):
                 if LEFTOVER.fullmatch(path.name):
                     _remove_leftover(path, is_ours)
@@ -96,6 +98,8 @@ def tidying(save_dir: Path) -> contextlib.AbstractContextManager[None]:
 
 def publish(making: Path, final: Path, keep: int) -> None:
     """Give a complete folder its name, point `latest` and `best` at it, and remove what is not kept."""
+    # Outside of the `try`, for without its name there is no checkpoint. A folder cannot be renamed over one
+    # that is not empty, so a checkpoint of this step that is there stays whole.
     making.rename(final)
     try:
         # Until the folder around it is on the disk, a power cut can take the new name back.
@@ -124,6 +128,7 @@ def prune(save_dir: Path, keep: int) -> None:
     old = [path for path in full_checkpoints_in(save_dir) if (path / MANIFEST).is_file()][:-keep]
     if not old:
         return
+    # One that cannot be read may build on any of them, so its UserError leaves all of them in place.
     links = [read_manifest(delta).link for delta in deltas_in(save_dir)]
     used = {link.base for link in links if link}
     best = best_in(save_dir)
@@ -146,6 +151,7 @@ def set_aside(save_dir: Path) -> Path:
     try:
         aside = save_dir / f"run-{read_manifest(there[-1]).run[:8]}"
     except UserError:
+        # Moved all the same: a new training must not write among what cannot be read.
         aside = save_dir / "run-unreadable"
     with tidying(save_dir):
         for link in (LATEST, BEST):

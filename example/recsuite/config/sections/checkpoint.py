@@ -35,9 +35,12 @@ class CheckpointConfig(Section):
     compact: bool = False
     """Merge the newest deltas in --save_dir and the full checkpoint that they build on into a new one."""
 
+    # Not None: the parser takes the type of a flag from its default.
     until: int = -1
     """Step after which --load applies no more deltas; -1 means all of them."""
 
+    # The last epoch is often the best, but not always. A follower takes the latest all the same: deltas have
+    # an order, and it could return to an earlier state only by reading all of it anew.
     checkpoint: str = "best"
     """Which checkpoint in --save_dir --load, --export and --recommend take: the best on the validation
     ratings, or the latest. --resume and --follow always take the latest; --until, or a folder after --load,

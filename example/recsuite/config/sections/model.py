@@ -81,6 +81,7 @@ class OptimizerConfig(Section):
         Raises:
             UserError: for the first fault found.
         """
+        # --weight_decay is checked in `Config`: what it leaves of a row depends on --epochs.
         for name in ("lr", "dense_lr"):
             value = getattr(self, name)
             require(0 < value < float("inf"), f"--{name} {value} cannot learn; give a number above 0")

@@ -58,11 +58,12 @@ def popularity_ranks(user: np.ndarray, item: np.ndarray, num_known: int, num_ite
     """
     known, cases = slice(None, num_known), slice(num_known, None)
     counts = np.bincount(item[known], minlength=num_items)
-    # (user, item) and (user, popularity) as one number each.
+    # (user, item) and (user, popularity) as one number each, of 64 bits: users times items exceed 32.
     pairs = np.unique(user[known].astype(np.int64) * num_items + item[known])
     step = int(counts.max(initial=0)) + 1
     seen = np.sort(pairs // num_items * step + counts[pairs % num_items])
     case_user, own = user[cases].astype(np.int64), counts[item[cases]]
+    # From the left, so that an item which is as popular counts as above, as it does for a model.
     popular = num_items - np.sort(counts).searchsorted(own)
     popular_seen = seen.searchsorted((case_user + 1) * step) - seen.searchsorted(case_user * step + own)
     is_seen = np.isin(case_user * num_items + item[cases], pairs)

@@ -106,6 +106,7 @@ def _write_columns(
         )
     reached(1)
     stored = _stored(raw, schema, order)
+    # Beside the rows, which hold it too: code that scans all labels then reads a quarter of the bytes.
     np.save(folder / "rating.npy", stored.label)
     np.save(folder / "time.npy", stored.time)
     reached(2)
@@ -119,6 +120,8 @@ def _write_columns(
     item_rows = np.load(folder / f"{schema.item}_features.npy")[:, place]
     reached(3)
     ends, longest_history = write_histories(folder, stored, item_rows, sizes)
+    # What a batch needs of an event in 16 bytes: one random access instead of three. So the label's bits lie
+    # there as an int32.
     rows = [stored.user, stored.item, stored.label.view(np.int32), ends]
     np.save(folder / "rows.npy", np.stack(rows, axis=1))
     reached(4)

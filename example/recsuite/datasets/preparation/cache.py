@@ -69,6 +69,7 @@ def open_columns(config: Config) -> Columns:
                 if _digests(files) != digests:
                     raise UserError(f"The files in {source} changed while they were read; start again.")
                 make_columns(folder, raw, SCHEMA, data, seed)
+                # Every byte was read for its digest when it was written.
                 columns, _ = load_columns(folder, source, SCHEMA, every_byte=False)
     assert columns is not None
     return _checked(columns, data)
@@ -103,6 +104,7 @@ def _checked(columns: Columns, config: DataConfig) -> Columns:
         return columns
     schema = columns.schema
     items = next(table for table in columns.tables if table.name == schema.item)
+    # No longer than the longest one there is: a worker's slots have room for this many in every row.
     history = Table(schema.history, items.rows, longest=min(config.history, columns.longest_history))
     return dataclasses.replace(columns, tables=(*columns.tables, history))
 
@@ -113,6 +115,7 @@ def _cache_folder(source: Path, config: DataConfig) -> Path:
     # Root may write anywhere; a folder whose mode forbids it is still not ours to write to.
     if os.access(source, os.W_OK) and source.stat().st_mode & 0o222:
         return source / ".columns"
+    # Folders elsewhere may have the same name and hold other files.
     name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:12]
     return DATA_ROOT / "columns" / f"{source.resolve().name}-{name}"
 
@@ -130,6 +133,7 @@ def _name(digests: dict[str, str], config: DataConfig, seed: int) -> str:
         "duplicates": config.duplicates,
         "test_fraction": config.test_fraction if drawn else None,
         "validation_fraction": config.validation_fraction,
+        # Always: whatever the split, validation is drawn by it.
         "seed": seed,
     }
     return f"{config.split}-{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]}"

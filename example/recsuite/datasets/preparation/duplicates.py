@@ -71,6 +71,7 @@ def _pairs(events: Events) -> np.ndarray:
     """A number for each user and item, int64, one an event."""
     import pandas
 
+    # Raw ids may have 64 bits, and the product of two would not fit; numbers without gaps do.
     user, _ = pandas.factorize(events.user_id)
     item, items = pandas.factorize(events.item_id)
     pairs: np.ndarray = user.astype(np.int64) * len(items) + item

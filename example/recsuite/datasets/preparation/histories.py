@@ -33,6 +33,8 @@ def write_histories(
     num_train, num_validation, _ = sizes
     num_known = num_train + num_validation
     ends, lengths = _write_history(folder, "", stored, item_rows, num_train)
+    # A model in use knows the validation events when a test event comes. A training event must not: under a
+    # random split they lie between those of the training.
     ends_in_test, lengths_in_test = _write_history(folder, "test_", stored, item_rows, num_known)
     ends[num_known:], lengths[num_known:] = ends_in_test[num_known:], lengths_in_test[num_known:]
     return ends, int(lengths.max())

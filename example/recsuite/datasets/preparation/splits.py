@@ -37,8 +37,11 @@ def split(
         notes.append(
             f"no {schema.label} is for validation: no validation after each epoch, and no early stopping"
         )
+    # With any other value no pair has two events that could lie on both sides.
     if config.duplicates == "keep":
         notes += describe_leak(raw.events, by_time[is_test], schema)
+    # One split after the other, so each is a range of positions: a list of them would cost a second random
+    # read for every event of a batch.
     return np.concatenate([by_time[is_train], by_time[is_validation], by_time[is_test]]), sizes, notes
 
 
@@ -67,6 +70,7 @@ def _describe_cut(time: np.ndarray, cut: int, schema: Schema) -> list[str]:
     Raises:
         UserError: when all have one time, so that none is newer than another.
     """
+    # Their order would be that of the file, and its end often has users that the training never saw.
     if len(time) > 1 and time[0] == time[-1]:
         raise UserError(
             f"All {len(time):,} {schema.labels} have the time {time[0]}, so --split time cannot choose the "

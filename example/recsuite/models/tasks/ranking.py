@@ -41,6 +41,7 @@ class SampledSoftmax(nn.Module):
             sampled_softmax(part[:, 0], part[:, 1], items, self.log_shares[items], real > 0)
             for part, items, real in zip(*parts, strict=True)
         ]
+        # Over all rows, padding too: the weights of the real ones make up for it.
         return (batch.weights * torch.cat(losses)).mean()
 
 
@@ -86,6 +87,7 @@ class Ranking(Task):
         mean_label: float = 0.0,
     ) -> TwoTower:
         """See `Task`."""
+        # Without the mean: one number added to every score changes no rank.
         return TwoTower(features, embedding_dim, mlp_dims)
 
     def make_loss(self, data: TrainingData) -> SampledSoftmax:
@@ -98,6 +100,7 @@ class Ranking(Task):
 
     def weakest(self, baselines: Mapping[str, Mapping[str, float]], num_items: int) -> dict[str, float]:
         """See `Task`."""
+        # The NDCG@10 to expect where each place is as likely for the one item.
         chance = sum(1 / math.log2(1 + rank) for rank in range(1, TOP + 1)) / num_items
         return {"popularity": baselines["popularity"][self.main_metric], "a random order": chance}
 

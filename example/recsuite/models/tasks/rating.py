@@ -45,6 +45,7 @@ class Rating(Task):
         mean_label: float = 0.0,
     ) -> Interaction:
         """See `Task`."""
+        # From the mean label on, so that rows and layers learn the differences from it alone.
         return Interaction(features, embedding_dim, mlp_dims, mean_label)
 
     def make_loss(self, data: TrainingData) -> SquaredError:
@@ -57,6 +58,7 @@ class Rating(Task):
 
     def training_curve(self, losses: np.ndarray) -> np.ndarray:
         """See `Task`."""
+        # The loss is a mean square, and the main metric its root.
         return np.sqrt(losses)
 
     def weakest(self, baselines: Mapping[str, Mapping[str, float]], num_items: int) -> dict[str, float]:

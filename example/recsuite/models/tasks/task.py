@@ -139,4 +139,5 @@ def all_tasks() -> list[Task]:
 
 def task_of_head(head: Head) -> Task:
     """The task that a head was made for."""
+    # An export says nothing of the flags, so the head itself has to tell.
     return next(task for task in all_tasks() if hasattr(head, task.dense_layers))

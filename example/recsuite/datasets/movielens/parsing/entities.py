@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pandas
 
 OLDEST = 150
+# ASCII, because \d is any script's digit otherwise.
 YEAR = re.compile(r"\((\d{4})\)\s*$", re.ASCII)
 # What Arrow reads as numbers, without those in base 16.
 WHOLE = re.compile(r"[ \t]*(-?\d+)[ \t]*", re.ASCII)
@@ -89,6 +90,7 @@ def _read_entities(
             bad.append((line, separator.join(fields), f"{key} {entity[key]} a second time"))
             continue
         found[entity[key]] = entity
+    # Two checks found them; a refusal names the first one of the file.
     reader.bad_rows(name, sorted(bad), num_rows)
     if not found:
         raise UserError(f"{reader.folder / name} has no row that can be read; place the original file there.")

@@ -48,6 +48,7 @@ def read_ratings(
     # Only Arrow is quick, and it names no row; the lines are slow, and name each.
     bad, good, num_rows = _inspect_ratings(content, layout, known_users, known_movies)
     reader.bad_rows(name, bad, num_rows)
+    # A set of a known name must have its known number of ratings, those left out included.
     reader.num_skipped_ratings += len(bad)
     if bad:
         columns, reason = _parse_ratings(good, layout)
@@ -93,6 +94,7 @@ def _parse_ratings(content: bytes, layout: Layout) -> tuple[RatingColumns | None
         for first, last in _blocks(content):
             try:
                 table = pyarrow.csv.read_csv(
+                    # A slice of Arrow's buffer: one of the bytes would be a copy of the block.
                     pyarrow.BufferReader(pyarrow.py_buffer(content)[first:last]),
                     pyarrow.csv.ReadOptions(column_names=names),
                     pyarrow.csv.ParseOptions(delimiter=layout.separator[0], quote_char=is_quoted and '"'),
