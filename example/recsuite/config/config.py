@@ -62,6 +62,7 @@ class Config:
     @property
     def flags(self) -> dict[str, Any]:
         """The value of every flag, by its name."""
+        # No two sections have a flag of one name; a test looks after that.
         return {name: value for section in vars(self).values() for name, value in vars(section).items()}
 
     @property

@@ -50,6 +50,7 @@ class Section:
             require(value >= 1, f"--{name} {value} is too small; give at least 1")
         for name, most in self.MOST.items():
             value = getattr(self, name)
+            # One flag with a limit, --num_workers, may be a word.
             fits = value == "auto" or value <= most
             require(fits, f"--{name} {value} is too large; give at most {most:,}")
 

@@ -26,6 +26,7 @@ def charts(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
 def chart(name: str, lines: Sequence[tuple[RunReport, Sequence[tuple[float, float]]]]) -> dict[str, Any]:
     """Lines and ticks, in the coordinates of the picture."""
     points = [point for _, line in lines for point in line]
+    # Whole, because there is no half of an epoch.
     columns = ticks(min(x for x, _ in points), max(x for x, _ in points), whole=True)
     rows = ticks(min(y for _, y in points), max(y for _, y in points))
     left, right, top, bottom = MARGINS
@@ -34,6 +35,7 @@ def chart(name: str, lines: Sequence[tuple[RunReport, Sequence[tuple[float, floa
         across, up = (x - columns[0]) / (columns[-1] - columns[0]), (y - rows[0]) / (rows[-1] - rows[0])
         return (
             round(left + across * (CHART_WIDTH - left - right), 1),
+            # From the bottom: in a picture y grows downwards.
             round(CHART_HEIGHT - bottom - up * (CHART_HEIGHT - top - bottom), 1),
         )
 

@@ -72,5 +72,6 @@ def filled(empty: Head, tensors: Mapping[str, torch.Tensor]) -> Head:
         name: tensors[f"dense.{name}"].reshape(value.shape).to(value.dtype, copy=True)
         for name, value in empty.state_dict().items()
     }
+    # Assigned: a tensor on "meta" has no memory to copy into.
     empty.load_state_dict(values, assign=True)
     return empty.requires_grad_(False)

@@ -120,6 +120,7 @@ class ServedModel:
 
     def replace(self, snapshot: Snapshot) -> None:
         """Serve another checkpoint from now on."""
+        # `score` reads the snapshot twice under this lock, and has to find the same one.
         with self._lock:
             self._snapshot = snapshot
 
@@ -167,6 +168,7 @@ class Follower:
         newest, follows = check_chain(chain)[-1], self.model.snapshot.follows
         # The same base: all it takes are the deltas that the model does not have yet.
         if digest_of_manifest(chain.base) == follows.base_digest:
+            # The sequence of deltas is counted from 1.
             for delta in chain.deltas[follows.sequence - 1 :]:
                 self.model.apply(delta)
         elif newest.run != self.model.run:

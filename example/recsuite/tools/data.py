@@ -78,6 +78,7 @@ def check_cache(cache: Path, columns: Columns | None, num_ratings: int) -> Findi
         "cache",
         text,
         (not os.access(parent, os.W_OK), "fault", f"{parent} cannot be written: give another --cache_dir"),
+        # Not a fault: what is needed is at most this.
         (free < need, "warning", "make room, or give --cache_dir a folder on another disk"),
     )
 

@@ -83,6 +83,7 @@ def check_cores(num_workers: int | str, num_ranks: int, num_cores: int) -> Findi
         text,
         (num_ranks > num_cores, "warning", f"start at most {counted(num_cores, 'rank')}, as NPROC says"),
         (
+            # A rank computes while its workers do, so it counts as one more.
             not auto and num_ranks * (1 + int(num_workers)) > num_cores,
             "warning",
             f"give --num_workers {spare}, or auto",

@@ -111,6 +111,7 @@ def checked_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     """As `read_recorded`, of what was read."""
     kinds = {name: kind for section in sections().values() for name, kind in get_type_hints(section).items()}
     flags = _flat(found)
+    # Flags that only another version of the program has get no type here; `_say_differences` names them.
     for name in flags.keys() & kinds.keys():
         try:
             # A flag may be below zero.
@@ -162,6 +163,7 @@ def _read_before(folder: Path, config: Config) -> tuple[Path, dict[str, Any]] | 
 
 def _check_readable(folder: Path) -> None:
     """Refuse a checkpoint that is not complete, or whose flags cannot be read."""
+    # The flags of a suggested checkpoint are what will be read next, so theirs has to be whole too.
     check_complete(folder)
     read_config(chain_at(folder).folder)
 

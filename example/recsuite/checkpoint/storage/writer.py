@@ -51,7 +51,8 @@ def writing(save_dir: Path) -> Iterator[None]:
         save_dir.mkdir(parents=True, exist_ok=True)
         # Looked for before this trainer makes it: without one, what lies here may be anybody's.
         is_ours = (save_dir / LOCK).is_file()
-        # The system gives the lock back when its holder dies, so a killed trainer leaves none behind.
+        # The system gives the lock back when its holder dies, so a killed trainer leaves none behind. Not
+        # waited for, because a training may take days.
         lock = FileLock(save_dir / LOCK, timeout=0)
         try:
             lock.acquire()

@@ -28,6 +28,7 @@ def read_movies(reader: Reader, layout: Layout) -> pandas.DataFrame:
         title = fields[1]
         year = YEAR.search(title)
         if genre_names:
+            # Number, title, two dates and an address stand before the marks of the genres.
             genres = [name for name, flag in zip(genre_names, fields[5:], strict=True) if flag == "1"]
         else:
             genres = fields[2].split("|")
@@ -56,6 +57,7 @@ def read_users(reader: Reader, layout: Layout) -> pandas.DataFrame | None:
         separator, order = "::", ("user_id", "gender", "age", "occupation")
 
     def parse(fields: list[str]) -> dict[str, Any]:
+        # The fifth field is a postal code, which no feature uses.
         user = dict(zip(order, fields[:4], strict=True))
         age = _whole("age", user["age"], lowest=0, highest=OLDEST)
         return {**user, "user_id": _whole("user_id", user["user_id"]), "age": age}

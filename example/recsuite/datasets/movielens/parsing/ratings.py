@@ -153,6 +153,7 @@ def _inspect_ratings(
     bad: list[BadRow] = []
     good: list[bytes] = []
     for number, line in enumerate(content.splitlines(), start=2 if layout.header else 1):
+        # Whatever the bytes are, the sentence that refuses a line has to show it.
         text = line.decode("utf-8", "backslashreplace")
         if not text.strip():
             continue
