@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.launch import LAUNCHER, ROOT, cores, free_port, run_command, started, succeeded
-from tests.support.program import REAL_WORKERS
+from tests.support.starting import REAL_WORKERS
 
 # Before anything of the project's is imported, and with nothing but what Python has imported by itself.
 TELL = """

@@ -51,7 +51,7 @@ from typing import Any
 
 from tests.support.launch import LAUNCH_VARIABLES, LAUNCHER, NO_GPUS, ROOT
 from tests.support.preloaded import preloaded
-from tests.support.program import is_quick
+from tests.support.starting import is_quick
 
 EXAMPLE = ROOT / "example" / "example.py"
 NETWORK = "10.77.0"

@@ -24,7 +24,7 @@ from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError, counted
 from tests.support.launch import GPUS, python, succeeded
-from tests.support.program import REAL_WORKERS
+from tests.support.starting import REAL_WORKERS
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.documents import PAGES, README, blocks, commands, short_form, write_default_data
 from tests.support.launch import ROOT, python, run_command, succeeded
-from tests.support.program import REAL_WORKERS
 from tests.support.quick_python import quick_python
+from tests.support.starting import REAL_WORKERS
 
 Lines = tuple[str, ...]
 Check = Callable[[Lines, Path], None]

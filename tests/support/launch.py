@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.preloaded import ROOT, preloaded
-from tests.support.program import is_quick
+from tests.support.starting import is_quick
 
 EXAMPLE = ROOT / "example" / "example.py"
 LAUNCHER = ("-m", "recsuite.launcher")

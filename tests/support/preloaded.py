@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.support.program import Fresh, imported, start
+from tests.support.program import Fresh, imported
+from tests.support.starting import start
 
 ROOT = Path(__file__).resolve().parents[2]
 PR_SET_CHILD_SUBREAPER = 36

@@ -37,66 +37,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import recsuite
+from tests.support.starting import REAL_WORKERS, spawn, start, words_of
 
 IMPORTED = (
     *("pandas", "torch", "torch.distributed.run", "torch.utils.data", "torchrec", "fbgemm_gpu"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg"),
 )
-MODULES = ("recsuite.config", "recsuite.launcher", "recsuite.monitoring.page", "torch.distributed.run")
-
-# In the environment of a program whose workers are what a test is about: each is a Python that starts.
-REAL_WORKERS = {"REAL_WORKERS": "1"}
-
-
-def is_quick(command: Sequence[str]) -> bool:
-    """Whether a command starts a Python with a script, or with a module that launches one."""
-    words = words_of(command)
-    is_script = bool(words) and words[0].endswith(".py")
-    return command[0] == sys.executable and (is_script or (words[:1] == ["-m"] and words[1] in MODULES))
-
-
-def words_of(command: Sequence[str]) -> Sequence[str]:
-    """What follows the Python, and its flag for output without buffers."""
-    return command[2:] if command[1:2] == ["-u"] else command[1:]
-
-
-def start(fork: Callable[..., int], *arguments: Any) -> int:
-    """What `Popen` calls to make a process: the process id of the new child.
-
-    arguments: as in `subprocess.py`, of which those up to the session are the same in every Python from 3.10.
-    """
-    command = [os.fsdecode(word) for word in arguments[0]]
-    if not is_quick(command):
-        return REAL_FORK(*arguments)
-    folder, variables, pipes, new_session = arguments[4], arguments[5], arguments[6:12], arguments[15]
-    given = os.environb if variables is None else dict(word.split(b"=", 1) for word in variables)
-    files = [pipes[0], pipes[3], pipes[5]]
-    request = {
-        "command": command,
-        "folder": os.fspath(folder or os.getcwd()),
-        "env": {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()},
-        "new_session": bool(new_session),
-        "cores": sorted(os.sched_getaffinity(0)),
-    }
-    return fork(request, [number if file < 0 else file for number, file in enumerate(files)])
-
-
-def spawn(fork: Callable[..., int], path: bytes, command: Sequence[str], kept: Sequence[int]) -> int:
-    """What `multiprocessing` calls to make a process that has some open files: its process id."""
-    if command[-1] != "--multiprocessing-fork":
-        return REAL_SPAWN(path, command, kept)
-    request = {
-        "command": [os.fsdecode(path), *command[1:]],
-        "folder": os.getcwd(),
-        "env": dict(os.environ),
-        "new_session": False,
-        "cores": sorted(os.sched_getaffinity(0)),
-    }
-    return fork(request, [0, 1, 2], kept)
-
-
-REAL_FORK = subprocess._fork_exec  # type: ignore[attr-defined]
-REAL_SPAWN = multiprocessing.util.spawnv_passfds
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ ACTIVATE = 'export VIRTUAL_ENV="{clone}/.venv" PATH="{clone}/.venv/bin:$PATH"\n'
 def quick_python(clone: Path) -> Iterator[None]:
     """Gives a clone, in which no `.venv` is, one that is installed, whose launches start at once."""
     from tests.support.launch import ROOT, started
-    from tests.support.program import REAL_WORKERS
+    from tests.support.starting import REAL_WORKERS
 
     (clone / ".venv" / "bin").mkdir(parents=True)
     for stamp in (".installed", ".installed-dev"):

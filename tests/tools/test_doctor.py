@@ -16,7 +16,7 @@ from recsuite.tools.doctor import examined
 from recsuite.tools.findings import PAGE_WIDTH, Finding, has_fault, page
 from recsuite.workers.failure import WorkerError
 from tests.support.launch import EXAMPLE, python, succeeded, torchrun
-from tests.support.program import REAL_WORKERS
+from tests.support.starting import REAL_WORKERS
 
 NAMES = (
     "versions",

@@ -24,8 +24,8 @@ from recsuite.workers.handle import CLOSE_SECONDS
 from recsuite.workers.pool import MAX_PREFETCH_FACTOR, SLOTS_BEYOND_PREFETCH, WorkerPool
 from tests.support.launch import is_alive, python, succeeded
 from tests.support.pools import make_pool, numbers
-from tests.support.program import REAL_WORKERS
 from tests.support.sources import FAILING_STEP, SIZE, Numbers
+from tests.support.starting import REAL_WORKERS
 
 METHODS = ("spawn", "forkserver", "fork")
 
