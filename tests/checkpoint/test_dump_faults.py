@@ -44,7 +44,6 @@ from recsuite.training import trainer as training
 from recsuite.training.callbacks import Callback, Step
 from recsuite.training.evaluation import PredictionEvaluator
 from recsuite.training.weights import local_parts, unsound
-from tests.support.killed_ranks import differing, mark_step
 from tests.support.launch import (
     EXAMPLE,
     SUPPORT,
@@ -55,6 +54,7 @@ from tests.support.launch import (
     torchrun,
     wait_for,
 )
+from tests.support.planted_model import differing, mark_step
 from tests.support.preloaded import preloaded
 from tests.support.steps import tell
 from tests.support.tiny_dumps import BETTER, GOOD, WORSE, link_to, links_in, names_in, publish_at

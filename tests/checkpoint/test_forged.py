@@ -33,7 +33,7 @@ from recsuite.records import sealed
 from recsuite.serving import reader
 from recsuite.serving.export import export
 from recsuite.serving.served import Follower, ServedModel
-from tests.support.killed_ranks import differing, write_step
+from tests.support.planted_model import differing, write_step
 from tests.support.trained import Trained, resume
 
 FORGERIES = int(os.environ.get("FORGERIES", "50"))

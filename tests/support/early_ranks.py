@@ -15,8 +15,8 @@ from unittest import mock
 
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
-from tests.support.dump_ranks import train
 from tests.support.steps import among_own_ranks
+from tests.support.trainings import gather, train
 
 # The best is that of epoch 2; what a training without an end would see next is better still.
 PLANTED = (1.0, 0.9, 0.95, 0.92, 0.5, 0.4)
@@ -48,7 +48,6 @@ class PlantedEvaluator:
 def weights_of(model: Any, context: RuntimeContext) -> list[str]:
     """The digest of every rank's weights. Collective."""
     from recsuite.training.weights import local_parts
-    from tests.support.dump_ranks import gather
 
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):

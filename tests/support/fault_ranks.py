@@ -35,7 +35,8 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 from recsuite.training.state import TrainState, build_train_state
-from tests.support.killed_ranks import MODES, differing, leftovers, mark_step, tables_of, write_step
+from tests.support.killed_ranks import MODES, leftovers
+from tests.support.planted_model import differing, mark_step, tables_of, write_step
 from tests.support.steps import among_own_ranks, tell
 
 SMALL_FILE = 100

@@ -6,8 +6,7 @@ launcher, and that forks the ranks, which join each other, load the newest check
 against its step, and write checkpoints until one of them, all of them or their launcher gets a SIGKILL, at
 an instant that the seed chooses, or when a checkpoint was or is half written.
 
-What the model holds is a function of the step: row r was changed last at the step before or at it for which
-step + r is a multiple of 3, so that a delta holds a third of the rows.
+What the model holds is a function of the step (`planted_model.py`).
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.checkpoint.checkpointer import Checkpointer
 from recsuite.checkpoint.compaction import compact
-from recsuite.checkpoint.full import Tensors, tensors_of
+from recsuite.checkpoint.full import tensors_of
 from recsuite.checkpoint.restore import restore
 from recsuite.checkpoint.session import checkpointing
 from recsuite.checkpoint.storage.chain import chain_at, check_whole
@@ -49,6 +47,7 @@ from recsuite.runtime.host import die_with_parent
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.state import TrainState, build_train_state
 from tests.support.killed_writer import ACTIONS, kill_everywhere
+from tests.support.planted_model import differing, mark_step, write_step
 from tests.support.steps import tell
 
 WORLD_SIZE = 2
@@ -72,66 +71,6 @@ FOREIGN = {
     ".making-tea": b"",
     "run-0/step-000000001/a": b"x",
 }
-
-
-# --- what a model holds after a step ---
-
-
-def tables_of(tensors: Tensors) -> Iterator[tuple[int, str, int, torch.Tensor]]:
-    """Number, table, first row and tensor of every shard of a table's slots that this rank holds."""
-    for number, (name, value) in enumerate(sorted(tensors.items())):
-        if isinstance(value, ShardedTensor):
-            for shard in value.local_shards():
-                yield number, name.split(".")[1], shard.metadata.shard_offsets[0], shard.tensor.detach()
-
-
-def rows_at(number: int, first: int, tensor: torch.Tensor, step: int) -> torch.Tensor:
-    """What a shard must hold after a step."""
-    rows = first + torch.arange(tensor.size(0))
-    changed = step - (step + rows) % 3
-    columns = torch.arange(tensor[0].numel())
-    return _numbers(number, changed[:, None], rows[:, None] * 31 + columns * 7).reshape(tensor.shape)
-
-
-def dense_at(tensor: torch.Tensor, number: int, step: int) -> torch.Tensor:
-    """What a tensor of the dense part must hold after a step."""
-    return _numbers(number, torch.tensor(step), torch.arange(tensor.numel())).reshape(tensor.shape)
-
-
-def _numbers(number: int, step: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    # With the largest row_scale no row is beyond what a trained model may have.
-    return ((step * 1009 + place + number * 131) % 997).float()
-
-
-def write_step(tensors: Tensors, step: int) -> None:
-    """Make the model what it is after a step; rows that the step does not change are written as they are."""
-    for number, _, first, tensor in tables_of(tensors):
-        tensor.copy_(rows_at(number, first, tensor, step))
-    for number, (_, value) in enumerate(sorted(tensors.items())):
-        if not isinstance(value, ShardedTensor):
-            value.detach().copy_(dense_at(value, number, step))
-
-
-def mark_step(checkpointer: Checkpointer, tensors: Tensors, step: int) -> None:
-    """Tell the tracker which rows a step changed."""
-    for _, table, first, tensor in tables_of(tensors):
-        changed = (step + first + torch.arange(tensor.size(0))) % 3 == 0
-        checkpointer.writer.touched.marks[table][changed] = True
-
-
-def differing(tensors: Tensors, step: int) -> list[str]:
-    """What is not as it must be after a step, to the bit."""
-    shards = [
-        f"{table} from row {first}"
-        for number, table, first, tensor in tables_of(tensors)
-        if not torch.equal(tensor, rows_at(number, first, tensor, step))
-    ]
-    dense = [
-        name
-        for number, (name, value) in enumerate(sorted(tensors.items()))
-        if not isinstance(value, ShardedTensor) and not torch.equal(value, dense_at(value, number, step))
-    ]
-    return shards + dense
 
 
 # --- a rank ---

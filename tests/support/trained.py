@@ -19,7 +19,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.state import TrainState, build_train_state
-from tests.support.killed_ranks import differing, mark_step, write_step
+from tests.support.planted_model import differing, mark_step, write_step
 from tests.support.steps import tell
 
 
