@@ -105,10 +105,7 @@ def _write_columns(
             f"There are {len(order):,} {schema.labels}, and {MAX_EVENTS:,} is the limit; give fewer."
         )
     reached(1)
-    stored = _stored(raw, schema, order)
-    # Beside the rows, which hold it too: code that scans all labels then reads a quarter of the bytes.
-    np.save(folder / "rating.npy", stored.label)
-    np.save(folder / "time.npy", stored.time)
+    stored = _write_events(folder, raw, schema, order)
     reached(2)
     num_train = sizes[0]
     entities = {
@@ -146,10 +143,14 @@ def _write_columns(
     }
 
 
-def _stored(raw: RawData, schema: Schema, order: np.ndarray) -> Stored:
+def _write_events(folder: Path, raw: RawData, schema: Schema, order: np.ndarray) -> Stored:
     user = _positions(raw.users[schema.column_of(USER)], raw.events.user_id[order])
     item = _positions(raw.items[schema.column_of(ITEM)], raw.events.item_id[order])
-    return Stored(user, item, raw.events.label[order], raw.events.time[order])
+    stored = Stored(user, item, raw.events.label[order], raw.events.time[order])
+    # Beside the rows, which hold it too: code that scans all labels then reads a quarter of the bytes.
+    np.save(folder / "rating.npy", stored.label)
+    np.save(folder / "time.npy", stored.time)
+    return stored
 
 
 def _positions(ids: pandas.Series, wanted: np.ndarray) -> np.ndarray:
