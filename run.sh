@@ -157,7 +157,7 @@ complete_torch() {
 
 install_dev() {
   rm -f "$(stamp_of requirements-dev.txt)"
-  install requirements-dev.txt "40 MB" --no-deps
+  install requirements-dev.txt "60 MB" --no-deps
   write_stamp requirements-dev.txt
 }
 

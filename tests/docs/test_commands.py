@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,8 +186,24 @@ def recommends(lines: Lines, clone: Path) -> None:
     assert RANKED.search(succeeded(shell((f"NPROC=1 ./run.sh dump{SHORT}", *lines), clone)))
     (program,) = blocks(README, "python")
     (clone / "score.py").write_text(program)
-    scores = succeeded(python("score.py", cwd=clone, env={"PYTHONPATH": str(clone / "example")}))
-    assert len(json.loads(scores)) == 2
+    scores, best = run_python("score.py", clone)
+    assert len(scores) == 2
+    assert [len(mine) for mine in best] == [3]
+    (clone / "shop.py").write_text(blocks(SERVING, "python")[0])
+    known, by_events, besides, candidates, similar = run_python("shop.py", clone)
+    assert [len(mine) for mine in known] == [2, 2]
+    assert [{*dict(mine)} for mine in (*by_events, *besides, *candidates, *similar)] == [
+        {2},
+        {1},
+        {2, 3},
+        {2, 3},
+    ]
+
+
+def run_python(script: str, clone: Path) -> list[Any]:
+    """What each line of a script's output says."""
+    output = succeeded(python(script, cwd=clone, env={"PYTHONPATH": str(clone / "example")}))
+    return [ast.literal_eval(line) for line in output.splitlines()]
 
 
 def publishes_deltas(lines: Lines, clone: Path) -> None:
@@ -194,7 +212,7 @@ def publishes_deltas(lines: Lines, clone: Path) -> None:
     # Published twice, as by a trainer that continues: what came before the export is in it already.
     more = f"{train.format(2)} --resume"
     succeeded(shell((train.format(1), export, *copies, more, *copies), clone))
-    (clone / "server.py").write_text(blocks(SERVING, "python")[0])
+    (clone / "server.py").write_text(blocks(SERVING, "python")[1])
     output = succeeded(python("server.py", cwd=clone, env={"PYTHONPATH": str(clone / "example")}))
     newest = sorted(path.name for path in (clone / "published").iterdir())[-1]
     assert len(list((clone / "published").iterdir())) == len(list((clone / "dumps").glob("delta-*")))

@@ -112,6 +112,23 @@ def test_the_scores_are_the_models_and_know_the_last_ratings(model: ServedModel)
     assert number in [pytest.approx(score, abs=6e-4) for score in found]
 
 
+def test_somebody_given_by_the_events_of_a_user_is_recommended_what_the_user_is(model: ServedModel) -> None:
+    viewer = viewer_of(model, "7")
+    last = slice(-FLAGS.data.history, None)
+    events = list(zip(viewer.item_ids[last].tolist(), viewer.labels[last].tolist(), strict=True))
+    user = viewer.raw.users[viewer.raw.users["user_id"] == 7].iloc[0]
+    values = {"user": [7], **{name: [user[name]] for name in ("gender", "age", "occupation")}}
+    rated = [viewer.item_ids.tolist()]
+    (found,) = model.recommend(values, 5, events=[events], exclude=rated)
+    shown = [(title, number) for _, title, number in rows_of(page(model, viewer, 5))]
+    titles = titles_of(viewer, [movie for movie, _ in found])
+    assert shown == [
+        (title, pytest.approx(score, abs=6e-4)) for title, (_, score) in zip(titles, found, strict=True)
+    ]
+    # Somebody of whom nothing but the events is known is another one.
+    assert model.recommend(events=[events], k=5, exclude=rated) != [found]
+
+
 def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
     viewer = viewer_of(model, busiest_user(model))
     text = page(model, viewer, 3)

@@ -44,8 +44,8 @@ from recsuite.files import FileEntry, digest_of
 from recsuite.records import sealed
 from recsuite.serving import request
 from recsuite.serving import served as serving
-from recsuite.serving.change import Change, read_change
 from recsuite.serving.export import MODEL, export
+from recsuite.serving.model_files import Change, read_change
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import Snapshot
 from tests.support.launch import EXAMPLE, python, succeeded
@@ -185,7 +185,8 @@ def test_the_server_needs_neither_torchrec_nor_the_trainer(exported: Path) -> No
     program = (
         "import sys; from pathlib import Path; from recsuite.serving.served import ServedModel\n"
         f"model = ServedModel.open(Path({str(exported)!r}))\n"
-        "model.score({'user': [1], 'movie': [2]})\n"
+        "model.score({'user': [1], 'movie': [2]}); model.similar_items([2])\n"
+        "model.recommend(events=[[(2, 4.5)]], k=3)\n"
         "import torch; assert not torch.distributed.is_initialized()\n"
         "print(*sys.modules)"
     )

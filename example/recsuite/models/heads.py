@@ -7,7 +7,7 @@ serves them alone compute the same. Shapes: B events, D numbers in a table row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -41,6 +41,9 @@ class Head(nn.Module):
     the millions that the step does not look up; multiplying this one number does it for all of them at once.
     """
 
+    # Whether an index of vectors finds the items with the highest scores.
+    scores_are_products: ClassVar[bool] = False
+
     def __init__(self, features: Sequence[Feature]) -> None:
         super().__init__()
         self.features = list(features)
@@ -49,16 +52,23 @@ class Head(nn.Module):
         self.row_scale: torch.Tensor
         self.register_buffer("row_scale", torch.tensor(1.0))
 
-    def join(
-        self, looked_up: Mapping[str, LookedUp], history_weights: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The vectors of users and items, float32 [B, D] both; history_weights: one for each of its rows."""
-        user, item = self._add_up(looked_up, USER), self._add_up(looked_up, ITEM)
+    def user_vectors(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+        """The users of B events, float32 [B, D]; history_labels: float32, one for each row of the history."""
+        user = self._add_up(looked_up, USER)
         if self.has_history:
             history = looked_up[HISTORY]
-            user = user + means(history.values(), history_weights, history.lengths())
-        # The sums instead of the rows: it is the same, and there are fewer of them.
-        return scaled(user, self.row_scale), scaled(item, self.row_scale)
+            weights = self.history_weights(history, history_labels)
+            user = user + means(history.values(), weights, history.lengths())
+        # The sum instead of the rows: it is the same, and there are fewer of them.
+        return scaled(user, self.row_scale)
+
+    def item_vectors(self, looked_up: Mapping[str, LookedUp]) -> torch.Tensor:
+        """The items of B events, float32 [B, D]."""
+        return scaled(self._add_up(looked_up, ITEM), self.row_scale)
+
+    def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
+        """How much each row of the histories counts in their mean, float32 [their number]."""
+        raise NotImplementedError
 
     def _add_up(self, looked_up: Mapping[str, LookedUp], entity: str) -> torch.Tensor:
         vectors = []
@@ -78,6 +88,16 @@ class Head(nn.Module):
 
     def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
         """A number for each user and item, by which items are recommended, float32 [B]."""
+        return self.score_pairs(self.user_vectors(looked_up, history_labels), self.item_vectors(looked_up))
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """What `predict` gives, float32 [B], of vectors, float32 [B, D] both."""
+        raise NotImplementedError
+
+    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Each user with each item, float32 [U, N], of vectors [U, D] and [N, D]; `score_pairs` but for
+        rounding.
+        """
         raise NotImplementedError
 
 
@@ -99,32 +119,51 @@ class Interaction(Head):
         self.mean_rating: torch.Tensor
         self.register_buffer("mean_rating", torch.tensor(mean_label, dtype=torch.float32))
 
-    def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
-        """Predicted labels, float32 [B]; history_labels: float32, one for each row of the history."""
-        user, item = self.join(looked_up, history_labels - self.mean_rating)
-        product = user * item
-        biases = user[:, 0] + item[:, 0]
+    def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
+        """See `Head`."""
+        return labels - self.mean_rating
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Predicted labels, see `Head`."""
+        product = users * items
+        biases = users[:, 0] + items[:, 0]
         # The dot product of the factors, without that of the biases.
         dot = product.sum(dim=1) - product[:, 0]
-        deep = self._deep(user, item, product).squeeze(1)
+        deep = self._deep(users, items, product).squeeze(1)
         return self.mean_rating + biases + dot + deep
 
-    def _deep(self, user: torch.Tensor, item: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
-        """The MLP on the factors of three vectors, float32 [B, 1].
+    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Predicted labels, see `Head`. Takes memory for U * N * the widest layer."""
+        first, weights, others = self._layers()
+        # The weights times a user are a matrix for all items, so no product of two vectors is stored. What
+        # the user alone and the item alone add is computed once, not for each pair.
+        hidden = torch.matmul(items, users.unsqueeze(2) * weights[:, 2].t())
+        hidden += torch.addmm(first.bias, users, weights[:, 0].t()).unsqueeze(1)
+        hidden += items @ weights[:, 1].t()
+        for layer in others:
+            hidden = layer(hidden)
+        biases = users[:, :1] + items[:, 0]
+        return self.mean_rating + biases + users[:, 1:] @ items[:, 1:].t() + hidden.squeeze(2)
 
-        In its first layer weights of zero for the biases cost less than copies of the vectors without them,
-        side by side.
-        """
-        first, *others = self.mlp
-        assert isinstance(first, nn.Linear)
-        # A zero in front of each third, where a vector has its bias.
-        weights = nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0))
+    def _deep(self, user: torch.Tensor, item: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+        """The MLP on the factors of three vectors, float32 [B, 1]."""
+        first, weights, others = self._layers()
         hidden = torch.addmm(first.bias, user, weights[:, 0].t())
         hidden = torch.addmm(hidden, item, weights[:, 1].t())
         hidden = torch.addmm(hidden, product, weights[:, 2].t())
         for layer in others:
             hidden = layer(hidden)
         return hidden
+
+    def _layers(self) -> tuple[nn.Linear, torch.Tensor, list[nn.Module]]:
+        """The first layer of the MLP, its weights for user, item and product, [width, 3, D], and the others.
+
+        Weights of zero for the biases cost less than copies of the vectors without them, side by side.
+        """
+        first, *others = self.mlp
+        assert isinstance(first, nn.Linear)
+        # A zero in front of each third, where a vector has its bias.
+        return first, nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0)), others
 
 
 class TwoTower(Head):
@@ -133,6 +172,8 @@ class TwoTower(Head):
     An MLP adds to the user's factors what it makes of them. A history counts whatever its labels, with its
     sum divided by the root of its length.
     """
+
+    scores_are_products = True
 
     def __init__(self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int]) -> None:
         super().__init__(features)
@@ -143,22 +184,31 @@ class TwoTower(Head):
 
         The labels of the histories count for nothing.
         """
-        user, item = self.join(looked_up, self._history_weights(looked_up))
-        factors = SCALE * user[:, 1:]
+        return torch.stack(
+            [self.user_vectors(looked_up, history_labels), self.item_vectors(looked_up)], dim=1
+        )
+
+    def user_vectors(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+        """See `Head`."""
+        factors = SCALE * super().user_vectors(looked_up, history_labels)[:, 1:]
         factors = factors + self.tower(factors)
         # The bias of an item counts once.
-        user = torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
-        return torch.stack([user, SCALE * item], dim=1)
+        return torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
 
-    def _history_weights(self, looked_up: Mapping[str, LookedUp]) -> torch.Tensor:
-        if not self.has_history:
-            return self.row_scale.new_zeros(0)
-        history = looked_up[HISTORY]
+    def item_vectors(self, looked_up: Mapping[str, LookedUp]) -> torch.Tensor:
+        """See `Head`."""
+        return SCALE * super().item_vectors(looked_up)
+
+    def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
+        """See `Head`."""
         lengths = history.lengths().to(torch.int64)
         # The mean, times the root of the length, is the sum over the root.
         return repeated(lengths.to(torch.float32).sqrt(), lengths, len(history.values()))
 
-    def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
-        """Scores, float32 [B]."""
-        vectors = self(looked_up, history_labels)
-        return vectors.prod(dim=1).sum(dim=1)
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Scores, see `Head`."""
+        return (users * items).sum(dim=1)
+
+    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Scores, see `Head`: one product of matrices."""
+        return users @ items.t()

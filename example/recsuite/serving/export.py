@@ -26,7 +26,7 @@ from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, written_aside
 from recsuite.runtime.console import say
-from recsuite.serving.served import read_settled
+from recsuite.serving.reader import read_settled
 from recsuite.serving.snapshot import Snapshot
 
 MODEL = "model.safetensors"

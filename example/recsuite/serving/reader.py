@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from recsuite.checkpoint.storage.chain import CheckpointChain, check_chain
+from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at, check_chain, check_whole
+from recsuite.checkpoint.storage.choice import chosen_chain, settled, suggesting
+from recsuite.checkpoint.storage.directory import BEST
 from recsuite.checkpoint.storage.manifest import (
     CONFIG,
     FEATURES_FILE,
@@ -21,8 +23,7 @@ from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, Feature
 from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError, printable
 from recsuite.records import parsed, typed
-from recsuite.serving.change import put, read_change
-from recsuite.serving.model_files import checked, dense_names, empty_head, filled
+from recsuite.serving.model_files import checked, dense_names, empty_head, filled, put, read_change
 from recsuite.serving.snapshot import Snapshot
 
 
@@ -42,6 +43,16 @@ def read_snapshot(chain: CheckpointChain) -> Snapshot:
         assert change is not None
         snapshot = put(snapshot, delta, change)
     return snapshot
+
+
+def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
+    """`read_snapshot` of what a folder stands for, also while a trainer continues there."""
+
+    def read() -> Snapshot:
+        return read_snapshot(chosen_chain(folder, checkpoint))
+
+    # No other rank waits here, so a checkpoint is suggested only after every byte of it was checked.
+    return suggesting(folder, lambda: settled(folder, read), lambda other: check_whole(chain_at(other)))
 
 
 def _read_base(folder: Path, manifest: Manifest) -> Snapshot:

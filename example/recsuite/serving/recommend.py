@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from recsuite.models.tasks.task import task_of_head
 from recsuite.runtime.console import say
 from recsuite.serving.request import HISTORY_RATINGS
 from recsuite.serving.served import Follower, ServedModel
+
+if TYPE_CHECKING:
+    import pandas
 
 DAMPING = 20
 MOST_LIKED = 5
@@ -66,7 +69,9 @@ def recommend(config: Config, given: Collection[str]) -> None:
 
 
 def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> Viewer:
-    """The user in the data that a model was trained on; says which these are.
+    """The user in the data that a model was trained on, from which the model takes what its items are.
+
+    Says which data these are.
 
     given: see `recommend`.
 
@@ -88,8 +93,18 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
                 "--data_path of its training."
             )
     say(f"titles and {SCHEMA.labels} are those of {folder}")
+    model.describe_items(_values_of(raw.items, model.snapshot.features, ITEM))
     # A history as long as in the training; an export does not record it, and there the flag counts.
     return Viewer(raw, config.serving.user, int(recorded.get("history", config.data.history)))
+
+
+def _values_of(frame: pandas.DataFrame, features: Sequence[Feature], entity: str) -> dict[str, list[Any]]:
+    """What a model takes of users or items: a feature's name to raw values, those that the data have."""
+    return {
+        feature.name: frame[feature.column].tolist()
+        for feature in features
+        if feature.entity == entity and feature.column in frame
+    }
 
 
 def _with_data_of(written: Path, recorded: dict[str, Any], config: Config, given: Collection[str]) -> Config:
@@ -156,9 +171,10 @@ class Viewer:
     def liked(self) -> Listing:
         """The items with the highest labels, of equal ones the newest first."""
         best = np.lexsort([-np.arange(len(self.labels)), -self.labels])[:MOST_LIKED]
-        return Listing(self._places(self.item_ids[best]), self.labels[best])
+        return Listing(self.places(self.item_ids[best]), self.labels[best])
 
-    def _places(self, item_ids: np.ndarray) -> np.ndarray:
+    def places(self, item_ids: np.ndarray) -> np.ndarray:
+        """The positions of raw ids in `RawData.items`, int64 [n]."""
         import pandas
 
         return pandas.Index(self.raw.items[SCHEMA.column_of(ITEM)]).get_indexer(item_ids)
@@ -176,21 +192,15 @@ class Viewer:
         trained = np.array([model.knows(SCHEMA.item, item) for item in ids.tolist()], bool)
         return np.flatnonzero(trained & ~np.isin(ids, self.item_ids))
 
-    def values(self, features: Sequence[Feature], items: np.ndarray) -> dict[str, Sequence[Any]]:
-        """What the model is told about this user and some items."""
+    def values(self, features: Sequence[Feature]) -> dict[str, list[Any]]:
+        """What the model is told about this user."""
         of_user = self.raw.users[self.raw.users[SCHEMA.column_of(USER)] == self.id]
-        of_items = self.raw.items.iloc[items]
-        values: dict[str, Sequence[Any]] = {}
-        for feature in features:
-            frame = of_user if feature.entity == USER else of_items
-            if feature.entity in ENTITIES and feature.column in frame:
-                column = frame[feature.column].tolist()
-                values[feature.name] = column * len(items) if feature.entity == USER else column
+        values = _values_of(of_user, features, USER)
         if HISTORY in [feature.name for feature in features]:
             # Not [-longest:], which takes all of them where the longest is 0.
             last = slice(max(0, len(self.labels) - self.longest_history), None)
-            values[HISTORY] = [self.item_ids[last].tolist()] * len(items)
-            values[HISTORY_RATINGS] = [self.labels[last].tolist()] * len(items)
+            values[HISTORY] = [self.item_ids[last].tolist()]
+            values[HISTORY_RATINGS] = [self.labels[last].tolist()]
         return values
 
 
@@ -203,10 +213,12 @@ def _id_of(user: str) -> int | None:
 
 
 def best_for(viewer: Viewer, model: ServedModel, top: int) -> Listing:
-    """The items with the highest predictions for a user."""
-    items = viewer.unseen(model)
-    scores = model.score(viewer.values(model.snapshot.features, items)).numpy()
-    return _highest(items, scores, top)
+    """The items with the highest predictions for a user, of those that the user has not rated."""
+    # All that were rated: the history that the model is told may be shorter.
+    rated = [viewer.item_ids.tolist()]
+    (found,) = model.recommend(viewer.values(model.snapshot.features), top, exclude=rated)
+    items = np.array([item for item, _ in found], dtype=viewer.item_ids.dtype)
+    return Listing(viewer.places(items), np.array([score for _, score in found], np.float32))
 
 
 def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:

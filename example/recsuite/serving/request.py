@@ -1,19 +1,24 @@
-"""The raw values that a caller gives of ratings to predict, held against what the model was trained on."""
+"""The raw values that a caller gives of ratings to predict, or of users to recommend to.
+
+They are held against what the model was trained on.
+"""
 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from recsuite.datasets.schema import HISTORY, Feature
 from recsuite.datasets.source import SCHEMA
-from recsuite.errors import UserError, printable
+from recsuite.errors import UserError, counted, printable
 
 # What a model takes beside the features: the label of each item of a history.
 HISTORY_RATINGS = "history_ratings"
+# Leaves out of what is recommended what the user's own history holds.
+SEEN = "seen"
 
 
 def length_of(name: str, given: Any) -> int:
@@ -90,3 +95,73 @@ def flat_ratings(values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
             f"{SCHEMA.lowest_label:g} to {SCHEMA.highest_label:g}, as the training saw them."
         )
     return torch.tensor(list(map(float, flat)), dtype=torch.float32)
+
+
+def values_of_users(users: Any, events: Any) -> dict[str, Sequence[Any]]:
+    """What `Snapshot.look_up` takes, of users as `ServedModel.recommend` takes them.
+
+    Raises:
+        UserError: when it is neither ids nor features, or the events are no pairs of an item and a label.
+    """
+    values = dict(users) if isinstance(users, Mapping) else {}
+    if users is not None and not isinstance(users, Mapping):
+        length_of(SCHEMA.user, users)
+        values[SCHEMA.user] = [*users]
+    if events is None:
+        if not values:
+            raise UserError(f"Nobody is given to recommend {SCHEMA.items} to; give users or events.")
+        return values
+    if HISTORY in values or HISTORY_RATINGS in values:
+        raise UserError(f"The events and the feature {HISTORY} say the same; give one of them.")
+    length_of(HISTORY, events)
+    for mine in events:
+        check_list(HISTORY, mine)
+        for event in mine:
+            if isinstance(event, (str, bytes)) or not isinstance(event, Sequence) or len(event) != 2:
+                raise UserError(
+                    f"An event is a pair of a {SCHEMA.item} and its {SCHEMA.label}, and not "
+                    f"{printable(repr(event))}."
+                )
+    values[HISTORY] = [[item for item, _ in mine] for mine in events]
+    values[HISTORY_RATINGS] = [[label for _, label in mine] for mine in events]
+    return values
+
+
+def lists_of(exclude: Any, values: Mapping[str, Sequence[Any]], num_users: int) -> Sequence[Any]:
+    """For each user the items to leave out, see `ServedModel.recommend`; values: those of the users.
+
+    Raises:
+        UserError: when there is not one list for each user.
+    """
+    if exclude is None or (isinstance(exclude, str) and exclude == SEEN):
+        nothing: list[list[Any]] = [[]] * num_users
+        return nothing if exclude is None else values.get(HISTORY, nothing)
+    if isinstance(exclude, (str, bytes, Mapping)) or not isinstance(exclude, Sequence):
+        raise UserError(
+            f'exclude takes "{SEEN}", None, or a list of {SCHEMA.items} for each {SCHEMA.user}, and got '
+            f"{printable(repr(exclude))}."
+        )
+    if len(exclude) != num_users:
+        raise UserError(
+            f"exclude has {len(exclude)} lists for {counted(num_users, SCHEMA.user)}; give one for each."
+        )
+    return exclude
+
+
+def check_ids(name: str, ids: Any, rows: Mapping[Any, int]) -> list[Any]:
+    """Raw ids of items as a list; rows: those of the items of the training.
+
+    Raises:
+        UserError: when it is not a list, or has ids of another type than the training; `name` says whose.
+    """
+    if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Collection):
+        raise UserError(f"{name} takes a list of {SCHEMA.items}, and got {printable(repr(ids))}.")
+    found = [*ids]
+    check_values(SCHEMA.item, found, rows)
+    return found
+
+
+def check_k(k: Any) -> None:
+    """Refuse what is not a number of items."""
+    if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
+        raise UserError(f"k is {printable(repr(k))}; give how many {SCHEMA.items}, a whole number from 1 on.")

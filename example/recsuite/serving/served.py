@@ -2,12 +2,15 @@
 
     model = ServedModel.open(Path("dumps"))     # the best in a folder, a checkpoint, a delta, or an export
     model.score({"user": [42, 42], "year": [1994, 1995], "genres": [["Drama"], ["Comedy", "War"]]})
+    model.recommend([42, 43], k=5)              # for each user the best items with their scores
+    model.recommend(events=[[(1, 4.5), (3, 2.0)]])        # for somebody of whom nothing else is known
+    model.similar_items([1])
     follower = Follower(Path("dumps"))          # or Follower(Path("dumps"), start=Path("exported"))
     follower.refresh()                          # True if follower.model has become newer
 
 Only reads, needs no process group and no TorchRec, and believes no file before it was held against its
 digest. Files are read while others score; what was read gets into the model under a lock, at once, so nobody
-sees half a delta. Shapes: B ratings, D numbers in a table row.
+sees half a delta. Shapes: B ratings, U users, D numbers in a table row.
 """
 
 from __future__ import annotations
@@ -20,15 +23,25 @@ from typing import Any
 
 import torch
 
-from recsuite.checkpoint.storage.chain import chain_at, check_chain, check_whole
-from recsuite.checkpoint.storage.choice import chosen_chain, settled, suggesting
+from recsuite.checkpoint.storage.chain import chain_at, check_chain
+from recsuite.checkpoint.storage.choice import settled
 from recsuite.checkpoint.storage.directory import BEST, LATEST, newest_in, seen_in
 from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
+from recsuite.datasets.schema import HISTORY, USER
 from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError, printable
-from recsuite.serving.change import put, read_change
-from recsuite.serving.reader import read_snapshot
-from recsuite.serving.request import check_values, flat_ratings
+from recsuite.models.retrieval import InnerProduct, best_places, ranked
+from recsuite.serving.catalogue import Catalogue, Items, described
+from recsuite.serving.model_files import put, read_change
+from recsuite.serving.reader import read_settled, read_snapshot
+from recsuite.serving.request import (
+    SEEN,
+    check_k,
+    check_values,
+    flat_ratings,
+    lists_of,
+    values_of_users,
+)
 from recsuite.serving.snapshot import Snapshot
 
 
@@ -37,6 +50,7 @@ class ServedModel:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
+        self._catalogue = Catalogue()
         self._lock = threading.Lock()
 
     @classmethod
@@ -101,6 +115,108 @@ class ServedModel:
             looked_up = self._snapshot.look_up(values)
             head = self._snapshot.head
         return head.predict(looked_up, flat_ratings(values))
+
+    def describe_items(self, values: Mapping[str, Sequence[Any]]) -> None:
+        """Say what the items are that are recommended from now on: a model knows the ids of its own alone.
+
+        values: the items' features as `score` takes them, the ids and whatever else the model has of an item.
+        What is not given counts as unknown; items that the training has not seen are left out. Their order is
+        that of items with equal scores.
+
+        Raises:
+            UserError: as `score`; also without ids, or where one stands twice.
+        """
+        catalogue = described(values, self._snapshot)
+        with self._lock:
+            self._catalogue = catalogue
+
+    @torch.inference_mode()
+    def recommend(
+        self,
+        users: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+        k: int = 10,
+        *,
+        events: Sequence[Sequence[tuple[Any, float]]] | None = None,
+        exclude: str | Sequence[Any] | None = SEEN,
+        candidates: Sequence[Any] | None = None,
+        approximate: bool = False,
+    ) -> list[list[tuple[Any, float]]]:
+        """For each of U users the k items with the highest scores: pairs of raw id and score, the best first.
+
+        The scores are those of `score` for the same values, to 1e-6. Of items with equal scores the first in
+        the order of `describe_items` comes first; without it that is the order of the vocabulary. There are
+        fewer than k where fewer are left. All is of the model at one moment.
+
+        users: U raw ids, or a user's features as `score` takes them, a history among them. A user whom the
+        training has not seen counts as unknown. events: for each user pairs of item and label, the oldest
+        first: a history in another form, which alone is enough. As in `score`, all of it counts, also what is
+        longer than the --history of the training.
+        exclude: "seen" for the items of each user's own history, None for nothing, or a list of raw ids for
+        each user. candidates: raw ids of the only items that may be recommended, to all of the users; without
+        them all. Ids that the training has not seen are left out of both.
+        approximate: search an index of faiss instead of all items, see `recall`. It is built anew, within the
+        call, after every delta and description.
+
+        Raises:
+            UserError: as `score`; for a k below 1, for lists that are not one for each user, and for an
+                approximate search among candidates, of a model that is not for ranking, or without faiss.
+        """
+        check_k(k)
+        values = values_of_users(users, events)
+        vectors, items = self._vectors_of(values)
+        if candidates is not None:
+            items = items.only(candidates)
+        left_out = items.pairs(lists_of(exclude, values, len(vectors)), "exclude")
+        if approximate:
+            places = items.near(vectors, k, left_out)
+        else:
+            places = best_places(items.head, vectors, items.vectors, k, left_out)
+        places, scores = ranked(items.head, vectors, items.vectors, places)
+        return items.named(places[:, :k], scores[:, :k])
+
+    def _vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:
+        """The vectors of users, float32 [U, D], and the items, of the model at one moment."""
+        with self._lock:
+            looked_up = self._snapshot.look_up(values, (USER, HISTORY))
+            items = self._catalogue.items(self._snapshot)
+        return items.head.user_vectors(looked_up, flat_ratings(values)), items
+
+    def recall(self, users: Any = None, k: int = 10, **others: Any) -> float:
+        """The share of the items of `recommend` that an approximate search finds too, from 0 to 1.
+
+        Takes what `recommend` takes but `approximate`, and raises the same; NaN where there are no items.
+        """
+        exact, near = (
+            [
+                {item for item, _ in mine}
+                for mine in self.recommend(users, k, **others, approximate=approximate)
+            ]
+            for approximate in (False, True)
+        )
+        found = sum(len(wanted & mine) for wanted, mine in zip(exact, near, strict=True))
+        total = sum(map(len, exact))
+        return found / total if total else float("nan")
+
+    @torch.inference_mode()
+    def similar_items(self, items: Sequence[Any], k: int = 10) -> list[list[tuple[Any, float]]]:
+        """For each item the k others with the highest cosines: pairs of raw id and cosine, the best first.
+
+        The cosine is that of the items' factors, D - 1 numbers each, which are the sums of what the model
+        learned of all their features, see `describe_items`. The bias is left out: it says how well an item
+        does with everybody, not what it is like. Ties as in `recommend`.
+
+        Raises:
+            UserError: when the training has not seen an item, or there is no description of it; for a k below
+                1, and for ids of another type than in training.
+        """
+        check_k(k)
+        with self._lock:
+            known = self._catalogue.items(self._snapshot)
+        places = known.places_of(items)
+        own = known.directions[places]
+        left_out = torch.stack([torch.arange(len(places)), places])
+        best = best_places(InnerProduct(), own, known.directions, k, left_out)
+        return known.named(*ranked(InnerProduct(), own, known.directions, best))
 
     def apply(self, delta: Path | str) -> bool:
         """Put the next delta into the model in place; False if it holds that delta already.
@@ -178,13 +294,3 @@ class Follower:
         # Not one that is older: the model may have begun with an export of what comes later.
         elif newest.progress.step >= self.model.progress.step:
             self.model.replace(read_snapshot(chain))
-
-
-def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
-    """`read_snapshot` of what a folder stands for, also while a trainer continues there."""
-
-    def read() -> Snapshot:
-        return read_snapshot(chosen_chain(folder, checkpoint))
-
-    # No other rank waits here, so a checkpoint is suggested only after every byte of it was checked.
-    return suggesting(folder, lambda: settled(folder, read), lambda other: check_whole(chain_at(other)))

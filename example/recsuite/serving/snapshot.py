@@ -5,7 +5,7 @@ Shapes: B ratings, D numbers in a table row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,15 @@ from typing import Any
 import torch
 
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
-from recsuite.datasets.schema import HISTORY, UNKNOWN_ROW, Feature
+from recsuite.datasets.schema import HISTORY, ITEM, UNKNOWN_ROW, USER, Feature
 from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import Head
 from recsuite.models.tasks.task import task_of_head
 from recsuite.serving.request import HISTORY_RATINGS, check_types, length_of
+
+# Whose features a model may have.
+EVERYTHING = (USER, ITEM, HISTORY)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,17 @@ class Rows:
     def lengths(self) -> torch.Tensor:
         """How many of them are each rating's, int64 [B]."""
         return self.counts
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the rows of one feature for B ratings are.
+
+    rows: int64 [their number]; counts: how many of them are each rating's, int64 [B].
+    """
+
+    rows: torch.Tensor
+    counts: torch.Tensor
 
 
 # Frozen: a delta makes another one, by which `ServedModel.apply` sees whether one came in between.
@@ -62,25 +76,45 @@ class Snapshot:
         """The name of the validation metric by which the best checkpoint of its training was chosen."""
         return task_of_head(self.head).main_label
 
-    def look_up(self, values: Mapping[str, Sequence[Any]]) -> dict[str, Rows]:
-        """The rows of raw values; those that are not given count as unknown, and a history as empty."""
-        allowed = {feature.name for feature in self.features}
+    def names_of(self, entities: Collection[str]) -> list[str]:
+        """What a caller may give of some entities: their features, and the labels of a history."""
+        names = [feature.name for feature in self.features if feature.entity in entities]
         # To a model without a history the ratings of one would make no difference, in silence.
-        if HISTORY in allowed:
-            allowed.add(HISTORY_RATINGS)
-        if not isinstance(values, Mapping) or not values or not values.keys() <= allowed:
+        return sorted([*names, HISTORY_RATINGS] if HISTORY in names else names)
+
+    def look_up(
+        self, values: Mapping[str, Sequence[Any]], entities: Collection[str] = EVERYTHING
+    ) -> dict[str, Rows]:
+        """The rows of raw values; those that are not given count as unknown, and a history as empty.
+
+        entities: whose features are looked up, and may be given.
+        """
+        return self.rows_of(self.find(values, entities))
+
+    def find(
+        self, values: Mapping[str, Sequence[Any]], entities: Collection[str] = EVERYTHING
+    ) -> dict[str, Found]:
+        """Where the rows of raw values are, see `look_up`. The same after a delta.
+
+        Raises:
+            UserError: see `ServedModel.score`.
+        """
+        allowed = self.names_of(entities)
+        if not isinstance(values, Mapping) or not values or not values.keys() <= {*allowed}:
             found = sorted(map(str, values.keys() - allowed)) if isinstance(values, Mapping) else []
             odd = printable(", ".join(found)) or "nothing"
-            raise UserError(f"There is no feature {odd}; the model has {', '.join(sorted(allowed))}.")
+            raise UserError(f"There is no feature {odd}; the model has {', '.join(allowed)}.")
         lengths = {name: length_of(name, given) for name, given in values.items()}
         size = next(iter(lengths.values()))
         if set(lengths.values()) != {size}:
             raise UserError(f"The features have {lengths} values; give each as many.")
         return {
-            feature.name: self._rows_of(feature, values.get(feature.name), size) for feature in self.features
+            feature.name: self._find(feature, values.get(feature.name), size)
+            for feature in self.features
+            if feature.entity in entities
         }
 
-    def _rows_of(self, feature: Feature, given: Sequence[Any] | None, size: int) -> Rows:
+    def _find(self, feature: Feature, given: Sequence[Any] | None, size: int) -> Found:
         rows = self.vocabulary[SCHEMA.vocabulary_of(feature.name)]
         if given is None:
             given = [[] if feature.multi else None] * size
@@ -91,4 +125,8 @@ class Snapshot:
         found = torch.tensor([rows.get(value, UNKNOWN_ROW) for values in lists for value in values])
         counts = torch.tensor([len(values) for values in lists], dtype=torch.int64)
         # Of an empty list torch makes a tensor of floats.
-        return Rows(self.tables[feature.name][found.to(torch.int64)], counts)
+        return Found(found.to(torch.int64), counts)
+
+    def rows_of(self, found: Mapping[str, Found]) -> dict[str, Rows]:
+        """The rows that were found, copied out of their tables."""
+        return {name: Rows(self.tables[name][each.rows], each.counts) for name, each in found.items()}

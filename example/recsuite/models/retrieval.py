@@ -1,0 +1,148 @@
+"""The highest of all scores of some users: exactly, block by block, or through an index of faiss.
+
+Shapes: U users, N items, D numbers in a vector, E pairs of a user and an item that are left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol
+
+import torch
+
+# Scores that are in memory at once, and users that share a block of items.
+PAIRS = 2**16
+USERS = 32
+# Of the graph of faiss: links of an item, items looked at to find them, and to answer a search.
+LINKS, BUILD_BREADTH, SEARCH_BREADTH = 32, 200, 256
+
+
+class Scorer(Protocol):
+    """What gives users and items scores by their vectors; every `heads.Head` is one."""
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """float32 [B], of vectors [B, D] both."""
+
+    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """float32 [U, N], of vectors [U, D] and [N, D]; equal to `score_pairs` but for rounding."""
+
+
+class InnerProduct:
+    """Vectors whose products are the scores, such as cosines of those that have the length 1."""
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """See `Scorer`."""
+        return (users * items).sum(dim=1)
+
+    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """See `Scorer`."""
+        return users @ items.t()
+
+
+def best_places(
+    scorer: Scorer, users: torch.Tensor, items: torch.Tensor, k: int, excluded: torch.Tensor
+) -> torch.Tensor:
+    """The items with the k highest scores of each user, int64 [U, min(k, N)]; -1 where fewer are left.
+
+    Of equal scores the item in front counts as higher. excluded: numbers of users and of items, int64 [2, E].
+    """
+    parts = [torch.zeros(0, min(k, len(items)), dtype=torch.int64)]
+    for begin in range(0, len(users), USERS):
+        some = users[begin : begin + USERS]
+        here = (excluded[0] >= begin) & (excluded[0] < begin + USERS)
+        user, item = excluded[:, here]
+        parts.append(_best_places(scorer, some, items, k, (user - begin, item)))
+    return torch.cat(parts)
+
+
+def _best_places(
+    scorer: Scorer,
+    users: torch.Tensor,
+    items: torch.Tensor,
+    k: int,
+    excluded: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    user, item = excluded
+    best, places = users.new_zeros(len(users), 0), torch.zeros(len(users), 0, dtype=torch.int64)
+    step = max(1, PAIRS // len(users))
+    for begin in range(0, len(items), step):
+        scores = scorer.score_all(users, items[begin : begin + step])
+        here = (item >= begin) & (item < begin + step)
+        scores[user[here], item[here] - begin] = -torch.inf
+        numbers = torch.arange(begin, begin + scores.shape[1]).expand_as(scores)
+        # What was best before stands in front, as its places do.
+        best, places = _highest(torch.cat([best, scores], dim=1), torch.cat([places, numbers], dim=1), k)
+    return places.masked_fill(best == -torch.inf, -1)
+
+
+def _highest(scores: torch.Tensor, places: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k highest of each row with their places, in order; of equal ones those in front."""
+    # A sort of all takes several times as long as `topk`; but that takes any of equal scores at its edge.
+    if k < scores.shape[1]:
+        is_high = scores >= scores.topk(k, dim=1).values[:, -1:]
+        if bool((is_high.sum(dim=1) == k).all()):
+            columns = is_high.nonzero()[:, 1].view(-1, k)
+            scores, places = scores.gather(1, columns), places.gather(1, columns)
+    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    return scores.gather(1, order), places.gather(1, order)
+
+
+def ranked(
+    scorer: Scorer, users: torch.Tensor, items: torch.Tensor, places: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places of items, int64 [U, k], and their scores, float32 [U, k], the highest first.
+
+    Of equal scores the item in front comes first. The place -1 is none; its score is minus infinity.
+    """
+    # In the order of their places, which the stable sort then leaves to equal scores.
+    places = places.sort(dim=1).values
+    user = users.repeat_interleave(places.shape[1], dim=0)
+    # Once more, pair by pair: a product of matrices rounds otherwise than the score of a pair.
+    scores = scorer.score_pairs(user, items[places.flatten().clamp(min=0)]).view(places.shape)
+    scores, order = scores.masked_fill(places < 0, -torch.inf).sort(dim=1, descending=True, stable=True)
+    return places.gather(1, order), scores
+
+
+def without(places: torch.Tensor, excluded: torch.Tensor) -> torch.Tensor:
+    """Places of items, int64 [U, k], with -1 for those that are left out, int64 [2, E]."""
+    user, item = excluded
+    pair, column = (places[user] == item.unsqueeze(1)).nonzero(as_tuple=True)
+    places = places.clone()
+    places[user[pair], column] = -1
+    return places
+
+
+class NearestItems:
+    """A graph of items, in which a search meets most of those with the largest products, and not all items.
+
+    faiss's HNSW (Malkov and Yashunin, 2016) finds the nearest vectors. One more number makes all items
+    equally long and leaves the products as they are; then the nearest ones have the largest products
+    (Bachrach et al., "Speeding up the Xbox recommender system using a Euclidean transformation", 2014).
+    """
+
+    def __init__(self, items: torch.Tensor) -> None:
+        """Build the graph of items, float32 [N, D]; takes seconds for every 100,000.
+
+        Raises:
+            ImportError: when faiss is not installed.
+        """
+        # By name: its stubs lack the parameters of a search.
+        faiss: Any = importlib.import_module("faiss")
+        squares = items.square().sum(dim=1)
+        more = (squares.amax() - squares).clamp(min=0).sqrt() if len(items) else squares
+        self._breadth = faiss.SearchParametersHNSW
+        self._graph: Any = faiss.IndexHNSWFlat(items.shape[1] + 1, LINKS)
+        self._graph.hnsw.efConstruction = BUILD_BREADTH
+        self._graph.add(torch.cat([items, more.unsqueeze(1)], dim=1).numpy())
+
+    def search(self, users: torch.Tensor, k: int) -> torch.Tensor:
+        """The places of k items for each user, int64 [U, min(k, N)]; -1 where fewer were found.
+
+        users: float32 [U, D].
+        """
+        k = min(k, self._graph.ntotal)
+        if k == 0:
+            return torch.zeros(len(users), 0, dtype=torch.int64)
+        longer = torch.nn.functional.pad(users, (0, 1)).numpy()
+        _, places = self._graph.search(longer, k, params=self._breadth(efSearch=max(SEARCH_BREADTH, 2 * k)))
+        return torch.from_numpy(places)

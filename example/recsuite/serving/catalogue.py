@@ -1,0 +1,192 @@
+"""The items that a model may recommend: their ids, and their vectors in the model of the moment.
+
+Shapes: N items, D numbers in a vector, U users, E pairs of a user and an item that are left out.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from recsuite.datasets.schema import ITEM, UNKNOWN_ROW
+from recsuite.datasets.source import SCHEMA
+from recsuite.errors import UserError, printable
+from recsuite.models.heads import Head
+from recsuite.models.retrieval import NearestItems, without
+from recsuite.serving.request import check_ids
+from recsuite.serving.snapshot import Found, Snapshot
+
+
+@dataclass(frozen=True)
+class Items:
+    """Items in the order in which equal scores are listed.
+
+    ids: raw; vectors: float32 [N, D], of `head`; rows: the raw ids that the training has seen; is_choice:
+    whether these are candidates, and not all items.
+    """
+
+    head: Head
+    ids: list[Any]
+    vectors: torch.Tensor
+    rows: Mapping[Any, int]
+    is_choice: bool = False
+
+    @functools.cached_property
+    def places(self) -> dict[Any, int]:
+        """Raw id to place."""
+        return {item: place for place, item in enumerate(self.ids)}
+
+    @functools.cached_property
+    def directions(self) -> torch.Tensor:
+        """The factors of the vectors with the length 1, float32 [N, D - 1]; without them 0."""
+        return torch.nn.functional.normalize(self.vectors[:, 1:], dim=1)
+
+    @functools.cached_property
+    def nearest(self) -> NearestItems:
+        """The index of faiss; built when it is first asked for.
+
+        Raises:
+            UserError: when faiss is not installed, the scores are more than products of vectors, or these are
+                candidates.
+        """
+        if self.is_choice:
+            raise UserError("An approximate search is one of all items; leave out approximate or candidates.")
+        if not self.head.scores_are_products:
+            raise UserError(
+                "An approximate search needs scores that are products of vectors, as those of --task "
+                "ranking; leave approximate out."
+            )
+        try:
+            return NearestItems(self.vectors)
+        except ImportError:
+            raise UserError(
+                "An approximate search needs faiss, which is not installed; run pip install faiss-cpu, or "
+                "leave approximate out."
+            ) from None
+
+    def only(self, candidates: Any) -> Items:
+        """Those of the candidates that the training has seen, each once and in this order."""
+        wanted = set(check_ids("candidates", candidates, self.rows))
+        places = sorted(self.places[item] for item in wanted & self.places.keys())
+        ids = [self.ids[place] for place in places]
+        vectors = self.vectors[torch.tensor(places, dtype=torch.int64)]
+        return Items(self.head, ids, vectors, self.rows, is_choice=True)
+
+    def pairs(self, lists: Sequence[Any], name: str) -> torch.Tensor:
+        """Numbers of users and places of items, int64 [2, E], of a list of raw ids for each user.
+
+        Unknown ids have no place.
+        """
+        found = [
+            (user, self.places[item])
+            for user, ids in enumerate(lists)
+            for item in dict.fromkeys(check_ids(name, ids, self.rows))
+            if item in self.places
+        ]
+        return torch.tensor(found, dtype=torch.int64).view(-1, 2).t()
+
+    def places_of(self, ids: Any) -> torch.Tensor:
+        """The places of raw ids, int64 [their number].
+
+        Raises:
+            UserError: when one is not here, or is of another type than in training.
+        """
+        wanted = check_ids("similar_items", ids, self.rows)
+        for item in wanted:
+            if item not in self.places:
+                raise UserError(
+                    f"The model knows no {SCHEMA.item} {printable(item)}; ask for one that its training has "
+                    "seen."
+                )
+        return torch.tensor([self.places[item] for item in wanted], dtype=torch.int64)
+
+    def near(self, users: torch.Tensor, k: int, left_out: torch.Tensor) -> torch.Tensor:
+        """Places of at least k items for users, float32 [U, D], by the index; -1 for those that are left out.
+
+        left_out: see `pairs`.
+
+        Raises:
+            UserError: see `nearest`.
+        """
+        # As many more as the user with the most has: they may be the best.
+        more = int(left_out[0].bincount().max()) if left_out.numel() else 0
+        return without(self.nearest.search(users, k + more), left_out)
+
+    def named(self, places: torch.Tensor, scores: torch.Tensor) -> list[list[tuple[Any, float]]]:
+        """Raw ids with their scores, for places and scores [U, k]; -1 is none."""
+        return [
+            [(self.ids[place], score) for place, score in zip(*mine, strict=True) if place >= 0]
+            for mine in zip(places.tolist(), scores.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Located:
+    """Items whose rows were found: ids, and feature to rows; they stay the same while the vocabulary does."""
+
+    vocabulary: Mapping[str, Mapping[Any, int]]
+    ids: list[Any]
+    found: dict[str, Found]
+
+
+class Catalogue:
+    """What a server knows of the items, whichever model it serves.
+
+    values: a feature's name to raw values, as `ServedModel.describe_items` takes them; without them each item
+    of the training, with its id alone.
+    """
+
+    def __init__(self, values: Mapping[str, Sequence[Any]] | None = None) -> None:
+        self._values = values
+        self._located: Located | None = None
+        self._items: Items | None = None
+
+    def items(self, snapshot: Snapshot) -> Items:
+        """The items with their vectors in a model. Computed once for each model; hold the model's lock."""
+        # Every delta brings another head with the rows that it changes.
+        if self._items is None or self._items.head is not snapshot.head:
+            located = self._locate(snapshot)
+            vectors = snapshot.head.item_vectors(snapshot.rows_of(located.found))
+            self._items = Items(snapshot.head, located.ids, vectors, snapshot.vocabulary[SCHEMA.item])
+        return self._items
+
+    def _locate(self, snapshot: Snapshot) -> Located:
+        if self._located is None or self._located.vocabulary is not snapshot.vocabulary:
+            rows = snapshot.vocabulary[SCHEMA.item]
+            values = {SCHEMA.item: list(rows)} if self._values is None else self._values
+            # Of any other item the model has no row that it learned.
+            known = [place for place, item in enumerate(values[SCHEMA.item]) if item in rows]
+            # Another training may have had other features.
+            names = snapshot.names_of([ITEM])
+            chosen = {
+                name: [given[place] for place in known] for name, given in values.items() if name in names
+            }
+            # As the training has them, whatever type of number the caller has.
+            originals = list(rows)
+            ids = [originals[rows[item] - UNKNOWN_ROW - 1] for item in chosen[SCHEMA.item]]
+            self._located = Located(snapshot.vocabulary, ids, snapshot.find(chosen, [ITEM]))
+        return self._located
+
+
+def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot) -> Catalogue:
+    """The catalogue of items that a caller describes, held against a model.
+
+    Raises:
+        UserError: see `ServedModel.describe_items`.
+    """
+    snapshot.find(values, [ITEM])
+    if SCHEMA.item not in values:
+        raise UserError(
+            f"A description of {SCHEMA.items} needs the feature {SCHEMA.item} itself; give it too."
+        )
+    ids = [*values[SCHEMA.item]]
+    twice = [item for item, times in collections.Counter(ids).items() if times > 1]
+    if twice:
+        raise UserError(f"The {SCHEMA.item} {printable(twice[0])} is described twice; describe it once.")
+    # Copied: the caller may change the lists.
+    return Catalogue({name: [*given] for name, given in values.items()})

@@ -1,0 +1,353 @@
+"""The items with the highest scores: those of a search through all scores, for either head and any block."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
+from recsuite.config.sections.model import ModelConfig
+from recsuite.datasets.schema import HISTORY
+from recsuite.datasets.source import SCHEMA
+from recsuite.errors import UserError
+from recsuite.models import retrieval
+from recsuite.models.tasks.task import task_named
+from recsuite.serving.served import ServedModel
+from recsuite.serving.snapshot import Snapshot
+
+USERS, ITEMS, DIM = 40, 211, 8
+TASKS = ModelConfig.CHOICES["task"]
+YEARS, GENRES = list(range(1990, 2000)), ["Comedy", "Drama", "War"]
+NAMES: dict[str, list[Any]] = {
+    "user": list(range(1, USERS + 1)),
+    "gender": ["F", "M"],
+    "age": [1, 18, 25],
+    "occupation": ["0", "1"],
+    "movie": [3 * number for number in range(1, ITEMS + 1)],
+    "year": YEARS,
+    "genres": GENRES,
+}
+EVENTS = [[(3, 4.5), (30, 1.0), (-8, 3.0)], [], [(63, 2.5)]]
+
+
+def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
+    """A model of random rows; of the items 6 and 9 the same."""
+    # Scores of some units, as in training: float32 tells no more of a score of 40 than its fifth digit.
+    std = 0.06 if task == "ranking" else 0.3
+    generator = torch.Generator().manual_seed(seed)
+    features = (*sorted(SCHEMA.features, key=lambda feature: feature.multi), SCHEMA.history)
+    names = {**NAMES, "movie": [3 * number for number in range(1, items + 1)]}
+    vocabulary = {
+        name: {value: row for row, value in enumerate(values, start=1)} for name, values in names.items()
+    }
+    tables = {
+        feature.name: std
+        * torch.randn(len(vocabulary[SCHEMA.vocabulary_of(feature.name)]) + 1, DIM, generator=generator)
+        for feature in features
+    }
+    tables["movie"][3] = tables["movie"][2]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        head = task_named(task).make_head(features, DIM, (7, 5), 3.5)
+    return Snapshot(
+        folder=Path("none"),
+        features=features,
+        tables=tables,
+        head=head.eval().requires_grad_(False),
+        vocabulary=vocabulary,
+        manifest=cast("Manifest", None),
+        follows=cast("ParentLink", None),
+        trained=Path("none"),
+        config={},
+    )
+
+
+@pytest.fixture(params=TASKS)
+def model(request: pytest.FixtureRequest) -> ServedModel:
+    return ServedModel(snapshot_of(request.param))
+
+
+def ranking() -> ServedModel:
+    return ServedModel(snapshot_of("ranking"))
+
+
+def all_scores(
+    model: ServedModel, user: dict[str, Any], described: dict[str, list[Any]] | None = None
+) -> dict[Any, float]:
+    """Raw id of each item to its score for one user, by `score`."""
+    items = described or {"movie": list(model.snapshot.vocabulary["movie"])}
+    number = len(items["movie"])
+    scores = model.score({**{name: [value] * number for name, value in user.items()}, **items})
+    return dict(zip(items["movie"], scores.tolist(), strict=True))
+
+
+def assert_best(found: Sequence[tuple[Any, float]], scores: dict[Any, float], k: int) -> None:
+    """The k best of some scores, in order, to 1e-6."""
+    assert len(found) == len(dict(found)) == min(k, len(scores))
+    best = sorted(scores.values(), reverse=True)
+    for (item, score), wanted in zip(found, best, strict=False):
+        assert score == pytest.approx(scores[item], abs=1e-6)
+        assert score == pytest.approx(wanted, abs=1e-6)
+
+
+# --- recommend ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pairs", "users"), [(1, 1), (97, 3), (1_000, 7), (2**16, 32)])
+def test_the_best_are_those_of_all_scores_whatever_the_blocks(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch, pairs: int, users: int
+) -> None:
+    monkeypatch.setattr(retrieval, "PAIRS", pairs)
+    monkeypatch.setattr(retrieval, "USERS", users)
+    asked = [*range(1, 12), -5]
+    found = model.recommend(asked, k=13)
+    assert len(found) == len(asked)
+    for user, mine in zip(asked, found, strict=True):
+        assert_best(mine, all_scores(model, {"user": user}), 13)
+
+
+def test_a_k_above_the_number_of_items_gives_all_of_them_in_order(model: ServedModel) -> None:
+    (found,) = model.recommend([4], k=10**15)
+    assert_best(found, all_scores(model, {"user": 4}), ITEMS)
+    assert model.recommend([], k=3) == []
+
+
+def test_of_equal_scores_the_first_in_the_catalogue_comes_first(model: ServedModel) -> None:
+    for order in ([6, 9], [9, 6]):
+        model.describe_items({"movie": [3, *order, 12]})
+        for mine in model.recommend([1, 2, 3], k=4):
+            places = [item for item, _ in mine]
+            assert dict(mine)[6] == dict(mine)[9]
+            assert places.index(order[1]) == places.index(order[0]) + 1
+
+
+def test_what_is_excluded_is_not_recommended_and_all_else_is(model: ServedModel) -> None:
+    lists: list[Any] = [[3, 6, 3, -1], {9}, []]
+    found = model.recommend([1, 2, 3], k=ITEMS, exclude=lists)
+    for user, left_out, mine in zip([1, 2, 3], lists, found, strict=True):
+        scores = all_scores(model, {"user": user})
+        assert_best(mine, {item: score for item, score in scores.items() if item not in left_out}, ITEMS)
+    everything = [list(model.snapshot.vocabulary["movie"])]
+    assert model.recommend([1], exclude=everything) == [[]]
+
+
+def test_only_candidates_are_recommended(model: ServedModel) -> None:
+    candidates = [33, 3, 3, 9, 6, -1]
+    (mine,) = model.recommend([1], k=3, candidates=candidates, exclude=[[9]])
+    scores = all_scores(model, {"user": 1})
+    assert_best(mine, {item: scores[item] for item in (33, 3, 6)}, 3)
+    assert model.recommend([1, 2], candidates=[]) == model.recommend([1, 2], candidates=[-1]) == [[], []]
+
+
+def test_what_an_item_is_counts_where_it_was_described(model: ServedModel) -> None:
+    described: dict[str, list[Any]] = {
+        "movie": [9, 3, -1, 300],
+        "year": [1995, None, 1990, 1999],
+        "genres": [["War", "Drama"], [], ["War"], ["No such genre"]],
+    }
+    before = model.recommend([1], k=3)
+    model.describe_items(described)
+    (mine,) = model.recommend({"user": [1], "gender": ["F"]}, k=9)
+    scores = all_scores(model, {"user": 1, "gender": "F"}, described)
+    del scores[-1]
+    assert_best(mine, scores, 9)
+    model.describe_items({"movie": NAMES["movie"]})
+    assert model.recommend([1], k=3) == before
+
+
+def test_a_user_given_by_events_is_scored_by_them(model: ServedModel) -> None:
+    for user, gender in ((None, None), (7, "F")):
+        users: dict[str, list[Any]] | None = {"user": [user] * 3, "gender": [gender] * 3} if user else None
+        found = model.recommend(users, k=9, events=EVENTS, exclude=None)
+        for events, mine in zip(EVENTS, found, strict=True):
+            history = {
+                HISTORY: [item for item, _ in events],
+                "history_ratings": [label for _, label in events],
+            }
+            assert_best(mine, all_scores(model, {"user": user, "gender": gender, **history}), 9)
+
+
+def test_the_items_of_a_history_are_left_out_unless_it_is_said_otherwise(model: ServedModel) -> None:
+    first, second, third = model.recommend(events=EVENTS, k=ITEMS)
+    assert {item for item, _ in first} == {*NAMES["movie"]} - {3, 30}
+    assert len(second) == ITEMS
+    assert 63 not in dict(third)
+    values: dict[str, list[Any]] = {HISTORY: [[63]], "history_ratings": [[2.5]]}
+    assert dict(model.recommend(values, k=ITEMS)[0]).keys() == dict(third).keys()
+    assert len(model.recommend(values, k=ITEMS, exclude=None)[0]) == ITEMS
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"users": [1], "k": 0}, "k is 0; give how many movies, a whole number from 1 on"),
+        ({"users": [1], "k": 2.0}, r"k is 2\.0; give how many movies"),
+        ({"users": [1], "k": True}, "k is True; give how many movies"),
+        ({}, "Nobody is given to recommend movies to; give users or events"),
+        ({"users": 42}, "user takes a list with an entry for each rating, and got 42"),
+        ({"users": ["42"]}, "user takes values of type int, not '42'"),
+        (
+            {"users": {"movie": [3]}},
+            "There is no feature movie; the model has age, gender, history, history_ra",
+        ),
+        ({"users": {}}, "Nobody is given"),
+        ({"users": [1], "exclude": "all"}, 'exclude takes "seen", None, or a list of movies for each user'),
+        ({"users": [1], "exclude": [3]}, "exclude takes a list of movies, and got 3"),
+        ({"users": [1, 2], "exclude": [[3]]}, "exclude has 1 lists for 2 users; give one for each"),
+        ({"users": [1], "exclude": [["a"]]}, "movie takes values of type int, not 'a'"),
+        ({"users": [1], "candidates": 3}, "candidates takes a list of movies, and got 3"),
+        ({"users": [1], "candidates": ["3"]}, "movie takes values of type int, not '3'"),
+        ({"events": [(3, 4.5)]}, "An event is a pair of a movie and its rating, and not 3"),
+        ({"events": [3]}, "history takes a list for each rating, and got 3"),
+        ({"events": 3}, "history takes a list with an entry for each rating, and got 3"),
+        ({"events": [[(3, 4.5, 1)]]}, r"An event is a pair .*, and not \(3, 4\.5, 1\)"),
+        ({"events": [[(3, 9.0)]]}, r"has 9\.0; give numbers from 0\.5 to 5"),
+        ({"users": [1, 2], "events": [[(3, 4.5)]]}, "give each as many"),
+        ({"users": {"history": [[3]]}, "events": [[(3, 4.5)]]}, "say the same; give one of them"),
+        ({"users": [1], "approximate": True, "candidates": [3]}, "leave out approximate or candidates"),
+    ],
+)
+def test_what_cannot_be_recommended_from_is_refused_in_a_sentence(asked: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ranking().recommend(**asked)
+
+
+@pytest.mark.parametrize(
+    ("described", "sentence"),
+    [
+        ({"year": [1990]}, "A description of movies needs the feature movie itself"),
+        ({"movie": [3, 6, 3]}, "The movie 3 is described twice"),
+        ({"movie": [3], "user": [1]}, "There is no feature user; the model has genres, movie, year"),
+        ({"movie": [3], "year": [1, 2]}, "give each as many"),
+        ({"movie": ["3"]}, "movie takes values of type int"),
+    ],
+)
+def test_a_description_that_cannot_be_is_refused_and_changes_nothing(described: Any, sentence: str) -> None:
+    model = ranking()
+    before = model.recommend([1])
+    with pytest.raises(UserError, match=sentence):
+        model.describe_items(described)
+    assert model.recommend([1]) == before
+
+
+# --- similar items --------------------------------------------------------------------------------------
+
+
+def test_similar_items_are_those_with_the_highest_cosines_of_their_factors(model: ServedModel) -> None:
+    factors = model.snapshot.tables["movie"][1:, 1:] + model.snapshot.tables["year"][0, 1:]
+    factors = (factors + model.snapshot.tables["genres"][0, 1:]).double()
+    for item, mine in zip([6, 633], model.similar_items([6, 633], k=ITEMS), strict=True):
+        own = factors[item // 3 - 1]
+        cosines = (factors @ own / factors.norm(dim=1) / own.norm()).tolist()
+        wanted = dict(zip(NAMES["movie"], cosines, strict=True))
+        del wanted[item]
+        assert_best(mine, wanted, ITEMS)
+    ((best, cosine),) = model.similar_items([6], k=1)[0]
+    assert best == 9
+    assert cosine == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (([-1],), "The model knows no movie -1; ask for one that its training has seen"),
+        ((3,), "similar_items takes a list of movies, and got 3"),
+        ((["3"],), "movie takes values of type int"),
+        (([3], 0), "k is 0"),
+    ],
+)
+def test_what_has_no_similar_items_is_refused_in_a_sentence(asked: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ranking().similar_items(*asked)
+    assert ranking().similar_items([]) == []
+
+
+# --- an index -------------------------------------------------------------------------------------------
+
+
+def test_an_index_finds_nine_of_ten_of_the_best_items() -> None:
+    pytest.importorskip("faiss")
+    model = ServedModel(snapshot_of("ranking", items=5_000))
+    users = NAMES["user"]
+    recall = model.recall(users, k=10)
+    print(f"recall@10 among 5,000 items: {recall:.3f}")
+    assert recall >= 0.9
+    exact, near = (model.recommend(users, approximate=approximate) for approximate in (False, True))
+    for wanted, mine in zip(exact, near, strict=True):
+        # The same item has the same score.
+        scores = dict(wanted)
+        assert all(score == scores.get(item, score) for item, score in mine)
+        assert [score for _, score in mine] == sorted((score for _, score in mine), reverse=True)
+    left_out = [[item for item, _ in mine] for mine in near]
+    again = model.recommend(users, exclude=left_out, approximate=True)
+    assert all(len(mine) == 10 for mine in again)
+    assert all({*items}.isdisjoint(dict(mine)) for items, mine in zip(left_out, again, strict=True))
+
+
+def test_an_index_of_few_items_finds_all_of_them() -> None:
+    pytest.importorskip("faiss")
+    model = ranking()
+    model.describe_items({"movie": [3, 6, 9]})
+    assert model.recommend([1], approximate=True) == model.recommend([1])
+    model.describe_items({"movie": []})
+    assert model.recommend([1], approximate=True) == [[]]
+
+
+def test_without_faiss_or_a_model_for_ranking_an_index_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        UserError, match="needs scores that are products of vectors, as those of --task ranking"
+    ):
+        ServedModel(snapshot_of("rating")).recommend([1], approximate=True)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(UserError, match="needs faiss, which is not installed; run pip install faiss-cpu"):
+        ranking().recommend([1], approximate=True)
+
+
+# --- newer models ---------------------------------------------------------------------------------------
+
+
+def test_another_model_brings_its_own_items_and_scores(model: ServedModel) -> None:
+    described: dict[str, list[Any]] = {"movie": [900, 3, 6], "year": [1990, 1991, 1992]}
+    model.describe_items(described)
+    assert {item for item, _ in model.recommend([1])[0]} == {3, 6}
+    model.replace(snapshot_of("rating", seed=1, items=400))
+    assert_best(model.recommend([1])[0], all_scores(model, {"user": 1}, described), 3)
+    # Another training may have had fewer features.
+    smaller = snapshot_of("rating", seed=2)
+    features = tuple(feature for feature in smaller.features if feature.name != "year")
+    smaller.head.features = list(features)
+    model.replace(dataclasses.replace(smaller, features=features))
+    assert_best(model.recommend([1])[0], all_scores(model, {"user": 1}, {"movie": [3, 6]}), 3)
+
+
+def test_recommendations_follow_deltas_and_are_of_one_moment(trained_folder: Path) -> None:
+    save_dir = trained_folder / "dumps"
+    deltas = [save_dir / f"delta-{step:09d}" for step in (10, 12, 14)]
+    states = [
+        ServedModel.open(folder).recommend([1, 2, 3]) for folder in (save_dir / "step-000000008", *deltas)
+    ]
+    model = ServedModel.open(save_dir / "step-000000008")
+    seen = [model.recommend([1, 2, 3])]
+    end = threading.Event()
+
+    def ask() -> None:
+        while not end.is_set():
+            found = model.recommend([1, 2, 3])
+            if found != seen[-1]:
+                seen.append(found)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for delta in deltas:
+        assert model.apply(delta)
+    end.set()
+    thread.join()
+    assert all(found in states for found in seen)
+    assert model.recommend([1, 2, 3]) == states[-1]
