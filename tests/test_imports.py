@@ -17,12 +17,13 @@ SOURCES = ROOT / "example"
 # A folder, a file or a module, and what it may import. Scripts, `launcher` and `tools` may import everything.
 MAY_IMPORT = {
     "errors": "",
+    "checkout": "",
     "files": "errors",
     "records": "files",
     "config": "errors",
-    "runtime": "errors config",
+    "runtime": "errors checkout config",
     "workers": "errors runtime",
-    "datasets": "errors files records config runtime workers",
+    "datasets": "errors checkout files records config runtime workers",
     "models": "config datasets.schema",
     "sharding": "errors config runtime datasets models",
     "checkpoint.storage": "errors files records config runtime.console",

@@ -30,7 +30,7 @@ TRAINED = Config.of(split="random", seed=3, embedding_dim=8, mlp_dims=(4, 2), ep
 OF_THE_COMMAND_LINE = (
     *("train", "dump", "inc_dump", "resume", "load", "compact", "export", "recommend", "doctor"),
     *("checkpoint", "until", "save_dir", "dump_every", "keep", "async_dump", "user", "top", "follow"),
-    *("pipeline", "timeout"),
+    *("pipeline", "timeout", "rebuild"),
 )
 
 # Of each flag values of another type, or beyond what it may be.
@@ -107,6 +107,13 @@ def test_the_flags_of_a_checkpoint_from_before_there_were_sections_are_read(trai
 
 def test_a_resume_takes_what_is_learned_and_how_from_the_checkpoint(trained: Config) -> None:
     assert merged(trained, "--resume --num_workers 2") == trained.replaced(resume=True, num_workers=2)
+
+
+def test_columns_are_not_made_again_because_they_were_at_the_training(trained: Config) -> None:
+    record(trained.replaced(rebuild=True))
+    for line in ("--resume", "--load"):
+        assert not merged(trained, line).data.rebuild
+        assert merged(trained, f"{line} --rebuild").data.rebuild
 
 
 def test_a_resume_keeps_the_step_of_the_tables_which_an_older_checkpoint_does_not_name(

@@ -121,6 +121,16 @@ def test_a_missing_package_is_mended_with_the_whole_list(install: Install, missi
     )
 
 
+def test_outside_of_a_repository_the_sentence_says_where_the_list_is(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "checkout", lambda: None)
+    install({})
+    sentence = refusal()
+    assert "found none of them; mend it in the folder of the repository with: " in sentence
+    assert sentence.endswith("install --no-deps -r requirements.txt")
+
+
 def test_nothing_installed_is_one_sentence_too(install: Install) -> None:
     install({})
     assert "but found none of them; mend it with: " in refusal()

@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pandas
@@ -20,7 +21,7 @@ from recsuite.config.parser import parse_args
 from recsuite.datasets.schema import Events, RawData
 from recsuite.errors import UserError
 from recsuite.serving import recommend
-from recsuite.serving.recommend import DAMPING, MOST_LIKED, Viewer, open_viewer, page
+from recsuite.serving.recommend import DAMPING, MOST_LIKED, Viewer, open_viewer, page, popular
 from recsuite.serving.served import ServedModel
 from tests.support.launch import EXAMPLE, python, read_json, started, succeeded
 from tests.support.states import FLAGS
@@ -183,6 +184,20 @@ def test_an_unknown_user_is_shown_the_popular_movies_and_told_so(model: ServedMo
     }
     best = sorted(damped, key=lambda movie: -damped[movie])[:5]
     assert [title for _, title, _ in rows_of(text)] == titles_of(viewer, best)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_equally_popular_movies_come_by_their_ids_in_whatever_order_the_ratings_are(seed: int) -> None:
+    # Each movie has the same ratings; in another order their sum is rounded in another way.
+    labels = np.tile(np.array([0.1, 0.2, 0.3, 0.7, 1.1, 2.9, 4.3], np.float32), 20)
+    movies = np.repeat(np.arange(1, 21), 7)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    events = Events(np.ones(140, np.int64), movies[order], labels[order], np.arange(140))
+    frame = pandas.DataFrame({"movie_id": range(1, 21)})
+    viewer = Viewer(RawData(events, frame, pandas.DataFrame({"user_id": [1]})), "2", longest_history=5)
+    found = popular(viewer, Mock(knows=lambda feature, value: True), 20)
+    assert found.items.tolist() == [*range(20)]
+    assert len(set(found.numbers.tolist())) == 1
 
 
 def test_other_data_than_the_models_are_refused(model: ServedModel, tmp_path: Path) -> None:

@@ -97,6 +97,11 @@ class Config:
         excluded = [mode for mode in chosen[1:] if self.is_alone or (flags["compact"] and mode in TRAINING)]
         for other in excluded:
             require(False, f"--{chosen[0]} and --{other} exclude each other; give one of them")
+        for mode in ALONE:
+            require(
+                not (self.data.rebuild and flags[mode]),
+                f"--rebuild makes columns again, and --{mode} makes none; leave it out",
+            )
         reads = bool(flags["load"] or flags["export"] or flags["recommend"])
         require(
             reads or self.checkpoint.is_default("checkpoint"),

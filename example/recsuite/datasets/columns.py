@@ -1,6 +1,6 @@
 """A data set as columns on disk: parsed once, memory-mapped by every process of the machine.
 
-    <cache>/<split>-<digest>/
+    <cache>/<split>-<digest>-<digest of the program>/
         rows.npy                   int32 [events, 4]: user, item, bits of the float32 label, end of history
         rating.npy  time.npy       float32, int64 [events]: label, time
         <user>_features.npy        int32 [users, features]: table rows
@@ -24,9 +24,11 @@ not older than it. It holds training events alone, and for a test event also val
 in use would know of: neither a test event nor the event itself can be in it.
 
 The folder appears in one rename. Its name holds a digest of all that it was made from (every byte of the
-source files, feature table, split, format), so a changed source is another folder, and none is ever stale.
-The manifest has a digest of itself and of every file: columns that do not match are made again, file by file,
-each in one rename, so that whoever uses them meanwhile finds the same bits in either.
+source files, schema, split and other flags) and one of the code that made it, so a changed source or formula
+is another folder, and none is ever stale. Where --rebuild finds other bits, `.2`, `.3` and so on follow the
+name, and the highest number counts. The manifest has a digest of itself and of every file: columns that do
+not match are made again, file by file, each in one rename, so that whoever uses them meanwhile finds the same
+bits in either.
 """
 
 from __future__ import annotations

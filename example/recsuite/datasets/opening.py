@@ -17,7 +17,8 @@ from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.source import PREPARATION_DEADLINE
 from recsuite.errors import UserError, counted
-from recsuite.runtime.collectives import all_gather_object, once_per_node
+from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, once_per_node
+from recsuite.runtime.launch import launch_name
 from recsuite.runtime.process import RuntimeContext
 
 # Flags that may differ between machines: where data lie, what makes batches, what looks at a training.
@@ -50,7 +51,11 @@ def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
         UserError: when the data cannot be had, differ between machines, or the workers cannot start.
     """
     # Every byte is read and digested once on a machine, by its first rank, and not once for each rank.
-    everyones = once_per_node(context, lambda: (gethostname(), open_columns(config)), PREPARATION_DEADLINE)
+    # That of rank 0: machines may share a folder, and only the first of them is to make it again.
+    launch = broadcast_from_rank0(launch_name) if config.data.rebuild else ""
+    everyones = once_per_node(
+        context, lambda: (gethostname(), open_columns(config, launch)), PREPARATION_DEADLINE
+    )
     _check_same_data(everyones)
     columns = everyones[context.rank][1]
     context.say(describe_data(columns, config.data.split))

@@ -5,6 +5,7 @@ The only reader of the variables that say who this process is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from dataclasses import dataclass
@@ -59,6 +60,18 @@ def read_launch() -> Launch:
     except ValueError as error:
         raise UserError(f"The launch environment is broken ({error}); start with torchrun.") from None
     return Launch(rank, local_rank, world_size, local_world_size, launched=True)
+
+
+def launch_name() -> str:
+    """What tells the launch of this process from any other; the same after each restart of its ranks."""
+    # A launcher lives through the restarts. Where there is none, the process is the launch.
+    pid = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
+    began = ""
+    # The number of a process comes again, but not with the time at which it began, which stands 20 fields
+    # after its name in brackets. Only Linux tells it so.
+    with contextlib.suppress(OSError):
+        began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{socket.gethostname()}-{pid}-{began}"
 
 
 def open_store(launch: Launch, timeout: int) -> dist.Store:

@@ -13,6 +13,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from recsuite.checkout import checkout
 from recsuite.errors import UserError
 
 # Those that requirements.txt and requirements-cuda.txt pin.
@@ -38,7 +39,8 @@ def check_versions() -> None:
     if torch is None or torchrec is None or not wheels:
         needed = "The example needs torch, torchrec and one of fbgemm-gpu and fbgemm-gpu-cpu"
         mend = _mend(wheels, everything=True)
-        raise UserError(f"{needed}, but found {found or 'none of them'}; mend it with: {mend}")
+        where = "" if checkout() else " in the folder of the repository"
+        raise UserError(f"{needed}, but found {found or 'none of them'}; mend it{where} with: {mend}")
     if len(wheels) == 2:
         fault = f"Found {found}, but the last two overwrite each other's files and only one can be there"
         raise UserError(f"{fault}; mend it with: {_mend(wheels)}")
@@ -85,7 +87,8 @@ def _mend(wheels: list[str], everything: bool = False) -> str:
     # for NVIDIA's libraries.
     wheel = wheels[0] if len(wheels) == 1 else FBGEMM_WHEELS[0 if _torch_wants_cuda() else 1]
     cuda = wheel == "fbgemm-gpu"
-    requirements = Path(__file__).resolve().parents[3] / f"requirements{'-cuda' if cuda else ''}.txt"
+    # Outside of a repository the list has to be fetched from one, so only its name is known.
+    requirements = (checkout() or Path()) / f"requirements{'-cuda' if cuda else ''}.txt"
     three = f"torch=={TORCH} torchrec=={TORCHREC} {wheel}=={FBGEMM}"
     what = f"-r {shlex.quote(str(requirements))}" if everything else three
     # A bare "pip" may belong to another Python.

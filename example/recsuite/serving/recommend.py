@@ -236,7 +236,8 @@ def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
 
 
 def _highest(items: np.ndarray, numbers: np.ndarray, top: int) -> Listing:
-    # Stable, so that equal items keep the order of the file on every machine.
+    # Stable, so that of equal items the one with the lower id comes first on every machine: `read` orders
+    # them so.
     order = np.argsort(-numbers, kind="stable")[:top]
     return Listing(items[order], numbers[order])
 

@@ -42,10 +42,15 @@ class DataConfig(Section):
     holds, and synthetic without one."""
 
     data_path: str = ""
-    """Folder that holds the files, or is to hold them; empty means data/NAME in the repository."""
+    """Folder that holds the files, or is to hold them; empty means data/NAME in the repository, or in the
+    working directory where the library was installed without it."""
 
     cache_dir: str = ""
     """Folder for the columns made from the files; empty means .columns beside the files."""
+
+    rebuild: bool = False
+    """Make the columns again, also where they are there and whole: once for a launch, whatever starts again
+    in it."""
 
     synthetic_ratings: int = 1_000_000
     """Number of ratings in the synthetic data set."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from recsuite.checkout import checkout
 from recsuite.config.sections.data import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.movielens.parsing.entities import read_movies, read_users
 from recsuite.datasets.movielens.parsing.ratings import read_ratings
@@ -21,7 +22,8 @@ from recsuite.datasets.schema import Events, RawData
 from recsuite.errors import UserError
 from recsuite.files import explained, locked
 
-DATA_ROOT = Path(__file__).resolve().parents[4] / "data"
+# Below the working directory where there is no repository, as --save_dir and --report_dir are.
+DATA_ROOT = (checkout() or Path()) / "data"
 # Long enough for the largest archive on a slow line; a wait beyond it is a fault.
 DATA_DEADLINE = 3600.0
 # Waiting for another launch, a download, waiting for its columns, and parsing, one after the other.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.columns import MANIFEST
+from recsuite.datasets.columns import MANIFEST, Columns
 from recsuite.datasets.preparation.baselines import baselines_of
 from recsuite.datasets.preparation.histories import Stored, write_histories
 from recsuite.datasets.preparation.splits import split
@@ -40,8 +40,30 @@ MAX_EVENTS = 2**31 - 1
 NUM_PARTS = 5
 
 
-def make_columns(folder: Path, raw: RawData, schema: Schema, config: DataConfig, seed: int) -> None:
-    """Write columns, and put them where they are to be. Call it with the lock."""
+def newest_of(cache: Path, name: str) -> Path:
+    """Where columns of this name lie, or will: the last successor of the folder, if it has any."""
+    numbers = [int(path.suffix[1:]) for path in cache.glob(f"{name}.*") if path.suffix[1:].isdecimal()]
+    return cache / (f"{name}.{max(numbers)}" if numbers else name)
+
+
+def _successor_of(folder: Path) -> Path:
+    number = folder.suffix[1:]
+    return folder.with_suffix(f".{int(number) + 1 if number else 2}")
+
+
+def make_columns(
+    folder: Path,
+    raw: RawData,
+    schema: Schema,
+    config: DataConfig,
+    seed: int,
+    there: Columns | None = None,
+) -> None:
+    """Write columns, and put them where they are to be. Call it with the lock.
+
+    there: the whole columns that the folder has, if it has them. New ones with the same bits take their
+    place, any others that of a successor.
+    """
     # The lock is ours, so whatever lies here unfinished was left by a process that died.
     for leftover in filter(_is_leftover, folder.parent.iterdir()):
         shutil.rmtree(leftover)
@@ -52,11 +74,15 @@ def make_columns(folder: Path, raw: RawData, schema: Schema, config: DataConfig,
             # Written under a name of its own: a process that dies here leaves no columns that look complete.
             manifest = _write_columns(making, raw, schema, config, seed, reached)
         # The rename must not get to the disk before what it names.
-        files = [dataclasses.asdict(flushed(path)) for path in sorted(making.iterdir())]
+        written = [flushed(path) for path in sorted(making.iterdir())]
+        files = [dataclasses.asdict(entry) for entry in written]
         # Last, as it holds the digests of all others: columns without it count as none.
         (making / MANIFEST).write_text(json.dumps(sealed({**manifest, "files": files}), indent=1))
         flush(making / MANIFEST)
         flush(making)
+        # Whoever uses whole columns may open one of their files at any time, and must not find other bits.
+        if there is not None and {entry.name: entry.xxh3_128 for entry in written} != there.files:
+            folder = _successor_of(folder)
         # This rename itself is not flushed: what a power cut takes of it is made again.
         _publish(making, folder)
     except BaseException:

@@ -6,15 +6,18 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from recsuite.config.config import Config
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.columns import DIGEST_THREADS, Columns, load_columns
-from recsuite.datasets.preparation.building import make_columns
-from recsuite.datasets.schema import Table
+from recsuite.config.sections.model import TOP
+from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, Columns, load_columns
+from recsuite.datasets.preparation.building import make_columns, newest_of
+from recsuite.datasets.preparation.program import digest_of_program
+from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import (
     DATA_DEADLINE,
     DATA_ROOT,
@@ -26,19 +29,23 @@ from recsuite.datasets.source import (
     source_files,
 )
 from recsuite.errors import UserError
-from recsuite.files import digest_of, explained, locked
+from recsuite.files import digest_of, explained, locked, replace_file
 from recsuite.runtime.console import say
 from recsuite.runtime.progress_bar import stage
 
-# To be raised with every change of what columns hold: older ones are then made again, not misread.
-FORMAT = 8
+# What `_name` gives, and what it gave before the digest of the program was in it; then the number of a
+# successor.
+NAME = re.compile(r"\w+-[0-9a-f]{12}(?:-(?P<program>[0-9a-f]{12})(?:\.\d+)?)?")
 
 
-def open_columns(config: Config) -> Columns:
+def open_columns(config: Config, launch: str = "") -> Columns:
     """The columns of the configured data set, made first if they are not there or are damaged.
 
     Reads every byte of the files and of the columns: once on a machine is enough. Safe when several processes
     call it at once: one makes them, the others wait with a deadline.
+
+    launch: what tells one launch from another. --rebuild makes columns again once for each, or at each call
+    without it.
 
     Raises:
         UserError: when the data cannot be had, read or stored.
@@ -48,31 +55,84 @@ def open_columns(config: Config) -> Columns:
     cache = _cache_folder(source, data)
     files = source_files(source, layout, data.split)
     digests = _digests(files)
-    folder = cache / _name(digests, data, seed)
+    name = _name(digests, data, seed)
+
+    def read_again() -> RawData:
+        with stage("reading the files"):
+            raw = read(source, layout, data)
+        # What was read must be what the folder is named after.
+        if _digests(files) != digests:
+            raise UserError(f"The files in {source} changed while they were read; start again.")
+        return raw
+
+    columns = None
     # Without the lock first: most runs find their columns, also in a folder that they may not write.
-    columns, _ = load_columns(folder, source, SCHEMA)
-    if columns is not None:
-        return _checked(columns, data)
-    advice = "give --cache_dir a folder with space that can be written"
-    with explained(f"The columns of {source} cannot be stored in {cache}", advice):
-        cache.mkdir(parents=True, exist_ok=True)
-        with locked(cache / ".lock", f"writing columns to {cache}", DATA_DEADLINE):
-            # Again: whoever had the lock may have made them.
-            columns, fault = load_columns(folder, source, SCHEMA)
-            if columns is None:
-                if fault:
-                    say(f"the columns in {folder} are damaged and are made again: {fault}")
-                say(f"reading {source}; its columns will lie in {folder}")
-                with stage("reading the files"):
-                    raw = read(source, layout, data)
-                # What was read must be what the folder is named after.
-                if _digests(files) != digests:
-                    raise UserError(f"The files in {source} changed while they were read; start again.")
-                make_columns(folder, raw, SCHEMA, data, seed)
-                # Every byte was read for its digest when it was written.
-                columns, _ = load_columns(folder, source, SCHEMA, every_byte=False)
-    assert columns is not None
+    if not _is_due(data, cache, name, launch):
+        columns, _ = load_columns(newest_of(cache, name), source, SCHEMA)
+    if columns is None:
+        advice = "give --cache_dir a folder with space that can be written"
+        with explained(f"The columns of {source} cannot be stored in {cache}", advice):
+            cache.mkdir(parents=True, exist_ok=True)
+            with locked(cache / ".lock", f"writing columns to {cache}", DATA_DEADLINE):
+                columns = _with_lock(cache, name, source, config, launch, read_again)
     return _checked(columns, data)
+
+
+def _with_lock(
+    cache: Path, name: str, source: Path, config: Config, launch: str, read_again: Callable[[], RawData]
+) -> Columns:
+    """The columns of this name, made unless whoever had the lock before has made them."""
+    data, folder = config.data, newest_of(cache, name)
+    there, fault = load_columns(folder, source, SCHEMA)
+    if there is not None and not _is_due(data, cache, name, launch):
+        return there
+    if fault:
+        say(f"the columns in {folder} are damaged and are made again: {fault}")
+    elif there is not None:
+        say(f"the columns in {folder} are made again, as --rebuild asks")
+    say(f"reading {source}; its columns will lie in {folder}")
+    make_columns(folder, read_again(), SCHEMA, data, config.runtime.seed, there)
+    made = newest_of(cache, name)
+    if data.rebuild:
+        replace_file(_mark_of(cache, name), launch.encode())
+    _say_what_stays(folder, made, there)
+    # Every byte was read for its digest when it was written.
+    columns, _ = load_columns(made, source, SCHEMA, every_byte=False)
+    assert columns is not None
+    return columns
+
+
+def _mark_of(cache: Path, name: str) -> Path:
+    """Where it stands which launch made columns of this name again, for its other modes and restarts."""
+    return cache / f".rebuilt-{name}"
+
+
+def _is_due(config: DataConfig, cache: Path, name: str, launch: str) -> bool:
+    """Whether --rebuild was given, and this launch has not done it yet."""
+    if not config.rebuild:
+        return False
+    try:
+        return not launch or _mark_of(cache, name).read_bytes() != launch.encode()
+    except OSError:
+        # Nobody left one, or none that this user may read.
+        return True
+
+
+def _say_what_stays(folder: Path, made: Path, there: Columns | None) -> None:
+    """Say what came of a --rebuild of columns that were there, and what else lies beside new ones."""
+    if there is not None and made == folder:
+        say("they are what they were, to the last bit")
+    elif there is not None:
+        say(f"they are not what they were: they lie in {made}, and the earlier ones stay for who uses them")
+    program = digest_of_program()
+    found = [NAME.fullmatch(path.parent.name) for path in sorted(folder.parent.glob(f"*/{MANIFEST}"))]
+    others = [match[0] for match in found if match and match["program"] != program]
+    # Another checkout may train on them at this moment, so nothing but the user removes them.
+    if others:
+        say(
+            f"left in {folder.parent} what other versions of the program made: {', '.join(others)}; remove "
+            "what nothing uses any more"
+        )
 
 
 def find_columns(config: Config) -> tuple[Path, Columns | None]:
@@ -87,7 +147,7 @@ def find_columns(config: Config) -> tuple[Path, Columns | None]:
         return Path(config.data.cache_dir or source / ".columns"), None
     cache = _cache_folder(source, config.data)
     name = _name(_digests(files), config.data, config.runtime.seed)
-    columns, _ = load_columns(cache / name, source, SCHEMA, every_byte=False)
+    columns, _ = load_columns(newest_of(cache, name), source, SCHEMA, every_byte=False)
     return cache, None if columns is None else _checked(columns, config.data)
 
 
@@ -117,17 +177,18 @@ def _cache_folder(source: Path, config: DataConfig) -> Path:
         return source / ".columns"
     # Folders elsewhere may have the same name and hold other files.
     name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:12]
-    return DATA_ROOT / "columns" / f"{source.resolve().name}-{name}"
+    return (DATA_ROOT / "columns" / f"{source.resolve().name}-{name}").absolute()
 
 
 def _name(digests: dict[str, str], config: DataConfig, seed: int) -> str:
-    """The folder for columns of files with these digests."""
+    """The folder for columns of files with these digests, made by the program as it is."""
     # A flag that changes nothing must not make a second copy. So --history is not in the name either:
     # histories are stored whole, and a batch takes the end of each.
     drawn = config.split in ("time", "random")
     made_from = {
-        "format": FORMAT,
-        "features": [dataclasses.astuple(SCHEMA.recorded(feature)) for feature in SCHEMA.features],
+        "schema": dataclasses.asdict(SCHEMA),
+        # It decides the baselines of rankings, and is the one such number outside of the code in the digest.
+        "top": TOP,
         "files": digests,
         "bad_rows": (config.bad_rows, config.max_bad_rows),
         "duplicates": config.duplicates,
@@ -136,7 +197,9 @@ def _name(digests: dict[str, str], config: DataConfig, seed: int) -> str:
         # Always: whatever the split, validation is drawn by it.
         "seed": seed,
     }
-    return f"{config.split}-{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]}"
+    digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]
+    # Two digests, for what other versions of the program made to be told from columns of other data.
+    return f"{config.split}-{digest}-{digest_of_program()}"
 
 
 def _digests(files: Sequence[Path]) -> dict[str, str]:

@@ -1,0 +1,82 @@
+"""The wheel that `pip install .` builds: all of the library and nothing else; it works by itself."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from recsuite.checkout import checkout
+from tests.support.launch import ROOT, python, succeeded
+
+# Built from these alone: the lists of packages and the documents are no part of it.
+PARTS = ("pyproject.toml", "README.md", "example", "tests", "benchmarks", "docs", "deploy")
+IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
+
+USE = """
+import sys
+from pathlib import Path
+import recsuite
+from recsuite.checkout import checkout
+from recsuite.config.config import Config
+from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.program import digest_of_program
+from recsuite.datasets.source import find_files
+from recsuite.monitoring.page import main
+from recsuite.runtime import versions
+print(Path(recsuite.__file__).parent, checkout())
+print(digest_of_program())
+print(find_files(Config().data, 0)[0])
+print(open_columns(Config.of(synthetic_ratings=1000)).folder)
+print(versions._mend(["fbgemm-gpu-cpu"], everything=True).split()[-1])
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of a copy of the repository, built without a network."""
+    copy, built = (tmp_path_factory.mktemp(name) for name in ("repository", "built"))
+    for name in PARTS:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=IGNORED)
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    flags = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
+    succeeded(python("-m", "pip", "wheel", *flags, copy, "-w", built, cwd=copy))
+    (found,) = built.iterdir()
+    return found
+
+
+def test_the_wheel_holds_every_file_of_the_library_and_nothing_else(wheel: Path) -> None:
+    library = ROOT / "example" / "recsuite"
+    files = {path.relative_to(library.parent).as_posix() for path in library.rglob("*") if path.is_file()}
+    wanted = {name for name in files if "__pycache__" not in name}
+    with zipfile.ZipFile(wheel) as held:
+        names = {name for name in held.namelist() if ".dist-info/" not in name}
+    assert names == wanted
+    assert {"recsuite/monitoring/page.html", "recsuite/datasets/movielens/parsing/ratings.py"} <= names
+
+
+def test_the_library_of_the_wheel_works_and_keeps_its_data_below_the_working_directory(
+    wheel: Path, tmp_path: Path
+) -> None:
+    site, work = tmp_path / "lib" / "site-packages", tmp_path / "work"
+    work.mkdir()
+    with zipfile.ZipFile(wheel) as held:
+        held.extractall(site)
+    # Whoever installs into a folder of a project may have such a list of their own there.
+    (site.parent / "requirements.txt").touch()
+    said = succeeded(python("-c", USE, cwd=work, env={"PYTHONPATH": f"{site}"})).splitlines()
+    place, program, data = said[0], said[1], work / "data" / "synthetic-1000000-seed0"
+    assert place == f"{site / 'recsuite'} None"
+    # Its columns are those that the repository makes.
+    assert program == succeeded(python("-c", USE.split("print(find")[0])).splitlines()[1]
+    assert said[2] == str(data)
+    assert Path(said[-2]).is_relative_to(work / "data" / "synthetic-1000-seed0" / ".columns")
+    assert said[-1] == "requirements.txt"
+
+
+def test_the_repository_is_found_from_the_library_in_it() -> None:
+    assert checkout() == ROOT
