@@ -188,7 +188,7 @@ def test_an_unknown_user_is_shown_the_popular_movies_and_told_so(model: ServedMo
 
 @pytest.mark.parametrize("seed", range(5))
 def test_equally_popular_movies_come_by_their_ids_in_whatever_order_the_ratings_are(seed: int) -> None:
-    # Each movie has the same ratings; in another order their sum is rounded in another way.
+    # Each movie has the same ratings, of which none is a sum of powers of two.
     labels = np.tile(np.array([0.1, 0.2, 0.3, 0.7, 1.1, 2.9, 4.3], np.float32), 20)
     movies = np.repeat(np.arange(1, 21), 7)
     order = np.random.default_rng(seed).permutation(len(labels))
