@@ -40,7 +40,7 @@ def test_columns_that_are_there_are_made_again_and_that_is_said(
     assert open_columns(config.replaced(rebuild=True)) == whole
     said = capsys.readouterr().out
     assert f"the columns in {whole.folder} {AGAIN}" in said
-    assert "they are what they were, to the last bit" in said
+    assert "the new columns are the same as before, to the last bit" in said
     after = {path.name: path.stat().st_ino for path in Path(whole.folder).iterdir()}
     assert after.keys() == before.keys()
     assert all(after[name] != before[name] for name in before)
@@ -65,7 +65,7 @@ def test_other_bits_than_before_take_another_folder_and_leave_the_old_one_to_its
     monkeypatch.setattr("recsuite.datasets.preparation.cache.read", other_read)
     new = open_columns(config.replaced(rebuild=True))
     assert new.folder == f"{old.folder}.2"
-    assert f"they lie in {new.folder}, and the earlier ones stay" in capsys.readouterr().out
+    assert f"the new columns differ and lie in {new.folder}; the earlier ones stay" in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in Path(old.folder).iterdir()} == before
     # From now on these are the columns.
     assert open_columns(config) == new

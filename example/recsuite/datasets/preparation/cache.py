@@ -121,9 +121,9 @@ def _is_due(config: DataConfig, cache: Path, name: str, launch: str) -> bool:
 def _say_what_stays(folder: Path, made: Path, there: Columns | None) -> None:
     """Say what came of a --rebuild of columns that were there, and what else lies beside new ones."""
     if there is not None and made == folder:
-        say("they are what they were, to the last bit")
+        say("the new columns are the same as before, to the last bit")
     elif there is not None:
-        say(f"they are not what they were: they lie in {made}, and the earlier ones stay for who uses them")
+        say(f"the new columns differ and lie in {made}; the earlier ones stay for whoever uses them")
     program = digest_of_program()
     found = [NAME.fullmatch(path.parent.name) for path in sorted(folder.parent.glob(f"*/{MANIFEST}"))]
     others = [match[0] for match in found if match and match["program"] != program]
