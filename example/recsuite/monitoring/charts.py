@@ -6,29 +6,62 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from recsuite.monitoring.runs import RunReport
+from recsuite.monitoring.runs import DATA_WAIT, SPEED, VALIDATION, RunReport, lower_is_better
 
-CHART_WIDTH, CHART_HEIGHT = 440, 250
-# Room for the numbers at the axes: left, right, top, bottom.
-MARGINS = (52, 12, 10, 34)
-
-
-def charts(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
-    """A chart for every number that epochs have, with a line for each run that has it."""
-    curves = [run.curves for run in runs]
-    names = dict.fromkeys(name for mine in curves for name in mine)
-    return [
-        chart(name, [(run, mine[name]) for run, mine in zip(runs, curves, strict=True) if name in mine])
-        for name in names
-    ]
+CHART_WIDTH, CHART_HEIGHT = 360, 240
+# Room for the axes, their numbers and their names: left, right, top, bottom.
+MARGINS = (68, 14, 10, 46)
+# What charts may be drawn over, and the name of that axis.
+EPOCHS, SECONDS = "epochs", "seconds"
+AXES = {EPOCHS: "epoch", SECONDS: "seconds of training"}
+# Names for people, where the words of the name itself are not.
+WORDS = {"train_loss": "training loss", SPEED: "speed", DATA_WAIT: "waiting for data"}
+LOWER, HIGHER = "\N{DOWNWARDS ARROW}", "\N{UPWARDS ARROW}"
+# A run's points of a chart: where and what.
+Points = Sequence[tuple[float, float]]
 
 
-def chart(name: str, lines: Sequence[tuple[RunReport, Sequence[tuple[float, float]]]]) -> dict[str, Any]:
+def learning_charts(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
+    """What validation says in the metric that runs are judged by: over the epochs, and over the time."""
+    mains = dict.fromkeys(VALIDATION + run.main_metric for run in runs)
+    return [chart for main in mains for over in AXES for chart in charts(runs, over, [main])]
+
+
+def other_charts(runs: Sequence[RunReport], over: str) -> list[dict[str, Any]]:
+    """A chart for every other number that epochs have. Speed is not drawn over the time that it makes."""
+    left_out = {VALIDATION + run.main_metric for run in runs}
+    if over == SECONDS:
+        left_out |= {SPEED, DATA_WAIT}
+    names = dict.fromkeys(name for run in runs for name in run.curves if name not in left_out)
+    return charts(runs, over, list(names))
+
+
+def charts(runs: Sequence[RunReport], over: str, names: Sequence[str]) -> list[dict[str, Any]]:
+    """A chart for each of these numbers that any run has, with a line for each run that has it."""
+    found = []
+    for name in names:
+        lines = [(run, points(run, name, over)) for run in runs]
+        if any(line for _, line in lines):
+            found.append(chart(name, over, [(run, line) for run, line in lines if line]))
+    return found
+
+
+def points(run: RunReport, name: str, over: str) -> Points:
+    """A run's values of a number, over epochs or seconds; empty if it has none, or did not time them."""
+    curve = run.curves.get(name, [])
+    if over == EPOCHS:
+        return curve
+    clock = run.clock
+    return [(clock[epoch], value) for epoch, value in curve] if clock else []
+
+
+def chart(name: str, over: str, lines: Sequence[tuple[RunReport, Points]]) -> dict[str, Any]:
     """Lines and ticks, in the coordinates of the picture."""
-    points = [point for _, line in lines for point in line]
-    # Whole, because there is no half of an epoch.
-    columns = ticks(min(x for x, _ in points), max(x for x, _ in points), whole=True)
-    rows = ticks(min(y for _, y in points), max(y for _, y in points))
+    found = [point for _, line in lines for point in line]
+    times = [x for x, _ in found]
+    # Time begins at 0, and the first epoch is late in it. There is no half of an epoch, so those are whole.
+    columns = ticks(0.0, max(times)) if over == SECONDS else ticks(min(times), max(times), whole=True)
+    rows = ticks(min(y for _, y in found), max(y for _, y in found))
     left, right, top, bottom = MARGINS
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -39,14 +72,54 @@ def chart(name: str, lines: Sequence[tuple[RunReport, Sequence[tuple[float, floa
             round(CHART_HEIGHT - bottom - up * (CHART_HEIGHT - top - bottom), 1),
         )
 
+    marks = zip(columns, tick_texts(columns), strict=True)
+    levels = zip(rows, percent_ticks(rows) if name == DATA_WAIT else tick_texts(rows), strict=True)
     return {
-        "name": in_words(name),
-        "columns": [
-            (place(x, rows[0])[0], label) for x, label in zip(columns, tick_texts(columns), strict=True)
+        "title": title_of(name, lines[0][0]),
+        "over": AXES[over],
+        "unit": unit_of(name, lines[0][0]),
+        # Where time counts, runs that a profiler slowed are told from the others.
+        "timed": over == SECONDS or name in (SPEED, DATA_WAIT),
+        "columns": [(place(x, rows[0])[0], text) for x, text in marks],
+        "rows": [(place(columns[0], y)[1], text) for y, text in levels],
+        "lines": [
+            (run, [(*place(x, y), say_x(x, over), show(y, name)) for x, y in line]) for run, line in lines
         ],
-        "rows": [(place(columns[0], y)[1], label) for y, label in zip(rows, tick_texts(rows), strict=True)],
-        "lines": [(run, [(*place(x, y), show(x), show(y)) for x, y in line]) for run, line in lines],
     }
+
+
+def title_of(name: str, run: RunReport) -> str:
+    """What a number of an epoch is called above its chart, with an arrow to where it is better."""
+    place, _, metric = name.rpartition("/")
+    words = f"{in_words(place)} {label_of(metric, run)}".strip()
+    judged = name.startswith(VALIDATION) or lower_is_better(name)
+    return f"{words} {arrow(metric)}" if judged else words
+
+
+def heading_of(name: str, run: RunReport) -> str:
+    """What a number of an epoch is called above its column, which has no axis to name a unit."""
+    return unit_of(name, run) if name == SPEED else title_of(name, run)
+
+
+def unit_of(name: str, run: RunReport) -> str:
+    """What stands at the axis of a number."""
+    units = {SPEED: f"{run.events} per second", DATA_WAIT: "share of the epoch", "train_loss": "loss"}
+    return units.get(name, label_of(name.rpartition("/")[2], run))
+
+
+def label_of(metric: str, run: RunReport) -> str:
+    """What people call a metric, or another number of an epoch."""
+    return run.labels.get(metric) or WORDS.get(metric) or in_words(metric)
+
+
+def arrow(metric: str) -> str:
+    """Where a metric is better: down or up."""
+    return LOWER if lower_is_better(metric) else HIGHER
+
+
+def say_x(x: float, over: str) -> str:
+    """Where a point stands, in words."""
+    return f"epoch {show(x)}" if over == EPOCHS else f"{x:.1f} s"
 
 
 def ticks(low: float, high: float, whole: bool = False) -> list[float]:
@@ -78,11 +151,23 @@ def tick_texts(places: Sequence[float]) -> list[str]:
     )
     step = (places[1] - places[0]) / scale
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    return [f"{place / scale:.{digits}f}{unit}" for place in places]
+    return [f"{place / scale:.{digits}f}{unit}" if place or not unit else "0" for place in places]
 
 
-def show(value: Any) -> str:
-    """A value as text: numbers with as many digits as are of use."""
+def percent_ticks(places: Sequence[float]) -> list[str]:
+    """Ticks of shares as percent."""
+    return [f"{text} %" for text in tick_texts([100 * place for place in places])]
+
+
+def percent(share: float) -> str:
+    """A share of a whole as percent."""
+    return f"{100 * share:.1f} %"
+
+
+def show(value: Any, name: str = "") -> str:
+    """A value as text: shares as percent, numbers with as many digits as are of use."""
+    if name == DATA_WAIT:
+        return percent(value)
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.5g}"
     if isinstance(value, list):

@@ -3,8 +3,8 @@
     python -m recsuite.monitoring.page runs/first runs/second --output report.html
 
 Reads nothing but the metrics.json of each run and imports no torch, so it is instant. Draws whatever numbers
-a run has, by their names; of a metric it knows only whether it is an error, by a word in its name. The page
-holds all that it shows; it loads nothing.
+a run has, by their names, and compares runs by what validation says of them. The page holds all that it
+shows; it loads nothing.
 """
 
 from __future__ import annotations
@@ -12,20 +12,31 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from recsuite.errors import UserError, counted
 from recsuite.files import explained, replace_file
-from recsuite.monitoring.charts import CHART_HEIGHT, CHART_WIDTH, MARGINS, charts, in_words, show
-from recsuite.monitoring.runs import RunReport, find_runs
+from recsuite.monitoring.charts import (
+    CHART_HEIGHT,
+    CHART_WIDTH,
+    EPOCHS,
+    MARGINS,
+    SECONDS,
+    arrow,
+    heading_of,
+    label_of,
+    learning_charts,
+    other_charts,
+    percent,
+    show,
+)
+from recsuite.monitoring.runs import RunReport, find_runs, lower_is_better
 from recsuite.runtime.console import end_when_unread
 from recsuite.runtime.host import check_descriptors
 
-# A metric is an error, the smaller the better, if its name holds one of these; the others are scores.
-ERRORS = ("rmse", "mae", "loss")
-# The baseline that no model can beat, so it is never marked as the best.
+# The baseline that no model can beat.
 BOUND = "oracle"
 # Flags that say nothing about the training itself.
 NO_DIFFERENCES = ("report_dir",)
@@ -44,35 +55,55 @@ def quality_tables(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
 
 
 def quality_table(runs: Sequence[RunReport]) -> dict[str, Any]:
-    """Baselines and runs, their metrics, and in which row the best value of each metric stands."""
-    report = runs[0].report
-    rows: list[tuple[str, RunReport | None, Mapping[str, float | None]]] = [
-        *((name, None, metrics) for name, metrics in report["baselines"].items()),
-        *((run.name, run, run.test) for run in runs),
-    ]
-    names = list(dict.fromkeys(name for _, _, metrics in rows for name in metrics))
-    rivals = [metrics for name, run, metrics in rows if run or name != BOUND]
-    best = {name: best_value(name, [metrics.get(name) for metrics in rivals]) for name in names}
-    data, split = report["data"], report["config"].get("split", "")
+    """Runs, the best by validation first, then baselines; and the best of the runs in each metric.
+
+    The test decides nothing here: it could not judge a run that it had chosen.
+    """
+    report, main = runs[0].report, runs[0].main_metric
+    sources = [*(run.validation for run in runs), *(run.test for run in runs), *report["baselines"].values()]
+    names = list(dict.fromkeys(name for metrics in sources for name in metrics))
+    return {
+        "title": describe_test(runs[0]),
+        "metrics": {name: f"{label_of(name, runs[0])} {arrow(name)}" for name in names},
+        "main": main,
+        "main_label": label_of(main, runs[0]),
+        "runs": sorted(runs, key=lambda run: badness(main, run.validation.get(main))),
+        "best": {name: best_value(name, [run.validation.get(name) for run in runs]) for name in names},
+        "baselines": report["baselines"],
+        "bound": BOUND,
+    }
+
+
+def describe_test(run: RunReport) -> str:
+    """The test of a run, in words."""
+    data, split = run.report["data"], run.report["config"].get("split", "")
     title = f"{Path(str(data.get('source', 'data'))).name}, --split {split}"
-    if "num_test" in data:
-        title += f", {data['num_test']:,} ratings in the test"
-    return {"title": title, "names": names, "rows": rows, "best": best, "bound": BOUND}
+    return f"{title}, {data['num_test']:,} {run.events} in the test" if "num_test" in data else title
+
+
+def badness(name: str, value: float | None) -> tuple[bool, float]:
+    """Sorts values of a metric, the best first and unknown ones last."""
+    if value is None:
+        return True, 0.0
+    return False, value if lower_is_better(name) else -value
 
 
 def best_value(name: str, values: Sequence[float | None]) -> float | None:
-    """The best of a metric's values; none where nothing was measured."""
+    """The best of a metric's values; none where there are not two to compare."""
     known = [value for value in values if value is not None]
-    if not known:
-        return None
-    return min(known) if any(word in name for word in ERRORS) else max(known)
+    return min(known, key=lambda value: badness(name, value)) if len(known) > 1 else None
 
 
-def differences(runs: Sequence[RunReport]) -> dict[str, list[str]]:
-    """The flags whose values differ between the runs, with the value of each run."""
-    names = dict.fromkeys(name for run in runs for name in run.report["config"] if name not in NO_DIFFERENCES)
+def flags(runs: Sequence[RunReport]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """The flags whose values differ between the runs, with the value of each run; and the other ones."""
+    names = dict.fromkeys(name for run in runs for name in run.report["config"])
     values = {name: [show(run.report["config"].get(name, "")) for run in runs] for name in names}
-    return {name: shown for name, shown in values.items() if len(set(shown)) > 1}
+    differ = {
+        name: shown for name, shown in values.items() if len(set(shown)) > 1 and name not in NO_DIFFERENCES
+    }
+    # A folder of its own for each run is no difference, yet worth reading.
+    rest = {name: ", ".join(dict.fromkeys(shown)) for name, shown in values.items() if name not in differ}
+    return differ, rest
 
 
 def draw(runs: Sequence[RunReport]) -> str:
@@ -87,17 +118,23 @@ def draw(runs: Sequence[RunReport]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"show": show, "in_words": in_words}
-    parts = dict.fromkeys(part for run in runs for part in run.seconds)
+    environment.filters |= {"show": show, "percent": percent}
+    differ, rest = flags(runs)
     return environment.get_template("page.html").render(
         runs=runs,
         tables=quality_tables(runs),
-        charts=charts(runs),
+        learning=learning_charts(runs),
+        others=other_charts(runs, EPOCHS),
+        over_time=other_charts(runs, SECONDS),
+        heading_of=heading_of,
         width=CHART_WIDTH,
         height=CHART_HEIGHT,
         margins=MARGINS,
-        parts=list(parts),
-        differences=differences(runs),
+        parts=list(dict.fromkeys(part for run in runs for part in run.seconds)),
+        # One scale for all bars: the longest run is as wide as the page.
+        longest=max(run.total_seconds for run in runs),
+        differ=differ,
+        rest=rest,
     )
 
 

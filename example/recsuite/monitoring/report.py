@@ -69,7 +69,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
     # Not above, as in `results.py`: a task imports torch.
     from recsuite.models.tasks.task import task_named
 
-    columns, evaluation = run.columns, task_named(config.model.task).evaluation
+    columns, task = run.columns, task_named(config.model.task)
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "config": config.flags,
@@ -88,7 +88,11 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             "notes": columns.notes,
         },
         "plan": run.plan.splitlines(),
-        "baselines": {name: finite(metrics) for name, metrics in columns.baselines[evaluation].items()},
+        # What people call the events and the metrics, for a page that imports no task.
+        "events": columns.schema.labels,
+        "metrics": dict(task.metrics),
+        "main_metric": task.main_metric,
+        "baselines": {name: finite(metrics) for name, metrics in columns.baselines[task.evaluation].items()},
         "test": finite(run.test),
         "test_epoch": run.test_epoch,
         "stopped_early": run.stopped_early,

@@ -1,10 +1,12 @@
 """The metrics.json of runs, read and checked: what the page of `./run.sh report` draws from.
 
-Knows no metric: any number that a run has is taken by its name.
+Any number that a run has is taken by its name. What people call it, and which metric a run is judged by, its
+report says; older reports do not, and are read with the names below.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -31,7 +33,28 @@ NEEDED: dict[str, type] = {
     "epochs": list,
 }
 # What it may hold besides: older reports do not.
-OPTIONAL: dict[str, type] = {"threads_per_rank": int, "time": dict}
+OPTIONAL: dict[str, type] = {
+    "threads_per_rank": int,
+    "time": dict,
+    "events": str,
+    "metrics": dict,
+    "main_metric": str,
+    "test_epoch": int,
+}
+# How people call the metrics of older reports. A run is judged by the first of these that it has.
+OLDER_METRICS = {
+    "rmse": "RMSE",
+    "ndcg_at_10": "NDCG@10",
+    "hr_at_10": "HR@10",
+    "mae": "MAE",
+    "auc": "AUC",
+    "log_loss": "log loss",
+}
+# A metric is an error, the smaller the better, if its name holds one of these; the others are scores.
+ERRORS = ("rmse", "mae", "loss")
+VALIDATION = "validation/"
+# Numbers of an epoch that say how fast it was, and nothing of what was learned; the second is a share.
+SPEED, DATA_WAIT = "ratings_per_second", "data_wait"
 # Numbers of an epoch that are not drawn over the epochs.
 NO_CURVES = ("epoch", "steps", "seconds")
 # The page has so many colours; further runs use them again, with broken lines.
@@ -58,6 +81,56 @@ class RunReport:
         return found
 
     @property
+    def validation(self) -> dict[str, float]:
+        """The metrics on the validation of the weights that were tested; empty where unknown."""
+        rows = self.epoch_rows
+        # Reports that do not name the epoch are of trainings that tested the last one.
+        tested = self.report.get("test_epoch", rows[-1]["epoch"] if rows else None)
+        return {
+            name.removeprefix(VALIDATION): value
+            for epoch in rows
+            if epoch["epoch"] == tested
+            for name, value in epoch.items()
+            if name.startswith(VALIDATION)
+        }
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """How people call the metrics."""
+        return {**OLDER_METRICS, **self.report.get("metrics", {})}
+
+    @property
+    def main_metric(self) -> str:
+        """The metric by which the run is judged; empty if it has none."""
+        known = [*OLDER_METRICS, *self.test]
+        first = next((name for name in known if name in self.test), "")
+        return str(self.report.get("main_metric", first))
+
+    @property
+    def events(self) -> str:
+        """The noun for what it was trained on."""
+        return str(self.report.get("events", "events"))
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether a profiler recorded some of its steps, which slowed them."""
+        return bool(self.report["config"].get("profile"))
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether earlier epochs were trained by a process of which this report says nothing."""
+        return bool(self.epoch_rows) and self.epoch_rows[0]["epoch"] > 1
+
+    @property
+    def clock(self) -> dict[float, float]:
+        """By epoch, the seconds of training up to its end; empty if some epoch was not timed."""
+        rows = self.epoch_rows
+        if not all("seconds" in epoch for epoch in rows):
+            return {}
+        ends = itertools.accumulate(epoch["seconds"] for epoch in rows)
+        return {epoch["epoch"]: end for epoch, end in zip(rows, ends, strict=True)}
+
+    @property
     def curves(self) -> dict[str, list[tuple[float, float]]]:
         """By name, the points (epoch, value) of every number that epochs have."""
         curves: dict[str, list[tuple[float, float]]] = {}
@@ -75,17 +148,25 @@ class RunReport:
     @property
     def seconds(self) -> dict[str, float]:
         """Where the time of the run went; empty in older reports, which did not measure it."""
-        return self.report.get("time", {})
+        parts = self.report.get("time", {})
+        return {name: seconds for name, seconds in parts.items() if seconds is not None}
 
     @property
-    def speed(self) -> str:
-        """The median epoch's rate, and its wait for batches, in words."""
-        curves = self.curves
-        words = {"ratings_per_second": "{:,.0f} ratings/s", "data_wait": "data wait {:.1%}"}
-        shown = {name: text for name, text in words.items() if name in curves}
-        return ", ".join(
-            text.format(statistics.median(value for _, value in curves[name])) for name, text in shown.items()
-        )
+    def total_seconds(self) -> float:
+        """How long the run took; 0 where its report does not say."""
+        return sum(self.seconds.values())
+
+    @property
+    def rate(self) -> float | None:
+        """Events per second in the median epoch; None if it was not measured."""
+        rates = [value for _, value in self.curves.get(SPEED, ())]
+        return statistics.median(rates) if rates else None
+
+    @property
+    def data_wait(self) -> float | None:
+        """The share of the median epoch that waited for batches; None if it was not measured."""
+        shares = [value for _, value in self.curves.get(DATA_WAIT, ())]
+        return statistics.median(shares) if shares else None
 
     @property
     def machine(self) -> str:
@@ -94,6 +175,11 @@ class RunReport:
         ranks = f"{counted(report['world_size'], 'rank')} on {report['device']}"
         threads = report.get("threads_per_rank")
         return f"{ranks}, {counted(threads, 'thread')} each" if threads else ranks
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether a metric of this name is an error."""
+    return any(word in name for word in ERRORS)
 
 
 def numbers(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
@@ -162,7 +248,10 @@ def find_fault(report: Any) -> str:
         if not is_metrics(metrics):
             return f"its {name!r} is {metrics!r:.40}"
     if not isinstance(report["data"].get("num_test", 0), int):
-        return f"its number of test ratings is {report['data']['num_test']!r:.40}"
+        return f"its number of test events is {report['data']['num_test']!r:.40}"
+    for name, label in report.get("metrics", {}).items():
+        if not isinstance(label, str):
+            return f"its name for {name!r} is {label!r:.40}"
     for epoch in report["epochs"]:
         if not (isinstance(epoch, dict) and isinstance(epoch.get("epoch"), int)):
             return f"an epoch of it is {epoch!r:.40}"
