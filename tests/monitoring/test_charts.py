@@ -78,6 +78,16 @@ def test_shares_are_percent(tmp_path: Path) -> None:
     )
 
 
+def test_training_losses_of_different_tasks_share_no_axis(tmp_path: Path) -> None:
+    epochs = [{"epoch": 1, "train_loss": 7.0, "data_wait": 0.1}]
+    for name, main in (("a", "rmse"), ("b", "hr@10"), ("c", "rmse")):
+        write_run(tmp_path / name, epochs=epochs, main_metric=main)
+    losses = charts(find_runs([tmp_path]), EPOCHS, ["train_loss"])
+    assert [[run.name for run, _ in chart["lines"]] for chart in losses] == [["a", "c"], ["b"]]
+    (waits,) = charts(find_runs([tmp_path]), EPOCHS, ["data_wait"])
+    assert len(waits["lines"]) == 3
+
+
 def test_both_axes_are_named(tmp_path: Path) -> None:
     epochs = [{**epoch, "train_loss": 0.7, "ratings_per_second": 100} for epoch in TIMED]
     runs = find_runs([write_run(tmp_path / "a", epochs=epochs, events="ratings")])

@@ -14,8 +14,9 @@ MARGINS = (68, 14, 10, 46)
 # What charts may be drawn over, and the name of that axis.
 EPOCHS, SECONDS = "epochs", "seconds"
 AXES = {EPOCHS: "epoch", SECONDS: "seconds of training"}
+TRAIN_LOSS = "train_loss"
 # Names for people, where the words of the name itself are not.
-WORDS = {"train_loss": "training loss", SPEED: "speed", DATA_WAIT: "waiting for data"}
+WORDS = {TRAIN_LOSS: "training loss", SPEED: "speed", DATA_WAIT: "waiting for data"}
 LOWER, HIGHER = "\N{DOWNWARDS ARROW}", "\N{UPWARDS ARROW}"
 # A run's points of a chart: where and what.
 Points = Sequence[tuple[float, float]]
@@ -40,9 +41,12 @@ def charts(runs: Sequence[RunReport], over: str, names: Sequence[str]) -> list[d
     """A chart for each of these numbers that any run has, with a line for each run that has it."""
     found = []
     for name in names:
-        lines = [(run, points(run, name, over)) for run in runs]
-        if any(line for _, line in lines):
-            found.append(chart(name, over, [(run, line) for run, line in lines if line]))
+        drawn: dict[str, list[tuple[RunReport, Points]]] = {}
+        for run in runs:
+            if line := points(run, name, over):
+                # Losses of different tasks have no unit in common, and so no axis.
+                drawn.setdefault(run.main_metric if name == TRAIN_LOSS else "", []).append((run, line))
+        found += [chart(name, over, lines) for lines in drawn.values()]
     return found
 
 
@@ -103,7 +107,7 @@ def heading_of(name: str, run: RunReport) -> str:
 
 def unit_of(name: str, run: RunReport) -> str:
     """What stands at the axis of a number."""
-    units = {SPEED: f"{run.events} per second", DATA_WAIT: "share of the epoch", "train_loss": "loss"}
+    units = {SPEED: f"{run.events} per second", DATA_WAIT: "share of the epoch", TRAIN_LOSS: "loss"}
     return units.get(name, label_of(name.rpartition("/")[2], run))
 
 
