@@ -40,7 +40,7 @@ from recsuite.checkpoint.storage.manifest import (
 from recsuite.checkpoint.storage.writer import LOCK, prune, publish, retire, set_aside, writing
 from recsuite.errors import UserError
 from recsuite.records import sealed
-from recsuite.serving import served as serving
+from recsuite.serving import reader
 from tests.support.launch import ROOT
 from tests.support.tiny_dumps import (
     BETTER,
@@ -175,11 +175,11 @@ def test_what_is_moved_away_while_it_is_read_is_tried_again_before_others_are_re
             raise UserError(f"{moved} is missing.")
         return state
 
-    monkeypatch.setattr(serving, "read_snapshot", read_snapshot)
-    for module in (chain, serving):
+    monkeypatch.setattr(reader, "read_snapshot", read_snapshot)
+    for module in (chain, reader):
         monkeypatch.setattr(module, "check_whole", Mock(side_effect=AssertionError("read")), raising=False)
     monkeypatch.setattr(choice, "suggestion", Mock(side_effect=AssertionError("suggested")))
-    serving.read_settled(tmp_path, LATEST)
+    reader.read_settled(tmp_path, LATEST)
     assert read == ["step-000000010", "step-000000005"]
 
 
