@@ -37,6 +37,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from tests.cluster.machines import Cluster, Machine, why_not
+from tests.support.launch import on_cores
 
 ONE, TWO, CROWDED = "one machine", "two machines", "two crowded machines"
 RANKS = 2
@@ -104,15 +105,6 @@ class Ranks:
             time.sleep(0.02)
         answer: dict[str, float] = json.loads(answers[-1])
         return answer
-
-
-@contextlib.contextmanager
-def on_cores(allowed: list[int]) -> Iterator[None]:
-    """Within this, what is started may use these cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, allowed)
-    yield
-    os.sched_setaffinity(0, before)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,15 @@ def started(
 @contextlib.contextmanager
 def cores(count: int) -> Iterator[None]:
     """Within this, what is started may use so many cores."""
+    with on_cores(sorted(os.sched_getaffinity(0))[:count]):
+        yield
+
+
+@contextlib.contextmanager
+def on_cores(allowed: Iterable[int]) -> Iterator[None]:
+    """Within this, what is started may use these cores."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:count])
+    os.sched_setaffinity(0, allowed)
     try:
         yield
     finally:

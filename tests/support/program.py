@@ -80,7 +80,7 @@ class Fresh:
         self._print = builtins.print
         self._filters = list(warnings.filters)
         self._loggers = {logger: _state_of(logger) for logger in _loggers()}
-        found = {name: module for name, module in sys.modules.items() if _is_of_project(name)}
+        found = {name: module for name, module in sys.modules.items() if name.startswith("recsuite")}
         self._project = {name: (module, dict(vars(module))) for name, module in found.items()}
         values = (value for module in found.values() for value in vars(module).values())
         self._caches = {value for value in values if isinstance(value, functools._lru_cache_wrapper)}
@@ -183,8 +183,7 @@ class Fresh:
         for name, (module, variables) in self._project.items():
             vars(module).clear()
             vars(module).update(variables)
-            if name.startswith("recsuite"):
-                sys.modules[name] = module
+            sys.modules[name] = module
         for cache in self._caches:
             cache.cache_clear()
 

@@ -45,13 +45,8 @@ def start(fork: Callable[..., int], *arguments: Any) -> int:
     folder, variables, pipes, new_session = arguments[4], arguments[5], arguments[6:12], arguments[15]
     given = os.environb if variables is None else dict(word.split(b"=", 1) for word in variables)
     files = [pipes[0], pipes[3], pipes[5]]
-    request = {
-        "command": command,
-        "folder": os.fspath(folder or os.getcwd()),
-        "env": {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()},
-        "new_session": bool(new_session),
-        "cores": sorted(os.sched_getaffinity(0)),
-    }
+    env = {os.fsdecode(name): os.fsdecode(value) for name, value in given.items()}
+    request = _request(command, os.fspath(folder or os.getcwd()), env, bool(new_session))
     return fork(request, [number if file < 0 else file for number, file in enumerate(files)])
 
 
@@ -59,14 +54,14 @@ def spawn(fork: Callable[..., int], path: bytes, command: Sequence[str], kept: S
     """What `multiprocessing` calls to make a process that has some open files: its process id."""
     if command[-1] != "--multiprocessing-fork":
         return REAL_SPAWN(path, command, kept)
-    request = {
-        "command": [os.fsdecode(path), *command[1:]],
-        "folder": os.getcwd(),
-        "env": dict(os.environ),
-        "new_session": False,
-        "cores": sorted(os.sched_getaffinity(0)),
-    }
+    request = _request([os.fsdecode(path), *command[1:]], os.getcwd(), dict(os.environ), new_session=False)
     return fork(request, [0, 1, 2], kept)
+
+
+def _request(command: list[str], folder: str, env: dict[str, str], new_session: bool) -> dict[str, Any]:
+    """What a fork has to know; it may use the cores that who asks for it may."""
+    cores = sorted(os.sched_getaffinity(0))
+    return {"command": command, "folder": folder, "env": env, "new_session": new_session, "cores": cores}
 
 
 REAL_FORK = subprocess._fork_exec  # type: ignore[attr-defined]

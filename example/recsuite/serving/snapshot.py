@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
-from recsuite.datasets.schema import HISTORY, ITEM, UNKNOWN_ROW, USER, Feature
+from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, Feature
 from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import Head
@@ -21,7 +21,7 @@ from recsuite.models.tasks.task import task_of_head
 from recsuite.serving.request import HISTORY_RATINGS, check_types, length_of
 
 # Whose features a model may have.
-EVERYTHING = (USER, ITEM, HISTORY)
+EVERYTHING = (*ENTITIES, HISTORY)
 
 
 @dataclass(frozen=True)
