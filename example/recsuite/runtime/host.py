@@ -263,3 +263,13 @@ def _memory_usage(folder: Path) -> int:
     names = [prefix + "inactive_file" for prefix in ("total_", "")]
     cache = next((int(statistics[name]) for name in names if name in statistics), 0)
     return max(0, usage - cache)
+
+
+def stat_fields(pid: int) -> list[str]:
+    """What the kernel tells of a process behind its name in brackets, see proc(5); none where it cannot be
+    had, as beside Linux.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

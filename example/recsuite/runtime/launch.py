@@ -5,7 +5,6 @@ The only reader of the variables that say who this process is.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recsuite.errors import LostPeerError, UserError
+from recsuite.runtime.host import stat_fields
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -66,11 +66,8 @@ def launch_name() -> str:
     """What tells the launch of this process from any other; the same after each restart of its ranks."""
     # A launcher lives through the restarts. Where there is none, the process is the launch.
     pid = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
-    began = ""
-    # The number of a process comes again, but not with the time at which it began, which stands 20 fields
-    # after its name in brackets. Only Linux tells it so.
-    with contextlib.suppress(OSError):
-        began = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    # The number of a process comes again, but not with the time at which it began, the 20th field.
+    began = "".join(stat_fields(pid)[19:20])
     return f"{socket.gethostname()}-{pid}-{began}"
 
 

@@ -17,10 +17,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from recsuite.errors import signed
+from recsuite.runtime.host import stat_fields
 from recsuite.runtime.peers.error_file import leave_for_torchrun
 from recsuite.runtime.peers.rollcall import ALL_ANSWER, ANSWER_SECONDS, Peers
 
@@ -206,10 +206,7 @@ def in_silence(fault: str, timeout: float) -> str:
 
 def state_of(pid: int) -> str:
     """The letter that the kernel has for what a process does; none where it cannot be had."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    return next(iter(stat_fields(pid)), "")
 
 
 def _say(sentence: str, explanation: str = "") -> None:
