@@ -373,8 +373,9 @@ def test_a_server_that_never_comes_to_an_end_is_left_at_the_deadline(
 ) -> None:
     line.answer(*SLOW[where])
     assert_ended_at_the_deadline(folder, f"http://127.0.0.1:{line.port}/{name}.zip", name)
-    # On a busy machine a read may time out just before the deadline, and another attempt begin.
-    assert line.connections in (1, 2)
+    # On a busy machine a read may time out just before the deadline, and another attempt begin; or the server
+    # has not yet accepted even the first when the client leaves.
+    assert line.connections <= 2
 
 
 @pytest.mark.parametrize("where", ["body of a redirect", "body of a refusal"])
