@@ -76,6 +76,9 @@ def sent_keys(chosen: Exchange, rank: int) -> list[tuple[torch.Tensor, torch.Ten
         if step:
             first = on_the_way.pop(0)
             found.append((first.counts().clone(), first.keys().clone()))
+            # As a lookup does: the rows are exchanged once their keys were read, and only this keeps a fast
+            # rank from writing keys into a slot that a slow one still reads.
+            swapped(chosen, rank, step)
     return found
 
 
