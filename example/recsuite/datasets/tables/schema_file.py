@@ -1,0 +1,151 @@
+"""What a schema.toml says, a dataclass for each section: which columns of somebody's tables mean what.
+
+A file with these sections, all of which but [user], [item] and [label] may be left out:
+
+    [files]             which files hold the events, users and items
+    [user]              the column with the ids of users
+    [item]              the column with the ids of items, and that of their titles
+    [label]             what is predicted, and the ends of its scale
+    [weight]            the column with the weights of the events
+    [timestamp]         the column with their times
+    [features.NAME]     a property of users, items or events; one section for each
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+
+from recsuite.datasets.schema import ITEM, USER
+
+# What the file is called, beside the data.
+FILENAME = "schema.toml"
+RATING, YES_NO, CLICKS, COUNT = "rating", "yes_no", "clicks", "count"
+CATEGORY, LIST, NUMBER = "category", "list", "number"
+# A count is kept as log(1 + count); no count of 64 bits goes beyond this.
+HIGHEST_COUNT = 44.0
+# The share of a scale from which on an item counts as liked, where nothing else is said: 4 of 1 to 5.
+LIKED_SHARE = 0.75
+
+
+@dataclass(frozen=True)
+class Files:
+    """Which files hold what, relative to the folder of the schema; empty means what is found there.
+
+    events, users, items: a file, a folder of parts or a glob pattern. encoding, delimiter: of text files.
+    """
+
+    events: str = ""
+    users: str = ""
+    items: str = ""
+    encoding: str = "utf-8"
+    delimiter: str = ","
+
+
+@dataclass(frozen=True)
+class UserColumn:
+    """The column of the events, and of the users' own table, with the ids of users, and their noun."""
+
+    column: str
+    noun: str = USER
+
+
+@dataclass(frozen=True)
+class ItemColumn:
+    """The column of the events, and of the items' own table, with the ids of items, and their noun.
+
+    title: the column with what people call an item; empty where there is none.
+    """
+
+    column: str
+    title: str = ""
+    noun: str = ITEM
+
+
+@dataclass(frozen=True)
+class LabelColumn:
+    """What is predicted: a rating, yes_no, clicks (no column: each event is a 1), or a count.
+
+    lowest, highest: the ends of the scale of a rating. liked: from here on an item counts as liked, of a
+    rating or a count, in the unit of the column. noun: what one event is called; empty means by the column.
+    """
+
+    kind: str
+    column: str = ""
+    lowest: float = 0.0
+    highest: float = 1.0
+    liked: float = 0.5
+    noun: str = ""
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The least and the greatest label that a model may predict, after what reading does to it."""
+        return (0.0, HIGHEST_COUNT) if self.kind == COUNT else (self.lowest, self.highest)
+
+    @property
+    def liked_label(self) -> float:
+        """From which label on an item counts as liked, after what reading does to it."""
+        return math.log1p(self.liked) if self.kind == COUNT else self.liked
+
+    @property
+    def name(self) -> str:
+        """What one event is called."""
+        # Sentences make the plural with an s.
+        return self.noun or re.sub(r"\W+", "_", self.column).strip("_").removesuffix("s") or "click"
+
+
+@dataclass(frozen=True)
+class WeightColumn:
+    """The column of the events that says how much each counts in the loss."""
+
+    column: str
+
+
+@dataclass(frozen=True)
+class TimestampColumn:
+    """The column of the events with their times.
+
+    format: iso, unix (seconds), unix_ms (milliseconds) or a pattern of strptime.
+    """
+
+    column: str
+    format: str = "iso"
+
+
+@dataclass(frozen=True)
+class FeatureColumn:
+    """One property of a user, an item or an event.
+
+    of: "user", "item" or "event". column: a column of the table of those or of the events, or a derived one,
+    such as hour(timestamp). kind: category, list or number. input: of a number, buckets or dense. separator:
+    what stands between the entries of a list in a text; lists of typed files have none.
+    """
+
+    of: str
+    column: str
+    kind: str
+    input: str = "buckets"
+    separator: str = "|"
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """All that a schema.toml says. features: by their names, which their tables have too."""
+
+    user: UserColumn
+    item: ItemColumn
+    label: LabelColumn
+    files: Files = Files()
+    weight: WeightColumn | None = None
+    timestamp: TimestampColumn | None = None
+    features: dict[str, FeatureColumn] = field(default_factory=dict)
+
+    @property
+    def title_column(self) -> str:
+        """Where the parsed items keep their titles: a column of its own where the schema names none."""
+        title = self.item.title or "title"
+        taken = {feature.column for feature in self.features.values() if feature.of == ITEM}
+        while not self.item.title and title in taken:
+            title += "_"
+        return title
