@@ -20,6 +20,7 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns, MappedColumn
+from recsuite.datasets.movielens import formats
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation import cache
@@ -93,7 +94,7 @@ def test_columns_are_made_once_and_remade_when_a_source_changes(
         file.write(f"1::{(folder / 'movies.dat').read_bytes().split(b'::')[0].decode()}::5::1046390399\n")
     assert len(column(open_columns(config), "rating")) == 20_001
     assert len(made) == 2
-    monkeypatch.setattr(cache, "SCHEMA", dataclasses.replace(SCHEMA, features=SCHEMA.features[:-1]))
+    monkeypatch.setattr(formats, "SCHEMA", dataclasses.replace(SCHEMA, features=SCHEMA.features[:-1]))
     assert "genres" not in [table.name for table in open_columns(config).tables]
     monkeypatch.setattr(cache, "digest_of_program", lambda: "0" * 12)
     open_columns(config)
@@ -251,7 +252,7 @@ def parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Of small data, from which columns are made as often as need be."""
     write_synthetic(tmp_path / "data", 1_000, seed=0)
     config = Config.of(data_path=str(tmp_path / "data"))
-    raw = read(*locate(config.data, config.runtime.seed), config.data)
+    raw = read(locate(config.data, config.runtime.seed), config.data)
     # What is made again is always the same; to parse it anew would take most of the time.
     monkeypatch.setattr("recsuite.datasets.preparation.cache.read", lambda *arguments: raw)
     return config

@@ -122,19 +122,18 @@ def test_weights_make_the_mean_over_ranks_the_mean_over_real_rows(columns: Colum
 def test_a_batch_holds_the_features_that_the_files_say(
     columns: Columns, config: Config, synthetic_folder: Path
 ) -> None:
-    raw = read(*locate(config.data, config.runtime.seed), config.data)
+    raw = read(locate(config.data, config.runtime.seed), config.data)
     vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_text())
     batch = EventBatches(columns, config, 0, 1)[Request("test", 0, 0)]
     # The first test rating is the oldest of the newest fifth.
     oldest = np.argsort(raw.events.time, kind="stable")[columns.range_of("test").start]
-    user = raw.users.set_index("user_id").loc[raw.events.user_id[oldest]]
-    movie = raw.items.set_index("movie_id").loc[raw.events.item_id[oldest]]
-    expected = {
-        "user": [raw.events.user_id[oldest]],
+    user, movie = raw.users.iloc[raw.events.user[oldest]], raw.items.iloc[raw.events.item[oldest]]
+    expected: dict[str, list[object]] = {
+        "user": [user["user_id"]],
         "gender": [user["gender"]],
         "age": [user["age"]],
         "occupation": [user["occupation"]],
-        "movie": [raw.events.item_id[oldest]],
+        "movie": [movie["movie_id"]],
         "year": [movie["year"]],
         "genres": movie["genres"],
     }
@@ -154,7 +153,7 @@ def test_features_may_stand_in_any_order(
     # Lists, and the features of movies, before all others; batches keep features with one value in front.
     table = (SCHEMA.features[6], *SCHEMA.features[4:6], *SCHEMA.features[:4])
     monkeypatch.setattr(
-        "recsuite.datasets.preparation.cache.SCHEMA", dataclasses.replace(SCHEMA, features=table)
+        "recsuite.datasets.movielens.formats.SCHEMA", dataclasses.replace(SCHEMA, features=table)
     )
     other = open_columns(config.replaced(cache_dir=str(tmp_path)))
     names = [table.name for table in other.tables]

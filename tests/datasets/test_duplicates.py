@@ -11,6 +11,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.source import locate, read
+from tests.support.raw_ids import items_of, users_of
 
 # user, movie, rating, time. User 1 rates movie 1 three times, the newest first in the file, and user 2 rates
 # movie 3 twice in one second.
@@ -56,9 +57,9 @@ def test_of_several_ratings_one_counts(
     tmp_path: Path, how: str, counting: list[tuple[int, int, float, int]], words: str
 ) -> None:
     config = write(tmp_path, RATINGS).replaced(duplicates=how)
-    raw = read(*locate(config.data, config.runtime.seed), config.data)
+    raw = read(locate(config.data, config.runtime.seed), config.data)
     found = raw.events
-    columns = (found.user_id, found.item_id, found.label, found.time)
+    columns = (users_of(raw), items_of(raw), found.label, found.time)
     assert sorted(zip(*(column.tolist() for column in columns), strict=True)) == sorted(ONCE + counting)
     assert found.label.dtype == np.float32
     assert raw.num_skipped == 3
@@ -74,7 +75,7 @@ def test_of_several_ratings_one_counts(
 def test_ratings_without_duplicates_stay_as_they_are_and_nothing_is_said(tmp_path: Path) -> None:
     for how in ("last", "first", "mean", "keep"):
         config = write(tmp_path, ONCE).replaced(duplicates=how)
-        raw = read(*locate(config.data, config.runtime.seed), config.data)
+        raw = read(locate(config.data, config.runtime.seed), config.data)
         assert raw.events.label.tolist() == [4.0, 2.0, 3.5]
         assert (raw.skipped, raw.num_skipped) == ([], 0)
 

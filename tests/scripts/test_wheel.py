@@ -23,12 +23,12 @@ from recsuite.checkout import checkout
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.preparation.program import digest_of_program
-from recsuite.datasets.source import find_files
+from recsuite.datasets.source import look
 from recsuite.monitoring.page import main
 from recsuite.runtime import versions
 print(Path(recsuite.__file__).parent, checkout())
 print(digest_of_program())
-print(find_files(Config().data, 0)[0])
+print(look(Config().data, 0)[0])
 print(open_columns(Config.of(synthetic_ratings=1000)).folder)
 print(versions._mend(["fbgemm-gpu-cpu"], everything=True).split()[-1])
 """

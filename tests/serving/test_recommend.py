@@ -24,6 +24,7 @@ from recsuite.serving import recommend
 from recsuite.serving.recommend import DAMPING, MOST_LIKED, Viewer, open_viewer, page, popular
 from recsuite.serving.served import ServedModel
 from tests.support.launch import EXAMPLE, python, read_json, started, succeeded
+from tests.support.raw_ids import items_of, users_of
 from tests.support.states import FLAGS
 
 # The launch runs within the first test.
@@ -57,7 +58,7 @@ def titles_of(viewer: Viewer, movie_ids: Any) -> list[str]:
 
 
 def busiest_user(model: ServedModel) -> str:
-    users, counts = np.unique(viewer_of(model, "1").raw.events.user_id, return_counts=True)
+    users, counts = np.unique(users_of(viewer_of(model, "1").raw), return_counts=True)
     return str(users[counts.argmax()])
 
 
@@ -89,12 +90,10 @@ def test_the_scores_are_the_models_and_know_the_last_ratings(model: ServedModel)
     (_, title, number), *_ = rows_of(page(model, viewer, 1))
     movies, users = viewer.raw.items, viewer.raw.users
     user = users[users["user_id"] == 7].iloc[0]
-    order = viewer.raw.events.time[viewer.raw.events.user_id == 7].argsort(kind="stable")[
-        -FLAGS.data.history :
-    ]
+    order = viewer.raw.events.time[users_of(viewer.raw) == 7].argsort(kind="stable")[-FLAGS.data.history :]
     last = [
-        column[viewer.raw.events.user_id == 7][order].tolist()
-        for column in (viewer.raw.events.item_id, viewer.raw.events.label)
+        column[users_of(viewer.raw) == 7][order].tolist()
+        for column in (items_of(viewer.raw), viewer.raw.events.label)
     ]
     found = [
         model.score(
@@ -158,9 +157,9 @@ def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
     ],
 )
 def test_a_user_is_a_whole_number_of_64_bits_or_nobody(user: str, number: int | None) -> None:
-    ratings = Events(np.array([-5, 7, 7]), np.array([1, 2, 3]), np.ones(3, np.float32), np.arange(3))
-    frame = pandas.DataFrame({"user_id": [-5, 7]})
-    viewer = Viewer(RawData(ratings, frame, frame), user, longest_history=5)
+    ratings = Events(np.array([0, 1, 1]), np.array([0, 1, 2]), np.ones(3, np.float32), np.arange(3))
+    movies, users = pandas.DataFrame({"movie_id": [1, 2, 3]}), pandas.DataFrame({"user_id": [-5, 7]})
+    viewer = Viewer(RawData(ratings, movies, users), user, longest_history=5)
     assert viewer.id == number
     assert len(viewer.labels) == {-5: 1, 7: 2}.get(number or 0, 0)
 
@@ -179,8 +178,8 @@ def test_an_unknown_user_is_shown_the_popular_movies_and_told_so(model: ServedMo
     mean = float(events.label.mean(dtype=np.float64))
     damped = {
         movie: (float(mine.sum()) + DAMPING * mean) / (len(mine) + DAMPING)
-        for movie in np.unique(events.item_id).tolist()
-        for mine in [events.label[events.item_id == movie].astype(np.float64)]
+        for movie in np.unique(items_of(viewer.raw)).tolist()
+        for mine in [events.label[items_of(viewer.raw) == movie].astype(np.float64)]
     }
     best = sorted(damped, key=lambda movie: -damped[movie])[:5]
     assert [title for _, title, _ in rows_of(text)] == titles_of(viewer, best)
@@ -190,9 +189,9 @@ def test_an_unknown_user_is_shown_the_popular_movies_and_told_so(model: ServedMo
 def test_equally_popular_movies_come_by_their_ids_in_whatever_order_the_ratings_are(seed: int) -> None:
     # Each movie has the same ratings, of which none is a sum of powers of two.
     labels = np.tile(np.array([0.1, 0.2, 0.3, 0.7, 1.1, 2.9, 4.3], np.float32), 20)
-    movies = np.repeat(np.arange(1, 21), 7)
+    movies = np.repeat(np.arange(20), 7)
     order = np.random.default_rng(seed).permutation(len(labels))
-    events = Events(np.ones(140, np.int64), movies[order], labels[order], np.arange(140))
+    events = Events(np.zeros(140, np.int32), movies[order], labels[order], np.arange(140))
     frame = pandas.DataFrame({"movie_id": range(1, 21)})
     viewer = Viewer(RawData(events, frame, pandas.DataFrame({"user_id": [1]})), "2", longest_history=5)
     found = popular(viewer, Mock(knows=lambda feature, value: True), 20)

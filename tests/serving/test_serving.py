@@ -92,7 +92,7 @@ def trained(synthetic_folder: Path, trained_folder: Path) -> Trained:
 def raw_test_values(data: Path) -> dict[str, list[Any]]:
     """What a server would be told of the test ratings."""
     config = Config.of(data_path=str(data))
-    columns, raw = open_columns(config), read(*locate(config.data, config.runtime.seed), config.data)
+    columns, raw = open_columns(config), read(locate(config.data, config.runtime.seed), config.data)
     positions = columns.range_of("test")
     user, movie, _, _ = np.load(Path(columns.folder) / "rows.npy")[positions.start :].T
     users, movies = raw.users.iloc[user], raw.items.iloc[movie]

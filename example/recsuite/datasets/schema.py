@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recsuite.errors import UserError
 
@@ -20,36 +20,49 @@ if TYPE_CHECKING:
 
 # Row 0 of every table stands for "unknown": a value that the training events never show.
 UNKNOWN_ROW = 0
-USER, ITEM = "user", "item"
+USER, ITEM, EVENT = "user", "item", "event"
 # What an event joins, in the order of its columns.
 ENTITIES = (USER, ITEM)
+# How a number becomes an input: by the row of its bucket, or as it is, on a common scale.
+BUCKETS, DENSE = "buckets", "dense"
+# What a label can be: a number on a scale, one of two answers, that an event happened at all, or how often.
+RATING, YES_NO, CLICKS, COUNT = LABEL_KINDS = ("rating", "yes_no", "clicks", "count")
 # The feature that --history adds, and its entity: what the user had before an event, each with its label.
 HISTORY = "history"
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One property of a user, of an item or of a history, with an embedding table of its own.
+    """One property of a user, of an item, of an event or of a history, with an embedding table of its own
+    unless it is a dense number.
 
-    The name is the key in the KeyedJaggedTensor and the name of the table; the entity is USER, ITEM or
+    The name is the key in the KeyedJaggedTensor and the name of the table; the entity is USER, ITEM, EVENT or
     HISTORY; the column is where the parsed files keep the raw values, hashable and of one type (lists of them
-    when multi).
+    when multi, floats when it is a number). number: "" for categories; BUCKETS, where each quantile of the
+    training has a table row; or DENSE, an input of the dense part.
     """
 
     name: str
     entity: str
     column: str
     multi: bool = False
+    number: str = ""
+
+    @property
+    def has_table(self) -> bool:
+        """Whether its values are rows of a table, and not numbers in the batch."""
+        return self.number != DENSE
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What a family of data sets tells of its users and items, and what it calls them.
+    """What a data set tells of its users, items and events, and what it calls them.
 
     features: in any order. user, item: the name of the feature that tells users or items apart. It is the one
     that a history holds and that a ranking finds, and what files and sentences call a user or an item. title:
     the column with what people call an item; it need not be a feature's. label: the noun for what is
-    predicted; lowest_label, highest_label: its range.
+    predicted; lowest_label, highest_label: its range; liked_label: from here on an item counts as liked;
+    label_kind: one of LABEL_KINDS.
     """
 
     features: tuple[Feature, ...]
@@ -59,6 +72,8 @@ class Schema:
     label: str
     lowest_label: float
     highest_label: float
+    liked_label: float
+    label_kind: str = RATING
 
     def __post_init__(self) -> None:
         """Refuse a table of features that does not tell users or items apart.
@@ -143,21 +158,51 @@ class Table:
 
 
 @dataclass
-class Events:
-    """One event a position: user_id and item_id int64, label float32, time int64 (seconds since 1970)."""
+class Codes:
+    """A column of categories, one an event: codes int32, -1 where there is none; the sorted raw values that
+    they count.
+    """
 
-    user_id: np.ndarray
-    item_id: np.ndarray
+    codes: np.ndarray
+    values: list[Any]
+
+
+@dataclass
+class Events:
+    """One event a position: user and item int32, positions in `RawData`'s tables; label float32; time int64
+    (seconds since 1970).
+
+    weight: float32, how much each counts in the loss; features: column to numbers, float32 with NaN where
+    there is none, or to categories.
+    """
+
+    user: np.ndarray
+    item: np.ndarray
     label: np.ndarray
     time: np.ndarray
+    weight: np.ndarray | None = None
+    features: dict[str, np.ndarray | Codes] = field(default_factory=dict)
+
+
+def events_at(events: Events, places: np.ndarray) -> Events:
+    """Some of the events. places: their positions, int64, or whether each is one of them, bool [events]."""
+
+    def taken(column: Any) -> Any:
+        if isinstance(column, dict):
+            return {name: taken(values) for name, values in column.items()}
+        if isinstance(column, Codes):
+            return Codes(column.codes[places], column.values)
+        return None if column is None else column[places]
+
+    return Events(**{name: taken(column) for name, column in vars(events).items()})
 
 
 @dataclass
 class RawData:
-    """A data set as its files show it: raw ids, no table rows yet.
+    """A data set as its files show it: raw values, no table rows yet.
 
-    `items` and `users` hold one row per id, with the columns that the schema names and the files have;
-    the column of titles, text, is always there.
+    `items` and `users` hold one row per id, in the order of the ids, which may be whole numbers or texts,
+    with the columns that the schema names and the files have; the column of titles, text, is always there.
     `official_test` marks the test events of an official split, bool, one an event; `oracle` predicts their
     labels, float32. `skipped` says what was left out, `num_skipped` how many events.
     """

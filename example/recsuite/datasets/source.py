@@ -1,60 +1,94 @@
-"""The family of data sets that the program reads: MovieLens. Only here, and in `movielens`, is that said.
+"""The families of data sets that the program reads, and the one that the configuration names.
 
-Another family takes its place by offering the same names: its schema, the sizes of its known sets, the folder
-for those that are downloaded, the deadlines for that, and the functions that find, obtain and read its files.
+A family offers a `Source`: its schema, its files and how they are read. Nothing outside of `datasets` knows
+which one it is.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO, Protocol
 
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.movielens.formats import (
-    DATA_DEADLINE,
-    DATA_ROOT,
-    PREPARATION_DEADLINE,
-    find_files,
-    locate,
-    source_files,
-)
+from recsuite.datasets.movielens import formats as movielens
+from recsuite.datasets.movielens.formats import DATA_DEADLINE, DATA_ROOT, PREPARATION_DEADLINE
 from recsuite.datasets.movielens.formats import NUM_RATINGS as NUM_EVENTS
-from recsuite.datasets.movielens.formats import read as read_files
-from recsuite.datasets.movielens.parsing.reader import Layout
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.duplicates import settle
-from recsuite.datasets.schema import ITEM, USER, RawData
+from recsuite.datasets.schema import RawData, Schema
 
-__all__ = [
-    "DATA_DEADLINE",
-    "DATA_ROOT",
-    "NUM_EVENTS",
-    "PREPARATION_DEADLINE",
-    "SCHEMA",
-    "find_files",
-    "locate",
-    "read",
-    "source_files",
-]
+__all__ = ["DATA_DEADLINE", "DATA_ROOT", "NUM_EVENTS", "PREPARATION_DEADLINE", "SCHEMA"]
 
 
-def read(folder: Path, layout: Layout, config: DataConfig) -> RawData:
-    """Read all files of a set, with what --duplicates leaves of several events of one user and one item;
-    users and items in the order of their ids.
+class SourceFile(Protocol):
+    """A file that columns are made from."""
+
+    @property
+    def name(self) -> str:
+        """What it is called beside the others, the same wherever they lie."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+
+    def open(self) -> IO[bytes]:
+        """Its bytes: the size of a file can be had without the right to read it."""
+
+    def digest(self) -> str:
+        """What changes with its content.
+
+        Raises:
+            UserError: when it cannot be read.
+        """
+
+
+class Source(Protocol):
+    """A data set where it lies."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies; its columns are stored there."""
+
+    @property
+    def schema(self) -> Schema:
+        """What it tells of its users, items and events."""
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        """What `read` reads, those of the files that are there."""
+
+    def read(self) -> RawData:
+        """Read all files, as they are.
+
+        Raises:
+            UserError: when a file is missing, damaged, or has rows that --bad_rows does not accept.
+        """
+
+
+def locate(config: DataConfig, seed: int) -> Source:
+    """The configured data set, obtained first where a name was given and nothing lies there.
 
     Raises:
-        UserError: when a file is missing, damaged, or has rows that --bad_rows does not accept.
+        UserError: when there is nothing to read, or it cannot be had.
     """
-    # Both here, so that no family of data sets has to remember it.
-    return _ordered(settle(read_files(folder, layout, config), config.duplicates, SCHEMA))
+    return movielens.locate(config, seed)
 
 
-def _ordered(raw: RawData) -> RawData:
-    """Users and items in the order of their ids: their places, and so every tie between them, must not come
-    from the order of a file.
+def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
+    """The folder of the configured data set, and the set if its files lie there now; obtains nothing.
+
+    Raises:
+        UserError: when there is nothing to read, and no set to obtain was named.
     """
-    frames = {USER: raw.users, ITEM: raw.items}
-    for entity, frame in frames.items():
-        if not frame[SCHEMA.column_of(entity)].is_monotonic_increasing:
-            frames[entity] = frame.sort_values(SCHEMA.column_of(entity), ignore_index=True)
-    return dataclasses.replace(raw, users=frames[USER], items=frames[ITEM])
+    return movielens.look(config, seed)
+
+
+def read(source: Source, config: DataConfig) -> RawData:
+    """Read all files of a set, with what --duplicates leaves of several events of one user and one item.
+
+    Raises:
+        UserError: see `Source.read`.
+    """
+    # Here, so that no family of data sets has to remember it.
+    return settle(source.read(), config.duplicates, source.schema)

@@ -81,18 +81,18 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     written = model.snapshot.trained
     recorded = checked_flags(written, model.snapshot.config)
     config = _with_data_of(written, recorded, config, given)
-    folder, layout = locate(config.data, config.runtime.seed)
-    raw = read(folder, layout, config.data)
+    source = locate(config.data, config.runtime.seed)
+    raw = read(source, config.data)
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
         name, ids = SCHEMA.name_of(entity), frame[SCHEMA.column_of(entity)]
         # One way only: data that have grown since the training still have all that it saw.
         strange = model.snapshot.vocabulary.get(name, {}).keys() - set(ids.tolist())
         if strange:
             raise UserError(
-                f"{folder} has no {name} {min(strange)}, and the model was trained on one; give the "
+                f"{source.folder} has no {name} {min(strange)}, and the model was trained on one; give the "
                 "--data_path of its training."
             )
-    say(f"titles and {SCHEMA.labels} are those of {folder}")
+    say(f"titles and {SCHEMA.labels} are those of {source.folder}")
     model.describe_items(_values_of(raw.items, model.snapshot.features, ITEM))
     # A history as long as in the training; an export does not record it, and there the flag counts.
     return Viewer(raw, config.serving.user, int(recorded.get("history", config.data.history)))
@@ -162,18 +162,30 @@ class Viewer:
         self.longest_history = longest_history
         self.id = _id_of(user)
         events = raw.events
-        mine = np.flatnonzero(events.user_id == self.id) if self.id is not None else np.zeros(0, np.int64)
+        # Nobody has the place -1.
+        place = next(iter(np.flatnonzero(self._is_user())), -1)
+        mine = np.flatnonzero(events.user == place)
         # Stable, as in the training's histories: of one second the order of the file counts.
         mine = mine[np.argsort(events.time[mine], kind="stable")]
-        # The oldest first.
-        self.item_ids, self.labels = events.item_id[mine], events.label[mine]
+        # The oldest first: positions in `RawData.items`.
+        self.items, self.labels = events.item[mine], events.label[mine]
+
+    def _is_user(self) -> np.ndarray:
+        """Which of the data's users it is, bool [users]."""
+        ids = self.raw.users[SCHEMA.column_of(USER)].to_numpy()
+        return np.asarray(ids == self.id) if self.id is not None else np.zeros(len(ids), bool)
+
+    @property
+    def item_ids(self) -> np.ndarray:
+        """The raw ids of the user's items, the oldest first."""
+        return self.raw.items[SCHEMA.column_of(ITEM)].to_numpy()[self.items]
 
     def liked(self) -> Listing:
         """The items with the highest labels, of equal ones the newest first."""
         best = np.lexsort([-np.arange(len(self.labels)), -self.labels])[:MOST_LIKED]
-        return Listing(self.places(self.item_ids[best]), self.labels[best])
+        return Listing(self.items[best], self.labels[best])
 
-    def places(self, item_ids: np.ndarray) -> np.ndarray:
+    def places(self, item_ids: Sequence[Any]) -> np.ndarray:
         """The positions of raw ids in `RawData.items`, int64 [n]."""
         import pandas
 
@@ -190,16 +202,17 @@ class Viewer:
         ids = self.raw.items[SCHEMA.column_of(ITEM)].to_numpy()
         # Of any other item the model has no row that it learned.
         trained = np.array([model.knows(SCHEMA.item, item) for item in ids.tolist()], bool)
-        return np.flatnonzero(trained & ~np.isin(ids, self.item_ids))
+        trained[self.items] = False
+        return np.flatnonzero(trained)
 
     def values(self, features: Sequence[Feature]) -> dict[str, list[Any]]:
         """What the model is told about this user."""
-        of_user = self.raw.users[self.raw.users[SCHEMA.column_of(USER)] == self.id]
+        of_user = self.raw.users[self._is_user()]
         values = _values_of(of_user, features, USER)
         if HISTORY in [feature.name for feature in features]:
             # Not [-longest:], which takes all of them where the longest is 0.
             last = slice(max(0, len(self.labels) - self.longest_history), None)
-            values[HISTORY] = [self.item_ids[last].tolist()]
+            values[HISTORY] = [self.item_ids.tolist()[last]]
             values[HISTORY_RATINGS] = [self.labels[last].tolist()]
         return values
 
@@ -217,19 +230,15 @@ def best_for(viewer: Viewer, model: ServedModel, top: int) -> Listing:
     # All that were rated: the history that the model is told may be shorter.
     rated = [viewer.item_ids.tolist()]
     (found,) = model.recommend(viewer.values(model.snapshot.features), top, exclude=rated)
-    items = np.array([item for item, _ in found], dtype=viewer.item_ids.dtype)
-    return Listing(viewer.places(items), np.array([score for _, score in found], np.float32))
+    places = viewer.places([item for item, _ in found])
+    return Listing(places, np.array([score for _, score in found], np.float32))
 
 
 def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
     """The items with the highest damped means, of those that a user has not rated."""
-    import pandas
-
-    events, items = viewer.raw.events, viewer.raw.items
-    place = pandas.Index(items[SCHEMA.column_of(ITEM)]).get_indexer(events.item_id)
-    # No place is -1: a rating of an item that the files do not list is a bad row, and never gets here.
-    counts = np.bincount(place, minlength=len(items))
-    sums = np.bincount(place, weights=events.label, minlength=len(items))
+    events, number = viewer.raw.events, len(viewer.raw.items)
+    counts = np.bincount(events.item, minlength=number)
+    sums = np.bincount(events.item, weights=events.label, minlength=number)
     mean = events.label.mean(dtype=np.float64)
     unseen = viewer.unseen(model)
     return _highest(unseen, ((sums + DAMPING * mean) / (counts + DAMPING))[unseen], top)

@@ -29,17 +29,17 @@ def check_data(config: Config) -> list[Finding]:
     """Where the data and their columns lie, and their size; unlike a run it obtains and makes none."""
     # Here, as in `machine.py`: a package that is broken is then a fault of this line alone.
     from recsuite.datasets.preparation.cache import find_columns
-    from recsuite.datasets.source import NUM_EVENTS, find_files, locate
+    from recsuite.datasets.source import NUM_EVENTS, locate, look
 
     try:
-        source, files = find_files(config.data, config.runtime.seed)
-        if files:
+        folder, source = look(config.data, config.runtime.seed)
+        if source:
             # Refuses files of another set.
             locate(config.data, config.runtime.seed)
-        for path in files:
-            # Opened, because the size of a file can be had without the right to read it.
-            path.open("rb").close()
-        size = sum(path.stat().st_size for path in files)
+        files = source.files if source else ()
+        for file in files:
+            file.open().close()
+        size = sum(file.size for file in files)
         cache, columns = find_columns(config)
     except OSError as error:
         text = f"{error.filename or config.data.data_path} cannot be read ({reason_of(error)})"
@@ -52,7 +52,7 @@ def check_data(config: Config) -> list[Finding]:
     )
     remedy = "the first start needs the network; or unpack the files there, or give --data_path"
     missing = not files and not config.data.is_synthetic
-    data = judge("data", f"{source}: {there}", (missing, "warning", remedy))
+    data = judge("data", f"{folder}: {there}", (missing, "warning", remedy))
     num_ratings = (
         config.data.synthetic_ratings
         if config.data.is_synthetic

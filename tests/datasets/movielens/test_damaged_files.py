@@ -24,6 +24,7 @@ from recsuite.datasets.movielens.parsing.ratings import HIGHEST_RATING, LAST_TIM
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
+from tests.support.raw_ids import items_of
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 SHORT = 200
@@ -199,11 +200,11 @@ def read_damaged(draw: Draw, folder: Path) -> str:
     every_column = draw.integers(5) == 0
 
     def act() -> None:
-        raw = read(*locate(config.data, config.runtime.seed), config.data)
+        raw = read(locate(config.data, config.runtime.seed), config.data)
         assert len(raw.events.label) > 0
         assert LOWEST_RATING <= raw.events.label.min() <= raw.events.label.max() <= HIGHEST_RATING
         assert 0 <= raw.events.time.min() <= raw.events.time.max() <= LAST_TIME
-        assert set(raw.events.item_id.tolist()) <= set(raw.items["movie_id"].tolist())
+        assert set(items_of(raw).tolist()) <= set(raw.items["movie_id"].tolist())
         # A second rating of a movie is no bad row.
         bad = [note for note in raw.skipped if "rated more than once" not in note]
         assert bool(bad) <= skip

@@ -22,6 +22,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import RawData
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
+from tests.support.raw_ids import items_of, users_of
 
 GENRES_100K = ["unknown", "Action", "Adventure", "Animation", *(f"Genre{number}" for number in range(4, 19))]
 USERS_1M = "1::F::1::10::48067\n2::M::56::16::70072\n"
@@ -58,7 +59,7 @@ def ml_csv(tmp_path: Path) -> Path:
 
 def load(folder: Path, **options: str | float) -> RawData:
     config = Config.of(data_path=str(folder), **options)
-    return read(*locate(config.data, config.runtime.seed), config.data)
+    return read(locate(config.data, config.runtime.seed), config.data)
 
 
 def refusal(folder: Path, **options: str | float) -> str:
@@ -71,8 +72,8 @@ def refusal(folder: Path, **options: str | float) -> str:
 
 def test_ml_1m_is_read_whole(ml_1m: Path) -> None:
     raw = load(ml_1m)
-    assert raw.events.user_id.tolist() == [1, 1, 2]
-    assert raw.events.item_id.tolist() == [1, 2, 1]
+    assert users_of(raw).tolist() == [1, 1, 2]
+    assert items_of(raw).tolist() == [1, 2, 1]
     assert raw.events.label.tolist() == [5, 3, 4]
     assert raw.events.time.tolist() == [978300760, 978302109, 978301968]
     assert raw.items["title"].tolist() == ["Toy Story (1995)", "Mis\u00e9rables, Les: Part (1998)"]
@@ -325,7 +326,7 @@ def test_the_mark_of_utf_8_is_no_content(name: str, request: pytest.FixtureReque
     for path in folder.iterdir():
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     found = load(folder, bad_rows="skip", max_bad_rows=0.5)
-    assert found.events.user_id.tolist() == expected.events.user_id.tolist()
+    assert users_of(found).tolist() == users_of(expected).tolist()
     assert found.items.equals(expected.items)
     assert found.users.equals(expected.users)
     assert found.skipped == expected.skipped
@@ -341,15 +342,16 @@ def test_quoted_fields_are_read(ml_csv: Path) -> None:
         (ml_csv / "ratings.csv").read_text().startswith('"userId","movieId","rating","timestamp"\n"5","1",')
     )
     found = load(ml_csv)
-    assert [column.tolist() for column in vars(found.events).values()] == [
-        column.tolist() for column in vars(expected.events).values()
-    ]
+    assert users_of(found).tolist() == users_of(expected).tolist()
+    assert items_of(found).tolist() == items_of(expected).tolist()
+    assert found.events.label.tolist() == expected.events.label.tolist()
+    assert found.events.time.tolist() == expected.events.time.tolist()
     assert found.items.equals(expected.items)
     with (ml_csv / "ratings.csv").open("a") as file:
         file.write('"5","7","9.0","1"\n')
     sentence = refusal(ml_csv)
     assert """ratings.csv, line 5: a rating outside 0.5 to 5.0: '"5","7","9.0","1"'""" in sentence
-    assert load(ml_csv, bad_rows="skip", max_bad_rows=0.5).events.user_id.tolist() == [5, 5, 9]
+    assert users_of(load(ml_csv, bad_rows="skip", max_bad_rows=0.5)).tolist() == [5, 5, 9]
 
 
 @pytest.mark.parametrize(
@@ -369,7 +371,7 @@ def test_a_quote_in_the_wrong_place_is_named_with_its_line(ml_csv: Path, row: st
     lines = (ml_csv / "ratings.csv").read_text().splitlines()
     write(ml_csv, {"ratings.csv": "\n".join([*lines[:2], row, *lines[2:]])})
     assert f"ratings.csv, line 3: {reason}: {row!r}" in refusal(ml_csv)
-    assert load(ml_csv, bad_rows="skip", max_bad_rows=0.5).events.user_id.tolist() == [5, 5, 9]
+    assert users_of(load(ml_csv, bad_rows="skip", max_bad_rows=0.5)).tolist() == [5, 5, 9]
 
 
 def test_lines_of_blanks_and_blanks_around_numbers_are_read_beside_bad_rows(ml_csv: Path) -> None:
@@ -503,15 +505,17 @@ def test_reading_takes_at_most_twice_what_pandas_takes_for_the_same_bytes(tmp_pa
 
     write_synthetic(tmp_path / "data", 300_000, seed=0)
     config = Config.of(data_path=str(tmp_path / "data"))
-    folder, layout = locate(config.data, config.runtime.seed)
+    source = locate(config.data, config.runtime.seed)
     ours, theirs = [], []
     # Seconds of a core, in turn: what other programs take of the machine counts for neither.
     for _ in range(4):
         start = time.process_time()
-        read(folder, layout, config.data)
+        read(source, config.data)
         ours.append(time.process_time() - start)
         start = time.process_time()
         for name in ("ratings.dat", "movies.dat", "users.dat"):
-            pandas.read_csv(folder / name, sep=":", header=None, on_bad_lines="skip", encoding="latin-1")
+            pandas.read_csv(
+                source.folder / name, sep=":", header=None, on_bad_lines="skip", encoding="latin-1"
+            )
         theirs.append(time.process_time() - start)
     assert sum(ours) <= 2 * sum(theirs)

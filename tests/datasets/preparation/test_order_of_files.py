@@ -60,7 +60,7 @@ def test_shuffled_files_give_the_same_columns_and_popularity(
 
 def test_users_and_items_are_read_in_the_order_of_their_ids(tmp_path: Path) -> None:
     config = written(tmp_path / "data", np.random.default_rng(1))
-    raw = read(*locate(config.data, 0), config.data)
+    raw = read(locate(config.data, 0), config.data)
     for frame, name in ((raw.users, SCHEMA.user), (raw.items, SCHEMA.item)):
         ids = frame[f"{name}_id"].tolist()
         assert ids == sorted(ids)

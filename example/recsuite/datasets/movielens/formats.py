@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from os.path import isfile
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +20,13 @@ from recsuite.config.sections.data import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.movielens.parsing.entities import read_movies, read_users
 from recsuite.datasets.movielens.parsing.ratings import read_ratings
 from recsuite.datasets.movielens.parsing.reader import LAYOUTS, Layout, Reader
-from recsuite.datasets.schema import Events, RawData
+from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.schema import Events, RawData, Schema
 from recsuite.errors import UserError
-from recsuite.files import explained, locked
+from recsuite.files import digest_of, explained, locked
+
+if TYPE_CHECKING:
+    import pandas
 
 # Below the working directory where there is no repository, as --save_dir and --report_dir are.
 DATA_ROOT = (checkout() or Path()) / "data"
@@ -45,8 +51,63 @@ COLUMN = re.compile(
 )
 
 
-def locate(config: DataConfig, seed: int) -> tuple[Path, Layout]:
-    """The folder that holds the files, obtained first where a name was given and nothing lies there.
+@dataclass(frozen=True)
+class MovieLensFile:
+    """See `datasets.source.SourceFile`."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """See `SourceFile`."""
+        return self.path.name
+
+    @property
+    def size(self) -> int:
+        """See `SourceFile`."""
+        return self.path.stat().st_size
+
+    def open(self) -> IO[bytes]:
+        """See `SourceFile`."""
+        return self.path.open("rb")
+
+    def digest(self) -> str:
+        """See `SourceFile`."""
+        # Not the time of change, which a copy keeps and a wrong clock makes meaningless.
+        with explained(f"{self.path} cannot be read", "give another --data_path"):
+            return digest_of(self.path)
+
+
+@dataclass(frozen=True)
+class MovieLens:
+    """A MovieLens set, or one in its form. See `datasets.source.Source`."""
+
+    folder: Path
+    layout: Layout
+    config: DataConfig
+
+    @property
+    def schema(self) -> Schema:
+        """See `Source`."""
+        return SCHEMA
+
+    @property
+    def files(self) -> list[MovieLensFile]:
+        """See `Source`."""
+        layout = self.layout
+        names = [*_rating_files(layout, self.config.split), layout.movies, layout.users]
+        names += ["u.genre", "oracle.npy"]
+        return [
+            MovieLensFile(self.folder / name) for name in names if name and (self.folder / name).is_file()
+        ]
+
+    def read(self) -> RawData:
+        """See `Source`."""
+        return read(self.folder, self.layout, self.config)
+
+
+def locate(config: DataConfig, seed: int) -> MovieLens:
+    """The configured set, obtained first where a name was given and nothing lies there.
 
     Writes that folder, and a lock and unfinished work beside it under hidden names; safe when two launches
     start at once.
@@ -66,17 +127,17 @@ def locate(config: DataConfig, seed: int) -> tuple[Path, Layout]:
         )
     if dataset == "synthetic":
         _check_synthetic(folder, config, seed)
-    return folder, layout
+    return MovieLens(folder, layout, config)
 
 
-def find_files(config: DataConfig, seed: int) -> tuple[Path, list[Path]]:
-    """The folder of the files, and those that lie there now; obtains nothing.
+def look(config: DataConfig, seed: int) -> tuple[Path, MovieLens | None]:
+    """The folder of the configured set, and the set if its files lie there now; obtains nothing.
 
     Raises:
         UserError: when there is nothing to read, and no set to obtain was named.
     """
     _, folder, layout = _look(config, seed)
-    return folder, [] if layout is None else source_files(folder, layout, config.split)
+    return folder, None if layout is None else MovieLens(folder, layout, config)
 
 
 def _look(config: DataConfig, seed: int) -> tuple[str, Path, Layout | None]:
@@ -110,23 +171,31 @@ def read(folder: Path, layout: Layout, config: DataConfig) -> RawData:
 
     parts = _rating_files(layout, config.split)
     tables = [read_ratings(reader, part, layout, known_users, known_movies) for part in parts]
-    events = Events(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
+    user, movie, label, time = (np.concatenate(columns) for columns in zip(*tables, strict=True))
     official_test = None
     if len(parts) == 2:
-        official_test = np.arange(len(events.label)) >= len(tables[0][0])
+        official_test = np.arange(len(label)) >= len(tables[0][0])
     # The later sets have no file of users.
     if users is None:
         import pandas
 
-        users = pandas.DataFrame({"user_id": np.unique(events.user_id)})
+        users = pandas.DataFrame({"user_id": np.unique(user)})
+    # In the order of the ids: positions, and so every tie between them, must not come from that of a file.
+    users, movies = (
+        frame.sort_values(name, ignore_index=True)
+        for frame, name in ((users, "user_id"), (movies, "movie_id"))
+    )
+    events = Events(_positions(users["user_id"], user), _positions(movies["movie_id"], movie), label, time)
     oracle = _read_oracle(reader, len(events.label))
     return RawData(events, movies, users, official_test, oracle, reader.notes, reader.num_skipped_ratings)
 
 
-def source_files(folder: Path, layout: Layout, split: str) -> list[Path]:
-    """The files that `read` reads, those of them that are there."""
-    names = [*_rating_files(layout, split), layout.movies, layout.users, "u.genre", "oracle.npy"]
-    return [folder / name for name in names if name and (folder / name).is_file()]
+def _positions(ids: pandas.Series, wanted: np.ndarray) -> np.ndarray:
+    """Where each wanted raw id stands among the ids, int32."""
+    import pandas
+
+    # Hashed look-ups: ids have gaps, positions have none.
+    return pandas.Index(ids).get_indexer(wanted).astype(np.int32)
 
 
 def _rating_files(layout: Layout, split: str) -> list[str]:

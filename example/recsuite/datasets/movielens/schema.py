@@ -24,4 +24,6 @@ SCHEMA = Schema(
     label="rating",
     lowest_label=0.5,
     highest_label=5.0,
+    # Four stars count as a recommendation.
+    liked_label=4.0,
 )

@@ -26,8 +26,6 @@ from recsuite.records import sealed
 from recsuite.runtime.progress_bar import stage
 
 if TYPE_CHECKING:
-    import pandas
-
     from recsuite.datasets.schema import RawData
 
 # What is under way, by the number of its process, and what may be in it.
@@ -131,7 +129,7 @@ def _write_columns(
             f"There are {len(order):,} {schema.labels}, and {MAX_EVENTS:,} is the limit; give fewer."
         )
     reached(1)
-    stored = _write_events(folder, raw, schema, order)
+    stored = _write_events(folder, raw, order)
     reached(2)
     num_train = sizes[0]
     entities = {
@@ -169,22 +167,13 @@ def _write_columns(
     }
 
 
-def _write_events(folder: Path, raw: RawData, schema: Schema, order: np.ndarray) -> Stored:
-    user = _positions(raw.users[schema.column_of(USER)], raw.events.user_id[order])
-    item = _positions(raw.items[schema.column_of(ITEM)], raw.events.item_id[order])
-    stored = Stored(user, item, raw.events.label[order], raw.events.time[order])
+def _write_events(folder: Path, raw: RawData, order: np.ndarray) -> Stored:
+    events = raw.events
+    stored = Stored(events.user[order], events.item[order], events.label[order], events.time[order])
     # Beside the rows, which hold it too: code that scans all labels then reads a quarter of the bytes.
     np.save(folder / "rating.npy", stored.label)
     np.save(folder / "time.npy", stored.time)
     return stored
-
-
-def _positions(ids: pandas.Series, wanted: np.ndarray) -> np.ndarray:
-    """Where each wanted raw id stands among the ids, int32."""
-    import pandas
-
-    # Hashed look-ups: ids have gaps, positions have none.
-    return pandas.Index(ids).get_indexer(wanted).astype(np.int32)
 
 
 def _recorded(table: Table, schema: Schema) -> dict[str, Any]:

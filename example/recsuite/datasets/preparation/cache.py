@@ -17,19 +17,19 @@ from recsuite.config.sections.model import TOP
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, Columns, load_columns
 from recsuite.datasets.preparation.building import make_columns, newest_of
 from recsuite.datasets.preparation.program import digest_of_program
-from recsuite.datasets.schema import RawData, Table
+from recsuite.datasets.schema import RawData, Schema, Table
 from recsuite.datasets.source import (
     DATA_DEADLINE,
     DATA_ROOT,
     NUM_EVENTS,
-    SCHEMA,
-    find_files,
+    Source,
+    SourceFile,
     locate,
+    look,
     read,
-    source_files,
 )
 from recsuite.errors import UserError
-from recsuite.files import digest_of, explained, locked, replace_file
+from recsuite.files import explained, locked, replace_file
 from recsuite.runtime.console import say
 from recsuite.runtime.progress_bar import stage
 
@@ -51,27 +51,26 @@ def open_columns(config: Config, launch: str = "") -> Columns:
         UserError: when the data cannot be had, read or stored.
     """
     data, seed = config.data, config.runtime.seed
-    source, layout = locate(data, seed)
-    cache = _cache_folder(source, data)
-    files = source_files(source, layout, data.split)
-    digests = _digests(files)
-    name = _name(digests, data, seed)
+    source = locate(data, seed)
+    cache = _cache_folder(source.folder, data)
+    digests = _digests(source.files)
+    name = _name(digests, source.schema, data, seed)
 
     def read_again() -> RawData:
         with stage("reading the files"):
-            raw = read(source, layout, data)
+            raw = read(source, data)
         # What was read must be what the folder is named after.
-        if _digests(files) != digests:
-            raise UserError(f"The files in {source} changed while they were read; start again.")
+        if _digests(source.files) != digests:
+            raise UserError(f"The files in {source.folder} changed while they were read; start again.")
         return raw
 
     columns = None
     # Without the lock first: most runs find their columns, also in a folder that they may not write.
     if not _is_due(data, cache, name, launch):
-        columns, _ = load_columns(newest_of(cache, name), source, SCHEMA)
+        columns, _ = load_columns(newest_of(cache, name), source.folder, source.schema)
     if columns is None:
         advice = "give --cache_dir a folder with space that can be written"
-        with explained(f"The columns of {source} cannot be stored in {cache}", advice):
+        with explained(f"The columns of {source.folder} cannot be stored in {cache}", advice):
             cache.mkdir(parents=True, exist_ok=True)
             with locked(cache / ".lock", f"writing columns to {cache}", DATA_DEADLINE):
                 columns = _with_lock(cache, name, source, config, launch, read_again)
@@ -79,25 +78,25 @@ def open_columns(config: Config, launch: str = "") -> Columns:
 
 
 def _with_lock(
-    cache: Path, name: str, source: Path, config: Config, launch: str, read_again: Callable[[], RawData]
+    cache: Path, name: str, source: Source, config: Config, launch: str, read_again: Callable[[], RawData]
 ) -> Columns:
     """The columns of this name, made unless whoever had the lock before has made them."""
     data, folder = config.data, newest_of(cache, name)
-    there, fault = load_columns(folder, source, SCHEMA)
+    there, fault = load_columns(folder, source.folder, source.schema)
     if there is not None and not _is_due(data, cache, name, launch):
         return there
     if fault:
         say(f"the columns in {folder} are damaged and are made again: {fault}")
     elif there is not None:
         say(f"the columns in {folder} are made again, as --rebuild asks")
-    say(f"reading {source}; its columns will lie in {folder}")
-    make_columns(folder, read_again(), SCHEMA, data, config.runtime.seed, there)
+    say(f"reading {source.folder}; its columns will lie in {folder}")
+    make_columns(folder, read_again(), source.schema, data, config.runtime.seed, there)
     made = newest_of(cache, name)
     if data.rebuild:
         replace_file(_mark_of(cache, name), launch.encode())
     _say_what_stays(folder, made, there)
     # Every byte was read for its digest when it was written.
-    columns, _ = load_columns(made, source, SCHEMA, every_byte=False)
+    columns, _ = load_columns(made, source.folder, source.schema, every_byte=False)
     assert columns is not None
     return columns
 
@@ -142,12 +141,13 @@ def find_columns(config: Config) -> tuple[Path, Columns | None]:
     Raises:
         UserError: when there are no files that columns could be made from, and no set to obtain was named.
     """
-    source, files = find_files(config.data, config.runtime.seed)
-    if not files:
-        return Path(config.data.cache_dir or source / ".columns"), None
-    cache = _cache_folder(source, config.data)
-    name = _name(_digests(files), config.data, config.runtime.seed)
-    columns, _ = load_columns(newest_of(cache, name), source, SCHEMA, every_byte=False)
+    data = config.data
+    folder, source = look(data, config.runtime.seed)
+    if source is None:
+        return Path(data.cache_dir or folder / ".columns"), None
+    cache = _cache_folder(folder, data)
+    name = _name(_digests(source.files), source.schema, data, config.runtime.seed)
+    columns, _ = load_columns(newest_of(cache, name), folder, source.schema, every_byte=False)
     return cache, None if columns is None else _checked(columns, config.data)
 
 
@@ -180,13 +180,13 @@ def _cache_folder(source: Path, config: DataConfig) -> Path:
     return (DATA_ROOT / "columns" / f"{source.resolve().name}-{name}").absolute()
 
 
-def _name(digests: dict[str, str], config: DataConfig, seed: int) -> str:
+def _name(digests: dict[str, str], schema: Schema, config: DataConfig, seed: int) -> str:
     """The folder for columns of files with these digests, made by the program as it is."""
     # A flag that changes nothing must not make a second copy. So --history is not in the name either:
     # histories are stored whole, and a batch takes the end of each.
     drawn = config.split in ("time", "random")
     made_from = {
-        "schema": dataclasses.asdict(SCHEMA),
+        "schema": dataclasses.asdict(schema),
         # It decides the baselines of rankings, and is the one such number outside of the code in the digest.
         "top": TOP,
         "files": digests,
@@ -202,12 +202,8 @@ def _name(digests: dict[str, str], config: DataConfig, seed: int) -> str:
     return f"{config.split}-{digest}-{digest_of_program()}"
 
 
-def _digests(files: Sequence[Path]) -> dict[str, str]:
-    """Name to digest. Not the time of change, which a copy keeps and a wrong clock makes meaningless."""
+def _digests(files: Sequence[SourceFile]) -> dict[str, str]:
+    """Name to digest."""
     with stage("checking the files"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
-        return dict(zip([path.name for path in files], pool.map(_digest, files), strict=True))
-
-
-def _digest(path: Path) -> str:
-    with explained(f"{path} cannot be read", "give another --data_path"):
-        return digest_of(path)
+        found = pool.map(lambda file: file.digest(), files)
+        return dict(zip([file.name for file in files], found, strict=True))

@@ -6,14 +6,11 @@ Kept apart, such events give the answer of a test away: under --split random one
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from recsuite.datasets.schema import Events, RawData, Schema, events_at
 from recsuite.errors import counted
-
-if TYPE_CHECKING:
-    from recsuite.datasets.schema import Events, RawData, Schema
 
 # What counts, by the value of --duplicates.
 COUNTS = {
@@ -69,12 +66,7 @@ def describe_leak(events: Events, test: np.ndarray, schema: Schema) -> list[str]
 
 def _pairs(events: Events) -> np.ndarray:
     """A number for each user and item, int64, one an event."""
-    import pandas
-
-    # Raw ids may have 64 bits, and the product of two would not fit; numbers without gaps do.
-    user, _ = pandas.factorize(events.user_id)
-    item, items = pandas.factorize(events.item_id)
-    pairs: np.ndarray = user.astype(np.int64) * len(items) + item
+    pairs: np.ndarray = events.user.astype(np.int64) * (int(events.item.max(initial=0)) + 1) + events.item
     return pairs
 
 
@@ -87,10 +79,9 @@ def _is_repeated(pairs: np.ndarray) -> np.ndarray:
 
 
 def _only(raw: RawData, is_left: np.ndarray) -> RawData:
-    columns = {name: values[is_left] for name, values in vars(raw.events).items()}
     return dataclasses.replace(
         raw,
-        events=dataclasses.replace(raw.events, **columns),
+        events=events_at(raw.events, is_left),
         official_test=None if raw.official_test is None else raw.official_test[is_left],
         oracle=None if raw.oracle is None else raw.oracle[is_left],
         num_skipped=raw.num_skipped + int((~is_left).sum()),

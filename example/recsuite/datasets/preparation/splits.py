@@ -22,7 +22,7 @@ def split(
     """
     # Stable, so that events of one second keep the order of the file on every machine.
     by_time = np.argsort(raw.events.time, kind="stable")
-    user = raw.events.user_id[by_time]
+    user = raw.events.user[by_time]
     is_test, notes = _choose_test(raw, schema, by_time, config, seed)
     is_validation = _choose_validation(user, ~is_test, config, seed)
     is_train = ~is_test & ~is_validation
@@ -54,7 +54,7 @@ def _choose_test(
         return raw.official_test[by_time], []
     time = raw.events.time[by_time]
     if config.split == "leave_one_out":
-        return _choose_newest_of_each(raw.events.user_id[by_time], time, schema)
+        return _choose_newest_of_each(raw.events.user[by_time], time, schema)
     num_test = round(number * config.test_fraction)
     is_test = np.arange(number) >= number - num_test
     if config.split == "random":
