@@ -17,11 +17,10 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from recsuite.datasets.schema import ITEM, USER
+from recsuite.datasets.schema import BUCKETS, COUNT, EVENT, ITEM, USER, Feature, Schema
 
 # What the file is called, beside the data.
 FILENAME = "schema.toml"
-RATING, YES_NO, CLICKS, COUNT = "rating", "yes_no", "clicks", "count"
 CATEGORY, LIST, NUMBER = "category", "list", "number"
 # A count is kept as log(1 + count); no count of 64 bits goes beyond this.
 HIGHEST_COUNT = 44.0
@@ -125,7 +124,7 @@ class FeatureColumn:
     of: str
     column: str
     kind: str
-    input: str = "buckets"
+    input: str = BUCKETS
     separator: str = "|"
 
 
@@ -149,3 +148,39 @@ class TableSchema:
         while not self.item.title and title in taken:
             title += "_"
         return title
+
+    def schema(self) -> Schema:
+        """What the rest of the library works with: features with entities, nouns, the range of labels.
+
+        Raises:
+            UserError: where the features do not tell users or items apart.
+        """
+        lowest, highest = self.label.range
+        return Schema(
+            features=(
+                Feature(self.user.noun, USER, self.user.column),
+                *self._features_of(USER),
+                Feature(self.item.noun, ITEM, self.item.column),
+                *self._features_of(ITEM),
+                *self._features_of(EVENT),
+            ),
+            user=self.user.noun,
+            item=self.item.noun,
+            title=self.title_column,
+            label=self.label.name,
+            lowest_label=lowest,
+            highest_label=highest,
+            liked_label=self.label.liked_label,
+            label_kind=self.label.kind,
+        )
+
+    def _features_of(self, entity: str) -> list[Feature]:
+        return [
+            Feature(name, entity, feature.column, feature.kind == LIST, _input_of(feature))
+            for name, feature in self.features.items()
+            if feature.of == entity
+        ]
+
+
+def _input_of(feature: FeatureColumn) -> str:
+    return feature.input if feature.kind == NUMBER else ""

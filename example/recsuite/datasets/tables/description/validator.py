@@ -1,0 +1,248 @@
+"""What a schema must keep to: types, values, names, and the columns that the files have.
+
+One validator for schemas that were read, guessed or made in Python.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from recsuite.datasets.schema import (
+    BUCKETS,
+    CLICKS,
+    COUNT,
+    DENSE,
+    ENTITIES,
+    EVENT,
+    HISTORY,
+    ITEM,
+    LABEL_KINDS,
+    RATING,
+    USER,
+)
+from recsuite.datasets.tables.derived import FUNCTIONS, TIMESTAMP, Derived, derived
+from recsuite.datasets.tables.description.columns import check_columns
+from recsuite.datasets.tables.description.faults import Place, nearest, place_of
+from recsuite.datasets.tables.schema_file import (
+    CATEGORY,
+    LIST,
+    NUMBER,
+    FeatureColumn,
+    LabelColumn,
+    TableSchema,
+)
+
+TYPES = {"str": (str, "text"), "float": (float, "a number")}
+ENCODINGS = ("utf-8", "utf-16", "latin-1")
+TIME_FORMATS = ("iso", "unix", "unix_ms")
+KINDS = (CATEGORY, LIST, NUMBER)
+# What is the name of an embedding table, of files and of keys in requests.
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+MOST_FEATURES, MOST_CHARACTERS = 1_000, 1_000
+# Labels are float32: the ends of a scale must be far from its limits and from each other.
+LARGEST_END, SMALLEST_SHARE = 1e9, 1e-4
+# A day that no pattern of strptime takes for another.
+SOME_DAY = datetime(2001, 2, 23, 4, 5, 6)
+
+
+def validate(
+    schema: TableSchema, columns: Mapping[str, Sequence[str]] | None = None, path: Path | str = "schema.toml"
+) -> None:
+    """Refuse a schema that says something impossible, or names a column that is not there.
+
+    columns: the columns of each table that there is, by "events", "users" and "items"; None where they are
+    not known yet. path: what sentences call the schema.
+
+    Raises:
+        UserError: one sentence for the first fault found.
+    """
+    place = place_of(path)
+    for name, section in sections_of(schema).items():
+        _check_types(place.at(name), section)
+    _check_files(place.at("files"), schema)
+    _check_nouns(place, schema)
+    _check_label(place.at("label"), schema.label)
+    if schema.timestamp:
+        _check_time_format(place.at("timestamp"), schema.timestamp.format)
+    _check_features(place, schema)
+    if columns is not None:
+        check_columns(schema, columns, place)
+
+
+def sections_of(schema: TableSchema) -> dict[str, object]:
+    """The sections that a schema has, by their names in the file."""
+    sections = {
+        name: getattr(schema, name) for name in ("files", "user", "item", "label", "weight", "timestamp")
+    }
+    features = {f"features.{name}": feature for name, feature in schema.features.items()}
+    return {name: section for name, section in (sections | features).items() if section is not None}
+
+
+def _check_types(place: Place, section: object) -> None:
+    for field in dataclasses.fields(section):  # type: ignore[arg-type]
+        value = getattr(section, field.name)
+        kind, noun = TYPES[str(field.type)]
+        if not isinstance(value, kind):
+            raise place.wrong(field.name, value, f"is not {noun}")
+        if value == "" and field.default is dataclasses.MISSING:
+            raise place.wrong(field.name, value, "is empty; write the name")
+        if isinstance(value, str) and (len(value) > MOST_CHARACTERS or "\0" in value):
+            raise place.wrong(
+                field.name, value, f"is longer than {MOST_CHARACTERS:,} characters, or has a zero"
+            )
+
+
+def _choose(place: Place, key: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise place.wrong(key, value, f"is not one of {', '.join(choices)}; {nearest(value, choices)}")
+
+
+def _check_files(place: Place, schema: TableSchema) -> None:
+    files = schema.files
+    _choose(place, "encoding", files.encoding, ENCODINGS)
+    mark = files.delimiter
+    if len(mark) != 1 or not (mark.isascii() and (mark.isprintable() or mark == "\t")) or mark in '"':
+        raise place.wrong("delimiter", mark, 'is not one character between columns; write ",", ";" or "\\t"')
+    for other in ("users", "items"):
+        if getattr(files, other) and getattr(files, other) == files.events:
+            raise place.wrong(other, files.events, "is the file of the events; leave it out")
+
+
+def _check_nouns(place: Place, schema: TableSchema) -> None:
+    for section, others in ((USER, (ITEM, EVENT, HISTORY)), (ITEM, (USER, EVENT, HISTORY, schema.user.noun))):
+        noun = getattr(schema, section).noun
+        if not NAME.fullmatch(noun) or noun in others:
+            raise place.at(section).wrong(
+                "noun", noun, "is not a name for it; write a word of letters that nothing else is called"
+            )
+    if schema.user.column == schema.item.column:
+        raise place.at(ITEM).wrong("column", schema.item.column, "is the column of the users too")
+
+
+def _check_label(place: Place, label: LabelColumn) -> None:
+    _choose(place, "kind", label.kind, LABEL_KINDS)
+    if label.noun and not re.fullmatch(r"\w{1,64}", label.noun):
+        raise place.wrong("noun", label.noun, "is not one word")
+    if not label.column and label.kind != CLICKS:
+        raise place.fault("has no column; write one")
+    if label.kind == RATING:
+        _check_scale(place, label)
+    if label.kind == COUNT and not 0 <= label.liked <= LARGEST_END:
+        raise place.wrong("liked", label.liked, "is not a count; write 1.0 or more")
+
+
+def _check_scale(place: Place, label: LabelColumn) -> None:
+    for key in ("lowest", "highest", "liked"):
+        value = getattr(label, key)
+        if not (math.isfinite(value) and abs(value) <= LARGEST_END):
+            raise place.wrong(key, value, f"is not a number from {-LARGEST_END:.0e} to {LARGEST_END:.0e}")
+    size = max(abs(label.lowest), abs(label.highest))
+    if label.highest - label.lowest <= SMALLEST_SHARE * size:
+        raise place.wrong(
+            "lowest", label.lowest, f"is not below highest = {label.highest}; write the ends of a scale"
+        )
+    if not label.lowest <= label.liked <= label.highest:
+        raise place.wrong("liked", label.liked, f"is not from {label.lowest} to {label.highest}")
+
+
+def _check_time_format(place: Place, pattern: str) -> None:
+    if "%" not in pattern:
+        _choose(place, "format", pattern, TIME_FORMATS)
+        return
+    try:
+        read = datetime.strptime(SOME_DAY.strftime(pattern), pattern)
+    # A pattern becomes a regular expression, for which a directive that stands there twice is an error.
+    except (ValueError, re.error):
+        read = datetime.min
+    if (read.year, read.month, read.day) != (2001, 2, 23):
+        raise place.wrong(
+            "format", pattern, 'does not read a year, month and day; write a pattern such as "%Y-%m-%d %H:%M"'
+        )
+
+
+def _check_features(place: Place, schema: TableSchema) -> None:
+    if len(schema.features) > MOST_FEATURES:
+        raise place.fault(f"has {len(schema.features):,} features, and {MOST_FEATURES:,} is the limit")
+    seen: dict[tuple[str, str], str] = {}
+    for name, feature in schema.features.items():
+        here = place.at(f"features.{name}")
+        _check_name(here, name, schema)
+        _check_kind(here, feature)
+        _check_column(here, feature, schema)
+        other = seen.setdefault((feature.of, feature.column), name)
+        if other != name:
+            raise here.wrong("column", feature.column, f"is the column of [features.{other}] already")
+
+
+def _check_name(place: Place, name: str, schema: TableSchema) -> None:
+    if name in (USER, ITEM, schema.user.noun, schema.item.noun):
+        raise place.fault("is a feature already, by its ids; give this one another name")
+    if name.startswith(HISTORY):
+        raise place.fault(
+            f"has the name of what --history adds; give it one that does not begin with {HISTORY}"
+        )
+    if not NAME.fullmatch(name):
+        raise place.fault("is not a name for a table; write up to 64 letters, digits and _, a letter first")
+
+
+def _check_kind(place: Place, feature: FeatureColumn) -> None:
+    _choose(place, "of", feature.of, (*ENTITIES, EVENT))
+    if feature.kind == "text":
+        raise place.wrong(
+            "kind", "text", "cannot be learned from: nothing reads texts yet; leave the feature out"
+        )
+    _choose(place, "kind", feature.kind, KINDS)
+    _choose(place, "input", feature.input, (BUCKETS, DENSE))
+    if feature.kind == LIST and not feature.separator:
+        raise place.wrong(
+            "separator", feature.separator, 'is empty; write what is between the entries, such as "|"'
+        )
+    if feature.kind == LIST and feature.of == EVENT:
+        raise place.wrong("kind", LIST, "is for users and items; an event has one value of each feature")
+
+
+def _check_column(place: Place, feature: FeatureColumn, schema: TableSchema) -> None:
+    call = derived(feature.column)
+    if call:
+        _check_derived(place, feature, call, schema)
+        return
+    taken = {
+        schema.user.column: "the ids of users, a feature already",
+        schema.item.column: "the ids of items, a feature already",
+        schema.label.column: "the label, which is to be predicted",
+    }
+    if feature.column in taken:
+        raise place.wrong("column", feature.column, f"holds {taken[feature.column]}; leave the feature out")
+    if schema.timestamp and feature.column == schema.timestamp.column:
+        raise place.wrong(
+            "column", feature.column, "holds times; write hour(timestamp) or weekday(timestamp)"
+        )
+
+
+def _check_derived(place: Place, feature: FeatureColumn, call: Derived, schema: TableSchema) -> None:
+    if call.function not in FUNCTIONS:
+        raise place.wrong(
+            "column", feature.column, f"calls no known function; {nearest(call.function, FUNCTIONS)}"
+        )
+    if not call.fits:
+        raise place.wrong("column", feature.column, f"is not complete; write {FUNCTIONS[call.function]}")
+    if schema.timestamp is None:
+        raise place.wrong(
+            "column", feature.column, f"needs the times of events; write a section [{TIMESTAMP}]"
+        )
+    if feature.of != EVENT:
+        raise place.wrong(
+            "of", feature.of, f'is not right for {call.function}, of each event; write "{EVENT}"'
+        )
+    if call.column and feature.kind != NUMBER:
+        raise place.wrong("kind", feature.kind, f'is not right for {call.function}; write "{NUMBER}"')
+    for name, other in schema.features.items():
+        if call.column and (other.of, other.column, other.kind) == (call.of, call.column, NUMBER):
+            raise place.wrong(
+                "column", feature.column, f"is of a column without dates, the number [features.{name}]"
+            )
