@@ -1,0 +1,229 @@
+"""Which files a path stands for: one file, a folder of parts, day partitions, or a URL.
+
+A folder may hold the users' and items' own tables beside the events. Finds files and says what they are;
+`formats` reads them.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from recsuite.datasets.tables.schema_file import FILENAME, Files
+from recsuite.datasets.tables.sources.file import COMPRESSIONS, EVENTS, FORMATS, ITEMS, USERS, File, Tables
+from recsuite.datasets.tables.sources.remote import is_remote, list_files, shown, size_of
+from recsuite.errors import UserError
+from recsuite.files import explained
+
+if TYPE_CHECKING:
+    import pyarrow
+
+__all__ = ["EVENTS", "ITEMS", "USERS", "File", "Tables", "columns_of", "find_tables", "sample"]
+# Of a folder not meant, such as the root of the disk, the search ends somewhere.
+MAX_FILES = 100_000
+PARTITION = re.compile(r"([^=]+)=(.*)")
+
+
+def find_tables(path: str | Path, files: Files | None = None) -> Tables:
+    """The files that a file, a folder or a URL stands for. Reads none of them.
+
+    files: the section of the schema, relative to the folder, or to that of the file.
+
+    Raises:
+        UserError: when there are none, a named one is missing, or one role has files of several formats.
+    """
+    files, root = files or Files(), _without_scheme(str(path))
+    is_folder = not _is_file(root)
+    folder = root if is_folder else root.rpartition("/")[0] or "."
+    named = {
+        role: _named(folder, pattern, role)
+        for role, pattern in ((EVENTS, files.events), (USERS, files.users), (ITEMS, files.items))
+        if pattern
+    }
+    found, ignored = _roles(folder, *_listed(root, is_folder)) if EVENTS not in named else ({}, ())
+    if not is_folder and EVENTS not in named:
+        found = {EVENTS: _listed(root, False)[0]}
+    # A table that was named is not one of the events too.
+    taken = {path for role in named for path in named[role]}
+    roles = {
+        **{role: [each for each in paths if each not in taken] for role, paths in found.items()},
+        **named,
+    }
+    if not roles.get(EVENTS):
+        raise UserError(
+            f"{_shown(root)} holds no table of events; give a file or a folder with CSV, TSV, JSON lines, "
+            "Parquet or Arrow files."
+        )
+    made = {role: _files(folder, role, paths, files) for role, paths in roles.items()}
+    return Tables(root, made[EVENTS], made.get(USERS, ()), made.get(ITEMS, ()), tuple(sorted(ignored)))
+
+
+def columns_of(tables: Tables) -> dict[str, list[str]]:
+    """The columns of each role's first file, those of partitions included; none for a role without a file.
+
+    Raises:
+        UserError: for a file that cannot be read, or names a column twice.
+    """
+    return {role: table.column_names for role, table in sample(tables, 1).items()}
+
+
+def sample(tables: Tables, rows: int) -> dict[str, pyarrow.Table]:
+    """The first rows of each role, by role: columns of text formats are texts, all others as they are.
+
+    Raises:
+        UserError: for a file that cannot be read.
+    """
+    from recsuite.datasets.tables.formats import first_rows
+
+    return {role: first_rows(files, rows) for role, files in tables.roles.items() if files}
+
+
+def _shown(path: str) -> str:
+    return shown(path) if is_remote(path) else path
+
+
+def _without_scheme(path: str) -> str:
+    if not path.startswith("file://"):
+        return path if is_remote(path) else os.path.abspath(path)
+    return unquote(path.removeprefix("file://"))
+
+
+def _is_file(root: str) -> bool:
+    """Whether a path is one file.
+
+    Raises:
+        UserError: when nothing is there, or what is there is neither a file nor a folder.
+    """
+    if is_remote(root):
+        return _format_of(root) is not None and not set("*[") & set(root.partition("?")[0])
+    if os.path.isdir(root):
+        return False
+    if not os.path.exists(root):
+        raise UserError(f"{root} is not there; give a file, a folder or a URL.")
+    # Reading a pipe or a device may never end.
+    if not os.path.isfile(root):
+        raise UserError(f"{root} is neither a file nor a folder.")
+    return True
+
+
+def _named(folder: str, pattern: str, role: str) -> list[str]:
+    """The files that a section of the schema names: a file, a folder, or a glob pattern."""
+    path = pattern if is_remote(pattern) or os.path.isabs(pattern) else f"{folder.rstrip('/')}/{pattern}"
+    if is_remote(path):
+        found = [path] if _is_file(path) else [each for each in list_files(path) if _is_table(each)]
+    elif os.path.isdir(path):
+        found = [each for each in _walked(path) if _is_table(each)]
+    else:
+        found = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
+    if not found:
+        raise UserError(f"{_shown(path)} is not there, and {FILENAME} names it as {role} under [files].")
+    return found
+
+
+def _listed(root: str, is_folder: bool) -> tuple[list[str], list[str]]:
+    """The tables below a path, and the other files. One file that was given is a table, whatever its name."""
+    if not is_folder:
+        return [root], []
+    if is_remote(root):
+        found = [each for each in list_files(root) if not _is_hidden(each.removeprefix(root))]
+        # What a server has under another name is what was asked for.
+        if len(found) == 1:
+            return found, []
+    else:
+        found = _walked(root)
+    return [each for each in found if _is_table(each)], [each for each in found if not _is_table(each)]
+
+
+def _walked(root: str) -> list[str]:
+    found: list[str] = []
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}).")
+
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        folders[:] = [name for name in sorted(folders) if not _is_hidden(name)]
+        paths = [f"{folder.rstrip('/')}/{name}" for name in names if not _is_hidden(name)]
+        found += [path for path in paths if os.path.isfile(path)]
+        if len(found) > MAX_FILES:
+            raise UserError(f"{root} holds more than {MAX_FILES:,} files; give the folder of the tables.")
+    return sorted(found)
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether a name is for programs: .columns and .crc, _SUCCESS and _delta_log, and the schema."""
+    return any(part.startswith((".", "_")) or part == FILENAME for part in path.split("/"))
+
+
+def _roles(folder: str, paths: list[str], others: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """What the tables of a folder hold, by their names, and what is left out."""
+    roles: dict[str, list[str]] = {}
+    for path in paths:
+        roles.setdefault(_role_of(path.removeprefix(folder).lstrip("/")), []).append(path)
+    rest = roles.pop("", [])
+    # Beside a table of that name, others are something else.
+    if EVENTS in roles:
+        others = [*others, *rest]
+    elif rest:
+        roles[EVENTS] = rest
+    return roles, [_shown(path) for path in others]
+
+
+def _role_of(path: str) -> str:
+    """Users, items or events, where the first part of a path below the folder says so; else empty."""
+    first = path.split("/")[0].partition(".")[0].lower()
+    return first if first in (EVENTS, USERS, ITEMS) else ""
+
+
+def _ends_of(path: str) -> list[str]:
+    """The ends of a name, in lower case, such as .csv and .gz."""
+    plain = path.partition("?")[0].partition("#")[0] if is_remote(path) else path
+    return [f".{part.lower()}" for part in plain.rpartition("/")[2].split(".")[1:]]
+
+
+def _format_of(path: str) -> str | None:
+    ends = [end for end in _ends_of(path) if end not in COMPRESSIONS]
+    return FORMATS.get(ends[-1]) if ends else None
+
+
+def _is_table(path: str) -> bool:
+    return _format_of(path) is not None and ".txt" not in _ends_of(path)
+
+
+def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File, ...]:
+    """The files of a role, with what their names and folders say.
+
+    Raises:
+        UserError: when they are of several formats, or lie in folders of different partitions.
+    """
+    found = [_file(path, folder, files) for path in sorted(paths)]
+    for what, kinds in (
+        ("files of the formats", {each.format for each in found}),
+        ("partitions by", {" and ".join(name for name, _ in each.partitions) or "none" for each in found}),
+    ):
+        if len(kinds) > 1:
+            raise UserError(
+                f"{_shown(folder)} holds {what} {', '.join(sorted(kinds))} for the {role}; name those to "
+                f"read under [files] in {FILENAME}."
+            )
+    return tuple(found)
+
+
+def _file(path: str, folder: str, files: Files) -> File:
+    ends = _ends_of(path)
+    below = path.partition("?")[0].removeprefix(folder).split("/")[:-1]
+    matches = [match for part in below if (match := PARTITION.fullmatch(part))]
+    with explained(f"{_shown(path)} cannot be read"):
+        size = size_of(path) if is_remote(path) else os.path.getsize(path)
+    return File(
+        path,
+        _format_of(path) or "csv",
+        COMPRESSIONS.get(ends[-1], "") if ends else "",
+        size,
+        tuple((match[1], unquote(match[2])) for match in matches),
+        files.encoding,
+        "\t" if {".tsv", ".tab"} & set(ends) else files.delimiter,
+    )

@@ -1,0 +1,143 @@
+"""The rows of a file, batch by batch, whatever its format: only the wanted columns, in bounded memory."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from recsuite.datasets.tables.sources.batch import Batch, Source, check_names
+from recsuite.datasets.tables.sources.delimited import Delimited
+from recsuite.datasets.tables.sources.file import MISSING_PARTITION, File
+from recsuite.datasets.tables.sources.json_lines import JsonLines
+from recsuite.datasets.tables.sources.typed import Arrow, Parquet
+from recsuite.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+SOURCES: dict[str, type[Source]] = {
+    "csv": Delimited,
+    "tsv": Delimited,
+    "jsonl": JsonLines,
+    "parquet": Parquet,
+    "arrow": Arrow,
+}
+# Batches that are read while one is looked at: enough for both cores, and few in memory.
+AHEAD = 2
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def opened(file: File) -> Iterator[Source]:
+    """A file to be read.
+
+    Raises:
+        UserError: for a file that cannot be read, is damaged, or is not what its name says.
+    """
+    source = SOURCES[file.format](file)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def names_of(source: Source) -> list[str]:
+    """The columns of a file and of the folders that it lies in; the file's own come first."""
+    partitions = [name for name, _ in source.file.partitions if name not in source.names]
+    check_names(source.file, partitions)
+    return [*source.names, *partitions]
+
+
+def batches(source: Source, columns: Sequence[str]) -> Iterator[Batch]:
+    """The rows of a file, with these columns, in this order; those of partitions are the same in each row.
+
+    Raises:
+        UserError: for a column that is missing, and a damaged file.
+    """
+    missing = [column for column in columns if column not in names_of(source)]
+    if missing:
+        has = ", ".join(names_of(source)[:20])
+        raise UserError(f"{source.file} has no column {missing[0]!r}; it has {has}.")
+    own = [column for column in columns if column in source.names]
+    # Of a file without one of the columns, the rows are still to be counted.
+    for batch in source.batches(own or source.names[:1]):
+        yield Batch(_with_partitions(batch.columns, source, columns), batch.first, batch.lines)
+
+
+def ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same, made by a thread of its own while they are looked at; its failures are raised here."""
+    made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(AHEAD)
+    ended = threading.Event()
+
+    def offer(item: T | None, error: BaseException | None = None) -> None:
+        while not ended.is_set():
+            with contextlib.suppress(queue.Full):
+                made.put((item, error), timeout=0.1)
+                return
+
+    def run() -> None:
+        try:
+            for item in items:
+                offer(item)
+                if ended.is_set():
+                    return
+            offer(None)
+        except BaseException as error:
+            offer(None, error)
+
+    thread = threading.Thread(target=run, name="reading", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = made.get()
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            yield item
+    finally:
+        ended.set()
+        thread.join()
+
+
+def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
+    """The first rows of a table, of its first file that has some; with all columns.
+
+    Raises:
+        UserError: for a file that cannot be read.
+    """
+    import pyarrow
+
+    for file in files:
+        with opened(file) as source:
+            names, found = names_of(source), []
+            for batch in batches(source, names):
+                found.append(batch.columns)
+                if sum(each.num_rows for each in found) >= rows:
+                    break
+        if found:
+            tables = [pyarrow.Table.from_batches([each]) for each in found]
+            return pyarrow.concat_tables(tables, promote_options="permissive").slice(0, rows)
+    return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in names})
+
+
+def _with_partitions(
+    batch: pyarrow.RecordBatch, source: Source, columns: Sequence[str]
+) -> pyarrow.RecordBatch:
+    import pyarrow
+
+    values = dict(source.file.partitions)
+    arrays = [
+        batch.column(column)
+        if column in source.names
+        else pyarrow.repeat(pyarrow.scalar(_partition(values[column]), pyarrow.string()), batch.num_rows)
+        for column in columns
+    ]
+    return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
+def _partition(value: str) -> str | None:
+    return None if value == MISSING_PARTITION else value

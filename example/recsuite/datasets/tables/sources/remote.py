@@ -1,0 +1,221 @@
+"""Files behind a URL, through fsspec: found, described and read, with a deadline for each wait.
+
+What an address may hold of secrets (a user and password, the query of a signed address) is in no message,
+and neither is what a library says of a failure, for it may repeat the address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import xxhash
+
+from recsuite.errors import UserError
+
+# Seconds to connect, and seconds of silence; a request for a block, or for a file that comes as a whole.
+CONNECT_SECONDS, SILENT_SECONDS, REQUEST_SECONDS = 30.0, 60.0, 3600.0
+# What is asked for at once.
+BLOCK_BYTES = 2**23
+# What a kind of address needs, beside what is always installed.
+PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
+# Of these, one says which bytes a file has: a digest or a version that the server keeps.
+MARKS = ("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "VersionId", "versionId", "generation")
+TIMES = ("Last-Modified", "LastModified", "mtime", "modified", "updated")
+REASONS = {401: "it asks for a login", 403: "it may not be read with this login", 404: "it is not there"}
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is a URL, other than of a file of this machine."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None and not path.startswith("file://")
+
+
+def shown(url: str) -> str:
+    """A URL as messages have it: without user, password, query and fragment."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return f"{url.partition('://')[0]}://..."
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.scheme else parts.path
+
+
+@contextlib.contextmanager
+def explained_remote(url: str) -> Iterator[None]:
+    """Give any failure of a request as one sentence.
+
+    Raises:
+        UserError: instead of what the libraries raise, which is of many kinds.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        # Without a cause: it may hold the address with its secrets.
+        raise UserError(f"{shown(url)} cannot be read: {_reason(error)}.") from None
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in words of this program."""
+    response = getattr(error, "response", None)
+    in_answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    status = getattr(error, "status", None) or in_answer.get("HTTPStatusCode")
+    if isinstance(error, FileNotFoundError):
+        return REASONS[404]
+    if isinstance(error, PermissionError):
+        return REASONS[403]
+    if status:
+        return REASONS.get(status, f"the server answers with status {status}")
+    # fsspec has one of its own, which is a TimeoutError since Python 3.11 alone.
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or "Timeout" in type(error).__name__:
+        return f"the server was silent for {SILENT_SECONDS:.0f} s; try again, or copy the files here first"
+    if "Credentials" in type(error).__name__:
+        return "there is no login for it; set one as its library asks, such as AWS_PROFILE"
+    return f"the connection failed ({type(error).__name__}); check the address and the network"
+
+
+def filesystem(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it.
+
+    Raises:
+        UserError: for an unknown kind of address, and where a package is missing.
+    """
+    import fsspec
+    from fsspec.core import url_to_fs
+
+    scheme = url.partition("://")[0].lower()
+    if scheme not in fsspec.available_protocols():
+        raise UserError(f"{shown(url)} is of an unknown kind; give a folder, a file, s3:// or https://.")
+    try:
+        fs, path = url_to_fs(url, **_options(scheme))
+    except ImportError:
+        package = PACKAGES.get(scheme, f"fsspec[{scheme}]")
+        raise UserError(
+            f"{shown(url)} needs the package {package}; install it with pip install {package}."
+        ) from None
+    except Exception as error:
+        raise UserError(f"{shown(url)} cannot be read: {_reason(error)}.") from None
+    # That of s3 tries again five times, each with the retries and deadlines of the library below it.
+    if hasattr(fs, "retries"):
+        fs.retries = 1
+    return fs, path
+
+
+def _options(scheme: str) -> dict[str, Any]:
+    """The deadlines, as each file system wants them. What it found before is not kept: files change."""
+    plain: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+    if scheme in ("http", "https"):
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(
+            total=REQUEST_SECONDS,
+            connect=CONNECT_SECONDS,
+            sock_connect=CONNECT_SECONDS,
+            sock_read=SILENT_SECONDS,
+        )
+        return {**plain, "client_kwargs": {"timeout": timeout}}
+    if scheme in ("s3", "s3a"):
+        retries = {"max_attempts": 2}
+        config = {
+            "connect_timeout": CONNECT_SECONDS,
+            "read_timeout": SILENT_SECONDS,
+            "retries": retries,
+        }
+        return {**plain, "config_kwargs": config}
+    return plain
+
+
+class RemoteFile(io.RawIOBase):
+    """A file behind a URL, read block by block; every failure is a UserError."""
+
+    def __init__(self, url: str) -> None:
+        with explained_remote(url):
+            fs, path = filesystem(url)
+            self._file = fs.open(path, "rb", block_size=BLOCK_BYTES, cache_type="readahead")
+        self._url = url
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """A server may send a file only as a whole."""
+        return bool(self._file.seekable())
+
+    def readinto(self, block: Any) -> int:
+        """Fill a block as far as there is something."""
+        with explained_remote(self._url):
+            found = self._file.read(len(block))
+        block[: len(found)] = found
+        return len(found)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a position."""
+        with explained_remote(self._url):
+            return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        """The position."""
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        """End the connection."""
+        if not self.closed:
+            with contextlib.suppress(Exception):
+                self._file.close()
+        super().close()
+
+
+def size_of(url: str) -> int:
+    """The size in bytes; -1 where the server does not say."""
+    size = _info(url).get("size")
+    return -1 if size is None else int(size)
+
+
+def mark_of(url: str) -> str:
+    """What tells the content from another one, 32 characters.
+
+    An entity tag, a version or a checksum changes with the bytes as far as the server keeps its word: it
+    proves nothing about what is read later. A size and a time prove less: two versions within a second look
+    alike. Where there is none of them, every byte is read.
+    """
+    info = _info(url)
+    marks = [f"{name}={info[name]}" for name in MARKS if info.get(name)]
+    times = [f"{name}={info[name]}" for name in TIMES if info.get(name)]
+    if not marks and (not times or info.get("size") is None):
+        return _digest_of_content(url)
+    told = [shown(url), f"size={info.get('size')}", *(marks or times)]
+    return xxhash.xxh3_128_hexdigest("\n".join(told).encode())
+
+
+def _info(url: str) -> dict[str, Any]:
+    with explained_remote(url):
+        fs, path = filesystem(url)
+        return dict(fs.info(path))
+
+
+def _digest_of_content(url: str) -> str:
+    digest = xxhash.xxh3_128()
+    with contextlib.closing(RemoteFile(url)) as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def list_files(url: str) -> list[str]:
+    """The URLs of the files below one that is a folder, or that match it as a pattern; of a file itself."""
+    with explained_remote(url):
+        fs, path = filesystem(url)
+        # The query of an address may hold these characters, and is no pattern.
+        if set("*[") & set(path.partition("?")[0]):
+            found = fs.glob(path)
+        elif path.startswith("http") and not path.endswith("/"):
+            found = [path]
+        else:
+            found = [path] if fs.isfile(path) else fs.find(path)
+        return sorted(fs.unstrip_protocol(each) for each in found)

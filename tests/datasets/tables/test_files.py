@@ -1,0 +1,96 @@
+"""Which files a path stands for, and what each of them is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recsuite.datasets.tables.files import columns_of, find_tables, sample
+from recsuite.datasets.tables.schema_file import Files
+from recsuite.errors import UserError
+from tests.support.tables import write
+
+EVENTS = {"user": ["a", "b"], "item": [1, 2]}
+USERS = {"user": ["a"], "country": ["DE"]}
+
+
+def test_one_file_is_the_events_and_what_lies_beside_it_is_not_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.csv.gz", EVENTS)
+    write(tmp_path / "users.csv", USERS)
+    (file,) = find_tables(path).files
+    assert (file.path, file.format, file.compression, file.size) == (
+        str(path),
+        "csv",
+        "gzip",
+        path.stat().st_size,
+    )
+
+
+def test_a_folder_holds_events_and_the_tables_of_users_and_items(tmp_path: Path) -> None:
+    for name in ("part-1.parquet", "part-0.parquet", "items/a.parquet"):
+        write(tmp_path / name, EVENTS)
+    write(tmp_path / "users.csv", USERS)
+    for name in ("_SUCCESS", "schema.toml", ".part-0.parquet.crc", "notes.md"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".columns").mkdir()
+    write(tmp_path / ".columns/x.parquet", EVENTS)
+    tables = find_tables(tmp_path)
+    assert [[Path(file.path).name for file in files] for files in tables.roles.values()] == [
+        ["part-0.parquet", "part-1.parquet"],
+        ["users.csv"],
+        ["a.parquet"],
+    ]
+    assert tables.ignored == (str(tmp_path / "notes.md"),)
+    assert columns_of(tables) == {
+        "events": ["user", "item"],
+        "users": ["user", "country"],
+        "items": ["user", "item"],
+    }
+    assert sample(tables, 1)["users"].to_pydict() == {"user": ["a"], "country": ["DE"]}
+
+
+def test_the_value_of_a_partition_is_a_column(tmp_path: Path) -> None:
+    write(tmp_path / "date=2026-11-20/shop=a%20b/part.csv", EVENTS)
+    write(tmp_path / "date=2026-11-21/shop=__HIVE_DEFAULT_PARTITION__/part.csv", EVENTS)
+    tables = find_tables(tmp_path)
+    assert tables.events[0].partitions == (("date", "2026-11-20"), ("shop", "a b"))
+    assert columns_of(tables)["events"] == ["user", "item", "date", "shop"]
+    assert sample(tables, 1)["events"].to_pylist() == [
+        {"user": "a", "item": "1", "date": "2026-11-20", "shop": "a b"}
+    ]
+
+
+def test_a_schema_names_the_files(tmp_path: Path) -> None:
+    for name in ("log/b.csv", "log/a.csv", "products.csv", "old.parquet"):
+        write(tmp_path / name, EVENTS)
+    tables = find_tables(tmp_path, Files(events="log/*.csv", items="products.csv"))
+    assert [Path(file.path).name for file in tables.files] == ["a.csv", "b.csv", "products.csv"]
+    with pytest.raises(UserError, match=r"shops\.csv is not there, and schema\.toml names it as users"):
+        find_tables(tmp_path, Files(users="shops.csv"))
+
+
+def test_the_digest_is_that_of_the_bytes(tmp_path: Path) -> None:
+    digests = set()
+    for number in range(2):
+        write(tmp_path / "a.csv", {"user": [number]})
+        digests.add(find_tables(tmp_path).events[0].digest)
+        digests.add(find_tables(tmp_path / "a.csv").events[0].digest)
+    assert len(digests) == 2
+
+
+def test_what_cannot_be_meant_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no table of events; give a file or a folder"):
+        find_tables(tmp_path)
+    with pytest.raises(UserError, match=r"nothing is not there; give a file, a folder or a URL\."):
+        find_tables(tmp_path / "nothing")
+    with pytest.raises(UserError, match="neither a file nor a folder"):
+        find_tables("/dev/null")
+    write(tmp_path / "a.csv", EVENTS)
+    write(tmp_path / "b.parquet", EVENTS)
+    with pytest.raises(UserError, match=r"files of the formats csv, parquet for the events; name those"):
+        find_tables(tmp_path)
+    (tmp_path / "b.parquet").unlink()
+    write(tmp_path / "date=1/a.csv", EVENTS)
+    with pytest.raises(UserError, match="partitions by date, none for the events"):
+        find_tables(tmp_path)
