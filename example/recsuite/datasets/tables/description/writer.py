@@ -1,0 +1,175 @@
+"""A schema.toml written for a person to correct: each choice with what it means, and what else there is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO
+from recsuite.datasets.tables.description.validator import validate
+from recsuite.datasets.tables.schema_file import (
+    LIST,
+    NUMBER,
+    FeatureColumn,
+    Files,
+    ItemColumn,
+    LabelColumn,
+    TableSchema,
+)
+from recsuite.errors import printable
+from recsuite.files import explained, replace_file
+
+HEAD = """\
+# What the columns of these tables mean. Correct what is wrong here and start again: training reads this file.
+# A line that begins with # is a comment. A path is relative to the folder of this file.
+"""
+FILES = """
+# Which files hold what: each a file, a folder of parts, or a pattern such as "days/*.csv". What is not named
+# is found by its name. encoding: utf-8, utf-16 or latin-1. delimiter: what stands between columns of text.
+"""
+USER = """
+# The users: the column of the events with their ids, and what one of them is called.
+"""
+ITEM = """
+# The items: the column of the events with their ids, and what one of them is called. title: the column with
+# what people call an item.
+"""
+LABEL = """
+# What is predicted of an event. kind: rating (a number on a scale), yes_no (0 or 1), clicks (there is no
+# column: that the event happened is all that is known), count (how often: 1, 2, 3 ...).
+# noun: what one event is called.
+"""
+# What a kind of label needs besides.
+LABELS = {
+    RATING: """\
+# lowest, highest: the ends of the scale. liked: from here on, an item counts as liked by the user.
+""",
+    COUNT: """\
+# liked: from this count on, an item counts as liked by the user.
+""",
+    YES_NO: "",
+    CLICKS: "",
+}
+WEIGHT = """
+# How much each event counts in the training: a column of numbers, 0 or more.
+"""
+TIMESTAMP = """
+# When an event happened. format: iso (2026-11-20, 2026-11-20T08:30:00+01:00), unix (seconds since 1970),
+# unix_ms (milliseconds) or a pattern of strptime such as "%d.%m.%Y %H:%M". Columns of times need none.
+"""
+FEATURES = """
+# What else is known, a section for each feature; take one out, or add one. The ids of users and items are
+# features already.
+# of: what it is a property of: user, item or event (it differs from event to event).
+# column: a column, or what is computed for each event from its time: hour(timestamp), weekday(timestamp),
+# age_days(item.COLUMN) or age_days(user.COLUMN), the days since the date in that column.
+# kind: category (one of several values), list (several of them; separator: what stands between them in a
+# text) or number (input: buckets learns something of its own for each range of the numbers, dense takes them
+# as they are, on a common scale).
+"""
+LEFT_OUT = """
+# Columns that are not learned from, and why. Take the # away from a section to use it all the same.
+"""
+
+
+class Omission(Protocol):
+    """A column that is left out, such as `guessing.features.LeftOut`: the section that it would have."""
+
+    @property
+    def name(self) -> str:
+        """Of the feature."""
+
+    @property
+    def feature(self) -> FeatureColumn:
+        """The section."""
+
+    @property
+    def why(self) -> str:
+        """The reason, without a full stop."""
+
+
+def write_schema(schema: TableSchema, path: Path, left_out: Sequence[Omission] = ()) -> None:
+    """Write a schema.toml with comments; a reader gets back the same schema. Appears in one step.
+
+    left_out: columns whose sections are written as comments.
+
+    Raises:
+        UserError: when the schema says something impossible, or the file cannot be written.
+    """
+    validate(schema, path=path)
+    with explained(f"{printable(path)} cannot be written"):
+        replace_file(path, text_of(schema, left_out).encode())
+
+
+def text_of(schema: TableSchema, left_out: Sequence[Omission] = ()) -> str:
+    """What `write_schema` writes."""
+    return "".join(_sections(schema, left_out))
+
+
+def _sections(schema: TableSchema, left_out: Sequence[Omission]) -> Iterator[str]:
+    yield HEAD
+    if schema.files != Files():
+        yield FILES + _section("files", _changed(schema.files, Files()))
+    yield USER + _section("user", {"column": schema.user.column, "noun": schema.user.noun})
+    yield ITEM + _section("item", _of_item(schema.item))
+    yield LABEL + LABELS[schema.label.kind] + _section("label", _of_label(schema.label))
+    if schema.weight:
+        yield WEIGHT + _section("weight", {"column": schema.weight.column})
+    if schema.timestamp:
+        yield TIMESTAMP + _section("timestamp", vars(schema.timestamp))
+    yield FEATURES
+    for name, feature in schema.features.items():
+        yield "\n" + _section(f"features.{name}", _of_feature(feature))
+    if left_out:
+        yield LEFT_OUT
+    for omission in left_out:
+        section = _section(f"features.{omission.name}", _of_feature(omission.feature))
+        yield "\n" + _commented([f"{printable(omission.why)}:", *section.splitlines()])
+
+
+def _section(name: str, values: dict[str, str | float]) -> str:
+    return "".join([f"[{name}]\n", *(f"{key} = {_value(value)}\n" for key, value in values.items())])
+
+
+def _value(value: str | float) -> str:
+    # The rules of TOML for a text are those of JSON, but for one character.
+    return (
+        repr(value)
+        if isinstance(value, float)
+        else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    )
+
+
+def _commented(lines: Iterable[str]) -> str:
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _changed(section: object, default: object) -> dict[str, str | float]:
+    return {name: value for name, value in vars(section).items() if value != getattr(default, name)}
+
+
+def _of_item(item: ItemColumn) -> dict[str, str | float]:
+    title: dict[str, str | float] = {"title": item.title} if item.title else {}
+    return {"column": item.column, **title, "noun": item.noun}
+
+
+def _of_label(label: LabelColumn) -> dict[str, str | float]:
+    values: dict[str, str | float] = {"kind": label.kind}
+    if label.kind != CLICKS:
+        values["column"] = label.column
+    if label.kind == RATING:
+        values |= {"lowest": label.lowest, "highest": label.highest}
+    if label.kind in (RATING, COUNT):
+        values["liked"] = label.liked
+    return {**values, **({"noun": label.noun} if label.noun else {})}
+
+
+def _of_feature(feature: FeatureColumn) -> dict[str, str | float]:
+    values: dict[str, str | float] = {"of": feature.of, "column": feature.column, "kind": feature.kind}
+    if feature.kind == NUMBER:
+        values["input"] = feature.input
+    if feature.kind == LIST:
+        values["separator"] = feature.separator
+    return values

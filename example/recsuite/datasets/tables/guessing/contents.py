@@ -1,0 +1,197 @@
+"""What a column of a sample holds: numbers, times, lists or texts. A text file's columns are all texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+# What writers of text files put where there is nothing.
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
+TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
+NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+ISO = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s*(Z|[+-]\d{2}(:?\d{2})?)?)?$"
+# Other ways to write times; of two that fit, the first.
+PATTERNS = (
+    *("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d"),
+    *("%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d.%m.%Y"),
+    *("%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y"),
+    *("%d/%m/%Y %H:%M:%S", "%d/%m/%Y %H:%M", "%d/%m/%Y"),
+    *("%d-%m-%Y %H:%M:%S", "%d-%m-%Y", "%m %d, %Y", "%b %d, %Y", "%a %b %d %H:%M:%S %z %Y"),
+)
+SECONDS, MILLISECONDS = (2e8, 4.2e9), (2e11, 4.2e12)
+SEPARATORS = ("|", ";", ",")
+# Of the values of a column: how many may be damaged, and how many of a list have several entries.
+MOST_DAMAGED, LEAST_SEVERAL = 0.01, 0.05
+# Texts with more characters on average are sentences, and so are entries of a list with more words.
+LONG_TEXT, LONG_ENTRY = 40, 3
+# Values that patterns of times are tried on, and that hours are read from.
+TRIED, MOST_HOURS = 200, 2_000
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a column holds, where it holds anything.
+
+    kind: "number", "flag" (true and false), "text", "time", "list" or "other". size: its values, missing ones
+    aside; distinct: how many of these differ. numbers: float64 [size] of numbers and flags, else empty.
+    texts: its distinct values as texts, in the order of their first places. time_format: how a timestamp is
+    written, empty where it is none; of numbers too, which may be times. separator: between entries of lists
+    in texts.
+    """
+
+    name: str
+    kind: str
+    size: int
+    distinct: int
+    numbers: np.ndarray
+    texts: tuple[str, ...] = ()
+    time_format: str = ""
+    separator: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of its numbers are whole."""
+        return bool(self.numbers.size and np.all(self.numbers == np.floor(self.numbers)))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its texts are sentences rather than names."""
+        return self.kind == "text" and sum(map(len, self.texts)) > LONG_TEXT * max(1, len(self.texts))
+
+    @property
+    def is_time(self) -> bool:
+        """Whether its values are times whatever the column is called."""
+        return self.kind == "time"
+
+
+def content_of(name: str, column: pa.ChunkedArray) -> Content:
+    """What a column of a sample holds."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if is_text(kind):
+        return _of_texts(name, column)
+    column = column.drop_null()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return Content(name, "list", len(column), len(column), np.empty(0))
+    if pa.types.is_boolean(kind):
+        return _of_numbers(name, "flag", column)
+    if pa.types.is_temporal(kind) and not (pa.types.is_time(kind) or pa.types.is_duration(kind)):
+        texts = tuple(str(value) for value in pc.unique(column).to_pylist())
+        return Content(name, "time", len(column), len(texts), np.empty(0), texts, "iso")
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return _of_numbers(name, "number", column)
+    return Content(name, "other", len(column), len(column), np.empty(0))
+
+
+def present(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """A column of texts in which what stands for nothing is null."""
+    column = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    missing = pc.is_in(column, value_set=pa.array(MISSING, pa.string()))
+    return pc.if_else(missing, pa.scalar(None, pa.string()), column)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of a type holds texts."""
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
+    # Of integers with 64 bits the distinct ones are counted before they become floats.
+    texts = tuple(str(value) for value in pc.unique(column).to_pylist())
+    numbers = column.cast(pa.float64(), safe=False).to_numpy()
+    found = Content(name, kind, len(column), len(texts), numbers, texts)
+    return Content(name, kind, len(column), len(texts), numbers, texts, _unix_of(found))
+
+
+def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
+    column = present(column).drop_null()
+    texts = tuple(pc.unique(column).to_pylist())
+    if texts and _share(column, NUMBER) >= 1 - MOST_DAMAGED:
+        numeric = column.filter(pc.match_substring_regex(column, NUMBER))
+        return _of_numeric_texts(name, pc.utf8_ltrim(numeric, "+"), texts)
+    if texts and {text.lower() for text in texts} <= {*TRUE, *FALSE}:
+        numbers = np.array([text.lower() in TRUE for text in column.to_pylist()], np.float64)
+        return Content(name, "flag", len(column), len(texts), numbers, texts)
+    pattern = _pattern_of(column, texts)
+    if pattern:
+        return Content(name, "time", len(column), len(texts), np.empty(0), texts, pattern)
+    separator = _separator_of(column, texts)
+    kind = "list" if separator else "text"
+    return Content(name, kind, len(column), len(texts), np.empty(0), texts, "", separator)
+
+
+def _of_numeric_texts(name: str, column: pa.ChunkedArray, texts: tuple[str, ...]) -> Content:
+    numbers = column.cast(pa.float64()).to_numpy()
+    found = Content(name, "number", len(column), len(texts), numbers, texts)
+    return Content(name, "number", len(column), len(texts), numbers, texts, _unix_of(found))
+
+
+def _share(column: pa.ChunkedArray, pattern: str) -> float:
+    return pc.mean(pc.match_substring_regex(column, pattern).cast(pa.float64())).as_py() or 0.0
+
+
+def _unix_of(content: Content) -> str:
+    """The unit of numbers that may be times since 1970; empty where they may not."""
+    if not content.is_whole and not (content.numbers.size and SECONDS[0] < content.numbers.min()):
+        return ""
+    ends = content.numbers.min(), content.numbers.max()
+    for unit, (first, last) in (("unix", SECONDS), ("unix_ms", MILLISECONDS)):
+        if first <= ends[0] and ends[1] <= last:
+            return unit
+    return ""
+
+
+def _pattern_of(column: pa.ChunkedArray, texts: Sequence[str]) -> str:
+    """How the times of a column of texts are written; empty where they are none."""
+    if not texts:
+        return ""
+    if _share(column, ISO) >= 1 - MOST_DAMAGED:
+        return "iso"
+    tried = texts[:TRIED]
+    return next((pattern for pattern in PATTERNS if all(_reads(text, pattern) for text in tried)), "")
+
+
+def _reads(text: str, pattern: str) -> bool:
+    try:
+        datetime.strptime(text, pattern)
+    except ValueError:
+        return False
+    return True
+
+
+def _separator_of(column: pa.ChunkedArray, texts: Sequence[str]) -> str:
+    """What stands between the entries of lists, which are short and come again; empty without any."""
+    for separator in SEPARATORS:
+        several = _share(column, re.escape(separator))
+        entries = [entry.strip() for text in texts for entry in text.split(separator)]
+        is_short = sum(len(entry.split()) for entry in entries) <= LONG_ENTRY * len(entries)
+        # Parts of a sentence hardly ever come again.
+        if several >= LEAST_SEVERAL and is_short and len({*entries}) <= len(entries) / 2:
+            return separator
+    return ""
+
+
+def hours_of(content: Content) -> np.ndarray:
+    """Whole hours since 1970, int64, of a column of times: of all of its numbers, or of its first texts."""
+    if content.numbers.size:
+        return (content.numbers // (3_600 if content.time_format == "unix" else 3_600_000)).astype(np.int64)
+    read = [_hour_of(text, content.time_format) for text in content.texts[:MOST_HOURS]]
+    return np.array([hour for hour in read if hour is not None], np.int64)
+
+
+def _hour_of(text: str, pattern: str) -> int | None:
+    try:
+        # Python 3.10 does not know the Z.
+        plain = text.replace("Z", "+00:00").replace(",", ".") if pattern == "iso" else text
+        time = datetime.fromisoformat(plain) if pattern == "iso" else datetime.strptime(text, pattern)
+    except ValueError:
+        return None
+    return int((time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp() // 3_600)

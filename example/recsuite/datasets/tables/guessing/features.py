@@ -1,0 +1,98 @@
+"""Which other columns are features, of whom, and of what kind; and which are none, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from recsuite.datasets.schema import EVENT, ITEM, USER
+from recsuite.datasets.tables.guessing import words
+from recsuite.datasets.tables.guessing.contents import Content
+from recsuite.datasets.tables.guessing.roles import LEAST_REPEATS, Roles, repeats
+from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, FeatureColumn
+
+# Fewer different whole numbers than this are rather names of classes.
+FEW_NUMBERS = 10
+# A property that differs for nearly every user or item says no more than its id; of fewer, nothing is known.
+NEARLY_ALL, LEAST_KNOWN = 0.9, 20
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A column that is no feature: the name and the section that it would have, and why it has not."""
+
+    name: str
+    feature: FeatureColumn
+    why: str
+
+    def __str__(self) -> str:
+        return f"the column {self.feature.column} of the {self.feature.of}s is left out: {self.why}"
+
+
+def owner_of(events: pa.Table, column: str, roles: Roles) -> str:
+    """Of whom a column of the events tells: an item or a user, where it is the same in each of theirs."""
+    confirmed = {ITEM: repeats(events, column, roles.item), USER: repeats(events, column, roles.user)}
+    owner = max(confirmed, key=lambda each: confirmed[each])
+    return owner if confirmed[owner] >= LEAST_REPEATS else EVENT
+
+
+def feature_of(content: Content, of: str, num_owners: int, has_times: bool) -> tuple[FeatureColumn, str]:
+    """The section of a column, and why it is to be left out; the reason is empty where it is not.
+
+    num_owners: how many users, items or events there are in the sample. has_times: whether events have times.
+    """
+    why = _reason(content, of, num_owners, has_times)
+    if content.is_time and not why:
+        return FeatureColumn(EVENT, f"age_days({of}.{content.name})", NUMBER), ""
+    # A list of an event can be no feature, but may be used as it stands there.
+    kind = CATEGORY if why and of == EVENT else _kind_of(content)
+    return FeatureColumn(of, content.name, kind, separator=content.separator or "|"), why
+
+
+def _kind_of(content: Content) -> str:
+    if content.kind == "list":
+        return LIST
+    if content.kind != "number" or words.has_word(content.name, words.CODES):
+        return CATEGORY
+    return CATEGORY if content.is_whole and content.distinct <= FEW_NUMBERS else NUMBER
+
+
+def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
+    """Why a column is no feature; empty where it is one."""
+    if content.size == 0:
+        return "it is empty"
+    if content.kind == "other":
+        return "values of its type are not read"
+    if content.is_time:
+        return _reason_of_dates(of, has_times)
+    if content.distinct == 1 and content.kind != "list":
+        return "it has one value"
+    if content.is_long:
+        return "it holds long texts, and nothing reads texts yet"
+    if content.kind == "list":
+        return "it holds lists, which only users and items can have" if of == EVENT else ""
+    is_category = _kind_of(content) == CATEGORY and num_owners >= LEAST_KNOWN
+    if is_category and content.distinct > NEARLY_ALL * num_owners:
+        return "nearly all of its values differ, as those of an id do"
+    return ""
+
+
+def _reason_of_dates(of: str, has_times: bool) -> str:
+    if of == EVENT:
+        return "it holds times, and the events have others"
+    return "" if has_times else "it holds dates, and without times of the events these tell no age"
+
+
+def is_title(name: str) -> bool:
+    """Whether a column of items holds what people call them: "title", "name" or "product_name", say."""
+    return words.rank(name, words.TITLES, words.ITEMS) is not None
+
+
+def title_of(contents: Mapping[str, Content]) -> str:
+    """The column with the titles of items; empty where there is none."""
+    found = [
+        name for name, content in contents.items() if content.kind in ("text", "list") and is_title(name)
+    ]
+    return min(found, key=lambda name: not words.has_word(name, words.TITLES[:1])) if found else ""

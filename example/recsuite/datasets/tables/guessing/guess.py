@@ -1,0 +1,121 @@
+"""A schema guessed from the first rows of somebody's tables: by the names of columns, then by what they hold.
+
+The same tables give the same schema. It is written beside the data for a person to correct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsuite.datasets.schema import EVENT, ITEM, USER
+from recsuite.datasets.tables.description.columns import EVENTS, ITEMS, USERS
+from recsuite.datasets.tables.guessing.contents import Content, content_of, hours_of
+from recsuite.datasets.tables.guessing.features import LeftOut, feature_of, owner_of, title_of
+from recsuite.datasets.tables.guessing.roles import Roles, roles_of
+from recsuite.datasets.tables.guessing.words import table_name
+from recsuite.datasets.tables.schema_file import (
+    CATEGORY,
+    FeatureColumn,
+    ItemColumn,
+    TableSchema,
+    TimestampColumn,
+    UserColumn,
+    WeightColumn,
+)
+from recsuite.errors import UserError
+
+# Names of tables that ids have.
+TAKEN = (USER, ITEM, EVENT)
+
+
+def guess(samples: Mapping[str, pa.Table]) -> tuple[TableSchema, list[LeftOut]]:
+    """The schema that tables probably have, and the columns that it leaves out, each with the reason.
+
+    samples: the first rows of the "events", and of the "users" and "items" where these have tables of their
+    own; all columns of text files are texts.
+
+    Raises:
+        UserError: when no column is recognised as that of the users or the items, or there are no rows.
+    """
+    events = samples[EVENTS]
+    if not len(events):
+        raise UserError("The events have no rows, so nothing can be told about their columns.")
+    contents = {role: _contents(table) for role, table in samples.items()}
+    own = {role: tuple(found) for role, found in contents.items() if role != EVENTS}
+    roles = roles_of(events, contents[EVENTS], own)
+    owned = _owned(samples, contents, roles)
+    title = title_of(owned[ITEM])
+    owned[ITEM].pop(title, None)
+    features, left_out = _features(samples, owned, roles)
+    time = contents[EVENTS].get(roles.timestamp)
+    schema = TableSchema(
+        user=UserColumn(roles.user),
+        item=ItemColumn(roles.item, title),
+        label=roles.label,
+        weight=WeightColumn(roles.weight) if roles.weight else None,
+        timestamp=TimestampColumn(roles.timestamp, time.time_format) if time else None,
+        features={**features, **(_of_times(time, features) if time else {})},
+    )
+    return schema, left_out
+
+
+def _contents(table: pa.Table) -> dict[str, Content]:
+    return {name: content_of(name, table[name]) for name in table.column_names}
+
+
+def _owned(
+    samples: Mapping[str, pa.Table], contents: Mapping[str, Mapping[str, Content]], roles: Roles
+) -> dict[str, dict[str, Content]]:
+    """The columns without a role, by whose they are; those of the tables of users and items first."""
+    owned = {
+        USER: {name: each for name, each in contents.get(USERS, {}).items() if name != roles.user},
+        ITEM: {name: each for name, each in contents.get(ITEMS, {}).items() if name != roles.item},
+        EVENT: {},
+    }
+    for name, content in contents[EVENTS].items():
+        if name not in roles.columns:
+            owned[owner_of(samples[EVENTS], name, roles)].setdefault(name, content)
+    return owned
+
+
+def _features(
+    samples: Mapping[str, pa.Table], owned: Mapping[str, Mapping[str, Content]], roles: Roles
+) -> tuple[dict[str, FeatureColumn], list[LeftOut]]:
+    features: dict[str, FeatureColumn] = {}
+    left_out: list[LeftOut] = []
+    numbers = _numbers(samples, roles)
+    for of, contents in owned.items():
+        for column, content in contents.items():
+            names = [*TAKEN, *features, *(each.name for each in left_out)]
+            feature, why = feature_of(content, of, numbers[of], bool(roles.timestamp))
+            name = table_name(column + "_age" * (feature.column != column), names)
+            if why:
+                left_out.append(LeftOut(name, feature, why))
+            else:
+                features[name] = feature
+    return features, left_out
+
+
+def _numbers(samples: Mapping[str, pa.Table], roles: Roles) -> dict[str, int]:
+    """How many users, items and events there are in the samples."""
+    events = samples[EVENTS]
+    numbers = {USER: pc.count_distinct(events[roles.user]), ITEM: pc.count_distinct(events[roles.item])}
+    found = {each: number.as_py() for each, number in numbers.items()}
+    own = {USER: len(samples.get(USERS, ())), ITEM: len(samples.get(ITEMS, ()))}
+    return {**{each: max(found[each], own[each]) for each in found}, EVENT: len(events)}
+
+
+def _of_times(time: Content, features: Mapping[str, FeatureColumn]) -> dict[str, FeatureColumn]:
+    """The weekday and the hour, where the times of the events differ in them."""
+    hours = hours_of(time)
+    names = [*TAKEN, *features]
+    found = {}
+    if len(np.unique(hours // 24)) > 1:
+        found[table_name("weekday", names)] = FeatureColumn(EVENT, "weekday(timestamp)", CATEGORY)
+    if len(np.unique(hours % 24)) > 1:
+        found[table_name("hour", names)] = FeatureColumn(EVENT, "hour(timestamp)", CATEGORY)
+    return found

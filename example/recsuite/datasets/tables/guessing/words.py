@@ -1,0 +1,88 @@
+"""What the names of columns say: their words, and the words for users, items, labels, weights and times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+# The first that fits is taken.
+USERS = (
+    *("user", "customer", "member", "visitor", "client", "buyer", "reviewer", "shopper", "subscriber"),
+    *("listener", "viewer", "reader", "player", "person", "account", "household", "uid", "session"),
+)
+ITEMS = (
+    *("item", "product", "sku", "asin", "article", "song", "track", "artist", "book", "isbn", "film"),
+    *("video", "game", "recipe", "course", "show", "post", "story", "news", "doc", "document", "listing"),
+    *("business", "restaurant", "hotel", "place", "venue", "app", "ad", "offer", "content", "iid", "pid"),
+)
+RATINGS = ("rating", "ratings", "star", "stars", "score", "overall", "label", "target", "grade", "vote")
+ANSWERS = (
+    *("click", "clicked", "clicks", "purchased", "purchase", "bought", "converted", "conversion", "like"),
+    *("liked", "watched", "played", "read", "ordered", "response", "interaction", "feedback"),
+)
+COUNTS = ("count", "counts", "plays", "playcount", "listens", "views", "times", "quantity", "qty")
+LABELS = (*RATINGS, *ANSWERS, *COUNTS)
+# Labels whose name is a noun for an event.
+NOUNS = ("rating", "ratings", "score", "grade", "vote")
+WEIGHTS = ("weight", "confidence")
+TIMES = (
+    *("timestamp", "datetime", "time", "ts", "date", "day", "created", "occurred", "at", "when", "clock"),
+)
+# Beside a word for a label: "is_click", "play_count", "user_rating".
+OF_LABELS = (
+    *("is", "has", "was", "did", "n", "num", "number", "of", "total", "value", "user", "customer", "item"),
+    *("product", "play", "listen", "view", "click", "watch", "purchase", "review"),
+)
+# Beside a word for a thing, these say that the column tells such things apart.
+IDS = ("id", "ids", "uuid", "guid", "key", "code", "no", "nr", "num", "number", "hash", "idx", "index")
+TITLES = ("title", "name")
+# A thing without a word above, as in "songid"; a word such as "paid" is too short for one.
+ID_AT_END = re.compile(r"(?!unpaid|invalid)\w{4,}id")
+# Whole numbers under such names are names themselves.
+CODES = ("id", "code", "zip", "zipcode", "postal", "postcode", "type", "class", "category", "group", "kind")
+
+
+def words_of(name: str) -> list[str]:
+    """The words of a column's name, in small letters: "userId", "USER_ID", "userid" are user and id."""
+    apart = re.sub(r"([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3 \2\4", name)
+    words = [word for word in re.split(r"[\W_]+", apart.lower()) if word]
+    return [part for word in words for part in _without_id(word)]
+
+
+def _without_id(word: str) -> list[str]:
+    for suffix in ("id", "uuid"):
+        thing = word.removesuffix(suffix)
+        if thing != word and thing in (*USERS, *ITEMS):
+            return [thing, "id"]
+    return [word]
+
+
+def is_id(name: str) -> bool:
+    """Whether a name says that it is one of an id, in a word of its own or at the end of one."""
+    return any(word in ("id", "ids", "uuid", "guid") or ID_AT_END.fullmatch(word) for word in words_of(name))
+
+
+def rank(name: str, known: Sequence[str], beside: Sequence[str] = ()) -> int | None:
+    """The place among known words of what a name says; None where it says something else.
+
+    beside: words that may stand there too. A name that is longer than that, such as "user_name", says
+    something else.
+    """
+    words = [word for word in words_of(name) if word in known or word not in beside]
+    return known.index(words[0]) if len(words) == 1 and words[0] in known else None
+
+
+def has_word(name: str, known: Sequence[str]) -> bool:
+    """Whether one of the words is in a name."""
+    return any(word in known for word in words_of(name))
+
+
+def table_name(name: str, taken: Sequence[str]) -> str:
+    """A name for a feature: letters, digits and _, none of those taken."""
+    plain = re.sub(r"[^a-z0-9]+", "_", "_".join(words_of(name))).strip("_")[:50] or "feature"
+    if plain[0].isdigit() or plain.startswith("history"):
+        plain = f"x_{plain}"
+    found, number = plain, 2
+    while found in taken:
+        found, number = f"{plain}_{number}", number + 1
+    return found

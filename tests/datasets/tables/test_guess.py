@@ -1,0 +1,307 @@
+"""What is guessed of tables that people have: roles, kinds, features, and what is left out, and why."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recsuite.datasets.tables.description.overview import describe
+from recsuite.datasets.tables.description.reader import parse_schema
+from recsuite.datasets.tables.description.validator import validate
+from recsuite.datasets.tables.description.writer import text_of
+from recsuite.datasets.tables.guessing.features import LeftOut
+from recsuite.datasets.tables.guessing.guess import guess
+from recsuite.datasets.tables.guessing.words import table_name, words_of
+from recsuite.datasets.tables.schema_file import FeatureColumn, LabelColumn, TableSchema, TimestampColumn
+from recsuite.errors import UserError
+
+ROWS, USERS, ITEMS = 2_000, 150, 60
+RNG = np.random.default_rng(0)
+USER, ITEM = RNG.integers(0, USERS, ROWS), RNG.integers(0, ITEMS, ROWS)
+UUIDS = [str(uuid.UUID(int=7919 * user**9 + user)) for user in range(USERS)]
+SECONDS = 1_700_000_000 + np.cumsum(RNG.integers(60, 9_000, ROWS))
+ISO = [datetime.datetime.fromtimestamp(int(time), datetime.timezone.utc).isoformat() for time in SECONDS]
+TIMES = {
+    "weekday": FeatureColumn("event", "weekday(timestamp)", "category"),
+    "hour": FeatureColumn("event", "hour(timestamp)", "category"),
+}
+SENTENCE = "It arrived late, was smaller than it looked, and still I like it very much, number {}."
+
+
+def texts(columns: Mapping[str, Any]) -> pa.Table:
+    """A table as a text file gives it."""
+    return pa.table(
+        {name: ["" if each is None else str(each) for each in column] for name, column in columns.items()}
+    )
+
+
+def guessed(columns: Mapping[str, Any], typed: bool = False, **own: pa.Table) -> TableSchema:
+    """What is guessed of some events, which a validator accepts and a file holds."""
+    schema, left_out = guess({"events": pa.table(columns) if typed else texts(columns), **own})
+    names = {"events": [*columns], **{role: table.column_names for role, table in own.items()}}
+    validate(schema, names)
+    text = text_of(schema, left_out)
+    assert parse_schema(text) == schema
+    # Whatever was left out can be switched on, but for a second use of a name.
+    switched = text.replace("\n# [features.", "\n[features.").replace("\n# of =", "\nof =")
+    for key in ("column", "kind", "input", "separator"):
+        switched = switched.replace(f"\n# {key} = ", f"\n{key} = ")
+    assert len(parse_schema(switched).features) == len(schema.features) + len(left_out)
+    return schema
+
+
+def left_out(columns: Mapping[str, Any], **own: pa.Table) -> dict[str, str]:
+    """The reasons why columns are left out."""
+    found: list[LeftOut] = guess({"events": texts(columns), **own})[1]
+    return {omission.feature.column: omission.why for omission in found}
+
+
+RATINGS = {
+    "userId": USER + 1,
+    "movieId": ITEM + 1,
+    "rating": RNG.choice([0.5, 2, 3.5, 4, 5], ROWS),
+    "timestamp": SECONDS,
+}
+SHOP = {
+    "customer_id": [UUIDS[user] for user in USER],
+    "product_id": [f"B{item:04}X" for item in ITEM],
+    "purchased": RNG.integers(0, 2, ROWS),
+    "price": [round(2.5 * item + 0.99, 2) for item in ITEM],
+    "country": [("DE", "FR", "US")[user % 3] for user in USER],
+    "category": [f"shoes-{item % 9}" for item in ITEM],
+    "device": RNG.choice(["phone", "desktop"], ROWS),
+    "discount": RNG.random(ROWS).round(3),
+    "event_time": ISO,
+}
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_ratings_of_films(typed: bool) -> None:
+    schema = guessed(RATINGS, typed)
+    assert (schema.user.column, schema.item.column) == ("userId", "movieId")
+    assert schema.label == LabelColumn("rating", "rating", 0.5, 5.0, 3.875)
+    assert schema.timestamp == TimestampColumn("timestamp", "unix")
+    assert (schema.features, schema.weight) == (TIMES, None)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_shop_with_texts_as_ids_and_features_of_all_three(typed: bool) -> None:
+    schema = guessed(SHOP, typed)
+    assert (schema.user.column, schema.item.column) == ("customer_id", "product_id")
+    assert schema.label == LabelColumn("yes_no", "purchased", noun="event")
+    assert schema.timestamp == TimestampColumn("event_time", "iso")
+    assert schema.features == {
+        "country": FeatureColumn("user", "country", "category"),
+        "price": FeatureColumn("item", "price", "number"),
+        "category": FeatureColumn("item", "category", "category"),
+        "device": FeatureColumn("event", "device", "category"),
+        "discount": FeatureColumn("event", "discount", "number"),
+        **TIMES,
+    }
+
+
+def test_clicks_are_events_without_a_label() -> None:
+    schema = guessed({"visitorid": USER, "itemid": ITEM, "timestamp": SECONDS * 1000})
+    assert (schema.user.column, schema.item.column) == ("visitorid", "itemid")
+    assert schema.label == LabelColumn("clicks")
+    assert schema.timestamp == TimestampColumn("timestamp", "unix_ms")
+
+
+@pytest.mark.parametrize("name", ["plays", "play_count", "score"])
+def test_counts_have_a_few_large_values_or_a_name_that_says_so(name: str) -> None:
+    counts = np.minimum(RNG.zipf(1.6, ROWS), 5_000)
+    schema = guessed({"user": [f"u{user}" for user in USER], "track": [f"t{i}" for i in ITEM], name: counts})
+    assert (schema.user.column, schema.item.column, schema.timestamp) == ("user", "track", None)
+    assert (schema.label.kind, schema.label.column, schema.label.liked) == ("count", name, 1.0)
+
+
+@pytest.mark.parametrize("values", [("true", "false"), ("Yes", "No"), (True, False), (1, 0), ("1.0", "0.0")])
+def test_yes_and_no(values: tuple[Any, Any]) -> None:
+    answers = [values[each] for each in RNG.integers(0, 2, ROWS)]
+    schema = guessed(
+        {"uid": USER, "ad": [f"ad{item}" for item in ITEM], "is_click": answers, "slot": USER % 4}
+    )
+    assert (schema.user.column, schema.item.column) == ("uid", "ad")
+    assert (schema.label.kind, schema.label.column) == ("yes_no", "is_click")
+    assert schema.features == {"slot": FeatureColumn("user", "slot", "category")}
+
+
+REVIEWS = {
+    "overall": RNG.integers(1, 6, ROWS).astype(float),
+    "reviewTime": [f"{1 + i % 12:02} {1 + i % 28}, 2014" for i in range(ROWS)],
+    "reviewerID": [f"A{user:05}" for user in USER],
+    "asin": [f"B00{item:04}" for item in ITEM],
+    "style": [("red", "blue", None)[each] for each in RNG.integers(0, 3, ROWS)],
+    "reviewText": [SENTENCE.format(i) for i in range(ROWS)],
+    "unixReviewTime": SECONDS // 86_400 * 86_400,
+}
+
+
+def test_reviews_with_texts() -> None:
+    schema = guessed(REVIEWS)
+    assert (schema.user.column, schema.item.column) == ("reviewerID", "asin")
+    assert schema.label == LabelColumn("rating", "overall", 1.0, 5.0, 4.0, "rating")
+    assert schema.timestamp == TimestampColumn("unixReviewTime", "unix")
+    # The times are days, so there is no hour.
+    assert schema.features == {
+        "style": FeatureColumn("event", "style", "category"),
+        "weekday": TIMES["weekday"],
+    }
+    assert left_out(REVIEWS) == {
+        "reviewTime": "it holds times, and the events have others",
+        "reviewText": "it holds long texts, and nothing reads texts yet",
+    }
+
+
+SONGS = {
+    "song_id": range(ITEMS),
+    "title": [f"Song {song}, part {song % 3}" for song in range(ITEMS)],
+    "genres": [("Rock|Pop", "Pop", "Jazz|Rock|Soul", "Jazz|Pop|Rock")[song % 4] for song in range(ITEMS)],
+    "released": [f"{1990 + song % 30}-03-0{1 + song % 9}" for song in range(ITEMS)],
+    "seconds": [180.5 + song for song in range(ITEMS)],
+    "code": [f"{song:03}-x" for song in range(ITEMS)],
+    "empty": [""] * ITEMS,
+    "label": ["EMI"] * ITEMS,
+}
+
+
+def test_music_with_lists_and_dates_in_a_table_of_its_own() -> None:
+    events = {"listener": [UUIDS[user] for user in USER], "song_id": ITEM, "at": ISO}
+    schema = guessed(events, items=texts(SONGS))
+    assert (schema.user.column, schema.item.column, schema.item.title) == ("listener", "song_id", "title")
+    assert schema.label == LabelColumn("clicks")
+    assert schema.features == {
+        "genres": FeatureColumn("item", "genres", "list"),
+        "released_age": FeatureColumn("event", "age_days(item.released)", "number"),
+        "seconds": FeatureColumn("item", "seconds", "number"),
+        **TIMES,
+    }
+    assert left_out(events, items=texts(SONGS)) == {
+        "code": "nearly all of its values differ, as those of an id do",
+        "empty": "it is empty",
+        "label": "it has one value",
+    }
+    del events["at"]
+    assert left_out(events, items=texts(SONGS))["released"] == (
+        "it holds dates, and without times of the events these tell no age"
+    )
+
+
+def test_lists_and_times_of_typed_files() -> None:
+    tags = [["new", "sale"], ["new"], [], ["old"]]
+    columns = {
+        "user_id": USER,
+        "item_id": ITEM,
+        "tags": [tags[item % 4] for item in ITEM],
+        "seen": [["a"], ["b"]] * (ROWS // 2),
+        "ts": pa.array(SECONDS, pa.timestamp("s", "UTC")),
+        "shelf": pa.array([f"s{item % 5}" for item in ITEM]).dictionary_encode(),
+    }
+    schema = guessed(columns, typed=True)
+    assert schema.timestamp == TimestampColumn("ts", "iso")
+    assert schema.features == {
+        "tags": FeatureColumn("item", "tags", "list"),
+        "shelf": FeatureColumn("item", "shelf", "category"),
+        **TIMES,
+    }
+
+
+@pytest.mark.parametrize("separator", ["|", ";", ","])
+def test_the_separator_of_lists_is_found(separator: str) -> None:
+    genres = [separator.join(("Rock", "Pop", "Soul")[: 1 + item % 3]) for item in ITEM]
+    schema = guessed({"user": USER, "item": ITEM, "genres": genres})
+    assert schema.features["genres"] == FeatureColumn("item", "genres", "list", separator=separator)
+
+
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ((1, 2, 3, 4, 5), (1.0, 5.0)),
+        ((0, 1, 5), (0.0, 5.0)),
+        ((0.5, 5), (0.5, 5.0)),
+        ((1, 7, 10), (1.0, 10.0)),
+        ((0, 7.5, 9.5), (0.0, 10.0)),
+        ((3.5, 88.0, 99.5), (1.0, 100.0)),
+        ((0.1, 0.9), (0.0, 1.0)),
+        ((-9.5, 9.2), (-10.0, 10.0)),
+    ],
+)
+def test_the_ends_of_a_scale(values: tuple[float, ...], ends: tuple[float, float]) -> None:
+    schema = guessed({"user": USER, "item": ITEM, "score": RNG.choice(values, ROWS)})
+    assert (schema.label.kind, schema.label.lowest, schema.label.highest) == ("rating", *ends)
+
+
+def test_a_weight_is_of_the_event_and_not_of_the_product() -> None:
+    events = {"user": USER, "product": ITEM, "clicked": RNG.integers(0, 2, ROWS)}
+    weight = guessed({**events, "weight": RNG.random(ROWS)}).weight
+    assert weight
+    assert weight.column == "weight"
+    schema = guessed({**events, "weight": 1.5 * ITEM})
+    assert (schema.weight, schema.features) == (None, {"weight": FeatureColumn("item", "weight", "number")})
+
+
+def test_a_few_damaged_values_and_missing_ones_do_not_change_what_a_column_is() -> None:
+    price = [str(each) for each in RNG.random(ROWS)]
+    price[7], price[9] = "?", "NA"
+    schema = guessed({"user": USER, "item": ITEM, "price": price})
+    assert schema.features == {"price": FeatureColumn("event", "price", "number")}
+
+
+def test_one_id_is_known_by_both_tables() -> None:
+    people = texts(
+        {"member_id": range(USERS), "uuid": UUIDS, "age": [20 + user % 40 for user in range(USERS)]}
+    )
+    schema = guessed(
+        {"user": UUIDS * 10, "member_id": [*range(USERS)] * 10, "sku": [*ITEM[:1500]]}, users=people
+    )
+    assert (schema.user.column, schema.item.column) == ("member_id", "sku")
+    assert schema.features["age"] == FeatureColumn("user", "age", "number")
+
+
+def test_the_same_tables_give_the_same_schema() -> None:
+    assert guess({"events": texts(SHOP)}) == guess({"events": texts(SHOP)})
+
+
+def test_where_nothing_is_recognised_one_sentence_names_the_columns_and_what_to_write() -> None:
+    with pytest.raises(UserError) as refused:
+        guess({"events": texts({"temperature": RNG.random(9), "town": ["Rome"] * 9})})
+    assert str(refused.value) == (
+        "Nothing says where the ids of users and items are among 2 columns: temperature, town; write a "
+        'schema.toml beside the data with [user] column = "NAME", [item] column = "NAME" and [label] kind = '
+        '"clicks".'
+    )
+    with pytest.raises(
+        UserError, match=r'ids of items are among 2 columns: user, x; .* column = "user", \[item'
+    ):
+        guess({"events": texts({"user": USER, "x": RNG.random(ROWS)})})
+    with pytest.raises(UserError, match="The events have no rows"):
+        guess({"events": texts({"user": [], "item": []})})
+
+
+def test_the_words_of_a_name() -> None:
+    assert words_of("userId") == words_of("USER_ID") == words_of("userid") == ["user", "id"]
+    assert words_of("HTTPStatus code") == ["http", "status", "code"]
+    assert table_name("Price (EUR)", []) == "price_eur"
+    assert table_name("user", ["user", "user_2"]) == "user_3"
+    assert table_name("2nd choice", []) == "x_2nd_choice"
+    assert table_name("Größe", []) == "gr_e"
+    assert table_name("***", []) == "feature"
+    assert table_name("history", []) == "x_history"
+
+
+def test_a_person_is_shown_each_column_with_three_of_its_values() -> None:
+    events = texts({**SHOP, "bell\x07": ["\x1b[31m" + "x" * 99] * ROWS})
+    schema, _ = guess({"events": events})
+    lines = describe(schema, {"events": events}).splitlines()
+    assert lines[0].split() == ["role", "or", "feature", "column", "kind", "of", "values,", "say"]
+    assert [line.split()[0] for line in lines[1:]] == ["user", "item", "label", "timestamp", *schema.features]
+    price = next(line for line in lines if line.startswith("price"))
+    assert price.split()[1:5] == ["price", "number", "(buckets)", "item"]
+    assert price.count(",") == 2
+    assert all(line.isprintable() and len(line) < 130 for line in lines)
