@@ -20,6 +20,8 @@ usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --hel
        ./run.sh compact [FLAGS...]   merge deltas into one full checkpoint
        ./run.sh export PATH [FLAGS...]     write the best one into the new folder PATH, for a server
        ./run.sh recommend --user ID [FLAGS...]  print what the best checkpoint recommends
+       ./run.sh schema PATH [FLAGS...]     write what the columns of your own tables in PATH seem to mean
+                                     into a schema.toml beside them, for you to correct
        ./run.sh report RUN... [--output FILE]  draw one HTML page from runs, each a --report_dir or a folder
                                      of such; FILE is report.html if not given
        ./run.sh doctor [FLAGS...]    install if needed, then examine this machine for what train with these
@@ -300,7 +302,7 @@ main() {
   local command=train
   case "${1:-train}" in
     help | -h | --help) command=help ;;
-    train | dump | inc_dump | load | compact | export | recommend | report | doctor | setup | test | soak | lint)
+    train | dump | inc_dump | load | compact | export | recommend | schema | report | doctor | setup | test | soak | lint)
       command="${1:-train}"
       shift "$(($# > 0))"
       ;;
@@ -318,7 +320,7 @@ main() {
     setup) set_up ;;
     train) train "$@" ;;
     dump | inc_dump | compact) train "--$command" "$@" ;;
-    load | export) with_path "$command" "$@" ;;
+    load | export | schema) with_path "$command" "$@" ;;
     recommend) alone --recommend "$@" ;;
     report) report "$@" ;;
     doctor) doctor "$@" ;;

@@ -29,6 +29,7 @@ TRAINED = Config.of(split="random", seed=3, embedding_dim=8, mlp_dims=(4, 2), ep
 # Flags that are as the command line says, and the same on all machines: what to do, and what of it is kept.
 OF_THE_COMMAND_LINE = (
     *("train", "dump", "inc_dump", "resume", "load", "compact", "export", "recommend", "doctor"),
+    "schema",
     *("checkpoint", "until", "save_dir", "dump_every", "keep", "async_dump", "user", "top", "follow"),
     *("pipeline", "timeout", "rebuild"),
 )

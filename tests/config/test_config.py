@@ -124,6 +124,8 @@ def test_values_become_their_fields_types() -> None:
         ("--recommend", "--recommend needs --user, the raw id of a user"),
         ("--recommend --user 5 --top 0", "--top 0 is too small; give at least 1"),
         ("--doctor --dump", "--doctor and --dump exclude each other; give one of them"),
+        ("--schema shop --load", "--schema and --load exclude each other; give one of them"),
+        ("--schema shop --rebuild", "--rebuild makes columns again, and --schema makes none; leave it out"),
         ("--export served --load", "--export and --load exclude each other; give one of them"),
         ("--compact --inc_dump", "--compact and --inc_dump exclude each other; give one of them"),
         ("--export", "--export: expected one argument"),

@@ -336,6 +336,7 @@ def test_a_mode_is_launched_with_its_flag(copy: Copy, arguments: list[str], flag
     [
         (["export", "two words", "--save_dir", "a"], "--export=two words|--save_dir|a"),
         (["recommend", "--user", "42"], "--recommend|--user|42"),
+        (["schema", "my shop"], "--schema=my shop"),
     ],
 )
 def test_a_mode_for_one_process_is_not_launched(copy: Copy, arguments: list[str], flags: str) -> None:
@@ -432,6 +433,7 @@ def test_help_names_every_subcommand_and_variable(copy: Copy, word: str) -> None
         "compact",
         "export",
         "recommend",
+        "schema",
         "report",
         "doctor",
         "setup",

@@ -25,7 +25,7 @@ from recsuite.config.sections.training import TrainingConfig
 MOST_DECAY = 60
 # Modes that train, and modes that one process runs alone, without a process group.
 TRAINING = ("train", "dump", "inc_dump", "resume")
-ALONE = ("doctor", "export", "recommend")
+ALONE = ("doctor", "schema", "export", "recommend")
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def _folder(text: str) -> str:
 
 
 # Flags that name a folder.
-FOLDERS = ("data_path", "cache_dir", "save_dir", "report_dir", "load", "export")
+FOLDERS = ("data_path", "schema", "cache_dir", "save_dir", "report_dir", "load", "export")
 # How the text after a flag becomes a value, where the type of its default does not say it.
 KINDS: dict[str, Callable[[str], Any]] = {
     "num_workers": _workers,

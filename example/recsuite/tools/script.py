@@ -93,8 +93,8 @@ def check_machine() -> None:
 
 
 def run_alone(config: Config, given: frozenset[str]) -> int:
-    """Examine the machine, export or recommend, on rank 0 of a launch; returns the exit status. Not
-    collective.
+    """Examine the machine, write a schema, export or recommend, on rank 0 of a launch; returns the exit
+    status. Not collective.
 
     given: the flags of the command line.
 
@@ -110,6 +110,12 @@ def run_alone(config: Config, given: frozenset[str]) -> int:
         from recsuite.tools.doctor import diagnose
 
         return diagnose(config)
+    # Needs none of the packages that are checked.
+    if config.data.schema:
+        from recsuite.datasets.tables.guessing.proposal import propose
+
+        propose(config.data.schema).show()
+        return 0
     check_machine()
     with shown():
         _serve(config, given)

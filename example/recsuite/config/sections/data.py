@@ -45,6 +45,10 @@ class DataConfig(Section):
     """Folder that holds the files, or is to hold them; empty means data/NAME in the repository, or in the
     working directory where the library was installed without it."""
 
+    schema: str = ""
+    """Folder, file or URL of tables of your own: write a schema.toml beside them that says what their columns
+    mean, for you to correct; trains nothing."""
+
     cache_dir: str = ""
     """Folder for the columns made from the files; empty means .columns beside the files."""
 

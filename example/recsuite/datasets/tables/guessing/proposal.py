@@ -1,0 +1,74 @@
+"""A schema.toml that is written beside tables which have none, and the table of it that a person is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from recsuite.datasets.tables.description.overview import describe
+from recsuite.datasets.tables.description.writer import write_schema
+from recsuite.datasets.tables.files import find_tables, sample
+from recsuite.datasets.tables.guessing.features import LeftOut
+from recsuite.datasets.tables.guessing.guess import guess
+from recsuite.datasets.tables.schema_file import FILENAME, Files, TableSchema
+from recsuite.datasets.tables.sources.remote import is_remote
+from recsuite.errors import UserError, printable
+from recsuite.files import explained
+from recsuite.runtime.console import say
+
+# Enough for what is rare in a column, and read in a moment.
+SAMPLED_ROWS = 10_000
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A schema that was guessed and written: where, what was left out, and the table to show."""
+
+    path: Path
+    schema: TableSchema
+    left_out: list[LeftOut]
+    overview: str
+
+    def show(self) -> None:
+        """Print the table, what was left out and why, and where all of it can be corrected."""
+        say(self.overview, tagged=False)
+        for omission in self.left_out:
+            say(str(omission))
+        say(f"wrote {printable(self.path)} from the first rows; correct there what is wrong")
+
+
+def schema_path(path: str | Path) -> Path:
+    """Where the schema of some tables is: in their folder, or that of a file; of a URL in the working one."""
+    if is_remote(str(path)):
+        return Path.cwd() / FILENAME
+    with explained(f"{printable(path)} cannot be looked at"):
+        return Path(path, FILENAME) if Path(path).is_dir() else Path(path).parent / FILENAME
+
+
+def propose(path: str | Path) -> Proposal:
+    """Guess the schema of the tables of a folder, a file or a URL, and write it where `schema_path` says.
+
+    Raises:
+        UserError: when there is a schema already, there are no tables, one cannot be read, or it does not say
+            who its users and items are.
+    """
+    written = schema_path(path)
+    if written.exists():
+        raise UserError(
+            f"{printable(written)} is there already, perhaps with corrections; remove it to have "
+            "another one guessed."
+        )
+    samples = sample(find_tables(path), SAMPLED_ROWS)
+    schema, left_out = guess(samples)
+    schema = dataclasses.replace(schema, files=_files(path))
+    write_schema(schema, written, left_out)
+    return Proposal(written, schema, left_out, describe(schema, samples))
+
+
+def _files(path: str | Path) -> Files:
+    """The section that finds what the path stands for, from the folder of the schema."""
+    if is_remote(str(path)):
+        return Files(events=str(path))
+    # Of a folder, what is in it is found again, and so is what comes into it later.
+    return Files() if Path(path).is_dir() else Files(events=Path(path).name)

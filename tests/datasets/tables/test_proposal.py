@@ -1,0 +1,78 @@
+"""The command that writes a schema.toml beside somebody's tables."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from recsuite.datasets.tables.description.reader import read_schema
+from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables.guessing.proposal import propose, schema_path
+from recsuite.datasets.tables.schema_file import FeatureColumn, Files
+from recsuite.errors import UserError
+from tests.support.launch import EXAMPLE, python, succeeded
+
+EVENTS = [["user_id", "product_id", "stars", "note"]] + [
+    [f"u{row % 17}", f"p{row % 23}", row % 5 + 1, f"it is the {row} time that I write how well it fits"]
+    for row in range(300)
+]
+PRODUCTS = [["product_id", "name", "tags"]] + [
+    [f"p{item}", f"Product {item}", ("new|sale", "old", "old|sale", "new|old")[item % 4]]
+    for item in range(23)
+]
+
+
+def write(path: Path, rows: Sequence[Sequence[object]]) -> None:
+    """A file of CSV, packed if it is called so."""
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+        csv.writer(file).writerows(rows)
+
+
+def test_the_command_writes_a_schema_and_shows_it_and_writes_no_other_over_it(tmp_path: Path) -> None:
+    write(tmp_path / "events.csv.gz", EVENTS)
+    write(tmp_path / "items.csv", PRODUCTS)
+    written = tmp_path / "schema.toml"
+    lines = succeeded(python(EXAMPLE, "--schema", tmp_path)).splitlines()
+    assert lines[0].split() == ["role", "or", "feature", "column", "kind", "of", "values,", "say"]
+    assert lines[1].split() == ["user", "user_id", "id", "user", "u0,", "u1,", "u2"]
+    assert (
+        lines[-2]
+        == "the column note of the events is left out: it holds long texts, and nothing reads texts yet"
+    )
+    assert lines[-1] == f"wrote {written} from the first rows; correct there what is wrong"
+    schema = read_schema(written)
+    assert (schema.files, schema.item.title) == (Files(), "name")
+    assert schema.features == {"tags": FeatureColumn("item", "tags", "list")}
+    before = written.read_bytes()
+    again = python(EXAMPLE, "--schema", tmp_path)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr.splitlines()[-1].endswith(
+        f"{written} is there already, perhaps with corrections; remove it to have another one guessed."
+    )
+    assert written.read_bytes() == before
+
+
+def test_the_schema_of_a_file_names_it(tmp_path: Path) -> None:
+    write(tmp_path / "log.csv", EVENTS)
+    write(tmp_path / "other.csv", PRODUCTS)
+    proposal = propose(tmp_path / "log.csv")
+    assert proposal.path == schema_path(tmp_path) == schema_path(tmp_path / "log.csv")
+    assert proposal.schema == read_schema(proposal.path)
+    assert proposal.schema.files == Files("log.csv")
+    (events,) = find_tables(tmp_path, proposal.schema.files).events
+    assert events.name == str(tmp_path / "log.csv")
+
+
+def test_without_users_or_tables_nothing_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no table of events"):
+        propose(tmp_path)
+    write(tmp_path / "log.csv", PRODUCTS)
+    with pytest.raises(UserError, match="Nothing says where the ids of users are among 3 columns"):
+        propose(tmp_path)
+    with pytest.raises(UserError, match="is not there; give a file, a folder or a URL"):
+        propose(tmp_path / "absent")
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
