@@ -147,6 +147,16 @@ def test_the_figures_of_quality_are_those_of_the_committed_runs(monkeypatch: pyt
     assert all(bar["reached"] for bar in result["bars"] if bar["name"] != "time 80/20, RMSE under the biases")
 
 
+def test_the_figures_of_clicks_are_those_of_the_committed_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("implicit", reason="needs the package implicit, of requirements-dev.txt")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    clicks = importlib.import_module("clicks")
+    result = read_json(DOCS / "clicks.json")
+    assert clicks.render(result) in clicks.PAGE.read_text()
+    assert clicks.judge(result) == result["bars"]
+    assert all(bar["reached"] for bar in result["bars"])
+
+
 def test_the_committed_run_of_the_feed_reached_every_bar() -> None:
     assert all(bar["reached"] for bar in read_json(DOCS / "feed.json")["bars"])
 

@@ -1,0 +1,121 @@
+"""The comparison with least squares: both sides have the same events, and ranks are those of training."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recsuite.config.parser import parse_args
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.baselines import popularity_ranks
+from recsuite.datasets.preparation.cache import open_columns
+from tests.support.launch import ROOT, python, read_json, succeeded
+
+pytest.importorskip("implicit", reason="needs the package implicit, of requirements-dev.txt")
+
+NUM_USERS, NUM_MOVIES = 80, 40
+
+
+@pytest.fixture(scope="module")
+def clicks() -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        return importlib.import_module("clicks")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Users give either even movies or odd ones 4 to 5 stars, and the others 3."""
+    folder = tmp_path_factory.mktemp("clicks") / "movies"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    lines = ["userId,movieId,rating,timestamp"]
+    for user in range(NUM_USERS):
+        for time, movie in enumerate(rng.permutation(NUM_MOVIES)[:30]):
+            rating = rng.choice([4.0, 4.5, 5.0]) if (user + movie) % 2 else 3.0
+            lines.append(f"{user + 1},{movie + 1},{rating},{1_000_000 + 100 * user + time}")
+    (folder / "ratings.csv").write_text("\n".join(lines) + "\n")
+    movies = [f"{movie + 1},Movie {movie} (2001),Drama" for movie in range(NUM_MOVIES)]
+    (folder / "movies.csv").write_text("\n".join(["movieId,title,genres", *movies]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def columns(clicks: ModuleType, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Columns:
+    written = tmp_path_factory.mktemp("written") / "clicks"
+    clicks.write_clicks(folder, written)
+    # Enough for validation that a test differs from it.
+    return open_columns(
+        parse_args([*clicks.SPLIT, "--data_path", str(written), "--validation_fraction", "0.05"])
+    )
+
+
+def test_the_clicks_are_the_ratings_of_4_and_more_as_they_were_written(
+    clicks: ModuleType, folder: Path, tmp_path: Path
+) -> None:
+    clicks.write_clicks(folder, tmp_path / "clicks")
+    lines = (folder / "ratings.csv").read_text().splitlines()
+    liked = [line for line in lines[1:] if float(line.split(",")[2]) >= 4]
+    assert (tmp_path / "clicks" / "ratings.csv").read_text().splitlines() == [lines[0], *liked]
+
+
+def test_the_events_of_both_sides_are_those_of_the_columns(clicks: ModuleType, columns: Columns) -> None:
+    train, both = (clicks.clicks_before(columns, split) for split in ("validation", "test"))
+    assert (train.sum(), both.sum()) == (columns.num_train, columns.num_train + columns.num_validation)
+    users, items = clicks.events_of(columns, "test")
+    # The newest click of each user is the test, so nobody is known to have clicked it.
+    assert sorted(users) == list(range(NUM_USERS))
+    assert np.asarray(both[users, items]).sum() == 0
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_ranks_are_those_that_the_baseline_of_training_counts(
+    split: str, clicks: ModuleType, columns: Columns
+) -> None:
+    known = clicks.clicks_before(columns, split)
+    users, items = clicks.events_of(columns, split)
+    popularity = np.asarray(known.sum(axis=0)).ravel()
+    found = clicks.ranks_of(np.tile(popularity, (len(users), 1)), items, known[users])
+    rows = columns.column("rows")
+    stored = rows[: columns.range_of(split).stop]
+    expected = popularity_ranks(stored[:, 0], stored[:, 1], columns.range_of(split).start, columns.num_items)
+    assert found.tolist() == expected.tolist()
+
+
+def test_ties_count_against_an_item_and_what_was_clicked_does_not_compete(clicks: ModuleType) -> None:
+    from scipy.sparse import csr_matrix
+
+    scores = np.array([[3, 2, 2, 1], [3, 2, 2, 1], [1, 1, 1, 1]], np.float32)
+    known = csr_matrix(np.array([[0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]], np.float32))
+    assert clicks.ranks_of(scores, np.array([1, 1, 3]), known).tolist() == [3, 1, 4]
+
+
+def test_least_squares_finds_what_a_user_likes(clicks: ModuleType, columns: Columns) -> None:
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1, "blas"):
+        found = clicks.LeastSquares(columns, clicks.Settings(16, 0.1, 4.0), 0).measure("test")
+    # Of the 20 movies that a user likes, some 5 are left for the test, and none of the others is in between.
+    assert found["hr_at_10"] > 0.9
+    assert found["hr_at_10"] > columns.baselines["ranks"]["popularity"]["hr_at_10"]
+
+
+def test_both_are_trained_and_shown_beside_popularity(folder: Path, tmp_path: Path) -> None:
+    flags = ["--ranks", 1, "--report", tmp_path, "--train", "--epochs", 4, "--batch_size", 64]
+    printed = succeeded(python(ROOT / "benchmarks" / "clicks.py", folder, *flags, timeout=200))
+    found: dict[str, Any] = read_json(tmp_path / "clicks.json")
+    assert [*found["test"]] == ["popularity", "least squares", "this"]
+    assert all(set(metrics) == {"hr_at_10", "ndcg_at_10"} for metrics in found["test"].values())
+    assert found["tried"] == 64
+    assert sum(found["clicks"]) == sum(
+        float(line.split(",")[2]) >= 4 for line in (folder / "ratings.csv").read_text().splitlines()[1:]
+    )
+    assert found["test"]["least squares"]["ndcg_at_10"] > found["test"]["popularity"]["ndcg_at_10"]
+    assert "| least squares |" in printed
+    assert json.dumps(found["bars"][0]["measured"]).strip('"') in printed
