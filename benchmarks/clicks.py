@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 from environment import DOCS, EXAMPLE, describe, finish, make_parser, torchrun
 from figures import bar, origin, table
-from implicit.als import AlternatingLeastSquares
+from implicit.als import AlternatingLeastSquares  # codespell:ignore als
 from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits
 
