@@ -20,7 +20,7 @@ ELSEWHERE = {
     "recsuite.errors": {"UserError", "counted", "printable"},
     "recsuite.files": {
         *("FileEntry", "check_file", "digest_of", "explained", "flush", "flushed", "locked", "reason_of"),
-        "replace_file",
+        *("digest_of_bytes", "remove", "replace_file", "written_aside"),
     },
     "recsuite.records": {"SEAL", "sealed", "typed"},
     "recsuite.runtime.console": {"say"},

@@ -25,6 +25,15 @@ MAKERS = (
     "datasets/preparation",
     "datasets/schema.py",
     "datasets/source.py",
+    "datasets/tables/derived.py",
+    "datasets/tables/files.py",
+    "datasets/tables/formats.py",
+    "datasets/tables/parts",
+    "datasets/tables/reading.py",
+    "datasets/tables/schema_file.py",
+    "datasets/tables/sources",
+    "datasets/tables/times.py",
+    "datasets/tables/values.py",
 )
 # A string that follows one of these, and then only the end of its line, is a statement without effect.
 BEGINNINGS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)

@@ -64,7 +64,7 @@ def batches(source: Source, columns: Sequence[str]) -> Iterator[Batch]:
     own = [column for column in columns if column in source.names]
     # Of a file without one of the columns, the rows are still to be counted.
     for batch in source.batches(own or source.names[:1]):
-        yield Batch(_with_partitions(batch.columns, source, columns), batch.first, batch.lines)
+        yield Batch(_with_partitions(batch.columns, source, columns), batch.first, batch.num_bad, batch.lines)
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:

@@ -27,12 +27,13 @@ class BadRow(NamedTuple):
 class Batch:
     """Rows of a file, in their order.
 
-    first: how many rows came before. lines: where each stands, int64; None where that is asked for only when
-    a row is bad.
+    first: how many rows came before. num_bad: how many rows of the file could not be split so far. lines:
+    where each stands, int64; None where that is asked for only when a row is bad.
     """
 
     columns: pyarrow.RecordBatch
     first: int
+    num_bad: int = 0
     lines: np.ndarray | None = None
 
 

@@ -64,7 +64,7 @@ class Delimited(Source):
         with explained_damage(self.file), _explained_length(self.file):
             for batch in self._reader(columns) if self._has_rows else ():
                 if batch.num_rows:
-                    yield Batch(batch, first)
+                    yield Batch(batch, first, len(self.bad))
                 first += batch.num_rows
 
     def _reader(self, columns: Sequence[str]) -> Any:

@@ -60,7 +60,7 @@ class JsonLines(Source):
                 if batch is None:
                     batch, lines = self._by_python(block, columns, line)
                 if batch.num_rows:
-                    yield Batch(batch, first, lines)
+                    yield Batch(batch, first, len(self.bad), lines)
                 first, line = first + batch.num_rows, line + num_lines
 
     def _blocks(self) -> Iterator[bytes]:

@@ -1,0 +1,88 @@
+"""Properties of users or items from the rows of a table: the last row with a value counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recsuite.datasets.tables.parts.blocks import spans
+from recsuite.datasets.tables.parts.joining import WHOLE, Joined, joined
+from recsuite.datasets.tables.parts.part import Part
+from recsuite.datasets.tables.parts.wanted import Wanted
+from recsuite.datasets.tables.schema_file import LIST
+from recsuite.datasets.tables.values import ENTRY
+
+
+@dataclass(frozen=True)
+class Property:
+    """A column of users or items: of each its value, or the place of it among `joined`; and of how many of
+    them several values were found.
+    """
+
+    last: np.ndarray
+    num_varied: int
+    joined: Joined | None = None
+    # Whether entries of lists may be meant as numbers.
+    is_untyped: bool = False
+
+    def values(self, wanted: Wanted) -> np.ndarray:
+        """Numbers, float64 with NaN; categories, objects with None; or lists of those."""
+        if self.joined is None:
+            return self.last
+        known: list[Any] = self.joined.to_list()
+        if wanted.kind == LIST:
+            return _lists(known, self.is_untyped)[self.last]
+        table = np.empty(len(known) + 1, object)
+        table[:-1] = known
+        if len(known) and self.last.min(initial=0) >= 0 and isinstance(known[0], int):
+            return np.array(known, np.int64)[self.last]
+        return table[self.last]
+
+
+def property_of(
+    wanted: Wanted, parts: Sequence[Part], entity: Sequence[np.ndarray], key: Wanted, number: int
+) -> Property:
+    """A column of so many users or items, from all parts that have it.
+
+    entity: of each part, which of them a code of the column `key` is, int32, with -1 at the end.
+    """
+    values = joined([(part, wanted) for part in parts]) if wanted.is_coded else None
+    missing = -1 if values else np.nan
+    first = np.full(number, missing, np.int32 if values else np.float64)
+    last, varied = first.copy(), np.zeros(number, bool)
+    for order, part in enumerate(parts):
+        for begin, rows in spans(part.num_rows):
+            places = entity[order][part.column(key, begin, rows)]
+            found = part.column(wanted, begin, rows)
+            found = values.places[order][found] if values else found
+            is_there = found != -1 if values else ~np.isnan(found)
+            _take(places[is_there], found[is_there], first, last, varied)
+    untyped = all(part.is_untyped(wanted) for part in parts)
+    return Property(last, int(varied.sum()), values, untyped)
+
+
+def _take(
+    places: np.ndarray, found: np.ndarray, first: np.ndarray, last: np.ndarray, varied: np.ndarray
+) -> None:
+    """Take in some values. Of several assignments to one place NumPy keeps the last."""
+    is_new = first[places] == -1 if first.dtype == np.int32 else np.isnan(first[places])
+    first[places[is_new][::-1]] = found[is_new][::-1]
+    varied[places[first[places] != found]] = True
+    last[places] = found
+
+
+def _lists(known: list[Any], is_untyped: bool) -> np.ndarray:
+    """The lists that texts stand for, and [] at the end: of whole numbers where all entries are."""
+    split: list[list[Any]] = [
+        [entry for part in str(text).split(ENTRY) if (entry := part.strip())] for text in known
+    ]
+    if is_untyped and all(re.fullmatch(WHOLE, entry) for entries in split for entry in entries):
+        split = [[int(entry.partition(".")[0]) for entry in entries] for entries in split]
+    table = np.empty(len(known) + 1, object)
+    for place, entries in enumerate([*split, []]):
+        table[place] = entries
+    return table

@@ -1,0 +1,93 @@
+"""The distinct values of several parts brought together: sorted, each once, and of one type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsuite.datasets.tables.parts.coding import same_type, together
+from recsuite.datasets.tables.parts.part import Part
+from recsuite.datasets.tables.parts.wanted import ID, Wanted
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# Whole numbers as they are written, and as floats that are whole: 007 is a text, and -0 too.
+WHOLE = r"^(0|-?[1-9]\d{0,18})(\.0+)?$"
+TRUTHS = ("true", "false")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Sorted values, each once: whole numbers (int64) or texts.
+
+    places: of each part, which value a code is, int32; the last is -1, for code -1. is_mixed: whether some
+    parts have whole numbers and others texts, so that all are texts.
+    """
+
+    values: pyarrow.Array
+    places: list[np.ndarray]
+    is_mixed: bool = False
+
+    def to_list(self) -> list[Any]:
+        """As Python's own."""
+        found: list[Any] = self.values.to_pylist()
+        return found
+
+
+def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
+    """The values of one column of several parts, or of several columns of ids."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    raw = [part.values(wanted) for part, wanted in columns]
+    untyped = [part.is_untyped(wanted) for part, wanted in columns]
+    # True and true are one answer, but may be two ids.
+    if all(wanted.kind != ID for _, wanted in columns):
+        raw = _truths(raw, untyped)
+    wholes = [_as_whole(values) if may else values for values, may in zip(raw, untyped, strict=True)]
+    filled = [values.type for values in wholes if len(values)]
+    is_mixed = len(set(filled)) > 1
+    dictionaries = same_type(raw if pyarrow.string() in filled else wholes)
+    if not dictionaries:
+        return Joined(pyarrow.array([], pyarrow.string()), [])
+    values, places = together(dictionaries)
+    order = pc.array_sort_indices(values).to_numpy()
+    ranks = np.full(len(order) + 1, -1, np.int32)
+    ranks[order] = np.arange(len(order), dtype=np.int32)
+    return Joined(values.take(pyarrow.array(order)), [ranks[each] for each in places], is_mixed)
+
+
+def _as_whole(values: pyarrow.Array) -> pyarrow.Array:
+    """Texts as int64 where all are whole numbers of 64 bits; else as they are."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if not pyarrow.types.is_string(values.type) or not len(values):
+        return values
+    if not pc.all(pc.match_substring_regex(values, WHOLE)).as_py():
+        return values
+    try:
+        return pc.replace_substring_regex(values, r"\.0+$", "").cast(pyarrow.int64())
+    except pyarrow.ArrowInvalid:
+        return values
+
+
+def _truths(raw: list[pyarrow.Array], untyped: list[bool]) -> list[pyarrow.Array]:
+    """Texts of text formats in lower case, where all values are true or false, as typed formats have them."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    known = pyarrow.array(TRUTHS)
+    lowered = [
+        pc.utf8_lower(values) if may and pyarrow.types.is_string(values.type) else values
+        for values, may in zip(raw, untyped, strict=True)
+    ]
+    are_truths = all(
+        pyarrow.types.is_string(values.type) and pc.all(pc.is_in(values, known), min_count=0).as_py()
+        for values in lowered
+    )
+    return lowered if are_truths else raw

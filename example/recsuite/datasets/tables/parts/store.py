@@ -1,0 +1,114 @@
+"""Where parts are kept: those of files that were read stay, and new files alone are read."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.preparation.program import digest_of_program
+from recsuite.datasets.tables.parts.part import Part, described, make_part, open_part, refusal
+from recsuite.datasets.tables.parts.wanted import Wanted
+from recsuite.datasets.tables.sources.file import File, Tables
+from recsuite.datasets.tables.sources.remote import is_remote
+from recsuite.errors import UserError, counted
+from recsuite.files import digest_of_bytes, remove
+from recsuite.runtime.progress_bar import stage
+
+# Beside the columns, which have other names.
+FOLDER = "parts"
+
+
+@contextlib.contextmanager
+def kept(tables: Tables, config: DataConfig) -> Iterator[Path]:
+    """The folder of the parts of these tables: beside their columns, or one that ends where it cannot be."""
+    root = Path(tables.root)
+    beside = None if is_remote(tables.root) else (root if root.is_dir() else root.parent) / ".columns"
+    cache = Path(config.cache_dir) if config.cache_dir else beside
+    if cache is not None:
+        # Several data sets may share one folder for their columns.
+        folder = cache / FOLDER / digest_of_bytes(tables.root.encode())[:12]
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                yield folder
+                return
+    with tempfile.TemporaryDirectory(prefix="parts-") as temporary:
+        yield Path(temporary)
+
+
+def parts_of(
+    folder: Path, roles: Sequence[tuple[File, tuple[Wanted, ...]]], config: DataConfig
+) -> tuple[list[Part], list[str]]:
+    """The parts of these files, of which those that are not there are read; and what was left out of each.
+
+    Removes the parts of files that are there no more.
+
+    Raises:
+        UserError: for a file that cannot be read, and for bad rows as --bad_rows and --max_bad_rows say.
+    """
+    names = [_name(file, wanted) for file, wanted in roles]
+    found = {name: open_part(folder / name, *role) for name, role in zip(names, roles, strict=True)}
+    # Of two files with the same bytes one is read.
+    missing = {name: role for name, role in zip(names, roles, strict=True) if found[name] is None}
+    with stage("reading the tables", sum(_size(file) for file, _ in missing.values()), "bytes") as reached:
+        before = 0
+        for name, (file, wanted) in missing.items():
+            remove(folder / name)
+            report = functools.partial(_report, reached, before)
+            found[name] = make_part(folder / name, file, wanted, config.bad_rows == "skip", report)
+            before += _size(file)
+    for path in folder.iterdir():
+        # Beside the parts lies a folder of unfinished work.
+        if path.name not in names and not path.name.startswith("."):
+            remove(path)
+    parts = [
+        dataclasses.replace(part, file=file)
+        for name, (file, _) in zip(names, roles, strict=True)
+        if (part := found[name]) is not None
+    ]
+    return parts, [note for part in parts for note in (*part.notes, *_accepted(part, config))]
+
+
+def _size(file: File) -> int:
+    return max(file.size, 0)
+
+
+def _report(reached: Callable[[int], None], before: int, done: int) -> None:
+    reached(before + done)
+
+
+def _name(file: File, wanted: tuple[Wanted, ...]) -> str:
+    """Of everything that a part is a function of: the bytes, what is read of them, and the program."""
+    told = [file.digest, repr(file), repr(wanted), digest_of_program()]
+    return digest_of_bytes(json.dumps(told).encode())
+
+
+def _accepted(part: Part, config: DataConfig) -> list[str]:
+    """What to say of the bad rows of a file.
+
+    Raises:
+        UserError: where there are more than are allowed.
+    """
+    faults, num_rows = part.faults, part.num_rows + part.faults.number
+    if not faults.first:
+        return []
+    if config.bad_rows != "skip":
+        raise refusal(part.file, faults)
+    if faults.number > config.max_bad_rows * num_rows:
+        raise UserError(
+            f"{described(part.file, faults)}; with it {faults.number:,} of {num_rows:,} rows of the file "
+            f"cannot be read, and --max_bad_rows {config.max_bad_rows:g} allows "
+            f"{int(config.max_bad_rows * num_rows):,}; mend the file, or give a larger one."
+        )
+    name = Path(part.file.name).name
+    return [
+        f"left out {counted(faults.number, 'bad row')} of {name}, the first being {faults.unit} "
+        f"{faults.first.number} ({faults.first.reason})"
+    ]

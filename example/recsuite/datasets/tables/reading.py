@@ -1,0 +1,235 @@
+"""People's own tables as a data set: users, items and events, in bounded memory.
+
+Each file is read once into a part on the disk, see `parts.part`: columns of numbers that count the file's own
+distinct values. Then the distinct values of all parts are brought together and sorted, and the columns of the
+events are made from those of the parts, block by block. So the same rows give the same data set, however many
+files and batches they come in.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
+from recsuite.datasets.tables.derived import AGE_DAYS, HOUR, age_days, derived, hour, weekday
+from recsuite.datasets.tables.files import EVENTS, Tables, columns_of
+from recsuite.datasets.tables.parts.blocks import gathered, spans
+from recsuite.datasets.tables.parts.entities import property_of
+from recsuite.datasets.tables.parts.joining import Joined, joined
+from recsuite.datasets.tables.parts.part import Part
+from recsuite.datasets.tables.parts.store import kept, parts_of
+from recsuite.datasets.tables.parts.wanted import DATE, ID, LABEL, TABLE_OF, TIME, WEIGHT, Wanted, wanted_of
+from recsuite.datasets.tables.schema_file import CATEGORY, COUNT, NUMBER, TableSchema
+from recsuite.errors import UserError, counted
+from recsuite.runtime.progress_bar import stage
+
+if TYPE_CHECKING:
+    import pandas
+
+HOURS, WEEKDAYS = 24, 7
+
+
+def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawData:
+    """Read the tables that a schema describes. Columns of many events are mapped from files without a name.
+
+    Raises:
+        UserError: for a file that cannot be read, a column that is missing, and for bad rows as --bad_rows
+            and --max_bad_rows say.
+    """
+    wanted = wanted_of(schema, columns_of(tables))
+    roles = [(role, file, wanted[role]) for role, files in tables.roles.items() for file in files]
+    with kept(tables, config) as folder, tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
+        parts, notes = parts_of(folder, [(file, columns) for _, file, columns in roles], config)
+        by_role: dict[str, list[Part]] = {role: [] for role in wanted}
+        for (role, _, _), part in zip(roles, parts, strict=True):
+            by_role[role].append(part)
+        if not any(part.num_rows for part in by_role[EVENTS]):
+            raise UserError(f"{tables.events[0]} holds no event: there is no row below its header.")
+        with stage("bringing the tables together"):
+            return _Reading(schema, wanted, by_role, Path(temporary), notes).raw_data()
+
+
+@dataclass
+class _Entity:
+    """Users or items: their ids, and which of them a code of each part is."""
+
+    name: str
+    key: Wanted
+    ids: Joined
+    # int32, by role, one array a part.
+    places: dict[str, list[np.ndarray]]
+    days: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class _Reading:
+    """The way from parts to a data set."""
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        wanted: dict[str, tuple[Wanted, ...]],
+        parts: dict[str, list[Part]],
+        folder: Path,
+        notes: list[str],
+    ) -> None:
+        self.schema, self.wanted, self.parts, self.folder, self.notes = schema, wanted, parts, folder, notes
+        self.num_events = sum(part.num_rows for part in parts[EVENTS])
+
+    def raw_data(self) -> RawData:
+        """All of it."""
+        entities = {name: self._entity(name) for name in ENTITIES}
+        frames = {name: self._frame(entity) for name, entity in entities.items()}
+        events = self._events(entities)
+        num_bad = sum(part.faults.number for part in self.parts[EVENTS])
+        return RawData(events, frames[ITEM], frames[USER], skipped=self.notes, num_skipped=num_bad)
+
+    def _entity(self, name: str) -> _Entity:
+        key = next(each for each in self.wanted[EVENTS] if each.kind == ID and each.of == name)
+        roles = [role for role in (EVENTS, TABLE_OF[name]) if role in self.parts]
+        ids = joined([(part, key) for role in roles for part in self.parts[role]])
+        if ids.is_mixed:
+            self.notes.append(
+                f"the ids of the column {key.column} are whole numbers in some files and texts in others: "
+                "all are taken as texts"
+            )
+        places = iter(ids.places)
+        entity = _Entity(name, key, ids, {role: [next(places) for _ in self.parts[role]] for role in roles})
+        if len(roles) == 2:
+            self._note_missing(entity, roles[1])
+        return entity
+
+    def _note_missing(self, entity: _Entity, role: str) -> None:
+        """Say how many ids the events have that the table of their properties has not."""
+        known = np.zeros(len(entity.ids.values) + 1, bool)
+        for places in entity.places[role]:
+            known[places] = True
+        if number := int((~known[:-1]).sum()):
+            self.notes.append(
+                f"{counted(number, entity.name)} of the events {'has' if number == 1 else 'have'} no row in "
+                f"the table of {role}: what it says of others is missing there"
+            )
+
+    def _frame(self, entity: _Entity) -> pandas.DataFrame:
+        """One row for each id, with the columns that the schema names."""
+        import pandas
+
+        ids = entity.ids.values.to_numpy(zero_copy_only=False)
+        columns: dict[str, Any] = {entity.key.column: ids}
+        for role in (EVENTS, TABLE_OF[entity.name]):
+            for wanted in self.wanted.get(role, ()):
+                if wanted.of == entity.name and wanted.kind != ID:
+                    values = self._property(entity, role, wanted)
+                    if wanted.kind == DATE:
+                        entity.days[wanted.column] = values
+                    else:
+                        columns[wanted.column] = values
+        title = self.schema.title_column
+        if entity.name == ITEM and title != entity.key.column:
+            columns[title] = _titles(columns.get(title), ids)
+        return pandas.DataFrame(columns)
+
+    def _property(self, entity: _Entity, role: str, wanted: Wanted) -> np.ndarray:
+        found = property_of(wanted, self.parts[role], entity.places[role], entity.key, len(entity.ids.values))
+        if found.num_varied:
+            self.notes.append(
+                f"{wanted.column} varies within {counted(found.num_varied, entity.name)}: the last one counts"
+                + ("; name it a feature of the event to keep each" if role == EVENTS else "")
+            )
+        return found.values(wanted)
+
+    def _events(self, entities: dict[str, _Entity]) -> Events:
+        user, item = (self._places(entities[name]) for name in ENTITIES)
+        label = self._numbers(LABEL, "float32")
+        time = self._numbers(TIME, "int64")
+        weight = self._numbers(WEIGHT, "float32")
+        if label is None:
+            label = self._made(lambda first, rows: np.ones(rows, np.float32), "float32")
+        elif weight is None and self.schema.label.kind == COUNT:
+            # The label is the logarithm already.
+            counts = label
+            weight = self._made(lambda first, rows: 1 + counts[first : first + rows], "float32")
+        if time is None:
+            time = np.zeros(self.num_events, np.int64)
+        events = Events(user, item, label, time, weight)
+        for wanted in self.wanted[EVENTS]:
+            if wanted.of == EVENT and wanted.kind == CATEGORY:
+                events.features[wanted.column] = self._codes(wanted)
+            elif wanted.of == EVENT and wanted.kind == NUMBER:
+                events.features[wanted.column] = self._column(wanted, "float32")
+        self._derive(events, entities)
+        return events
+
+    def _places(self, entity: _Entity) -> np.ndarray:
+        return self._mapped(entity.key, entity.places[EVENTS])
+
+    def _codes(self, wanted: Wanted) -> Codes:
+        values = joined([(part, wanted) for part in self.parts[EVENTS]])
+        return Codes(self._mapped(wanted, values.places), values.to_list())
+
+    def _mapped(self, wanted: Wanted, places: Sequence[np.ndarray]) -> np.ndarray:
+        """The codes of a column as places among the values of all parts, int32."""
+        blocks = (
+            places[order][part.column(wanted, first, rows)]
+            for order, part in enumerate(self.parts[EVENTS])
+            for first, rows in spans(part.num_rows)
+        )
+        return gathered(blocks, self.num_events, "int32", self.folder)
+
+    def _numbers(self, kind: str, dtype: str) -> np.ndarray | None:
+        wanted = next((each for each in self.wanted[EVENTS] if each.kind == kind), None)
+        return None if wanted is None else self._column(wanted, dtype)
+
+    def _column(self, wanted: Wanted, dtype: str) -> np.ndarray:
+        blocks = (
+            part.column(wanted, first, rows)
+            for part in self.parts[EVENTS]
+            for first, rows in spans(part.num_rows)
+        )
+        return gathered(blocks, self.num_events, dtype, self.folder)
+
+    def _made(self, block: Callable[[int, int], np.ndarray], dtype: str) -> np.ndarray:
+        """A column that is computed. block: gives the rows from a place on, so many of them."""
+        blocks: Iterator[np.ndarray] = (block(first, rows) for first, rows in spans(self.num_events))
+        return gathered(blocks, self.num_events, dtype, self.folder)
+
+    def _derive(self, events: Events, entities: dict[str, _Entity]) -> None:
+        """Add the features of the event that are computed from its time."""
+        places = {USER: events.user, ITEM: events.item}
+        for feature in self.schema.features.values():
+            call = derived(feature.column)
+            if call is None:
+                continue
+            if call.function == AGE_DAYS:
+                days = entities[call.of].days[call.column]
+                block = functools.partial(_ages, events.time, places[call.of], days)
+                events.features[feature.column] = self._made(block, "float32")
+                continue
+            part_of, number = (hour, HOURS) if call.function == HOUR else (weekday, WEEKDAYS)
+            block = functools.partial(_parts_of_time, part_of, events.time)
+            is_number = feature.kind == NUMBER
+            found = self._made(block, "float32" if is_number else "int32")
+            events.features[feature.column] = found if is_number else Codes(found, [*range(number)])
+
+
+def _ages(time: np.ndarray, place: np.ndarray, days: np.ndarray, first: int, rows: int) -> np.ndarray:
+    return age_days(time[first : first + rows], days[place[first : first + rows]])
+
+
+def _parts_of_time(
+    part_of: Callable[[np.ndarray], np.ndarray], time: np.ndarray, first: int, rows: int
+) -> np.ndarray:
+    return part_of(time[first : first + rows])
+
+
+def _titles(found: Any, ids: np.ndarray) -> list[str]:
+    """What people call the items: the id where nothing else is known."""
+    titles = ids if found is None else found
+    return [str(each) if title is None else str(title) for title, each in zip(titles, ids, strict=True)]

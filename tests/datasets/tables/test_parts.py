@@ -1,0 +1,121 @@
+"""What was read stays read: a new day reads the new file alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.schema import RawData
+from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables.parts import store
+from recsuite.datasets.tables.reading import read_tables
+from recsuite.datasets.tables.schema_file import (
+    FeatureColumn,
+    ItemColumn,
+    LabelColumn,
+    TableSchema,
+    TimestampColumn,
+    UserColumn,
+)
+from tests.support.tables import write
+
+SCHEMA = TableSchema(
+    UserColumn("user"), ItemColumn("item"), LabelColumn("clicks"), timestamp=TimestampColumn("date")
+)
+
+
+@pytest.fixture
+def names_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that were read, in order; a test may clear it."""
+    names: list[str] = []
+    make_part = store.make_part
+
+    def counting(folder, file, *rest):  # type: ignore[no-untyped-def]
+        names.append(Path(file.path).parent.name)
+        return make_part(folder, file, *rest)
+
+    monkeypatch.setattr(store, "make_part", counting)
+    return names
+
+
+def read(folder: Path, schema: TableSchema = SCHEMA) -> RawData:
+    return read_tables(find_tables(folder), schema, DataConfig())
+
+
+def write_day(folder: Path, day: int) -> None:
+    users = [f"u{day}", "u20"]
+    write(folder / f"date=2026-11-{day}/a.parquet", {"user": users, "item": [day, 1], "price": [1.0, 2.0]})
+
+
+def test_a_new_day_reads_the_new_file_alone(tmp_path: Path, names_read: list[str]) -> None:
+    for day in (20, 22):
+        write_day(tmp_path, day)
+    assert len(read(tmp_path).events.label) == 4
+    assert names_read == ["date=2026-11-20", "date=2026-11-22"]
+    names_read.clear()
+    # It comes between the others, and its users are sorted in between theirs.
+    write_day(tmp_path, 21)
+    raw = read(tmp_path)
+    assert names_read == ["date=2026-11-21"]
+    assert raw.users["user"].tolist() == ["u20", "u21", "u22"]
+    assert raw.events.user.tolist() == [0, 0, 1, 0, 2, 0]
+    names_read.clear()
+    read(tmp_path)
+    assert names_read == []
+
+
+def test_what_a_part_is_a_function_of_makes_it_again(
+    tmp_path: Path, names_read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_day(tmp_path, 20)
+    write_day(tmp_path, 21)
+    read(tmp_path)
+    (parts,) = (tmp_path / ".columns/parts").iterdir()
+    names_read.clear()
+    # The bytes of a file.
+    write(tmp_path / "date=2026-11-21/a.parquet", {"user": ["new"], "item": [1], "price": [0.5]})
+    assert "new" in read(tmp_path).users["user"].tolist()
+    assert names_read == ["date=2026-11-21"]
+    # What is read of it; what nothing is read for changes nothing.
+    names_read.clear()
+    read(tmp_path, dataclasses.replace(SCHEMA, user=UserColumn("user", "customer")))
+    assert names_read == []
+    priced = dataclasses.replace(SCHEMA, features={"price": FeatureColumn("event", "price", "number")})
+    np.testing.assert_array_equal(read(tmp_path, priced).events.features["price"], [1.0, 2.0, 0.5])
+    assert len(names_read) == 2
+    # Damage.
+    names_read.clear()
+    damaged = next(parts.rglob("0.bin"))
+    damaged.write_bytes(b"\7" * damaged.stat().st_size)
+    read(tmp_path, priced)
+    assert len(names_read) == 1
+    # The program.
+    names_read.clear()
+    monkeypatch.setattr(store, "digest_of_program", lambda: "another")
+    read(tmp_path, priced)
+    assert len(names_read) == 2
+    # What no file has any more takes no space.
+    assert len([*parts.iterdir()]) == 2
+
+
+def test_a_part_takes_the_space_that_its_docstring_says(tmp_path: Path) -> None:
+    number = 10_000
+    write(tmp_path / "date=2026-11-20/a.csv", {"user": [*range(number)], "item": [1] * number})
+    read(tmp_path)
+    sizes = {
+        path.name: path.stat().st_size for path in (tmp_path / ".columns").rglob("*.*") if path.is_file()
+    }
+    # User, item, time.
+    assert [sizes["0.bin"], sizes["1.bin"], sizes["2.bin"]] == [4 * number, 4 * number, 8 * number]
+    assert sum(sizes.values()) < 16 * number + 10 * number + 5_000
+
+
+def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path: Path) -> None:
+    path = write(tmp_path / "date=2026-11-20/a.csv", {"user": [1], "item": [1]})
+    (tmp_path / ".columns").write_text("a file where a folder is to be")
+    assert len(read(tmp_path).events.label) == 1
+    assert path.exists()

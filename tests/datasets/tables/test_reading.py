@@ -1,0 +1,275 @@
+"""Tables as a data set: the same from every format, however many files, and nothing silent."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+
+from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.schema import Codes, Events, RawData
+from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables.parts import blocks, coding
+from recsuite.datasets.tables.reading import read_tables
+from recsuite.datasets.tables.schema_file import (
+    FeatureColumn,
+    ItemColumn,
+    LabelColumn,
+    TableSchema,
+    TimestampColumn,
+    UserColumn,
+    WeightColumn,
+)
+from recsuite.errors import UserError
+from tests.support.tables import ENDS, write
+
+DAY = 1_795_132_800
+USERS = [str(uuid.UUID(int=number)) for number in (7, 3)]
+HOURS = [datetime.datetime(2026, 11, 20, hour, 30) for hour in range(5)]
+TABLE = pyarrow.table(
+    {
+        "user": [USERS[0], USERS[1], USERS[0], USERS[1], USERS[0]],
+        "item": [7, -1, 7, 2**62, 3],
+        "stars": [1.0, 5, 3.5, 4, 2],
+        "time": pyarrow.array(HOURS, pyarrow.timestamp("s")),
+        "price": [1.5, 2, 2.5, None, 4],
+        "tags": [["x", "y"], ["z"], ["x", "y"], None, ["y"]],
+        "device": ["web", None, "app", "web", "web"],
+        "released": pyarrow.array([datetime.date(2026, 11, 18)] * 4 + [None]),
+        "in_stock": [True, False, True, None, True],
+        "number": [1, 2, 1, None, 3],
+    }
+)
+FEATURES = {
+    "price": FeatureColumn("item", "price", "number"),
+    "tags": FeatureColumn("item", "tags", "list"),
+    "stock": FeatureColumn("item", "in_stock", "category"),
+    "number": FeatureColumn("item", "number", "category"),
+    "device": FeatureColumn("event", "device", "category"),
+    "paid": FeatureColumn("event", "price", "number", "dense"),
+    "hour": FeatureColumn("event", "hour(timestamp)", "category"),
+    "weekday": FeatureColumn("event", "weekday(timestamp)", "category"),
+    "age": FeatureColumn("event", "age_days(item.released)", "number"),
+}
+RATING = LabelColumn("rating", "stars", 1, 5, 4)
+SCHEMA = TableSchema(
+    UserColumn("user"), ItemColumn("item"), RATING, timestamp=TimestampColumn("time"), features=FEATURES
+)
+PLAIN = TableSchema(UserColumn("user"), ItemColumn("item"), LabelColumn("clicks"))
+
+
+def read(path: Path, schema: TableSchema = SCHEMA, **flags: Any) -> RawData:
+    return read_tables(find_tables(path, schema.files), schema, DataConfig(**flags))
+
+
+def plain(raw: RawData) -> dict[str, Any]:
+    """A data set as Python's own values, which can be compared."""
+
+    def of(column: Any) -> Any:
+        if isinstance(column, Codes):
+            return [None if code < 0 else column.values[code] for code in column.codes]
+        return None if column is None else [None if value != value else value for value in column.tolist()]
+
+    events = {name: of(values) for name, values in vars(raw.events).items() if name != "features"}
+    frames = {
+        f"{entity}.{name}": of(frame[name].to_numpy(object))
+        for entity, frame in (("users", raw.users), ("items", raw.items))
+        for name in frame
+    }
+    return {**events, **frames, **{name: of(values) for name, values in raw.events.features.items()}}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_every_format_gives_the_same_data_set(tmp_path: Path, end: str) -> None:
+    raw = read(write(tmp_path / f"a.{end}", TABLE))
+    assert plain(raw) == {
+        # By the order of the ids, which are as they came.
+        "users.user": sorted(USERS),
+        "items.item": [-1, 3, 7, 2**62],
+        "user": [1, 0, 1, 0, 1],
+        "item": [2, 0, 2, 3, 1],
+        "label": [1.0, 5.0, 3.5, 4.0, 2.0],
+        "time": [DAY + 3600 * hour + 1800 for hour in range(5)],
+        "weight": None,
+        # The last event with a value counts.
+        "items.price": [2.0, 4.0, 2.5, None],
+        "items.tags": [["z"], ["y"], ["x", "y"], []],
+        "items.in_stock": ["false", "true", "true", None],
+        "items.number": [2, 3, 1, None],
+        "items.title": ["-1", "3", "7", str(2**62)],
+        "device": ["web", None, "app", "web", "web"],
+        "price": [1.5, 2.0, 2.5, None, 4.0],
+        "hour(timestamp)": [0, 1, 2, 3, 4],
+        "weekday(timestamp)": [4] * 5,
+        "age_days(item.released)": [2.0, 2.0, 2.0, 2.0, None],
+    }
+    assert raw.skipped == [
+        "price varies within 1 item: the last one counts; name it a feature of the event to keep each"
+    ]
+    assert [raw.events.user.dtype, raw.events.label.dtype, raw.events.time.dtype] == [
+        np.int32,
+        np.float32,
+        np.int64,
+    ]
+
+
+def test_the_number_of_files_and_batches_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = read(write(tmp_path / "whole/a.csv", TABLE))
+    for name, size in (("coding.WAITING_ROWS", 1), ("blocks.BLOCK_ROWS", 2), ("blocks.LARGE_BYTES", 8)):
+        module, attribute = name.split(".")
+        monkeypatch.setattr({"coding": coding, "blocks": blocks}[module], attribute, size)
+    for row in range(5):
+        write(tmp_path / f"parts/part-{row}.csv", TABLE.slice(row, 1))
+    parts = read(tmp_path / "parts")
+    assert plain(parts) == plain(whole)
+    assert parts.skipped == whole.skipped
+    # A large column lies on the disk, under no name.
+    assert isinstance(parts.events.time, np.memmap)
+    assert not [*tmp_path.rglob("column.bin")]
+
+
+def test_properties_come_from_the_tables_of_users_and_items(tmp_path: Path) -> None:
+    write(tmp_path / "log.csv", {"user": [1, 2], "item": ["B2", "A1"], "country": ["US", "US"]})
+    write(tmp_path / "users.csv", {"user": [3, 1], "country": ["FR", "DE"]})
+    write(
+        tmp_path / "items.jsonl",
+        {"item": ["A1", "A1", "C3"], "name": ["old", "new", None], "year": [1, 2, 3]},
+    )
+    schema = dataclasses.replace(
+        PLAIN,
+        item=ItemColumn("item", "name"),
+        features={
+            "country": FeatureColumn("user", "country", "category"),
+            "year": FeatureColumn("item", "year", "number"),
+        },
+    )
+    raw = read(tmp_path, schema)
+    found = plain(raw)
+    assert (found["user"], found["item"]) == ([0, 1], [1, 0])
+    assert found["users.country"] == ["DE", None, "FR"]
+    assert (found["items.item"], found["items.name"]) == (["A1", "B2", "C3"], ["new", "B2", "C3"])
+    assert found["items.year"] == [2.0, None, 3.0]
+    assert raw.skipped == [
+        "1 user of the events has no row in the table of users: what it says of others is missing there",
+        "1 item of the events has no row in the table of items: what it says of others is missing there",
+        "name varies within 1 item: the last one counts",
+        "year varies within 1 item: the last one counts",
+    ]
+
+
+def test_ids_are_texts_where_one_of_them_is_and_that_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", {"user": [1, 10, 9], "item": [1, 2, 3]})
+    write(tmp_path / "b.csv", {"user": ["x", "1", "007"], "item": [1, 2, 3]})
+    raw = read(tmp_path, PLAIN)
+    assert raw.users["user"].tolist() == ["007", "1", "10", "9", "x"]
+    assert plain(raw)["user"] == [1, 2, 3, 4, 1, 0]
+    assert raw.skipped == [
+        "the ids of the column user are whole numbers in some files and texts in others: all are taken as "
+        "texts"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("column", "ids"),
+    [
+        (pyarrow.array([2.0, 1.0]), [1, 2]),
+        (pyarrow.array([2**63, 5], pyarrow.uint64()), ["5", str(2**63)]),
+        (pyarrow.array([b"b", b"a"]), ["a", "b"]),
+        (pyarrow.array(["b", "a"]).dictionary_encode(), ["a", "b"]),
+        (pyarrow.array(["2", "10"]), ["10", "2"]),
+    ],
+)
+def test_ids_of_typed_files_are_of_their_type(tmp_path: Path, column: pyarrow.Array, ids: list[Any]) -> None:
+    raw = read(write(tmp_path / "a.parquet", {"user": column, "item": [1, 2]}), PLAIN)
+    assert raw.users["user"].tolist() == ids
+
+
+def test_the_value_of_a_partition_is_read_as_a_column(tmp_path: Path) -> None:
+    for day in (20, 21):
+        write(tmp_path / f"date=2026-11-{day}/a.parquet", {"user": [1], "item": [2]})
+    features = {"day": FeatureColumn("event", "date", "category")}
+    raw = read(tmp_path, dataclasses.replace(PLAIN, timestamp=TimestampColumn("date"), features=features))
+    assert raw.events.time.tolist() == [DAY, DAY + 86_400]
+    assert plain(raw)["date"] == ["2026-11-20", "2026-11-21"]
+
+
+@pytest.mark.parametrize(
+    ("label", "column", "labels", "weights"),
+    [
+        (LabelColumn("clicks"), [1, 2], [1.0, 1.0], None),
+        (LabelColumn("yes_no", "y"), ["yes", "False"], [1.0, 0.0], None),
+        (LabelColumn("yes_no", "y"), [1, 0], [1.0, 0.0], None),
+        (LabelColumn("count", "y"), [0, 7], [0.0, np.log(8)], [1.0, 1 + np.log(8)]),
+        (LabelColumn("rating", "y", -1, 10), [-1, 9.5], [-1.0, 9.5], None),
+    ],
+)
+def test_labels_of_every_kind(
+    tmp_path: Path, label: LabelColumn, column: list[Any], labels: list[float], weights: list[float] | None
+) -> None:
+    path = write(tmp_path / "a.parquet", {"user": [1, 2], "item": [1, 2], "y": column})
+    events: Events = read(path, dataclasses.replace(PLAIN, label=label)).events
+    np.testing.assert_allclose(events.label, labels, rtol=1e-6)
+    assert (events.weight is None) == (weights is None)
+    if weights is not None and events.weight is not None:
+        np.testing.assert_allclose(events.weight, weights, rtol=1e-6)
+
+
+def test_a_column_of_weights_is_taken(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", {"user": [1, 2], "item": [1, 2], "w": [0.5, 2]})
+    events = read(path, dataclasses.replace(PLAIN, weight=WeightColumn("w"))).events
+    assert events.weight is not None
+    assert events.weight.tolist() == [0.5, 2.0]
+
+
+BAD = {"user": ["a", "b", "c", None], "item": [1, 2, 3, 4], "stars": ["1", "1,5", "9", "2"]}
+
+
+@pytest.mark.parametrize(
+    ("end", "row"),
+    [("csv", "line 3"), ("tsv", "line 3"), ("jsonl", "line 2"), ("parquet", "row 2"), ("arrow", "row 2")],
+)
+def test_a_bad_row_is_named_by_file_row_column_and_value(tmp_path: Path, end: str, row: str) -> None:
+    path = write(tmp_path / f"a.{end}", BAD)
+    schema = dataclasses.replace(PLAIN, label=RATING)
+    with pytest.raises(UserError) as raised:
+        read(path, schema)
+    assert str(raised.value) == (
+        f"{path}, {row}: stars '1,5' is not a number; mend the file, or give --bad_rows skip to leave such "
+        "rows out."
+    )
+    with pytest.raises(
+        UserError, match=r"with it 3 of 4 rows of the file cannot be read, and --max_bad_rows 0\.5"
+    ):
+        read(path, schema, bad_rows="skip", max_bad_rows=0.5)
+    raw = read(path, schema, bad_rows="skip", max_bad_rows=0.75)
+    # Who is in a bad row alone is no user.
+    assert (raw.users["user"].tolist(), raw.num_skipped) == (["a"], 3)
+    assert raw.skipped == [
+        f"left out 3 bad rows of a.{end}, the first being {row} (stars '1,5' is not a number)"
+    ]
+    # What was read before is judged by the flags of today.
+    with pytest.raises(UserError, match="mend the file, or give --bad_rows skip"):
+        read(path, schema)
+
+
+def test_a_row_with_too_few_fields_comes_before_a_bad_value_behind_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("user,item,stars\na,1,1\nb\nc,2,nine\n")
+    with pytest.raises(UserError, match=r"line 3: 1 field instead of 3: 'b'; mend"):
+        read(path, dataclasses.replace(PLAIN, label=RATING))
+    raw = read(path, dataclasses.replace(PLAIN, label=RATING), bad_rows="skip", max_bad_rows=1.0)
+    assert raw.skipped[-1] == "left out 2 bad rows of a.csv, the first being line 3 (1 field instead of 3)"
+
+
+def test_tables_without_an_event_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("user,item\n")
+    with pytest.raises(UserError, match="holds no event: there is no row below its header"):
+        read(tmp_path, PLAIN)
