@@ -8,7 +8,7 @@
                             referrer, a text that tells nothing
            items.parquet    product_id, name, price (skewed, some missing), categories (a list; in CSV with
                             | between them)
-           truth/oracle.json    the known answer: the metric on the newest fifth of the events that a model
+           oracle.json      the known answer: the metric on the newest fifth of the events that a model
                             reaches which knows every planted effect, and without the price or without what
                             changes from event to event; `shop_world.py` has the effects
 
@@ -63,7 +63,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
 ADJECTIVES = ("Plain", "Bright", "Quiet", "Sturdy", "Little", "Northern", "Folding", "Golden", "Slow")
 NOUNS = ("Set", "Kit", "Companion", "Classic", "Box", "Basket", "Edition", "Helper", "Pair", "Starter")
 REFERRERS = (
-    "https://search.example/?q={word}+for+{other}",
+    "https://search.example/?q={word}+for+{other}&visit={number}",
     "newsletter {number}: more {word}",
     "a friend wrote of {word}, number {number}",
     "",
@@ -111,11 +111,11 @@ def write_shop(
     # Of their own, so that ids and texts do not depend on how many numbers the effects took.
     rng = np.random.default_rng([seed, 2])
     products = _product_ids(rng, len(shop.world.items.price))
-    (folder / "truth").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     _write(_events_table(rng, shop, products, label), folder / f"events.{file_format}")
     _write(_items_table(rng, shop, products), folder / f"items.{file_format}")
     oracle = {"seed": seed, "num_events": num_events, **oracle_of(shop, label)}
-    (folder / "truth" / "oracle.json").write_text(json.dumps(oracle, indent=2) + "\n")
+    (folder / "oracle.json").write_text(json.dumps(oracle, indent=2) + "\n")
     return oracle
 
 

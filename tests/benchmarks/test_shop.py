@@ -53,7 +53,7 @@ def test_the_files_hold_what_the_docstring_says(tmp_path: Path) -> None:
     assert 0.05 < items["price"].isna().mean() < 0.2
     assert items["price"].mean() > 1.2 * items["price"].median()
     assert items["categories"].map(len).max() > 1
-    assert read_json(tmp_path / "shop" / "truth" / "oracle.json")["metric"] in printed
+    assert read_json(tmp_path / "shop" / "oracle.json")["metric"] in printed
 
 
 @pytest.mark.parametrize(("label", "columns"), [("yes_no", {"bought"}), ("clicks", set())])

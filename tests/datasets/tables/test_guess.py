@@ -166,6 +166,7 @@ SONGS = {
     "released": [f"{1990 + song % 30}-03-0{1 + song % 9}" for song in range(ITEMS)],
     "seconds": [180.5 + song for song in range(ITEMS)],
     "code": [f"{song:03}-x" for song in range(ITEMS)],
+    "reissue_of": [f"{song:03}-x" if song % 3 else "" for song in range(ITEMS)],
     "empty": [""] * ITEMS,
     "label": ["EMI"] * ITEMS,
 }
@@ -184,6 +185,7 @@ def test_music_with_lists_and_dates_in_a_table_of_its_own() -> None:
     }
     assert left_out(events, items=texts(SONGS)) == {
         "code": "nearly all of its values differ, as those of an id do",
+        "reissue_of": "nearly all of its values differ, as those of an id do",
         "empty": "it is empty",
         "label": "it has one value",
     }

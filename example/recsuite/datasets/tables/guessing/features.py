@@ -73,8 +73,10 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
         return "it holds long texts, and nothing reads texts yet"
     if content.kind == "list":
         return "it holds lists, which only users and items can have" if of == EVENT else ""
-    is_category = _kind_of(content) == CATEGORY and num_owners >= LEAST_KNOWN
-    if is_category and content.distinct > NEARLY_ALL * num_owners:
+    # Of those that have one at all.
+    num_known = min(num_owners, content.size)
+    is_category = _kind_of(content) == CATEGORY and num_known >= LEAST_KNOWN
+    if is_category and content.distinct > NEARLY_ALL * num_known:
         return "nearly all of its values differ, as those of an id do"
     return ""
 
