@@ -223,6 +223,7 @@ def test_an_item_is_liked_from_three_quarters_of_the_scale_on(label: str, liked:
             '[timestamp] format = "unix_sm" is not one of iso, unix, unix_ms; did',
         ),
         ('"%Y-%m-%d %H:%M"', '"%H:%M"', '[timestamp] format = "%H:%M" does not read a year, month and day'),
+        ('"%Y-%m-%d %H:%M"', '"%999999999Y-%m-%d"', "does not read a year, month and day"),
         ('"%Y-%m-%d %H:%M"', '"%Y-%Y"', '[timestamp] format = "%Y-%Y" does not read a year, month and day'),
         (
             'kind = "number"',

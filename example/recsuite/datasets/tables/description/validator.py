@@ -46,6 +46,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MOST_FEATURES, MOST_CHARACTERS = 1_000, 1_000
 # Labels are float32: the ends of a scale must be far from its limits and from each other.
 LARGEST_END, SMALLEST_SHARE = 1e9, 1e-4
+STRANGE_DIRECTIVE = re.compile(r"%(?![A-Za-z%])")
 # A day that no pattern of strptime takes for another.
 SOME_DAY = datetime(2001, 2, 23, 4, 5, 6)
 
@@ -155,6 +156,9 @@ def _check_time_format(place: Place, pattern: str) -> None:
         _choose(place, "format", pattern, TIME_FORMATS)
         return
     try:
+        # Some systems write as many zeros as a number after the % says.
+        if STRANGE_DIRECTIVE.search(pattern):
+            raise ValueError
         read = datetime.strptime(SOME_DAY.strftime(pattern), pattern)
     # A pattern becomes a regular expression, for which a directive that stands there twice is an error.
     except (ValueError, re.error):
