@@ -30,12 +30,12 @@ from figures import ratio
 
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
+from recsuite.datasets.batching.shuffle import shuffled
 
 # Workers import this file again: nothing heavy at its top level.
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.shuffle import shuffled
 from recsuite.runtime.host import available_memory, keep_freed_memory
 
 PAGE = DOCS / "loader.md"

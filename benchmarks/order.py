@@ -1,4 +1,4 @@
-"""Train in the order of recsuite/datasets/shuffle.py and in that of a true permutation, and compare.
+"""Train in the order of recsuite.datasets.batching.shuffle.py and in that of a true permutation, and compare.
 
     python benchmarks/order.py
 
@@ -22,8 +22,8 @@ from environment import DOCS, ROOT, describe
 
 from recsuite.config.config import Config
 from recsuite.datasets import batches
+from recsuite.datasets.batching.shuffle import shuffled
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.shuffle import shuffled
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 
 Order = Callable[[np.ndarray, int, int, int], np.ndarray]

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "training": "errors config runtime datasets models sharding checkpoint.storage",
     "checkpoint": "errors files config runtime datasets models sharding training",
     "serving": "errors files records config models runtime.console datasets.schema datasets.source "
-    "checkpoint.storage",
+    "datasets.preparation.vocabulary checkpoint.storage",
     "monitoring": "errors files config runtime datasets models checkpoint.storage training",
 }
 

@@ -189,7 +189,7 @@ PROBE = """
 import json, multiprocessing, os, sys
 import numpy as np
 from recsuite.config.config import Config
-from recsuite.datasets.batches import EventBatches
+from recsuite.datasets.batches import Batch, EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 
 HEAVY = ("torch", "torchrec", "fbgemm_gpu", "pandas", "pyarrow")
@@ -204,7 +204,7 @@ class Probe(EventBatches):
             "num_threads": len(os.listdir("/proc/self/task")),
             "method": multiprocessing.get_start_method(allow_none=True), "pid": os.getpid(),
         }}
-        return [np.frombuffer(json.dumps(found).encode(), np.uint8)] * 5
+        return [np.frombuffer(json.dumps(found).encode(), np.uint8)] * len(Batch._fields)
 
 if __name__ == "__main__":
     from recsuite.datasets.preparation.cache import open_columns

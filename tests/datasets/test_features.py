@@ -131,8 +131,7 @@ def test_what_is_recommended_and_known_is_the_same_for_any_order_of_the_table(
 
     pages = []
     for place, table in enumerate(TABLES):
-        for module in ("datasets.preparation.cache", "serving.snapshot"):
-            monkeypatch.setattr(f"recsuite.{module}.SCHEMA", schema_of(table))
+        monkeypatch.setattr("recsuite.datasets.movielens.formats.SCHEMA", schema_of(table))
         save_dir = str(tmp_path / str(place))
         train_and_report(config.replaced(save_dir=save_dir, dump=True), context)
         model = ServedModel.open(Path(save_dir))

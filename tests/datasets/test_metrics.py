@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from recsuite.datasets.metrics import (
-    LIKED,
     Calibration,
+    Metrics,
     auc,
     fit_calibration,
     measure,
@@ -15,11 +15,16 @@ from recsuite.datasets.metrics import (
 )
 from recsuite.datasets.preparation.baselines import fit_biases, popularity_ranks
 
+LIKED = 4.0
 NO_CALIBRATION = Calibration(float("nan"), float("nan"))
 
 
+def measured(predictions: np.ndarray, labels: np.ndarray, link: Calibration = NO_CALIBRATION) -> Metrics:
+    return measure(predictions, labels, labels >= LIKED, link)
+
+
 def test_rmse_and_mae_have_the_values_worked_out_by_hand() -> None:
-    metrics = measure(np.array([3.0, 5.0, 1.0, 4.0]), np.array([3.0, 4.0, 3.0, 5.0]), NO_CALIBRATION)
+    metrics = measured(np.array([3.0, 5.0, 1.0, 4.0]), np.array([3.0, 4.0, 3.0, 5.0]))
     assert metrics["rmse"] == pytest.approx(np.sqrt(6 / 4))
     assert metrics["mae"] == pytest.approx(1.0)
 
@@ -40,15 +45,15 @@ def test_auc_is_one_zero_and_half_for_right_reversed_and_constant_scores() -> No
 
 
 def test_auc_of_a_single_class_is_not_a_number() -> None:
-    assert np.isnan(measure(np.array([1.0, 2.0]), np.array([LIKED, 5.0]), NO_CALIBRATION)["auc"])
+    assert np.isnan(measured(np.array([1.0, 2.0]), np.array([LIKED, 5.0]))["auc"])
 
 
 def test_order_does_not_change_any_metric() -> None:
     draw = np.random.default_rng(1)
     predictions, ratings = draw.normal(3, 1, 5000).astype(np.float32), draw.integers(1, 6, 5000)
     order = draw.permutation(5000)
-    first = measure(predictions, ratings, NO_CALIBRATION)
-    second = measure(predictions[order], ratings[order], fit_calibration(predictions, ratings >= LIKED))
+    first = measured(predictions, ratings)
+    second = measured(predictions[order], ratings[order], fit_calibration(predictions, ratings >= LIKED))
     assert first["rmse"] == pytest.approx(second["rmse"], abs=1e-12)
     assert first["auc"] == pytest.approx(second["auc"], abs=1e-12)
 
@@ -75,7 +80,7 @@ def test_a_user_without_ratings_has_bias_zero() -> None:
 def test_the_log_loss_has_the_value_worked_out_by_hand() -> None:
     # A logit of 0, and one of log 3: probabilities of 1/2 and 3/4.
     link = Calibration(slope=np.log(3.0), intercept=-3 * np.log(3.0))
-    found = measure(np.array([3.0, 4.0, 4.0]), np.array([5.0, LIKED, 1.0]), link)
+    found = measured(np.array([3.0, 4.0, 4.0]), np.array([5.0, LIKED, 1.0]), link)
     assert found["log_loss"] == pytest.approx((np.log(2) + np.log(4 / 3) + np.log(4)) / 3)
 
 
@@ -91,7 +96,7 @@ def test_a_link_of_constant_predictions_gives_the_share_of_liked_ratings() -> No
     link = fit_calibration(np.full(1000, 3.5001), np.arange(1000) < 250)
     # Another constant, as a mean of more ratings is, gives nearly the same.
     for constant in (3.5001, 3.52):
-        loss = measure(np.full(4, constant), np.array([5.0, 1.0, 1.0, 1.0]), link)["log_loss"]
+        loss = measured(np.full(4, constant), np.array([5.0, 1.0, 1.0, 1.0]), link)["log_loss"]
         assert loss == pytest.approx(-(0.25 * np.log(0.25) + 0.75 * np.log(0.75)), abs=1e-4)
 
 
@@ -104,7 +109,7 @@ def test_a_link_stays_finite_where_predictions_are_never_wrong_or_all_are_liked(
 
 def test_without_validation_ratings_there_is_no_log_loss() -> None:
     link = fit_calibration(np.zeros(0), np.zeros(0, bool))
-    assert np.isnan(measure(np.array([3.0]), np.array([4.0]), link)["log_loss"])
+    assert np.isnan(measured(np.array([3.0]), np.array([4.0]), link)["log_loss"])
 
 
 def test_hit_rate_and_ndcg_have_the_values_worked_out_by_hand() -> None:

@@ -100,7 +100,7 @@ def test_different_users_get_different_rankings(
         keys=features.keys(), values=torch.cat(values), lengths=torch.tensor(new_lengths, dtype=torch.int32)
     )
     with torch.no_grad():
-        scores = model.recommender(crossed, torch.zeros(0)).view(num_users, num_movies)
+        scores = model.recommender(crossed, torch.zeros(0), torch.zeros(0, 0)).view(num_users, num_movies)
     rankings = {tuple(row.argsort().tolist()) for row in scores}
     assert len(rankings) == num_users
 

@@ -31,7 +31,7 @@ def test_a_task_has_the_name_under_which_it_is_found_and_shows_metrics_that_it_h
 
 def test_the_metrics_of_a_task_are_those_that_are_measured() -> None:
     nothing = metrics.fit_calibration(np.zeros(0), np.zeros(0, bool))
-    measured = metrics.measure(np.array([3.0]), np.array([4.0]), nothing)
+    measured = metrics.measure(np.array([3.0]), np.array([4.0]), np.array([True]), nothing)
     assert list(RATING.metrics) == list(measured)
     assert list(RANKING.metrics) == list(metrics.measure_ranks(np.array([1])))
     assert ranking.TOP == metrics.TOP

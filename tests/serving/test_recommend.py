@@ -18,6 +18,7 @@ from recsuite.checkpoint.storage.manifest import CONFIG
 from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
+from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.schema import Events, RawData
 from recsuite.errors import UserError
 from recsuite.serving import recommend
@@ -159,7 +160,7 @@ def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
 def test_a_user_is_a_whole_number_of_64_bits_or_nobody(user: str, number: int | None) -> None:
     ratings = Events(np.array([0, 1, 1]), np.array([0, 1, 2]), np.ones(3, np.float32), np.arange(3))
     movies, users = pandas.DataFrame({"movie_id": [1, 2, 3]}), pandas.DataFrame({"user_id": [-5, 7]})
-    viewer = Viewer(RawData(ratings, movies, users), user, longest_history=5)
+    viewer = Viewer(RawData(ratings, movies, users), SCHEMA, user, longest_history=5)
     assert viewer.id == number
     assert len(viewer.labels) == {-5: 1, 7: 2}.get(number or 0, 0)
 
@@ -193,7 +194,9 @@ def test_equally_popular_movies_come_by_their_ids_in_whatever_order_the_ratings_
     order = np.random.default_rng(seed).permutation(len(labels))
     events = Events(np.zeros(140, np.int32), movies[order], labels[order], np.arange(140))
     frame = pandas.DataFrame({"movie_id": range(1, 21)})
-    viewer = Viewer(RawData(events, frame, pandas.DataFrame({"user_id": [1]})), "2", longest_history=5)
+    viewer = Viewer(
+        RawData(events, frame, pandas.DataFrame({"user_id": [1]})), SCHEMA, "2", longest_history=5
+    )
     found = popular(viewer, Mock(knows=lambda feature, value: True), 20)
     assert found.items.tolist() == [*range(20)]
     assert len(set(found.numbers.tolist())) == 1

@@ -38,6 +38,7 @@ from recsuite.config.parser import parse_given
 from recsuite.config.sections.checkpoint import CheckpointConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import SCHEMA_FILE
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
@@ -314,7 +315,7 @@ def test_an_export_scores_as_the_checkpoint_that_it_was_made_of(trained: Trained
     assert model.run == read_manifest(state(trained, 14)).run
     assert model.age == pytest.approx(ServedModel.open(state(trained, 14)).age, abs=5)
     names = {path.name for path in exported.iterdir()}
-    assert names == {MODEL, VOCABULARY, FEATURES_FILE, MANIFEST}
+    assert names == {MODEL, VOCABULARY, SCHEMA_FILE, FEATURES_FILE, MANIFEST}
     tensors = load_file(exported / MODEL)
     assert {name for name in tensors if name.startswith("tables.")} == {
         f"tables.{name}.weight" for name in trained.values if name != "history_ratings"

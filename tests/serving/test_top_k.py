@@ -14,8 +14,8 @@ import torch
 
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
 from recsuite.config.sections.model import ModelConfig
+from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.schema import HISTORY
-from recsuite.datasets.source import SCHEMA
 from recsuite.errors import UserError
 from recsuite.models import retrieval
 from recsuite.models.tasks.task import task_named
@@ -58,10 +58,12 @@ def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
         head = task_named(task).make_head(features, DIM, (7, 5), 3.5)
     return Snapshot(
         folder=Path("none"),
+        schema=SCHEMA,
         features=features,
         tables=tables,
         head=head.eval().requires_grad_(False),
         vocabulary=vocabulary,
+        encodings={},
         manifest=cast("Manifest", None),
         follows=cast("ParentLink", None),
         trained=Path("none"),

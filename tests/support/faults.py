@@ -24,7 +24,7 @@ class FailingBatches(EventBatches):
         """The batch, or the fault."""
         if request[:3] == ("train", 1, FAILING_STEP) and self.rank == self.world_size - 1:
             if self.fault == "cut":
-                os.truncate(Path(self.folder) / "rows.npy", 1000)
+                os.truncate(Path(self.features.folder) / "rows.npy", 1000)
             elif (result := FAULTS[self.fault]()) is not None:
                 return result
         return super().make(request, empty)

@@ -31,7 +31,7 @@ def planted_columns(folder: Path, number: int) -> Columns:
     tables = tuple(Table(feature, 9) for feature in SCHEMA.features)
     num_train = number - 1000
     return Columns(
-        str(folder), "", SCHEMA, num_train, 0, 1000, 0, NUM_USERS, NUM_MOVIES, 3.5, 0, tables, {}, ()
+        str(folder), "", SCHEMA, num_train, 0, 1000, 0, NUM_USERS, NUM_MOVIES, 3.5, 0, tables, (), {}, ()
     )
 
 

@@ -102,7 +102,7 @@ class ChainWriter:
         writer = FullWriter(
             making,
             self._describe(progress, link=None),
-            self.vocabulary,
+            Path(self.columns.folder),
             self.config,
             lambda: publish(making, final, self.config.checkpoint.keep),
         )

@@ -100,13 +100,17 @@ class Vocabulary:
 
     def __init__(self, path: Path, schema: Schema) -> None:
         self._schema = schema
-        self._ids = {
-            name: _with_unknown(np.array(ids)) for name, ids in json.loads(path.read_bytes()).items()
-        }
+        found = json.loads(path.read_bytes())
+        self._ids = {name: _with_unknown(np.array(_values_of(ids))) for name, ids in found.items()}
 
     def raw_ids(self, table: str, rows: np.ndarray) -> np.ndarray:
         """The raw values of some rows of a table."""
         return self._ids[self._schema.vocabulary_of(table)][rows]
+
+
+def _values_of(held: list[Any] | dict[str, Any]) -> list[Any]:
+    """What table rows 1, 2, ... stand for; of a number the lowest value of each bucket."""
+    return held if isinstance(held, list) else [-np.inf, *held.get("edges", ())]
 
 
 def _with_unknown(values: np.ndarray) -> np.ndarray:

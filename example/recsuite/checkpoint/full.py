@@ -5,7 +5,9 @@
         part-00002.safetensors   optimizer's state ("tables.user.momentum1"); each tensor of the dense part
                                  ("dense.mlp.0.weight") and its optimizer ("dense.mlp.0.weight.exp_avg") once
         config.json              the configuration of the training
-        vocabulary.json          for every feature the raw value of table row 1, 2, ...
+        vocabulary.json          for every feature the raw value of table row 1, 2, ..., or how a number is
+                                 encoded
+        schema.json              what the data set says of its users, items and events
         manifest.json            progress, run, tensors, files with sizes and digests, plan, versions
 
 A row is what its table holds times "dense.row_scale", the number with which all rows decay.
@@ -42,6 +44,7 @@ from recsuite.checkpoint.storage.manifest import CONFIG, VOCABULARY, Manifest, w
 from recsuite.checkpoint.storage.shards import OFFSETS_KEY, shard_file_name, write_shard_file
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.schema import SCHEMA_FILE, Feature
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, digest_of, flushed
 from recsuite.runtime.collectives import all_gather_object
@@ -99,12 +102,12 @@ class FullWriter(HuggingFaceStorageWriter):
     """Writes each rank's shard file from where its tensors lie; torch's own writer copies them twice."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, vocabulary: Path, config: Config, publish: Callable[[], None]
+        self, folder: Path, manifest: Manifest, columns: Path, config: Config, publish: Callable[[], None]
     ) -> None:
         super().__init__(path=str(folder), save_distributed=True)
         self.folder = folder
         self.manifest = manifest
-        self.vocabulary = vocabulary
+        self.columns = columns
         self.config = config
         self.publish = publish
         self.beside: tuple[FileEntry, ...] = ()
@@ -123,9 +126,10 @@ class FullWriter(HuggingFaceStorageWriter):
         return done
 
     def _write_beside(self) -> tuple[FileEntry, ...]:
-        vocabulary = self.folder / VOCABULARY
-        shutil.copyfile(self.vocabulary, vocabulary)
-        return flushed(vocabulary), write_config(self.folder, self.config)
+        beside = [self.folder / VOCABULARY, self.folder / SCHEMA_FILE]
+        for path in beside:
+            shutil.copyfile(self.columns / path.name, path)
+        return (*map(flushed, beside), write_config(self.folder, self.config))
 
     def _write_tensors(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         arrays, offsets = {}, {}
@@ -173,8 +177,12 @@ def read_full(folder: Path, tensors: Tensors) -> None:
 
 def features_of(columns: Columns) -> dict[str, Any]:
     """Table to what its rows stand for, as a manifest has it."""
-    recorded = columns.schema.recorded
-    return {table.name: dataclasses.asdict(recorded(table.feature)) for table in columns.tables}
+    return {table.name: _recorded(columns.schema.recorded(table.feature)) for table in columns.tables}
+
+
+def _recorded(feature: Feature) -> dict[str, Any]:
+    # Checkpoints of earlier versions say nothing of numbers: none was.
+    return {name: value for name, value in vars(feature).items() if name != "number" or value}
 
 
 def check_fit(

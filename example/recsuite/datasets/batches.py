@@ -9,15 +9,15 @@ this module imports, a worker imports: no torch, no TorchRec, no pandas.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from recsuite.config.config import Config
-from recsuite.datasets.columns import Columns, MappedColumn
+from recsuite.datasets.batching.features import EventFeatures, Lists
+from recsuite.datasets.batching.shuffle import shuffled
+from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW, USER, Table
-from recsuite.datasets.shuffle import shuffled
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +57,9 @@ class Batch(NamedTuple):
     `values` (int64) and `lengths` (int32 [features * B]) are those of a KeyedJaggedTensor whose keys are the
     data set's features in order. `labels` is float32 [B]. `weights` is float32 [B]: 0 for the rows that pad
     the last batch, and for real rows global batch size / real rows in the global batch, so that the mean
-    over ranks of the weighted mean over B is the mean over real rows. `history_labels` is float32, one for
-    each value of the feature "history".
+    over ranks of the weighted mean over B is the mean over real rows; in training times the event's own
+    weight. `history_labels` is float32, one for each value of the feature "history". `numbers` is float32
+    [B, dense numbers], in the order of the data set's, NaN where there is none.
     """
 
     values: torch.Tensor
@@ -66,23 +67,13 @@ class Batch(NamedTuple):
     labels: torch.Tensor
     weights: torch.Tensor
     history_labels: torch.Tensor
+    numbers: torch.Tensor
 
 
-class Lists(NamedTuple):
-    """A feature with lists for n events: the values, list after list, and how many are each event's, [n].
-
-    padding: how many unknown rows stand for a row that pads the batch.
-    """
-
-    values: np.ndarray
-    counts: np.ndarray
-    padding: int
-
-
-def largest_batch(tables: Sequence[Table], batch_size: int, history: int) -> int:
+def largest_batch(tables: Sequence[Table], num_numbers: int, batch_size: int, history: int) -> int:
     """The most bytes that a batch can take, for a slot of the workers' ring: it is allocated once."""
     values = sum(table.longest for table in tables)
-    row = 8 * values + 4 * len(tables) + 4 + 4 + 4 * history
+    row = 8 * values + 4 * len(tables) + 4 + 4 + 4 * history + 4 * num_numbers
     # Each array begins on a cache line.
     return batch_size * row + 64 * len(Batch._fields)
 
@@ -91,7 +82,6 @@ class EventBatches:
     """The batches of one rank. Pickles to paths and numbers; columns are mapped where they are first read."""
 
     def __init__(self, columns: Columns, config: Config, rank: int, world_size: int) -> None:
-        self.folder = columns.folder
         self.schema = columns.schema
         self.tables = columns.tables
         self.ranges = {split: columns.range_of(split) for split in SPLITS}
@@ -100,21 +90,17 @@ class EventBatches:
         self.seed = config.runtime.seed
         self.rank = rank
         self.world_size = world_size
-        self._with_lists = {
-            entity: [
-                table.name for table in self.tables if table.feature.multi and table.feature.entity == entity
-            ]
-            for entity in ENTITIES
-        }
+        self.numbers = columns.numbers
+        self._has_weights = columns.has_weights
         self._place_of_user = columns.place_of(USER)
-        self._columns: dict[str, MappedColumn] = {}
+        self.features = EventFeatures(columns, config.data.history)
         # The positions of the last steps asked for, and which steps those are.
         self._block: tuple[tuple[str, int, int, int], np.ndarray] | None = None
 
     @property
     def batch_bytes(self) -> int:
         """The most bytes that a batch can take: the longest list of every feature in every row."""
-        return largest_batch(self.tables, self.batch_size, self.history)
+        return largest_batch(self.tables, len(self.numbers), self.batch_size, self.history)
 
     def num_steps(self, split: str, first: int = 0) -> int:
         """Batches in the pass over a split from place `first` on: the same number on every rank."""
@@ -137,21 +123,23 @@ class EventBatches:
         every feature, once, and no history: with weight 0 it gets no gradient.
         """
         # Before each batch: a file that was cut meanwhile would end the process by a signal, and say nothing.
-        for column in self._columns.values():
-            column.check()
-        rows = self._rows(request)
+        features = self.features
+        features.check()
+        positions = self._positions(request)
+        rows = features.rows(positions, request.split)
         num_real = len(rows)
-        single, lists = self._find(rows)
+        single, lists = features.find(rows, positions, request.split)
+        numbers = features.find_numbers(rows, positions, request.split)
         if request.split == "train":
-            self._forget_users(single, request)
+            self._forget(single, numbers, request)
         history_labels = np.zeros(0, np.float32)
         if self.history:
             # A model in use knows the validation events by then, so the test may; training must not.
-            known, counts = self._find_history(rows, "test_" if request.split == "test" else "")
+            known, counts = features.find_history(rows, "test_" if request.split == "test" else "")
             lists.append(Lists(known[:, 0], counts, padding=0))
             history_labels = empty(len(known), np.float32)
             history_labels[:] = known[:, 1].view(np.float32)
-        values, lengths = self._join(single, lists, empty)
+        values, lengths = features.join(self.batch_size, single, lists, empty)
         labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
         # The four numbers of a row are int32, so that they lie together in 16 bytes and an event costs one
         # cache line; this one holds the bits of a float32.
@@ -159,21 +147,34 @@ class EventBatches:
         step_size = self._step_size(request.split, request.step, request.first)
         weights[:num_real] = self.batch_size * self.world_size / step_size
         weights[num_real:] = 0
-        return values, lengths, labels, weights, history_labels
+        if self._has_weights and request.split == "train":
+            # Whatever is measured counts each event once.
+            weights[:num_real] *= features.column("weight").take(positions)
+        all_numbers = empty((self.batch_size, len(self.numbers)), np.float32)
+        all_numbers[num_real:] = 0
+        np.concatenate(numbers, axis=1, out=all_numbers[:num_real])
+        return values, lengths, labels, weights, history_labels, all_numbers
 
-    def _forget_users(self, single: list[np.ndarray], request: Request) -> None:
-        """Let a few events be of an unknown user, so that training learns what a new one is like."""
+    def _forget(self, single: list[np.ndarray], numbers: list[np.ndarray], request: Request) -> None:
+        """Let a few events be of an unknown user, and a few others have nothing of their own.
+
+        So training learns what such are like.
+        """
         # Counted from the beginning of the pass, so that any number of ranks, and a pass that is resumed,
         # forget the same events.
         begin = request.first + (request.step * self.world_size + self.rank) * self.batch_size
         # The order is another one in each pass, so these are others too.
         of_user = single[ENTITIES.index(USER)]
         of_user[self._place_of_user, -begin % FORGOTTEN_EVERY :: FORGOTTEN_EVERY] = UNKNOWN_ROW
+        others = slice((FORGOTTEN_EVERY // 2 - begin) % FORGOTTEN_EVERY, None, FORGOTTEN_EVERY)
+        for of_event in single[len(ENTITIES) :]:
+            of_event[:, others] = UNKNOWN_ROW
+        for of_event in numbers[len(ENTITIES) :]:
+            of_event[others] = np.nan
 
     def __getstate__(self) -> dict[str, Any]:
-        # A mapping cannot be sent to a worker, which makes its own; and a block would make what is sent
-        # large.
-        return {**self.__dict__, "_columns": {}, "_block": None}
+        # A block would make what is sent to a worker large.
+        return {**self.__dict__, "_block": None}
 
     def _step_size(self, split: str, step: int, first: int) -> int:
         full = self.batch_size * self.world_size
@@ -205,83 +206,6 @@ class EventBatches:
             positions = shuffled(positions, len(split), self.seed, request.epoch)
         positions += split.start
         return positions
-
-    def _rows(self, request: Request) -> np.ndarray:
-        """What `rows.npy` holds of the events of a request, int32 [n, 4]."""
-        positions = self._positions(request)
-        if request.split != "catalogue":
-            return self._column("rows").take(positions, axis=0)
-        # As if the first user had an event with each item, before any other: who asks looks at items alone.
-        rows = np.zeros((len(positions), 4), np.int32)
-        rows[:, 1] = positions
-        return rows
-
-    def _find(self, rows: np.ndarray) -> tuple[list[np.ndarray], list[Lists]]:
-        """Table rows of the features with one value, [features, n] for each entity; and those with lists."""
-        single, lists = [], []
-        # Of the four columns the first two are users and items.
-        for entity, ids in zip(ENTITIES, rows.T, strict=False):
-            features = self._column(f"{self.schema.name_of(entity)}_features").take(ids, axis=0).T
-            names = self._with_lists[entity]
-            num_single = len(features) - 2 * len(names)
-            single.append(features[:num_single])
-            # A feature with lists has two columns: where its values begin, and how many they are.
-            pairs = zip(features[num_single::2], features[num_single + 1 :: 2], strict=True)
-            for name, (starts, counts) in zip(names, pairs, strict=True):
-                known = self._column(f"{name}_values").take(places_of(starts, counts))
-                lists.append(Lists(known, counts, padding=1))
-        return single, lists
-
-    def _find_history(self, rows: np.ndarray, prefix: str) -> tuple[np.ndarray, np.ndarray]:
-        """What the users had before, event after event: table rows and the bits of labels, [sum, 2]; and how
-        many each event has of them, [n]. prefix: of the columns that hold it.
-        """
-        begins, ends = self._column(f"{prefix}history_offsets").take(rows[:, 0]), rows[:, 3]
-        starts = np.maximum(begins, ends - self.history)
-        counts = ends - starts
-        return self._column(f"{prefix}history").take(places_of(starts, counts), axis=0), counts
-
-    def _join(
-        self, single: list[np.ndarray], lists: list[Lists], empty: Callable[..., np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The values and lengths of a `Batch`, of what was found for its real rows."""
-        num_real, num_single = single[0].shape[1], sum(map(len, single))
-        num_padding = self.batch_size - num_real
-        lengths = empty((len(self.tables), self.batch_size), np.int32)
-        last = num_single * self.batch_size
-        values = empty(last + sum(len(part.values) + part.padding * num_padding for part in lists), np.int64)
-        lengths[:num_single] = 1
-        # All features with one value are joined by one call: a small batch costs calls more than bytes.
-        columns = values[:last].reshape(num_single, self.batch_size)
-        np.concatenate(single, out=columns[:, :num_real])
-        columns[:, num_real:] = UNKNOWN_ROW
-        for place, part in enumerate(lists, start=num_single):
-            lengths[place, :num_real], lengths[place, num_real:] = part.counts, part.padding
-            first, last = last, last + len(part.values)
-            values[first:last] = part.values
-            first, last = last, last + part.padding * num_padding
-            values[first:last] = UNKNOWN_ROW
-        return values, lengths.reshape(-1)
-
-    def _column(self, name: str) -> np.ndarray:
-        folder = Path(self.folder)
-        if not self._columns:
-            # All at once: a training continues when the files are removed, and comes to the test at its end.
-            self._columns = {path.stem: MappedColumn(path) for path in sorted(folder.glob("*.npy"))}
-        if name not in self._columns:
-            self._columns[name] = MappedColumn(folder / f"{name}.npy")
-        return self._columns[name].values
-
-
-def places_of(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The places start, start + 1, ... of every list, list after list, int64 [sum of counts]."""
-    # They may be columns of a table of int32: numpy is slow where types differ and numbers lie apart.
-    starts, counts = starts.astype(np.int64), counts.astype(np.int64)
-    ends = counts.cumsum()
-    places = np.arange(ends[-1] if len(ends) else 0)
-    # The n-th value of a list lies n places after its start.
-    places += (starts - (ends - counts)).repeat(counts)
-    return places
 
 
 def to_tensors(arrays: Sequence[np.ndarray]) -> Batch:

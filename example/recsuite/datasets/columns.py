@@ -7,12 +7,17 @@
         <item>_features.npy        int32 [items, features]: table rows; of a multi-valued feature two
                                    columns: where its values begin, and their number
         <feature>_values.npy       int32: table rows of a multi-valued feature, item after item
+        <user>_numbers.npy ...     float32 [users, dense numbers]: on a common scale, NaN where there is none
+        event_features.npy         int32 [events, features], and event_numbers.npy float32: those of events
+        weight.npy                 float32 [events]: how much each counts in the loss
         history.npy                int32 [training events, 2]: row of the items' table, bits of the label;
                                    user after user, each in the order of time
         seen.npy                   int32 [training events]: their items, in the same order
         history_offsets.npy        int64 [users that rated + 1]: where each user's history begins
         test_history.npy ...       the same three of training and validation events, for the test
-        vocabulary.json            feature -> raw values in the order of their table rows 1, 2, ...
+        vocabulary.json            feature -> raw values in the order of their table rows 1, 2, ..., or the
+                                   edges of a number's buckets, or its scale
+        schema.json                the schema, its features in the order in which a model adds them up
         manifest.json              what `Columns` holds
 
 where <user> and <item> are what the schema of the data set calls them.
@@ -46,7 +51,7 @@ import numpy as np
 
 from recsuite.config.sections.model import EVALUATIONS
 from recsuite.datasets.metrics import Metrics
-from recsuite.datasets.schema import ENTITIES, ITEM, Schema, Table
+from recsuite.datasets.schema import ENTITIES, ITEM, Feature, Schema, Table
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, check_file, reason_of
 from recsuite.records import SEAL, sealed, typed
@@ -63,8 +68,9 @@ BYTES_OF_AN_EVENT = 16 + 4 + 8 + 2 * (8 + 4)
 class Columns:
     """One data set on disk: where it lies, how long its splits are, which tables its features need.
 
-    baselines: way of evaluation, such as "ranks", to name to metrics on the test; digest: of the events in
-    their order, and of where the splits begin; files: name to digest.
+    numbers: the features that are dense inputs; baselines: way of evaluation, such as "ranks", to name to
+    metrics on the test; digest: of the events in their order, and of where the splits begin; files: name to
+    digest.
     """
 
     folder: str
@@ -79,6 +85,7 @@ class Columns:
     mean_label: float
     longest_history: int
     tables: tuple[Table, ...]
+    numbers: tuple[Feature, ...]
     baselines: dict[str, dict[str, Metrics]]
     notes: tuple[str, ...]
     digest: str = ""
@@ -103,6 +110,11 @@ class Columns:
     def column(self, name: str) -> np.ndarray:
         """A column, mapped from disk."""
         return np.load(Path(self.folder) / f"{name}.npy", mmap_mode="r")
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether events count differently in the loss."""
+        return "weight.npy" in self.files
 
     def place_of(self, entity: str) -> int:
         """The column of `<entity>_features.npy` that tells its users or items apart."""
@@ -206,7 +218,10 @@ def _described(
         dataclasses.replace(table, feature=schema.restored(table.feature)) for table in columns.tables
     )
     # The folder may have been moved or copied since, so no path in it is believed.
-    columns = dataclasses.replace(columns, folder=str(folder), source=str(source), tables=tables)
+    numbers = tuple(map(schema.restored, columns.numbers))
+    columns = dataclasses.replace(
+        columns, folder=str(folder), source=str(source), tables=tables, numbers=numbers
+    )
     for what, needed, there in (
         ("baselines for", EVALUATIONS, columns.baselines),
         ("table of the feature", map(schema.name_of, ENTITIES), [table.name for table in columns.tables]),

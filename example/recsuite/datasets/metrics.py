@@ -17,21 +17,21 @@ from recsuite.config.sections.model import TOP
 # The name of a metric to its value, NaN where it is not defined.
 Metrics = dict[str, float]
 
-# A label of 4 or more counts as a recommendation.
-LIKED = 4.0
 # Newton's method doubles the digits in each round; the ridge keeps a calibration finite where predictions
 # put all liked items above all others, and is too small to be seen elsewhere.
 CALIBRATION_ROUNDS = 25
 CALIBRATION_RIDGE = 1e-3
 # Predictions that differ by less than this many stars are one.
 LEAST_SPREAD = 1e-6
+# A float32 next to 1 is so far from it; what came true against all odds costs no more.
+LEAST_PROBABILITY = 2.0**-24
 # Sums go by chunks, so that the metrics of many events take little more memory than their labels.
 CHUNK = 2**20
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """From a predicted label to the probability that the label is `LIKED`: a logistic function."""
+    """From a predicted label to the probability that the item is liked: a logistic function."""
 
     slope: float
     intercept: float
@@ -68,24 +68,35 @@ def fit_calibration(predictions: np.ndarray, liked: np.ndarray) -> Calibration:
     return Calibration(slope, float(weights[1]) - slope * mean)
 
 
-def measure(predictions: np.ndarray, labels: np.ndarray, calibration: Calibration) -> Metrics:
+def measure(
+    predictions: np.ndarray, labels: np.ndarray, liked: np.ndarray, calibration: Calibration
+) -> Metrics:
     """Exact metrics of predictions, float [n], against labels, float [n], summed in float64.
 
-    auc is NaN where all labels lie on one side of `LIKED`, log_loss where the calibration is.
+    liked: bool [n]; where all or none are, auc is NaN, and log_loss where the calibration is.
     """
     squared = absolute = log_losses = 0.0
     for part in _chunks(len(predictions)):
         errors = predictions[part].astype(np.float64) - labels[part]
         squared += float(np.square(errors).sum())
         absolute += float(np.abs(errors).sum())
-        log_losses += float(calibration.log_losses(predictions[part], labels[part] >= LIKED).sum())
+        log_losses += float(calibration.log_losses(predictions[part], liked[part]).sum())
     number = len(predictions)
     return {
         "rmse": float(np.sqrt(squared / number)),
         "mae": absolute / number,
-        "auc": auc(predictions, labels >= LIKED),
+        "auc": auc(predictions, liked),
         "log_loss": log_losses / number,
     }
+
+
+def measure_probabilities(predictions: np.ndarray, is_yes: np.ndarray) -> Metrics:
+    """Exact metrics of probabilities, float [n], and whether the answer was yes, bool [n]."""
+    log_losses = 0.0
+    for part in _chunks(len(predictions)):
+        right = np.where(is_yes[part], predictions[part], 1 - predictions[part].astype(np.float64))
+        log_losses -= float(np.log(np.maximum(right, LEAST_PROBABILITY)).sum())
+    return {"log_loss": log_losses / len(predictions), "auc": auc(predictions, is_yes)}
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float:

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from recsuite.errors import UserError
+from recsuite.records import typed
 
 # For types alone: a data worker imports this file, and starting it must not take an import of pandas.
 if TYPE_CHECKING:
     import numpy as np
     import pandas
 
+# Beside the columns, and in every full checkpoint and export made of them.
+SCHEMA_FILE = "schema.json"
 # Row 0 of every table stands for "unknown": a value that the training events never show.
 UNKNOWN_ROW = 0
 USER, ITEM, EVENT = "user", "item", "event"
@@ -134,9 +137,39 @@ class Schema:
         return dataclasses.replace(feature, entity=entities.get(feature.entity, feature.entity))
 
 
+def record_of(schema: Schema, features: Sequence[Feature]) -> dict[str, Any]:
+    """A schema as a file has it, with those of its features that a model has, in the order in which it adds
+    them up.
+    """
+    # Sums of floats in another order are rounded otherwise, and a served model would score otherwise.
+    recorded = [dataclasses.asdict(schema.recorded(feature)) for feature in features]
+    return {**dataclasses.asdict(schema), "features": recorded}
+
+
+def schema_of(record: Any) -> Schema:
+    """The inverse of `record_of`.
+
+    Raises:
+        TypeError, ValueError, UserError: when it describes none.
+    """
+    fields = typed(dict[str, Any], record)
+    recorded: list[Feature] = typed(list[Feature], fields.get("features"), "features")
+    entities = {fields.get(USER): USER, fields.get(ITEM): ITEM}
+    features = [
+        dataclasses.replace(feature, entity=entities.get(feature.entity, feature.entity))
+        for feature in recorded
+    ]
+    schema: Schema = typed(Schema, {**fields, "features": features})
+    return schema
+
+
 def _single(entity: str, features: Sequence[Feature]) -> list[str]:
     """The names of an entity's features with one value, in their order."""
-    return [feature.name for feature in features if feature.entity == entity and not feature.multi]
+    return [
+        feature.name
+        for feature in features
+        if feature.entity == entity and feature.has_table and not feature.multi
+    ]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,10 @@ from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.duplicates import settle
 from recsuite.datasets.schema import RawData, Schema
 
-__all__ = ["DATA_DEADLINE", "DATA_ROOT", "NUM_EVENTS", "PREPARATION_DEADLINE", "SCHEMA"]
+__all__ = ["DATA_DEADLINE", "DATA_ROOT", "NUM_EVENTS", "PREPARATION_DEADLINE"]
+
+# That of checkpoints which do not bring one: they are older than any other family.
+FIRST_SCHEMA = SCHEMA
 
 
 class SourceFile(Protocol):

@@ -12,12 +12,16 @@ from typing import ClassVar, Protocol
 import torch
 from torch import nn
 
-from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
-from recsuite.models.layers import make_mlp, means, repeated, scaled
+from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER, Feature
+from recsuite.models.layers import NumberLayers, make_mlp, means, repeated, scaled
 
 # Logarithms of probabilities spread wider than stars. Rows count so many times, which is the same as so many
 # times the learning rate and the initial spread, so one --lr is right for both tasks.
 SCALE = 5.0
+# The logit of a share is taken of no lower one.
+LEAST_SHARE = 1e-4
+# Whose features make the vector of a user, and whose that of an item.
+SIDES = {USER: (USER, EVENT), ITEM: (ITEM,)}
 
 
 class LookedUp(Protocol):
@@ -34,8 +38,10 @@ class Head(nn.Module):
     """What computes with looked-up rows: one vector for the user of each event, and one for the item.
 
     The rows of a user's features add up to one vector, those of an item's to another; a list-valued feature
-    counts with its mean. Number 0 of a vector is the bias; the other D - 1 are the factors. With a history
-    the user's vector gets the mean of its rows, which lie in a table of their own, each times a weight.
+    counts with its mean, and dense numbers with what layers make of them. What is the event's own, such as
+    the hour, is part of the user's vector: it is known before an item is chosen. Number 0 of a vector is the
+    bias; the other D - 1 are the factors. With a history the user's vector gets the mean of its rows, which
+    lie in a table of their own, each times a weight.
 
     What the tables hold, times `row_scale`, are the rows. A decay has to shrink every row in every step, also
     the millions that the step does not look up; multiplying this one number does it for all of them at once.
@@ -44,36 +50,53 @@ class Head(nn.Module):
     # Whether an index of vectors finds the items with the highest scores.
     scores_are_products: ClassVar[bool] = False
 
-    def __init__(self, features: Sequence[Feature]) -> None:
+    def __init__(self, features: Sequence[Feature], embedding_dim: int) -> None:
         super().__init__()
-        self.features = list(features)
+        self.features = [feature for feature in features if feature.has_table]
+        self.numbers = nn.ModuleDict()
+        # In the order in which a batch has them.
+        dense = [feature.entity for feature in features if not feature.has_table]
+        for side, entities in SIDES.items():
+            places = [place for place, entity in enumerate(dense) if entity in entities]
+            # Without numbers no layers: a checkpoint of such a model has none.
+            if places:
+                self.numbers[side] = NumberLayers(places, embedding_dim)
         self.has_history = HISTORY in [feature.name for feature in features]
         # A buffer: checkpoints hold it and it moves with the model, but no gradient changes it.
         self.row_scale: torch.Tensor
         self.register_buffer("row_scale", torch.tensor(1.0))
 
-    def user_vectors(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
-        """The users of B events, float32 [B, D]; history_labels: float32, one for each row of the history."""
+    def user_vectors(
+        self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor, numbers: torch.Tensor
+    ) -> torch.Tensor:
+        """The users of B events, float32 [B, D]; history_labels: float32, one for each row of the history;
+        numbers: the dense ones, float32 [B, numbers], NaN where there is none.
+        """
         user = self._add_up(looked_up, USER)
         if self.has_history:
             history = looked_up[HISTORY]
             weights = self.history_weights(history, history_labels)
             user = user + means(history.values(), weights, history.lengths())
         # The sum instead of the rows: it is the same, and there are fewer of them.
-        return scaled(user, self.row_scale)
+        return self._with_numbers(scaled(user, self.row_scale), numbers, USER)
 
-    def item_vectors(self, looked_up: Mapping[str, LookedUp]) -> torch.Tensor:
+    def item_vectors(self, looked_up: Mapping[str, LookedUp], numbers: torch.Tensor) -> torch.Tensor:
         """The items of B events, float32 [B, D]."""
-        return scaled(self._add_up(looked_up, ITEM), self.row_scale)
+        item = scaled(self._add_up(looked_up, ITEM), self.row_scale)
+        return self._with_numbers(item, numbers, ITEM)
 
     def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
         """How much each row of the histories counts in their mean, float32 [their number]."""
         raise NotImplementedError
 
-    def _add_up(self, looked_up: Mapping[str, LookedUp], entity: str) -> torch.Tensor:
+    def _with_numbers(self, vectors: torch.Tensor, numbers: torch.Tensor, side: str) -> torch.Tensor:
+        # After the scale, which is that of rows alone.
+        return vectors + self.numbers[side](numbers) if side in self.numbers else vectors
+
+    def _add_up(self, looked_up: Mapping[str, LookedUp], side: str) -> torch.Tensor:
         vectors = []
         for feature in self.features:
-            if feature.entity == entity:
+            if feature.entity in SIDES[side]:
                 found = looked_up[feature.name]
                 rows = found.values()
                 # Of the other features each event has one row, so the rows are the vectors already.
@@ -82,13 +105,18 @@ class Head(nn.Module):
                 vectors.append(rows)
         return sum(vectors[1:], start=vectors[0])
 
-    def forward(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
-        """What the loss is computed of, float32 [B, ...]; history_labels: one for each history row."""
-        return self.predict(looked_up, history_labels)
+    def forward(
+        self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor, numbers: torch.Tensor
+    ) -> torch.Tensor:
+        """What the loss is computed of, float32 [B, ...]; takes what `user_vectors` takes."""
+        return self.predict(looked_up, history_labels, numbers)
 
-    def predict(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+    def predict(
+        self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor, numbers: torch.Tensor
+    ) -> torch.Tensor:
         """A number for each user and item, by which items are recommended, float32 [B]."""
-        return self.score_pairs(self.user_vectors(looked_up, history_labels), self.item_vectors(looked_up))
+        users = self.user_vectors(looked_up, history_labels, numbers)
+        return self.score_pairs(users, self.item_vectors(looked_up, numbers))
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """What `predict` gives, float32 [B], of vectors, float32 [B, D] both."""
@@ -109,12 +137,15 @@ class Interaction(Head):
     divides by the root of their number; the mean predicted better).
     """
 
+    # What checkpoints call the layers, which tells what a head that is read was trained for.
+    layers_name: ClassVar[str] = "mlp"
+
     def __init__(
         self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_label: float
     ) -> None:
-        super().__init__(features)
+        super().__init__(features, embedding_dim)
         # The factors of three vectors; the biases are added by themselves.
-        self.mlp = make_mlp([3 * (embedding_dim - 1), *mlp_dims, 1])
+        setattr(self, self.layers_name, make_mlp([3 * (embedding_dim - 1), *mlp_dims, 1]))
         # The name that it has in checkpoints.
         self.mean_rating: torch.Tensor
         self.register_buffer("mean_rating", torch.tensor(mean_label, dtype=torch.float32))
@@ -160,10 +191,43 @@ class Interaction(Head):
 
         Weights of zero for the biases cost less than copies of the vectors without them, side by side.
         """
-        first, *others = self.mlp
+        first, *others = getattr(self, self.layers_name)
         assert isinstance(first, nn.Linear)
         # A zero in front of each third, where a vector has its bias.
         return first, nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0)), others
+
+
+class Response(Interaction):
+    """Predicts the probability of a yes: the logistic function of what `Interaction` predicts."""
+
+    layers_name = "response"
+
+    def __init__(
+        self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int], mean_label: float
+    ) -> None:
+        super().__init__(features, embedding_dim, mlp_dims, mean_label)
+        # Where all labels are alike their logit would be infinite.
+        mean = torch.tensor(mean_label, dtype=torch.float32).clamp(LEAST_SHARE, 1 - LEAST_SHARE)
+        self.mean_rating = mean.logit()
+
+    def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
+        """See `Head`."""
+        return labels - self.mean_rating.sigmoid()
+
+    def forward(
+        self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor, numbers: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits, float32 [B]: the logarithm in the loss is exact for them alone."""
+        users = self.user_vectors(looked_up, history_labels, numbers)
+        return super().score_pairs(users, self.item_vectors(looked_up, numbers))
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Probabilities, see `Head`."""
+        return super().score_pairs(users, items).sigmoid()
+
+    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Probabilities, see `Head`."""
+        return super().score_all(users, items).sigmoid()
 
 
 class TwoTower(Head):
@@ -176,28 +240,31 @@ class TwoTower(Head):
     scores_are_products = True
 
     def __init__(self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int]) -> None:
-        super().__init__(features)
+        super().__init__(features, embedding_dim)
         self.tower = make_mlp([embedding_dim - 1, *mlp_dims, embedding_dim - 1])
 
-    def forward(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor, numbers: torch.Tensor
+    ) -> torch.Tensor:
         """The vectors of users and items, float32 [B, 2, D], whose product is the score.
 
         The labels of the histories count for nothing.
         """
-        return torch.stack(
-            [self.user_vectors(looked_up, history_labels), self.item_vectors(looked_up)], dim=1
-        )
+        users = self.user_vectors(looked_up, history_labels, numbers)
+        return torch.stack([users, self.item_vectors(looked_up, numbers)], dim=1)
 
-    def user_vectors(self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor) -> torch.Tensor:
+    def user_vectors(
+        self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor, numbers: torch.Tensor
+    ) -> torch.Tensor:
         """See `Head`."""
-        factors = SCALE * super().user_vectors(looked_up, history_labels)[:, 1:]
+        factors = SCALE * super().user_vectors(looked_up, history_labels, numbers)[:, 1:]
         factors = factors + self.tower(factors)
         # The bias of an item counts once.
         return torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
 
-    def item_vectors(self, looked_up: Mapping[str, LookedUp]) -> torch.Tensor:
+    def item_vectors(self, looked_up: Mapping[str, LookedUp], numbers: torch.Tensor) -> torch.Tensor:
         """See `Head`."""
-        return SCALE * super().item_vectors(looked_up)
+        return SCALE * super().item_vectors(looked_up, numbers)
 
     def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
         """See `Head`."""

@@ -19,6 +19,32 @@ def make_mlp(widths: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+class NumberLayers(nn.Module):
+    """From the dense numbers of B users or items to a vector, which counts like a row of theirs.
+
+    After the bottom MLP of Naumov et al., "Deep Learning Recommendation Model for Personalization and
+    Recommendation Systems", 2019; a number that is missing has an input of its own that says so.
+    """
+
+    def __init__(self, places: Sequence[int], embedding_dim: int) -> None:
+        super().__init__()
+        self.places = list(places)
+        self.layers = make_mlp([2 * len(self.places), embedding_dim, embedding_dim])
+        # Nothing at first: what is learned of the rows is not disturbed by numbers of which nothing is known.
+        last = self.layers[-1]
+        assert isinstance(last, nn.Linear)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        """float32 [B, D], of all dense numbers, float32 [B, numbers], NaN where there is none."""
+        mine = numbers[:, self.places]
+        is_missing = mine.isnan()
+        inputs = torch.cat([mine.masked_fill(is_missing, 0.0), is_missing.to(mine.dtype)], dim=1)
+        vectors: torch.Tensor = self.layers(inputs)
+        return vectors
+
+
 def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """The mean of each list of rows times weights, float32 [B, D], zero where the list is empty."""
     lengths = lengths.to(torch.int64)

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from recsuite.datasets.schema import ITEM, UNKNOWN_ROW
-from recsuite.datasets.source import SCHEMA
+from recsuite.datasets.schema import ITEM, UNKNOWN_ROW, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import Head
 from recsuite.models.retrieval import NearestItems, without
@@ -31,6 +30,7 @@ class Items:
     """
 
     head: Head
+    schema: Schema
     ids: list[Any]
     vectors: torch.Tensor
     rows: Mapping[Any, int]
@@ -71,11 +71,11 @@ class Items:
 
     def only(self, candidates: Any) -> Items:
         """Those of the candidates that the training has seen, each once and in this order."""
-        wanted = set(check_ids("candidates", candidates, self.rows))
+        wanted = set(check_ids("candidates", candidates, self.rows, self.schema))
         places = sorted(self.places[item] for item in wanted & self.places.keys())
         ids = [self.ids[place] for place in places]
         vectors = self.vectors[torch.tensor(places, dtype=torch.int64)]
-        return Items(self.head, ids, vectors, self.rows, is_choice=True)
+        return Items(self.head, self.schema, ids, vectors, self.rows, is_choice=True)
 
     def pairs(self, lists: Sequence[Any], name: str) -> torch.Tensor:
         """Numbers of users and places of items, int64 [2, E], of a list of raw ids for each user.
@@ -85,7 +85,7 @@ class Items:
         found = [
             (user, self.places[item])
             for user, ids in enumerate(lists)
-            for item in dict.fromkeys(check_ids(name, ids, self.rows))
+            for item in dict.fromkeys(check_ids(name, ids, self.rows, self.schema))
             if item in self.places
         ]
         return torch.tensor(found, dtype=torch.int64).view(-1, 2).t()
@@ -96,12 +96,12 @@ class Items:
         Raises:
             UserError: when one is not here, or is of another type than in training.
         """
-        wanted = check_ids("similar_items", ids, self.rows)
+        wanted = check_ids("similar_items", ids, self.rows, self.schema)
         for item in wanted:
             if item not in self.places:
                 raise UserError(
-                    f"The model knows no {SCHEMA.item} {printable(item)}; ask for one that its training has "
-                    "seen."
+                    f"The model knows no {self.schema.item} {printable(item)}; ask for one that its training "
+                    "has seen."
                 )
         return torch.tensor([self.places[item] for item in wanted], dtype=torch.int64)
 
@@ -127,11 +127,14 @@ class Items:
 
 @dataclass(frozen=True)
 class Located:
-    """Items whose rows were found: ids, and feature to rows; they stay the same while the vocabulary does."""
+    """Items whose rows were found: ids, feature to rows, and dense numbers, float32 [N, numbers]; they stay
+    the same while the vocabulary does.
+    """
 
     vocabulary: Mapping[str, Mapping[Any, int]]
     ids: list[Any]
     found: dict[str, Found]
+    numbers: torch.Tensor
 
 
 class Catalogue:
@@ -151,16 +154,18 @@ class Catalogue:
         # Every delta brings another head with the rows that it changes.
         if self._items is None or self._items.head is not snapshot.head:
             located = self._locate(snapshot)
-            vectors = snapshot.head.item_vectors(snapshot.rows_of(located.found))
-            self._items = Items(snapshot.head, located.ids, vectors, snapshot.vocabulary[SCHEMA.item])
+            vectors = snapshot.head.item_vectors(snapshot.rows_of(located.found), located.numbers)
+            rows = snapshot.vocabulary[snapshot.schema.item]
+            self._items = Items(snapshot.head, snapshot.schema, located.ids, vectors, rows)
         return self._items
 
     def _locate(self, snapshot: Snapshot) -> Located:
         if self._located is None or self._located.vocabulary is not snapshot.vocabulary:
-            rows = snapshot.vocabulary[SCHEMA.item]
-            values = {SCHEMA.item: list(rows)} if self._values is None else self._values
+            name_of_item = snapshot.schema.item
+            rows = snapshot.vocabulary[name_of_item]
+            values = {name_of_item: list(rows)} if self._values is None else self._values
             # Of any other item the model has no row that it learned.
-            known = [place for place, item in enumerate(values[SCHEMA.item]) if item in rows]
+            known = [place for place, item in enumerate(values[name_of_item]) if item in rows]
             # Another training may have had other features.
             names = snapshot.names_of([ITEM])
             chosen = {
@@ -168,8 +173,9 @@ class Catalogue:
             }
             # As the training has them, whatever type of number the caller has.
             originals = list(rows)
-            ids = [originals[rows[item] - UNKNOWN_ROW - 1] for item in chosen[SCHEMA.item]]
-            self._located = Located(snapshot.vocabulary, ids, snapshot.find(chosen, [ITEM]))
+            ids = [originals[rows[item] - UNKNOWN_ROW - 1] for item in chosen[name_of_item]]
+            found, numbers = snapshot.find(chosen, [ITEM]), snapshot.numbers_of(chosen)
+            self._located = Located(snapshot.vocabulary, ids, found, numbers)
         return self._located
 
 
@@ -180,13 +186,15 @@ def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot) -> Catalo
         UserError: see `ServedModel.describe_items`.
     """
     snapshot.find(values, [ITEM])
-    if SCHEMA.item not in values:
+    schema = snapshot.schema
+    snapshot.numbers_of(values)
+    if schema.item not in values:
         raise UserError(
-            f"A description of {SCHEMA.items} needs the feature {SCHEMA.item} itself; give it too."
+            f"A description of {schema.items} needs the feature {schema.item} itself; give it too."
         )
-    ids = [*values[SCHEMA.item]]
+    ids = [*values[schema.item]]
     twice = [item for item, times in collections.Counter(ids).items() if times > 1]
     if twice:
-        raise UserError(f"The {SCHEMA.item} {printable(twice[0])} is described twice; describe it once.")
+        raise UserError(f"The {schema.item} {printable(twice[0])} is described twice; describe it once.")
     # Copied: the caller may change the lists.
     return Catalogue({name: [*given] for name, given in values.items()})

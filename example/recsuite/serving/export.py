@@ -3,7 +3,8 @@
 PATH/
     model.safetensors   all rows of the tables ("tables.user.weight"), the dense part
                         ("dense.mlp.0.weight")
-    vocabulary.json     for every feature the raw value of table row 1, 2, ...
+    vocabulary.json     for every feature the raw value of table row 1, 2, ..., or how a number is encoded
+    schema.json         what the data set says of its users, items and events
     features.json       the tables in the order in which a model adds them up: feature, entity, column,
                         whether it has lists, rows
     manifest.json       run, progress, tensors, files with digests, and which delta may follow
@@ -22,7 +23,7 @@ from recsuite.checkpoint.storage.choice import asked_for, describe_choice
 from recsuite.checkpoint.storage.manifest import FEATURES_FILE, VOCABULARY, Manifest, write_manifest
 from recsuite.checkpoint.storage.shards import write_shard_file
 from recsuite.config.sections.checkpoint import CheckpointConfig
-from recsuite.datasets.source import SCHEMA
+from recsuite.datasets.schema import SCHEMA_FILE, record_of
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, written_aside
 from recsuite.runtime.console import say
@@ -70,11 +71,20 @@ def _write_beside(snapshot: Snapshot, target: Path) -> int:
 def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
     # In the order of the rows: the file has no numbers, and the reader counts.
     vocabulary = {name: list(rows) for name, rows in snapshot.vocabulary.items()}
+    encodings = {name: dataclasses.asdict(encoding) for name, encoding in snapshot.encodings.items()}
+    schema = snapshot.schema
     tables = [
-        {**dataclasses.asdict(SCHEMA.recorded(feature)), "rows": len(snapshot.tables[feature.name])}
+        {**dataclasses.asdict(schema.recorded(feature)), "rows": len(snapshot.tables[feature.name])}
         for feature in snapshot.features
+        if feature.has_table
     ]
-    texts = {VOCABULARY: json.dumps(vocabulary), FEATURES_FILE: json.dumps({"tables": tables}, indent=1)}
+    # A history is no part of the data.
+    features = [feature for feature in snapshot.features if feature != schema.history]
+    texts = {
+        VOCABULARY: json.dumps({**vocabulary, **encodings}),
+        SCHEMA_FILE: json.dumps(record_of(schema, features), indent=1),
+        FEATURES_FILE: json.dumps({"tables": tables}, indent=1),
+    }
     for name, text in texts.items():
         (folder / name).write_text(text)
     arrays = {name: tensor.numpy() for name, tensor in _tensors_of(snapshot).items()}

@@ -19,8 +19,20 @@ from recsuite.checkpoint.storage.manifest import (
     read_config,
 )
 from recsuite.checkpoint.storage.shards import read_whole, shape_of
-from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, Feature
-from recsuite.datasets.source import SCHEMA
+from recsuite.datasets.preparation.vocabulary import Buckets, Encoding, encoding_of
+from recsuite.datasets.schema import (
+    BUCKETS,
+    DENSE,
+    ENTITIES,
+    EVENT,
+    HISTORY,
+    SCHEMA_FILE,
+    UNKNOWN_ROW,
+    Feature,
+    Schema,
+    schema_of,
+)
+from recsuite.datasets.source import FIRST_SCHEMA
 from recsuite.errors import UserError, printable
 from recsuite.records import parsed, typed
 from recsuite.serving.model_files import checked, dense_names, empty_head, filled, put, read_change
@@ -56,20 +68,23 @@ def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
 
 
 def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
-    features = _read_features(folder, manifest)
-    tables = {feature.name: f"tables.{feature.name}.weight" for feature in features}
+    schema = _read_schema(folder, manifest)
+    features = _read_features(folder, manifest, schema)
+    tables = {feature.name: f"tables.{feature.name}.weight" for feature in features if feature.has_table}
     head = empty_head(folder, features, manifest)
-    vocabulary = _read_vocabulary(folder)
-    _check_rows(folder, features, manifest, vocabulary)
+    vocabulary, encodings = _read_vocabulary(folder)
+    _check_rows(folder, features, manifest, schema, vocabulary, encodings)
     tensors = read_whole(folder, manifest, [*tables.values(), *dense_names(head)])
     # An export has none: it says nothing of its training.
     named = any(entry.name == CONFIG for entry in manifest.files)
     return Snapshot(
         folder=folder,
+        schema=schema,
         features=features,
         tables={name: tensors[held] for name, held in tables.items()},
         head=filled(head, tensors),
         vocabulary=vocabulary,
+        encodings=encodings,
         manifest=manifest,
         follows=_follows(folder, manifest),
         trained=folder,
@@ -98,41 +113,76 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({printable(error)}).") from None
 
 
-def _read_vocabulary(folder: Path) -> dict[str, dict[Any, int]]:
-    """Of every feature the row of each raw value, all of which have one type."""
+def _read_schema(folder: Path, manifest: Manifest) -> Schema:
+    """The schema of the training; checkpoints of earlier versions have none."""
+    if not any(entry.name == SCHEMA_FILE for entry in manifest.files):
+        return FIRST_SCHEMA
+    try:
+        return schema_of(_read_json(folder / SCHEMA_FILE))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{folder / SCHEMA_FILE} is not a schema ({printable(error)}).") from None
+
+
+def _read_vocabulary(folder: Path) -> tuple[dict[str, dict[Any, int]], dict[str, Encoding]]:
+    """Of every feature of categories the row of each raw value, all of which have one type; and of every
+    number what encodes it.
+    """
     found = _read_json(folder / VOCABULARY)
+    encodings: dict[str, Encoding] = {}
     for name, values in found.items():
+        if isinstance(values, dict):
+            try:
+                encodings[name] = encoding_of(values)
+            except (TypeError, ValueError) as error:
+                what = f"how {printable(name)} is encoded ({printable(error)})"
+                raise UserError(f"{folder / VOCABULARY} does not say {what}.") from None
+            continue
         # One type: a request is held against that of the first value, see `request.check_values`.
         kinds = {type(value) for value in values} if isinstance(values, list) else {None}
         if len(kinds) > 1 or not kinds <= {str, int, float}:
             raise UserError(f"{folder / VOCABULARY} has no list of raw values for {printable(name)}.")
-    return {
+    vocabulary = {
         name: {value: row for row, value in enumerate(values, start=UNKNOWN_ROW + 1)}
         for name, values in found.items()
+        if name not in encodings
     }
+    return vocabulary, encodings
 
 
 def _check_rows(
-    folder: Path, features: Sequence[Feature], manifest: Manifest, vocabulary: Mapping[str, Mapping[Any, int]]
+    folder: Path,
+    features: Sequence[Feature],
+    manifest: Manifest,
+    schema: Schema,
+    vocabulary: Mapping[str, Mapping[Any, int]],
+    encodings: Mapping[str, Encoding],
 ) -> None:
-    """Each table must have a row for every raw value, and one more."""
+    """Each table must have a row for every raw value or bucket, and one more; each dense number a scale."""
     for feature in features:
+        encoding = encodings.get(feature.name)
+        if (BUCKETS if isinstance(encoding, Buckets) else DENSE if encoding else "") != feature.number:
+            raise UserError(
+                f"{folder / VOCABULARY} does not say how {feature.name} is encoded, as the model needs it."
+            )
+        if not feature.has_table:
+            continue
         # A raw value without a row would be looked up beyond the end of its table.
         rows = shape_of(folder, manifest, f"tables.{feature.name}.weight")[0]
-        known = len(vocabulary.get(SCHEMA.vocabulary_of(feature.name), ())) + 1
+        values = len(vocabulary.get(schema.vocabulary_of(feature.name), ())) + 1
+        known = encoding.rows if isinstance(encoding, Buckets) else values
         if rows != known:
             raise UserError(f"{folder} has {rows:,} rows for {feature.name}, and {known:,} values.")
 
 
-def _read_features(folder: Path, manifest: Manifest) -> tuple[Feature, ...]:
+def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Feature, ...]:
     """The features of a model, in the order in which it adds them up."""
+    names = {name.split(".")[1] for name in manifest.tensors if name.startswith("tables.")}
     if any(entry.name == FEATURES_FILE for entry in manifest.files):
-        features = _read_exported_features(folder / FEATURES_FILE)
+        features = _read_exported_features(folder / FEATURES_FILE, schema)
     else:
-        names = {name.split(".")[1] for name in manifest.tensors if name.startswith("tables.")}
         # The order of the columns' tables: sums of floats in another order are rounded otherwise, and scores
         # would differ from those of the training.
-        ours = (*sorted(SCHEMA.features, key=lambda feature: feature.multi), SCHEMA.history)
+        ours = (*sorted(schema.features, key=lambda feature: feature.multi), schema.history)
         strange = names - {feature.name for feature in ours}
         if strange:
             raise UserError(
@@ -142,22 +192,26 @@ def _read_features(folder: Path, manifest: Manifest) -> tuple[Feature, ...]:
         features = tuple(feature for feature in ours if feature.name in names)
     for entity in ENTITIES:
         if entity not in {feature.entity for feature in features}:
-            raise UserError(f"{folder} has no feature of a {SCHEMA.name_of(entity)}, and a model needs one.")
-    return features
+            raise UserError(f"{folder} has no feature of a {schema.name_of(entity)}, and a model needs one.")
+    return (*features, *(feature for feature in schema.features if not feature.has_table))
 
 
-def _read_exported_features(path: Path) -> tuple[Feature, ...]:
+def _read_exported_features(path: Path, schema: Schema) -> tuple[Feature, ...]:
     try:
         tables = typed(list[dict[str, Any]], _read_json(path).get("tables"), "tables")
-        # How many rows a table has is there for people; the table itself says it.
-        recorded = [typed(Feature, {k: v for k, v in table.items() if k != "rows"}) for table in tables]
+        # How many rows a table has is there for people; the table itself says it. Exports of earlier versions
+        # do not say of a feature whether it is a number: none was.
+        recorded = [
+            typed(Feature, {"number": "", **{k: v for k, v in table.items() if k != "rows"}})
+            for table in tables
+        ]
     except (TypeError, ValueError) as error:
         raise UserError(f"{path} does not list the features of a model ({printable(error)}).") from None
-    known = {*map(SCHEMA.name_of, ENTITIES), HISTORY}
+    known = {*map(schema.name_of, ENTITIES), EVENT, HISTORY}
     for feature in recorded:
         if feature.entity not in known:
             raise UserError(f"{path} has {printable(feature)}, which is not a feature.")
-    features = tuple(map(SCHEMA.restored, recorded))
+    features = tuple(map(schema.restored, recorded))
     if len({feature.name for feature in features}) < len(features):
         raise UserError(f"{path} has a feature twice.")
     return features

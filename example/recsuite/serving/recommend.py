@@ -23,8 +23,8 @@ from recsuite.checkpoint.storage.choice import asked_for, describe_choice
 from recsuite.checkpoint.storage.directory import LATEST, newest_in, step_of
 from recsuite.checkpoint.storage.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
-from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Feature, RawData
-from recsuite.datasets.source import SCHEMA, locate, read
+from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Feature, RawData, Schema
+from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError, counted, duration, printable, signed
 from recsuite.models.tasks.task import task_of_head
 from recsuite.runtime.console import say
@@ -81,10 +81,11 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     written = model.snapshot.trained
     recorded = checked_flags(written, model.snapshot.config)
     config = _with_data_of(written, recorded, config, given)
+    schema = model.snapshot.schema
     source = locate(config.data, config.runtime.seed)
     raw = read(source, config.data)
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
-        name, ids = SCHEMA.name_of(entity), frame[SCHEMA.column_of(entity)]
+        name, ids = schema.name_of(entity), frame[schema.column_of(entity)]
         # One way only: data that have grown since the training still have all that it saw.
         strange = model.snapshot.vocabulary.get(name, {}).keys() - set(ids.tolist())
         if strange:
@@ -92,10 +93,10 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
                 f"{source.folder} has no {name} {min(strange)}, and the model was trained on one; give the "
                 "--data_path of its training."
             )
-    say(f"titles and {SCHEMA.labels} are those of {source.folder}")
+    say(f"titles and {schema.labels} are those of {source.folder}")
     model.describe_items(_values_of(raw.items, model.snapshot.features, ITEM))
     # A history as long as in the training; an export does not record it, and there the flag counts.
-    return Viewer(raw, config.serving.user, int(recorded.get("history", config.data.history)))
+    return Viewer(raw, schema, config.serving.user, int(recorded.get("history", config.data.history)))
 
 
 def _values_of(frame: pandas.DataFrame, features: Sequence[Feature], entity: str) -> dict[str, list[Any]]:
@@ -156,8 +157,9 @@ def _follow(follower: Follower, viewer: Viewer, config: Config, given: Collectio
 class Viewer:
     """One user, in the data or not: what was rated, and what a model is told."""
 
-    def __init__(self, raw: RawData, user: str, longest_history: int) -> None:
+    def __init__(self, raw: RawData, schema: Schema, user: str, longest_history: int) -> None:
         self.raw = raw
+        self.schema = schema
         self.name = user
         self.longest_history = longest_history
         self.id = _id_of(user)
@@ -172,13 +174,13 @@ class Viewer:
 
     def _is_user(self) -> np.ndarray:
         """Which of the data's users it is, bool [users]."""
-        ids = self.raw.users[SCHEMA.column_of(USER)].to_numpy()
+        ids = self.raw.users[self.schema.column_of(USER)].to_numpy()
         return np.asarray(ids == self.id) if self.id is not None else np.zeros(len(ids), bool)
 
     @property
     def item_ids(self) -> np.ndarray:
         """The raw ids of the user's items, the oldest first."""
-        return self.raw.items[SCHEMA.column_of(ITEM)].to_numpy()[self.items]
+        return self.raw.items[self.schema.column_of(ITEM)].to_numpy()[self.items]
 
     def liked(self) -> Listing:
         """The items with the highest labels, of equal ones the newest first."""
@@ -189,19 +191,19 @@ class Viewer:
         """The positions of raw ids in `RawData.items`, int64 [n]."""
         import pandas
 
-        return pandas.Index(self.raw.items[SCHEMA.column_of(ITEM)]).get_indexer(item_ids)
+        return pandas.Index(self.raw.items[self.schema.column_of(ITEM)]).get_indexer(item_ids)
 
     def is_known_to(self, model: ServedModel) -> bool:
         """Whether a model learned of this user, or can be told what the user rated."""
-        return model.knows(SCHEMA.user, self.id) or (
+        return model.knows(self.schema.user, self.id) or (
             HISTORY in model.snapshot.tables and len(self.labels) > 0
         )
 
     def unseen(self, model: ServedModel) -> np.ndarray:
         """The items that the user has not rated and the training has seen, int64 [n]."""
-        ids = self.raw.items[SCHEMA.column_of(ITEM)].to_numpy()
+        ids = self.raw.items[self.schema.column_of(ITEM)].to_numpy()
         # Of any other item the model has no row that it learned.
-        trained = np.array([model.knows(SCHEMA.item, item) for item in ids.tolist()], bool)
+        trained = np.array([model.knows(self.schema.item, item) for item in ids.tolist()], bool)
         trained[self.items] = False
         return np.flatnonzero(trained)
 
@@ -255,18 +257,19 @@ def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> 
     """Which checkpoint it is and its age, what the user liked before, and what is recommended."""
     known = viewer.is_known_to(model)
     found = best_for(viewer, model, top) if known else popular(viewer, model, top)
-    titles = viewer.raw.items[SCHEMA.title].map(printable).to_numpy()
+    schema = viewer.schema
+    titles = viewer.raw.items[schema.title].map(printable).to_numpy()
     choice = describe_choice(model.progress, checkpoint, model.snapshot.metric)
     lines = [f"{choice}, {duration(model.age)} old"]
     if len(viewer.labels):
-        lines.append(f"user {viewer.name} rated {counted(len(viewer.labels), SCHEMA.item)}, and liked most:")
+        lines.append(f"user {viewer.name} rated {counted(len(viewer.labels), schema.item)}, and liked most:")
         liked = viewer.liked()
         stars = zip(liked.numbers, titles[liked.items], strict=True)
         lines += [f"  {rating:.1f}  {title}" for rating, title in stars]
     if not known:
         lines.append(
-            f"the model knows no user {viewer.name}; these are the popular {SCHEMA.items}, by the mean of "
-            f"their {SCHEMA.labels} damped by {DAMPING} at the mean of all"
+            f"the model knows no user {viewer.name}; these are the popular {schema.items}, by the mean of "
+            f"their {schema.labels} damped by {DAMPING} at the mean of all"
         )
     heading = task_of_head(model.snapshot.head).score_label if known else "mean"
     return "\n".join([*lines, _table(found, titles[found.items].tolist(), heading)])

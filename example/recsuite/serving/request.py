@@ -9,10 +9,10 @@ import numbers
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from recsuite.datasets.schema import HISTORY, Feature
-from recsuite.datasets.source import SCHEMA
+from recsuite.datasets.schema import HISTORY, Feature, Schema
 from recsuite.errors import UserError, counted, printable
 
 # What a model takes beside the features: the label of each item of a history.
@@ -21,7 +21,7 @@ HISTORY_RATINGS = "history_ratings"
 SEEN = "seen"
 
 
-def length_of(name: str, given: Any) -> int:
+def length_of(name: str, given: Any, schema: Schema) -> int:
     """The number of ratings that a feature has values for, which may be an array too."""
     try:
         # These have a length too, but not an entry for each rating.
@@ -31,25 +31,25 @@ def length_of(name: str, given: Any) -> int:
     except TypeError:
         shown = printable(repr(given))
         raise UserError(
-            f"The feature {name} takes a list with an entry for each {SCHEMA.label}, and got {shown}."
+            f"The feature {name} takes a list with an entry for each {schema.label}, and got {shown}."
         ) from None
 
 
-def check_list(name: str, value: Any) -> None:
+def check_list(name: str, value: Any, schema: Schema) -> None:
     """Refuse what is not a list where each rating has one."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise UserError(
-            f"The feature {name} takes a list for each {SCHEMA.label}, and got {printable(repr(value))}."
+            f"The feature {name} takes a list for each {schema.label}, and got {printable(repr(value))}."
         )
 
 
-def check_types(feature: Feature, given: Sequence[Any], rows: Mapping[Any, int]) -> None:
+def check_types(feature: Feature, given: Sequence[Any], rows: Mapping[Any, int], schema: Schema) -> None:
     """`check_values` of one feature, whose values may be lists."""
     if not feature.multi:
         check_values(feature.name, given, rows)
         return
     for value in given:
-        check_list(feature.name, value)
+        check_list(feature.name, value, schema)
         check_values(feature.name, value, rows)
 
 
@@ -65,6 +65,21 @@ def check_values(name: str, values: Sequence[Any], rows: Mapping[Any, int]) -> N
         )
 
 
+def numbers_of(name: str, given: Sequence[Any]) -> np.ndarray:
+    """Numbers, float64 [n], NaN for None.
+
+    Raises:
+        UserError: for what is not a number, or infinite.
+    """
+    strange = not_of(numbers.Real, given, type(None))
+    # numpy makes NaN of None.
+    found = np.array([] if strange else [*given], np.float64)
+    if strange or np.isinf(found).any():
+        odd = strange[0] if strange else found[np.isinf(found)][0]
+        raise UserError(f"The feature {name} takes numbers, and got {printable(repr(odd))}.")
+    return found
+
+
 def not_of(kind: type[Any], values: Sequence[Any], or_else: type[Any] | None = None) -> list[Any]:
     """Those of the values that are of neither type."""
     # A history has a thousand values of one type, and to ask for a `numbers.Real` takes long.
@@ -72,13 +87,13 @@ def not_of(kind: type[Any], values: Sequence[Any], or_else: type[Any] | None = N
     return [value for value in values if type(value) in strange] if strange else []
 
 
-def flat_ratings(values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
+def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.Tensor:
     """The ratings of all histories, float32, after each was held against its history."""
     items, ratings = values.get(HISTORY, ()), values.get(HISTORY_RATINGS, ())
     if len(items) != len(ratings):
         raise UserError(f"A {HISTORY} and {HISTORY_RATINGS} belong together; give both or neither.")
     for rated, given in zip(items, ratings, strict=True):
-        check_list(HISTORY_RATINGS, given)
+        check_list(HISTORY_RATINGS, given, schema)
         if len(rated) != len(given):
             raise UserError(
                 f"A {HISTORY} has {len(rated)} and its {HISTORY_RATINGS} {len(given)} values; give each "
@@ -87,17 +102,17 @@ def flat_ratings(values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
     flat = [rating for given in ratings for rating in given]
     # NaN is in no range.
     strange = not_of(numbers.Real, flat) or [
-        rating for rating in flat if not SCHEMA.lowest_label <= rating <= SCHEMA.highest_label
+        rating for rating in flat if not schema.lowest_label <= rating <= schema.highest_label
     ]
     if strange:
         raise UserError(
             f"{HISTORY_RATINGS} has {printable(repr(strange[0]))}; give numbers from "
-            f"{SCHEMA.lowest_label:g} to {SCHEMA.highest_label:g}, as the training saw them."
+            f"{schema.lowest_label:g} to {schema.highest_label:g}, as the training saw them."
         )
     return torch.tensor(list(map(float, flat)), dtype=torch.float32)
 
 
-def values_of_users(users: Any, events: Any) -> dict[str, Sequence[Any]]:
+def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequence[Any]]:
     """What `Snapshot.look_up` takes, of users as `ServedModel.recommend` takes them.
 
     Raises:
@@ -105,21 +120,21 @@ def values_of_users(users: Any, events: Any) -> dict[str, Sequence[Any]]:
     """
     values = dict(users) if isinstance(users, Mapping) else {}
     if users is not None and not isinstance(users, Mapping):
-        length_of(SCHEMA.user, users)
-        values[SCHEMA.user] = [*users]
+        length_of(schema.user, users, schema)
+        values[schema.user] = [*users]
     if events is None:
         if not values:
-            raise UserError(f"Nobody is given to recommend {SCHEMA.items} to; give users or events.")
+            raise UserError(f"Nobody is given to recommend {schema.items} to; give users or events.")
         return values
     if HISTORY in values or HISTORY_RATINGS in values:
         raise UserError(f"The events and the feature {HISTORY} say the same; give one of them.")
-    length_of(HISTORY, events)
+    length_of(HISTORY, events, schema)
     for mine in events:
-        check_list(HISTORY, mine)
+        check_list(HISTORY, mine, schema)
         for event in mine:
             if isinstance(event, (str, bytes)) or not isinstance(event, Sequence) or len(event) != 2:
                 raise UserError(
-                    f"An event is a pair of a {SCHEMA.item} and its {SCHEMA.label}, and not "
+                    f"An event is a pair of a {schema.item} and its {schema.label}, and not "
                     f"{printable(repr(event))}."
                 )
     values[HISTORY] = [[item for item, _ in mine] for mine in events]
@@ -127,7 +142,9 @@ def values_of_users(users: Any, events: Any) -> dict[str, Sequence[Any]]:
     return values
 
 
-def lists_of(exclude: Any, values: Mapping[str, Sequence[Any]], num_users: int) -> Sequence[Any]:
+def lists_of(
+    exclude: Any, values: Mapping[str, Sequence[Any]], num_users: int, schema: Schema
+) -> Sequence[Any]:
     """For each user the items to leave out, see `ServedModel.recommend`; values: those of the users.
 
     Raises:
@@ -138,30 +155,30 @@ def lists_of(exclude: Any, values: Mapping[str, Sequence[Any]], num_users: int) 
         return nothing if exclude is None else values.get(HISTORY, nothing)
     if isinstance(exclude, (str, bytes, Mapping)) or not isinstance(exclude, Sequence):
         raise UserError(
-            f'exclude takes "{SEEN}", None, or a list of {SCHEMA.items} for each {SCHEMA.user}, and got '
+            f'exclude takes "{SEEN}", None, or a list of {schema.items} for each {schema.user}, and got '
             f"{printable(repr(exclude))}."
         )
     if len(exclude) != num_users:
         raise UserError(
-            f"exclude has {len(exclude)} lists for {counted(num_users, SCHEMA.user)}; give one for each."
+            f"exclude has {len(exclude)} lists for {counted(num_users, schema.user)}; give one for each."
         )
     return exclude
 
 
-def check_ids(name: str, ids: Any, rows: Mapping[Any, int]) -> list[Any]:
+def check_ids(name: str, ids: Any, rows: Mapping[Any, int], schema: Schema) -> list[Any]:
     """Raw ids of items as a list; rows: those of the items of the training.
 
     Raises:
         UserError: when it is not a list, or has ids of another type than the training; `name` says whose.
     """
     if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Collection):
-        raise UserError(f"{name} takes a list of {SCHEMA.items}, and got {printable(repr(ids))}.")
+        raise UserError(f"{name} takes a list of {schema.items}, and got {printable(repr(ids))}.")
     found = [*ids]
-    check_values(SCHEMA.item, found, rows)
+    check_values(schema.item, found, rows)
     return found
 
 
-def check_k(k: Any) -> None:
+def check_k(k: Any, schema: Schema) -> None:
     """Refuse what is not a number of items."""
     if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
-        raise UserError(f"k is {printable(repr(k))}; give how many {SCHEMA.items}, a whole number from 1 on.")
+        raise UserError(f"k is {printable(repr(k))}; give how many {schema.items}, a whole number from 1 on.")

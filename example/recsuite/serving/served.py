@@ -27,8 +27,7 @@ from recsuite.checkpoint.storage.chain import chain_at, check_chain
 from recsuite.checkpoint.storage.choice import settled
 from recsuite.checkpoint.storage.directory import BEST, LATEST, newest_in, seen_in
 from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
-from recsuite.datasets.schema import HISTORY, USER
-from recsuite.datasets.source import SCHEMA
+from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.errors import UserError, printable
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.serving.catalogue import Catalogue, Items, described
@@ -89,11 +88,12 @@ class ServedModel:
         Raises:
             UserError: when the model has no such feature, or it has values of another type.
         """
-        is_name = isinstance(feature, str)
-        rows = self._snapshot.vocabulary.get(SCHEMA.vocabulary_of(feature)) if is_name else None
+        snapshot = self._snapshot
+        name = snapshot.schema.vocabulary_of(feature) if isinstance(feature, str) else ""
+        rows = snapshot.vocabulary.get(name)
         if rows is None:
             raise UserError(
-                f"There is no feature {printable(feature)}; the model has {', '.join(self._snapshot.tables)}."
+                f"There is no feature {printable(feature)}; the model has {', '.join(snapshot.vocabulary)}."
             )
         check_values(feature, [value], rows)
         return value in rows
@@ -112,9 +112,10 @@ class ServedModel:
         # Rows are copied under the lock, because a delta changes them in place. The dense part is replaced as
         # a whole, so what is held of it stays as it is, and the arithmetic needs no lock.
         with self._lock:
-            looked_up = self._snapshot.look_up(values)
-            head = self._snapshot.head
-        return head.predict(looked_up, flat_ratings(values))
+            snapshot = self._snapshot
+            looked_up = snapshot.look_up(values)
+        ratings = flat_ratings(values, snapshot.schema)
+        return snapshot.head.predict(looked_up, ratings, snapshot.numbers_of(values))
 
     def describe_items(self, values: Mapping[str, Sequence[Any]]) -> None:
         """Say what the items are that are recommended from now on: a model knows the ids of its own alone.
@@ -147,7 +148,8 @@ class ServedModel:
         the order of `describe_items` comes first; without it that is the order of the vocabulary. There are
         fewer than k where fewer are left. All is of the model at one moment.
 
-        users: U raw ids, or a user's features as `score` takes them, a history among them. A user whom the
+        users: U raw ids, or a user's features as `score` takes them, a history and the features of the event
+        that is to come among them. A user whom the
         training has not seen counts as unknown. events: for each user pairs of item and label, the oldest
         first: a history in another form, which alone is enough. As in `score`, all of it counts, also what is
         longer than the --history of the training.
@@ -161,12 +163,13 @@ class ServedModel:
             UserError: as `score`; for a k below 1, for lists that are not one for each user, and for an
                 approximate search among candidates, of a model that is not for ranking, or without faiss.
         """
-        check_k(k)
-        values = values_of_users(users, events)
+        schema = self._snapshot.schema
+        check_k(k, schema)
+        values = values_of_users(users, events, schema)
         vectors, items = self._vectors_of(values)
         if candidates is not None:
             items = items.only(candidates)
-        left_out = items.pairs(lists_of(exclude, values, len(vectors)), "exclude")
+        left_out = items.pairs(lists_of(exclude, values, len(vectors), schema), "exclude")
         if approximate:
             places = items.near(vectors, k, left_out)
         else:
@@ -177,9 +180,11 @@ class ServedModel:
     def _vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:
         """The vectors of users, float32 [U, D], and the items, of the model at one moment."""
         with self._lock:
-            looked_up = self._snapshot.look_up(values, (USER, HISTORY))
-            items = self._catalogue.items(self._snapshot)
-        return items.head.user_vectors(looked_up, flat_ratings(values)), items
+            snapshot = self._snapshot
+            looked_up = snapshot.look_up(values, (USER, EVENT, HISTORY))
+            items = self._catalogue.items(snapshot)
+        ratings = flat_ratings(values, snapshot.schema)
+        return items.head.user_vectors(looked_up, ratings, snapshot.numbers_of(values)), items
 
     def recall(self, users: Any = None, k: int = 10, **others: Any) -> float:
         """The share of the items of `recommend` that an approximate search finds too, from 0 to 1.
@@ -209,7 +214,7 @@ class ServedModel:
             UserError: when the training has not seen an item, or there is no description of it; for a k below
                 1, and for ids of another type than in training.
         """
-        check_k(k)
+        check_k(k, self._snapshot.schema)
         with self._lock:
             known = self._catalogue.items(self._snapshot)
         places = known.places_of(items)

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
-from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, Feature
-from recsuite.datasets.source import SCHEMA
+from recsuite.datasets.preparation.vocabulary import Encoding
+from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import Head
 from recsuite.models.tasks.task import task_of_head
-from recsuite.serving.request import HISTORY_RATINGS, check_types, length_of
+from recsuite.serving.request import HISTORY_RATINGS, check_types, length_of, numbers_of
 
 # Whose features a model may have.
-EVERYTHING = (*ENTITIES, HISTORY)
+EVERYTHING = (*ENTITIES, EVENT, HISTORY)
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,20 @@ class Found:
 class Snapshot:
     """A whole model in memory.
 
-    tables: name to all rows, float32 [rows, D]; vocabulary: feature to raw value to row; manifest: of the
-    checkpoint; follows: what the next delta must say that it builds on; config: that of the training, nothing
-    in an export; trained: the folder that says so; folder: where it was read.
+    schema: of the data of its training; features: those that the model has, in the order in which it adds
+    them up; tables: name to all rows, float32 [rows, D]; vocabulary: feature to raw value to row; encodings:
+    feature to what makes a row or an input of a number; manifest: of the checkpoint; follows: what the next
+    delta must say that it builds on; config: that of the training, nothing in an export; trained: the folder
+    that says so; folder: where it was read.
     """
 
     folder: Path
+    schema: Schema
     features: tuple[Feature, ...]
     tables: dict[str, torch.Tensor]
     head: Head
     vocabulary: dict[str, dict[Any, int]]
+    encodings: dict[str, Encoding]
     manifest: Manifest
     follows: ParentLink
     trained: Path
@@ -104,21 +108,43 @@ class Snapshot:
             found = sorted(map(str, values.keys() - allowed)) if isinstance(values, Mapping) else []
             odd = printable(", ".join(found)) or "nothing"
             raise UserError(f"There is no feature {odd}; the model has {', '.join(allowed)}.")
-        lengths = {name: length_of(name, given) for name, given in values.items()}
+        lengths = {name: length_of(name, given, self.schema) for name, given in values.items()}
         size = next(iter(lengths.values()))
         if set(lengths.values()) != {size}:
             raise UserError(f"The features have {lengths} values; give each as many.")
         return {
             feature.name: self._find(feature, values.get(feature.name), size)
             for feature in self.features
-            if feature.entity in entities
+            if feature.entity in entities and feature.has_table
         }
 
+    def numbers_of(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
+        """The dense numbers of values that `find` has accepted, float32 [B, numbers]; NaN is none.
+
+        Raises:
+            UserError: for a value that is not a number.
+        """
+        size = len(next(iter(values.values())))
+        columns = [
+            self._encoded(feature, values.get(feature.name), size)
+            for feature in self.features
+            if not feature.has_table
+        ]
+        return torch.stack(columns, dim=1) if columns else torch.empty(size, 0)
+
+    def _encoded(self, feature: Feature, given: Sequence[Any] | None, size: int) -> torch.Tensor:
+        """What the model has for a number: table rows, int64, or inputs, float32 [B]."""
+        numbers = numbers_of(feature.name, [None] * size if given is None else given)
+        return torch.from_numpy(self.encodings[feature.name].encode(numbers))
+
     def _find(self, feature: Feature, given: Sequence[Any] | None, size: int) -> Found:
-        rows = self.vocabulary[SCHEMA.vocabulary_of(feature.name)]
+        if feature.number:
+            rows_of_numbers = self._encoded(feature, given, size).to(torch.int64)
+            return Found(rows_of_numbers, torch.ones(size, dtype=torch.int64))
+        rows = self.vocabulary[self.schema.vocabulary_of(feature.name)]
         if given is None:
             given = [[] if feature.multi else None] * size
-        check_types(feature, given, rows)
+        check_types(feature, given, rows, self.schema)
         # As in training: an item without a value has the value "unknown".
         empty = [] if feature.name == HISTORY else [None]
         lists = [list(value) or empty if feature.multi else [value] for value in given]

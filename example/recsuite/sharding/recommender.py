@@ -28,7 +28,7 @@ from recsuite.runtime.ranges import named
 @dataclass
 class ModelInput(Pipelineable):
     """What the model takes: the features as a KeyedJaggedTensor, labels and weights float32 [B], and a
-    label for each value of the feature "history", float32.
+    label for each value of the feature "history", float32; numbers float32 [B, dense numbers].
 
     Made in the main process from a worker's plain tensors; moves as one, so that TorchRec's pipelines can
     copy it ahead of time.
@@ -38,6 +38,7 @@ class ModelInput(Pipelineable):
     labels: torch.Tensor
     weights: torch.Tensor
     history_labels: torch.Tensor
+    numbers: torch.Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """A copy on the device; without waiting when non_blocking and the tensors are pinned."""
@@ -51,7 +52,7 @@ class ModelInput(Pipelineable):
             part.record_stream(stream)
 
     def _parts(self) -> tuple[Any, ...]:
-        return self.features, self.labels, self.weights, self.history_labels
+        return self.features, self.labels, self.weights, self.history_labels, self.numbers
 
 
 class Output(NamedTuple):
@@ -85,12 +86,14 @@ class Recommender(nn.Module):
         self.embeddings = make_embeddings(tables, embedding_dim)
         self.head = head
 
-    def forward(self, features: KeyedJaggedTensor, history_labels: torch.Tensor) -> Any:
+    def forward(
+        self, features: KeyedJaggedTensor, history_labels: torch.Tensor, numbers: torch.Tensor
+    ) -> Any:
         """What the head makes of them."""
         # What is left of it without lookup and output exchange, which have names of their own.
         with named("input exchange"):
             looked_up = self.embeddings(features)
-        return self.head(looked_up, history_labels)
+        return self.head(looked_up, history_labels, numbers)
 
 
 class TrainableModel(nn.Module):
@@ -113,7 +116,7 @@ class TrainableModel(nn.Module):
 
     def forward(self, batch: ModelInput) -> LossAndOutput:
         """The loss over this rank's B rows, and the output that stays."""
-        predictions = self.recommender(batch.features, batch.history_labels)
+        predictions = self.recommender(batch.features, batch.history_labels, batch.numbers)
         loss = self.loss(predictions, batch)
         return LossAndOutput(loss, Output(loss.detach(), predictions.detach()))
 
@@ -139,6 +142,6 @@ def make_embeddings(tables: Sequence[Table], embedding_dim: int) -> EmbeddingCol
 def make_model(columns: Columns, config: ModelConfig) -> TrainableModel:
     """The model of a data set with the loss of its task; its tables are not allocated yet."""
     task = task_named(config.task)
-    features = [table.feature for table in columns.tables]
+    features = [*(table.feature for table in columns.tables), *columns.numbers]
     head = task.make_head(features, config.embedding_dim, config.mlp_dims, columns.mean_label)
     return TrainableModel(Recommender(columns.tables, config.embedding_dim, head), task.make_loss(columns))

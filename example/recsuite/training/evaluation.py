@@ -15,14 +15,15 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recsuite.config.sections.model import ModelConfig
-from recsuite.datasets.batches import EventBatches, places_of
+from recsuite.datasets.batches import EventBatches
+from recsuite.datasets.batching.features import places_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import (
-    LIKED,
     Calibration,
     Metrics,
     fit_calibration,
     measure,
+    measure_probabilities,
     measure_ranks,
 )
 from recsuite.models.tasks.task import Task, task_named
@@ -53,9 +54,9 @@ def make_evaluator(
 ) -> Evaluator:
     """The evaluator that the configured task asks for. Not collective."""
     task = task_named(config.task)
-    if task.evaluation == "predictions":
-        return PredictionEvaluator(task, input_pipeline, columns, context)
-    return RankingEvaluator(input_pipeline, columns, config.embedding_dim, context)
+    if task.evaluation == "ranks":
+        return RankingEvaluator(input_pipeline, columns, config.embedding_dim, context)
+    return PredictionEvaluator(task, input_pipeline, columns, context)
 
 
 class PredictionEvaluator:
@@ -68,20 +69,31 @@ class PredictionEvaluator:
         self.input_pipeline = input_pipeline
         self.context = context
         self.labels = {split: columns.labels(split) for split in ("validation", "test")}
+        self.liked_label = columns.schema.liked_label
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """See `Evaluator`."""
         predictions, labels = self.predict(model, "validation", epoch), self.labels["validation"]
         if len(labels) == 0:
             return self.task.no_metrics()
-        return measure(predictions, labels, _calibration(predictions, labels))
+        return self._measure(predictions, labels, self._calibration(predictions, labels))
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """See `Evaluator`; probabilities come from the calibration on the validation events."""
         # Predicted anew: the test is read with the best epoch's weights, and the last validation may have
         # been of others.
-        calibration = _calibration(self.predict(model, "validation", epoch), self.labels["validation"])
-        return measure(self.predict(model, "test", epoch), self.labels["test"], calibration)
+        calibration = self._calibration(self.predict(model, "validation", epoch), self.labels["validation"])
+        return self._measure(self.predict(model, "test", epoch), self.labels["test"], calibration)
+
+    def _measure(self, predictions: np.ndarray, labels: np.ndarray, calibration: Calibration) -> Metrics:
+        liked = labels >= self.liked_label
+        if self.task.evaluation == "answers":
+            # The probabilities as they are: what is served is not calibrated again.
+            return measure_probabilities(predictions, liked)
+        return measure(predictions, labels, liked, calibration)
+
+    def _calibration(self, predictions: np.ndarray, labels: np.ndarray) -> Calibration:
+        return fit_calibration(predictions, labels >= self.liked_label)
 
     @torch.no_grad()
     def predict(self, model: DistributedModelParallel, split: str, epoch: int) -> np.ndarray:
@@ -92,7 +104,8 @@ class PredictionEvaluator:
         dataset = self.input_pipeline.loader.dataset
         mine = torch.empty(dataset.num_steps(split), dataset.batch_size, device=self.context.device)
         for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context)):
-            mine[step] = model(batch.to(self.context.device, non_blocking=True)).output.predictions
+            output = model(batch.to(self.context.device, non_blocking=True)).output.predictions
+            mine[step] = self.task.labels_of(output)
         return in_order(mine, len(self.labels[split]), self.context)
 
 
@@ -108,10 +121,6 @@ def shown_batches(
             yield batch
             done += size
             reached(done)
-
-
-def _calibration(predictions: np.ndarray, labels: np.ndarray) -> Calibration:
-    return fit_calibration(predictions, labels >= LIKED)
 
 
 def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.ndarray:

@@ -69,4 +69,4 @@ class InputPipeline:
         features = KeyedJaggedTensor(keys=self.keys, values=batch.values, lengths=batch.lengths)
         # Counts the ids of each key here, so that the device need not be asked for them.
         features.sync()
-        return ModelInput(features, batch.labels, batch.weights, batch.history_labels)
+        return ModelInput(features, batch.labels, batch.weights, batch.history_labels, batch.numbers)

@@ -10,8 +10,9 @@ from recsuite.config.section import Section, require
 # How many items a ranking is judged by: the K of HR@K and NDCG@K. Here, as
 # `datasets.metrics` and `models.tasks`, which both need it, may not import each other.
 TOP = 10
-# How a task is judged: by predictions held against the labels, or by the ranks of the items chosen.
-EVALUATIONS = ("predictions", "ranks")
+# How a task is judged: by predictions held against the labels, by the ranks of the items chosen, or by
+# probabilities held against answers of yes and no.
+EVALUATIONS = ("predictions", "ranks", "answers")
 # Of --mlp_dims.
 WIDEST, DEEPEST = 2**14, 100
 
@@ -21,11 +22,12 @@ class ModelConfig(Section):
     """What is learned, and how large the model is."""
 
     # Each is a module of `models/tasks`; only the names are here, because a task imports torch.
-    CHOICES: ClassVar = {"task": ("rating", "ranking")}
+    CHOICES: ClassVar = {"task": ("rating", "ranking", "response")}
     MOST: ClassVar = {"embedding_dim": 2**14}
 
     task: str = "rating"
-    """What is learned: how many stars a user gives (rating), or which item a user rates at all (ranking)."""
+    """What is learned: how many stars a user gives (rating), which item a user rates at all (ranking), or
+    whether the answer is yes (response); not given, what the labels of --data_path are for."""
 
     embedding_dim: int = 32
     """Numbers per table row, a multiple of 4: the first is the row's bias, the others its factors."""

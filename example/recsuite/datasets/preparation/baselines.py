@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recsuite.datasets.metrics import LIKED, Metrics, fit_calibration, measure, measure_ranks
+from recsuite.datasets.metrics import Metrics, fit_calibration, measure, measure_ranks
 from recsuite.datasets.preparation.histories import Stored
 
 # Damping of the bias baseline: a user or item with this many events is believed half-way. The usual
@@ -18,7 +18,7 @@ BASELINE_ROUNDS = 10
 
 
 def baselines_of(
-    stored: Stored, sizes: tuple[int, int, int], num_items: int, oracle: np.ndarray | None
+    stored: Stored, sizes: tuple[int, int, int], num_items: int, oracle: np.ndarray | None, liked_label: float
 ) -> dict[str, dict[str, Metrics]]:
     """What a model has to beat on the test events, for each way of evaluation.
 
@@ -42,12 +42,18 @@ def baselines_of(
     }
     if oracle is not None:
         predictions["oracle"] = oracle[validation], oracle[test]
+    liked = label >= liked_label
     of_labels = {
-        name: measure(on_test, label[test], fit_calibration(on_validation, label[validation] >= LIKED))
+        name: measure(on_test, label[test], liked[test], fit_calibration(on_validation, liked[validation]))
         for name, (on_validation, on_test) in predictions.items()
     }
     popularity = measure_ranks(popularity_ranks(user, item, num_known, num_items))
-    return {"predictions": of_labels, "ranks": {"popularity": popularity}}
+    # What a calibrated prediction is worth as a probability.
+    of_answers = {
+        name: {metric: metrics[metric] for metric in ("log_loss", "auc")}
+        for name, metrics in of_labels.items()
+    }
+    return {"predictions": of_labels, "ranks": {"popularity": popularity}, "answers": of_answers}
 
 
 def popularity_ranks(user: np.ndarray, item: np.ndarray, num_known: int, num_items: int) -> np.ndarray:

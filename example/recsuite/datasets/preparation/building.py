@@ -18,8 +18,8 @@ from recsuite.datasets.columns import MANIFEST, Columns
 from recsuite.datasets.preparation.baselines import baselines_of
 from recsuite.datasets.preparation.histories import Stored, write_histories
 from recsuite.datasets.preparation.splits import split
-from recsuite.datasets.preparation.vocabulary import write_features
-from recsuite.datasets.schema import ITEM, USER, Schema, Table
+from recsuite.datasets.preparation.vocabulary import write_event_features, write_features, write_vocabulary
+from recsuite.datasets.schema import ITEM, SCHEMA_FILE, USER, Schema, Table, record_of
 from recsuite.errors import UserError
 from recsuite.files import digest_of, flush, flushed
 from recsuite.records import sealed
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 # What is under way, by the number of its process, and what may be in it.
 LEFTOVER = re.compile(r"\.making-\d+")
-CONTENT = re.compile(r"\w+\.npy|vocabulary\.json|manifest\.json")
+CONTENT = re.compile(r"\w+\.npy|(vocabulary|schema|manifest)\.json")
 # Positions and ends are int32.
 MAX_EVENTS = 2**31 - 1
 
@@ -136,7 +136,12 @@ def _write_columns(
         USER: (raw.users, np.unique(stored.user[:num_train])),
         ITEM: (raw.items, np.unique(stored.item[:num_train])),
     }
-    tables, left_out = write_features(folder, entities, schema)
+    written = write_features(folder, entities, schema)
+    write_event_features(folder, written, raw.events, order, num_train, schema)
+    write_vocabulary(folder, written)
+    tables = sorted(written.tables, key=lambda table: table.feature.multi)
+    features = [*(table.feature for table in tables), *written.numbers]
+    (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1))
     place = schema.place_of(ITEM, [table.feature for table in tables])
     item_rows = np.load(folder / f"{schema.item}_features.npy")[:, place]
     reached(3)
@@ -145,10 +150,11 @@ def _write_columns(
     # there as an int32.
     rows = [stored.user, stored.item, stored.label.view(np.int32), ends]
     np.save(folder / "rows.npy", np.stack(rows, axis=1))
+    _write_weights(folder, raw, order, num_train)
     reached(4)
     oracle = None if raw.oracle is None else raw.oracle[order]
-    if left_out:
-        notes.append(f"left out the features that the files do not have: {', '.join(left_out)}")
+    if written.left_out:
+        notes.append(f"left out the features that the files do not have: {', '.join(written.left_out)}")
     return {
         # Of all that a position of the training stands for, which is how a checkpoint says how far it is.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
@@ -162,7 +168,8 @@ def _write_columns(
         # The model begins from it, so it may know nothing of the test.
         "mean_rating": float(stored.label[:num_train].mean(dtype=np.float64)),
         "tables": [_recorded(table, schema) for table in tables],
-        "baselines": baselines_of(stored, sizes, len(raw.items), oracle),
+        "numbers": [dataclasses.asdict(schema.recorded(feature)) for feature in written.numbers],
+        "baselines": baselines_of(stored, sizes, len(raw.items), oracle, schema.liked_label),
         "notes": [*raw.skipped, *notes],
     }
 
@@ -174,6 +181,18 @@ def _write_events(folder: Path, raw: RawData, order: np.ndarray) -> Stored:
     np.save(folder / "rating.npy", stored.label)
     np.save(folder / "time.npy", stored.time)
     return stored
+
+
+def _write_weights(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> None:
+    """Write how much each event counts in the loss, float32, where the data say so; 1 in the mean."""
+    if raw.events.weight is None:
+        return
+    weight = raw.events.weight[order]
+    # So that no rate or decay means something else with weights than without.
+    mean = weight[:num_train].mean(dtype=np.float64)
+    if not mean > 0:
+        raise UserError("The weights of all training events are 0; give some of them a weight above 0.")
+    np.save(folder / "weight.npy", (weight / mean).astype(np.float32))
 
 
 def _recorded(table: Table, schema: Schema) -> dict[str, Any]:

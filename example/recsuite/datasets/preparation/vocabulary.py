@@ -1,57 +1,238 @@
-"""The raw values of features, and the table rows that stand for them."""
+"""What the raw values of features become: table rows, or inputs on a common scale.
+
+Known from the training events alone, and kept with a model, so that what serves it does the same:
+vocabulary.json has for a feature of categories its raw values, in the order of their table rows 1, 2, ...,
+and for a number the edges of its buckets, or its scale.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.datasets.schema import Schema, Table
+from recsuite.datasets.schema import DENSE, EVENT, UNKNOWN_ROW, Codes, Events, Feature, Schema, Table
+from recsuite.records import typed
 
 if TYPE_CHECKING:
     import pandas
 
+# Rows of a number's table: quantiles, each of which has as many values of the training as any other.
+NUM_BUCKETS = 32
+# A number whose mean lies so many standard deviations above its median is taken by its logarithm.
+SKEWED = 0.2
+# Quantiles are those of so many values at most, evenly taken: their error is below a thousandth.
+MOST_FITTED = 2**20
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Quantiles: a value from edge n - 1 up to below edge n has row n + 1; without a value row 0."""
+
+    edges: tuple[float, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many rows the table has."""
+        return len(self.edges) + 2
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """Table rows, int32 [n], of numbers, float [n]; NaN where there is none."""
+        rows = np.searchsorted(np.array(self.edges), values, side="right") + UNKNOWN_ROW + 1
+        return np.where(np.isnan(values), UNKNOWN_ROW, rows).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A number less its mean, divided by its spread; taken by log(1 + x) first when it is skewed."""
+
+    mean: float
+    spread: float
+    is_log: bool
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """What the model receives, float32 [n]; NaN where there is no value."""
+        # A value below the training's range has a logarithm too.
+        values = np.log1p(np.maximum(values, 0.0)) if self.is_log else values
+        scaled: np.ndarray = ((values - self.mean) / self.spread).astype(np.float32)
+        return scaled
+
+
+Encoding = Buckets | Scale
+
+
+def fit(values: np.ndarray, number: str) -> Encoding:
+    """The encoding of a number, of the training's values, float [n], NaN where there is none."""
+    values = values[:: -(-len(values) // MOST_FITTED) or 1].astype(np.float64)
+    values = values[~np.isnan(values)]
+    if number == DENSE:
+        return _fit_scale(values)
+    if len(values) == 0:
+        return Buckets(())
+    # Each edge is a value that occurs, so rounding decides nothing.
+    shares = np.arange(1, NUM_BUCKETS) / NUM_BUCKETS
+    edges = np.unique(np.quantile(values, shares, method="higher"))
+    # Below the lowest edge lies nothing: it is the minimum.
+    return Buckets(tuple(edges[edges > values.min()].tolist()))
+
+
+def _fit_scale(values: np.ndarray) -> Scale:
+    if len(values) == 0:
+        return Scale(0.0, 1.0, is_log=False)
+    spread = float(values.std())
+    is_log = bool(values.min() >= 0 and values.mean() - np.median(values) > SKEWED * spread)
+    if is_log:
+        values = np.log1p(values)
+        spread = float(values.std())
+    return Scale(float(values.mean()), spread if spread > 0 else 1.0, is_log)
+
+
+def encoding_of(found: Mapping[str, Any]) -> Encoding:
+    """The encoding of a number, of what vocabulary.json has for it.
+
+    Raises:
+        TypeError, ValueError: when it describes none.
+    """
+    if "edges" in found:
+        buckets: Buckets = typed(Buckets, found)
+        if any(low >= high for low, high in zip(buckets.edges, buckets.edges[1:], strict=False)):
+            raise ValueError("its edges do not rise")
+        return buckets
+    scale: Scale = typed(Scale, found)
+    if not scale.spread > 0:
+        raise ValueError("its spread is not above 0")
+    return scale
+
+
+@dataclass
+class Written:
+    """What is known of the features so far: their tables, the dense numbers among them, those that the files
+    do not have, and what vocabulary.json is to say.
+    """
+
+    tables: list[Table] = field(default_factory=list)
+    numbers: list[Feature] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    vocabulary: dict[str, Any] = field(default_factory=dict)
+
 
 def write_features(
-    folder: Path, entities: dict[str, tuple[pandas.DataFrame, np.ndarray]], schema: Schema
-) -> tuple[list[Table], list[str]]:
-    """Write table rows for all users and items.
+    folder: Path, entities: Mapping[str, tuple[pandas.DataFrame, np.ndarray]], schema: Schema
+) -> Written:
+    """Write what all users and items have of their features, those with table rows and the dense numbers.
 
     A table has a row for each value that the training events show, and row 0 for any other: a row that
-    training never touches would be noise in the test.
+    training never touches would be noise in the test. entities: users and items, and the positions of those
+    that the training has.
     """
-    tables: list[Table] = []
-    left_out: list[str] = []
-    vocabulary: dict[str, list[Any]] = {}
-    # Those with lists last, so that all others are joined at once.
-    features = sorted(schema.features, key=lambda feature: feature.multi)
+    written = Written()
     for entity, (frame, trained) in entities.items():
         rows: list[np.ndarray] = []
-        for feature in (feature for feature in features if feature.entity == entity):
+        numbers: list[np.ndarray] = []
+        for feature in _features_of(entity, schema):
             if feature.column not in frame:
-                left_out.append(feature.name)
-                continue
-            column = frame[feature.column]
-            values = column.explode() if feature.multi else column
-            known = np.unique(values.loc[trained].dropna())
-            positions = _rows_of(values, known)
-            if feature.multi:
-                # An item without a value has the value "unknown": no list is empty.
-                counts = column.str.len().clip(lower=1).to_numpy(np.int32)
-                np.save(folder / f"{feature.name}_values.npy", positions)
-                rows += [(np.cumsum(counts) - counts).astype(np.int32), counts]
-                longest = int(counts.max())
+                written.left_out.append(feature.name)
+            elif feature.number:
+                values = frame[feature.column].to_numpy(np.float64)
+                _add_number(written, feature, values, values[trained], rows, numbers)
             else:
-                rows.append(positions)
-                longest = 1
-            # Sorted, as np.unique gives them: the same data have the same rows on every machine.
-            vocabulary[feature.name] = known.tolist()
-            tables.append(Table(feature, len(known) + 1, longest))
-        np.save(folder / f"{schema.name_of(entity)}_features.npy", np.stack(rows, axis=1))
-    (folder / "vocabulary.json").write_text(json.dumps(vocabulary))
-    return sorted(tables, key=lambda table: table.feature.multi), left_out
+                rows += _add_categories(folder, written, feature, frame[feature.column], trained)
+        name = schema.name_of(entity)
+        np.save(folder / f"{name}_features.npy", np.stack(rows, axis=1))
+        if numbers:
+            np.save(folder / f"{name}_numbers.npy", np.stack(numbers, axis=1))
+    return written
+
+
+def write_event_features(
+    folder: Path, written: Written, events: Events, order: np.ndarray, num_train: int, schema: Schema
+) -> None:
+    """Write what all events have of their own features, in the order in which they are stored; adds to what
+    was `written`. order: int [events]; the first `num_train` are for training.
+    """
+    rows: list[np.ndarray] = []
+    numbers: list[np.ndarray] = []
+    for feature in _features_of(EVENT, schema):
+        values = events.features.get(feature.column)
+        if values is None:
+            written.left_out.append(feature.name)
+        elif isinstance(values, Codes):
+            rows.append(_add_codes(written, feature, values, order, num_train))
+        else:
+            ordered = values[order]
+            _add_number(written, feature, ordered, ordered[:num_train], rows, numbers)
+    for name, columns in (("features", rows), ("numbers", numbers)):
+        if columns:
+            np.save(folder / f"{EVENT}_{name}.npy", np.stack(columns, axis=1))
+
+
+def write_vocabulary(folder: Path, written: Written) -> None:
+    """Write what table rows and scaled numbers stand for."""
+    (folder / "vocabulary.json").write_text(json.dumps(written.vocabulary))
+
+
+def _features_of(entity: str, schema: Schema) -> list[Feature]:
+    # Those with lists last, so that all others are joined at once.
+    ordered = sorted(schema.features, key=lambda feature: feature.multi)
+    return [feature for feature in ordered if feature.entity == entity]
+
+
+def _add_number(
+    written: Written,
+    feature: Feature,
+    values: np.ndarray,
+    trained: np.ndarray,
+    rows: list[np.ndarray],
+    numbers: list[np.ndarray],
+) -> None:
+    """Add a number to what goes into a file of rows, or of dense numbers. values, trained: float [n]."""
+    encoding = fit(trained, feature.number)
+    written.vocabulary[feature.name] = asdict(encoding)
+    if isinstance(encoding, Buckets):
+        written.tables.append(Table(feature, encoding.rows))
+        rows.append(encoding.encode(values))
+    else:
+        written.numbers.append(feature)
+        numbers.append(encoding.encode(values))
+
+
+def _add_categories(
+    folder: Path, written: Written, feature: Feature, column: pandas.Series, trained: np.ndarray
+) -> list[np.ndarray]:
+    """The columns that a feature of categories takes in a file of rows, int32; writes the values of lists."""
+    values = column.explode() if feature.multi else column
+    known = np.unique(values.loc[trained].dropna())
+    # Sorted, as np.unique gives them: the same data have the same rows on every machine.
+    written.vocabulary[feature.name] = known.tolist()
+    positions = _rows_of(values, known)
+    if not feature.multi:
+        written.tables.append(Table(feature, len(known) + 1))
+        return [positions]
+    # An item without a value has the value "unknown": no list is empty.
+    counts = column.str.len().clip(lower=1).to_numpy(np.int32)
+    np.save(folder / f"{feature.name}_values.npy", positions)
+    written.tables.append(Table(feature, len(known) + 1, int(counts.max())))
+    return [(np.cumsum(counts) - counts).astype(np.int32), counts]
+
+
+def _add_codes(
+    written: Written, feature: Feature, values: Codes, order: np.ndarray, num_train: int
+) -> np.ndarray:
+    """Table rows of a category of events, int32 [events], in their stored order."""
+    codes = values.codes[order]
+    known = np.unique(codes[:num_train])
+    known = known[known >= 0]
+    written.vocabulary[feature.name] = [values.values[code] for code in known.tolist()]
+    written.tables.append(Table(feature, len(known) + 1))
+    # The last place is that of the code -1.
+    rows = np.full(len(values.values) + 1, UNKNOWN_ROW, np.int32)
+    rows[known] = np.arange(len(known), dtype=np.int32) + UNKNOWN_ROW + 1
+    ordered: np.ndarray = rows[codes]
+    return ordered
 
 
 def _rows_of(values: pandas.Series, known: np.ndarray) -> np.ndarray:

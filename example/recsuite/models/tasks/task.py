@@ -50,8 +50,8 @@ class Task(ABC):
 
     metrics: name in files to label for people, in the order of the results table; main_metric: the one by
     which two models are compared; epoch_metrics: those that the line of an epoch shows; evaluation: whether
-    its metrics, and the baselines that it has to beat, are of predictions held against the labels, or of the
-    ranks of the items chosen;
+    its metrics, and the baselines that it has to beat, are of predictions held against the labels, of the
+    ranks of the items chosen, or of probabilities held against answers of yes and no;
     curve_unit: what the label of the main metric's axis adds; score_label: what a recommendation's number is
     called; dense_layers: how its head, and so a checkpoint, names the layers, which tells the task of a model
     that is read.
@@ -63,7 +63,7 @@ class Task(ABC):
     lower_is_better: ClassVar[bool]
     epoch_metrics: ClassVar[tuple[str, ...]]
     # A word and not a method: to evaluate takes ranks and batches, of which a task knows nothing.
-    evaluation: ClassVar[Literal["predictions", "ranks"]]
+    evaluation: ClassVar[Literal["predictions", "ranks", "answers"]]
     curve_unit: ClassVar[str]
     score_label: ClassVar[str]
     dense_layers: ClassVar[str]
@@ -96,6 +96,10 @@ class Task(ABC):
     def training_curve(self, losses: np.ndarray) -> np.ndarray | None:
         """Losses, float [n], in the unit of the main metric; None where they have none in common."""
         return None
+
+    def labels_of(self, output: torch.Tensor) -> torch.Tensor:
+        """Predicted labels, float32 [B], of what the head gave for the loss."""
+        return output
 
     @property
     def main_label(self) -> str:

@@ -1,0 +1,71 @@
+"""To predict whether a user answers yes: clicks an item that was shown, buys it, finishes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from recsuite.datasets.schema import Feature
+from recsuite.models.heads import Response
+from recsuite.models.tasks.task import Labelled, Task, TrainingData
+
+
+class LogLoss(nn.Module):
+    """The weighted mean of minus the logarithm of the probability of what came true."""
+
+    def forward(self, logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
+        """float32 [], of logits float32 [B]."""
+        # Padding has the weight 0.
+        return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
+
+
+class ResponseTask(Task):
+    """See `Task`."""
+
+    name = "response"
+    metrics: ClassVar = {"log_loss": "log loss", "auc": "AUC"}
+    main_metric = "log_loss"
+    lower_is_better = True
+    epoch_metrics = ("log_loss", "auc")
+    evaluation = "answers"
+    curve_unit = ""
+    score_label = "chance"
+    dense_layers = Response.layers_name
+
+    def make_head(
+        self,
+        features: Sequence[Feature],
+        embedding_dim: int,
+        mlp_dims: Sequence[int],
+        mean_label: float = 0.5,
+    ) -> Response:
+        """See `Task`."""
+        # From the share of yes on, so that rows and layers learn the differences from it alone.
+        return Response(features, embedding_dim, mlp_dims, mean_label)
+
+    def make_loss(self, data: TrainingData) -> LogLoss:
+        """See `Task`."""
+        return LogLoss()
+
+    def labels_of(self, output: torch.Tensor) -> torch.Tensor:
+        """See `Task`."""
+        return output.sigmoid()
+
+    def describe_loss(self, train_loss: float) -> str:
+        """See `Task`."""
+        return f"log loss {train_loss:.4f}"
+
+    def training_curve(self, losses: np.ndarray) -> np.ndarray:
+        """See `Task`."""
+        return losses
+
+    def weakest(self, baselines: Mapping[str, Mapping[str, float]], num_items: int) -> dict[str, float]:
+        """See `Task`."""
+        return {"the share of yes": baselines["global mean"][self.main_metric]}
+
+
+TASK = ResponseTask()
