@@ -148,11 +148,10 @@ class ServedModel:
         the order of `describe_items` comes first; without it that is the order of the vocabulary. There are
         fewer than k where fewer are left. All is of the model at one moment.
 
-        users: U raw ids, or a user's features as `score` takes them, a history and the features of the event
-        that is to come among them. A user whom the
-        training has not seen counts as unknown. events: for each user pairs of item and label, the oldest
-        first: a history in another form, which alone is enough. As in `score`, all of it counts, also what is
-        longer than the --history of the training.
+        users: U raw ids, or a user's features as `score` takes them, also a history and the coming event's. A
+        user whom the training has not seen counts as unknown. events: for each user pairs of item and label,
+        the oldest first: a history in another form, which alone is enough. As in `score`, all of it counts,
+        also what is longer than the --history of the training.
         exclude: "seen" for the items of each user's own history, None for nothing, or a list of raw ids for
         each user. candidates: raw ids of the only items that may be recommended, to all of the users; without
         them all. Ids that the training has not seen are left out of both.

@@ -92,7 +92,9 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     from recsuite.workers.pool import SLOTS_BEYOND_PREFETCH
 
     # Of columns that are not made yet, only how many values a batch holds matters here.
-    tables = tuple(Table(feature, 1, MOST_VALUES if feature.multi else 1) for feature in FIRST_SCHEMA.features)
+    tables = tuple(
+        Table(feature, 1, MOST_VALUES if feature.multi else 1) for feature in FIRST_SCHEMA.features
+    )
     tables, num_numbers = (*tables, Table(FIRST_SCHEMA.history, 1, config.data.history)), 0
     # Where the data cannot be read, their own line says so.
     with contextlib.suppress(OSError, UserError):

@@ -18,7 +18,12 @@ from recsuite.datasets.columns import MANIFEST, Columns
 from recsuite.datasets.preparation.baselines import baselines_of
 from recsuite.datasets.preparation.histories import Stored, write_histories
 from recsuite.datasets.preparation.splits import split
-from recsuite.datasets.preparation.vocabulary import write_event_features, write_features, write_vocabulary
+from recsuite.datasets.preparation.vocabulary import (
+    Written,
+    write_event_features,
+    write_features,
+    write_vocabulary,
+)
 from recsuite.datasets.schema import ITEM, SCHEMA_FILE, USER, Schema, Table, record_of
 from recsuite.errors import UserError
 from recsuite.files import digest_of, flush, flushed
@@ -132,16 +137,8 @@ def _write_columns(
     stored = _write_events(folder, raw, order)
     reached(2)
     num_train = sizes[0]
-    entities = {
-        USER: (raw.users, np.unique(stored.user[:num_train])),
-        ITEM: (raw.items, np.unique(stored.item[:num_train])),
-    }
-    written = write_features(folder, entities, schema)
-    write_event_features(folder, written, raw.events, order, num_train, schema)
-    write_vocabulary(folder, written)
-    tables = sorted(written.tables, key=lambda table: table.feature.multi)
-    features = [*(table.feature for table in tables), *written.numbers]
-    (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1))
+    written = _write_features(folder, raw, stored, order, num_train, schema)
+    tables = written.tables
     place = schema.place_of(ITEM, [table.feature for table in tables])
     item_rows = np.load(folder / f"{schema.item}_features.npy")[:, place]
     reached(3)
@@ -172,6 +169,23 @@ def _write_columns(
         "baselines": baselines_of(stored, sizes, len(raw.items), oracle, schema.liked_label),
         "notes": [*raw.skipped, *notes],
     }
+
+
+def _write_features(
+    folder: Path, raw: RawData, stored: Stored, order: np.ndarray, num_train: int, schema: Schema
+) -> Written:
+    """Write the features of users, items and events, and what they and the schema are."""
+    entities = {
+        USER: (raw.users, np.unique(stored.user[:num_train])),
+        ITEM: (raw.items, np.unique(stored.item[:num_train])),
+    }
+    written = write_features(folder, entities, schema)
+    write_event_features(folder, written, raw.events, order, num_train, schema)
+    write_vocabulary(folder, written)
+    written.tables.sort(key=lambda table: table.feature.multi)
+    features = [*(table.feature for table in written.tables), *written.numbers]
+    (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1))
+    return written
 
 
 def _write_events(folder: Path, raw: RawData, order: np.ndarray) -> Stored:
