@@ -1,29 +1,13 @@
 """The table of features of MovieLens: what a model learns about a user and a movie.
 
-Parsing, batches, embedding tables and tests all derive from it; adding a feature is one line here, if the
-files have its column.
+Parsing, batches, embedding tables and tests all derive from it; adding a feature is one section of the
+schema.toml beside this file, if the files have its column.
 """
 
 from __future__ import annotations
 
-from recsuite.datasets.schema import ITEM, USER, Feature, Schema
+from pathlib import Path
 
-SCHEMA = Schema(
-    features=(
-        Feature("user", USER, "user_id"),
-        Feature("gender", USER, "gender"),
-        Feature("age", USER, "age"),
-        Feature("occupation", USER, "occupation"),
-        Feature("movie", ITEM, "movie_id"),
-        Feature("year", ITEM, "year"),
-        Feature("genres", ITEM, "genres", multi=True),
-    ),
-    user="user",
-    item="movie",
-    title="title",
-    label="rating",
-    lowest_label=0.5,
-    highest_label=5.0,
-    # Four stars count as a recommendation.
-    liked_label=4.0,
-)
+from recsuite.datasets.tables.description.reader import read_schema
+
+SCHEMA = read_schema(Path(__file__).with_name("schema.toml")).schema()

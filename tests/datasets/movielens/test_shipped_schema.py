@@ -1,0 +1,38 @@
+"""The schema of MovieLens, which is a file like that of any other tables."""
+
+from __future__ import annotations
+
+from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.schema import ITEM, USER, Feature, Schema
+from tests.support.launch import python, succeeded
+
+# Columns, checkpoints and exports are of this one: a difference would refuse all that were written before.
+WRITTEN_BEFORE = Schema(
+    features=(
+        Feature("user", USER, "user_id"),
+        Feature("gender", USER, "gender"),
+        Feature("age", USER, "age"),
+        Feature("occupation", USER, "occupation"),
+        Feature("movie", ITEM, "movie_id"),
+        Feature("year", ITEM, "year"),
+        Feature("genres", ITEM, "genres", multi=True),
+    ),
+    user="user",
+    item="movie",
+    title="title",
+    label="rating",
+    lowest_label=0.5,
+    highest_label=5.0,
+    liked_label=4.0,
+    label_kind="rating",
+)
+
+
+def test_the_shipped_file_says_what_the_program_always_said() -> None:
+    assert SCHEMA == WRITTEN_BEFORE
+
+
+def test_reading_it_imports_nothing_that_a_worker_must_not() -> None:
+    code = "import sys; from recsuite.datasets.movielens.schema import SCHEMA; print(*sys.modules)"
+    loaded = {*succeeded(python("-c", code)).split()}
+    assert not loaded & {"torch", "torchrec", "pandas", "pyarrow", "numpy"}
