@@ -47,6 +47,7 @@ def test_a_folder_holds_events_and_the_tables_of_users_and_items(tmp_path: Path)
         "users": ["user", "country"],
         "items": ["user", "item"],
     }
+    assert str(sample(tables, 1)["events"].schema.types) == "[DataType(string), DataType(int64)]"
     assert sample(tables, 1)["users"].to_pydict() == {"user": ["a"], "country": ["DE"]}
 
 

@@ -115,13 +115,24 @@ def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
         with opened(file) as source:
             names, found = names_of(source), []
             for batch in batches(source, names):
-                found.append(batch.columns)
+                found.append(_without_codes(batch.columns))
                 if sum(each.num_rows for each in found) >= rows:
                     break
         if found:
             tables = [pyarrow.Table.from_batches([each]) for each in found]
             return pyarrow.concat_tables(tables, promote_options="permissive").slice(0, rows)
     return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in names})
+
+
+def _without_codes(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """Rows as they are meant: that a file has codes for its values is no matter of theirs."""
+    import pyarrow
+    from pyarrow import types
+
+    columns = [
+        column.dictionary_decode() if types.is_dictionary(column.type) else column for column in batch.columns
+    ]
+    return pyarrow.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def _with_partitions(

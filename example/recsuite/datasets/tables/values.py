@@ -80,12 +80,19 @@ def plain(column: pyarrow.Array, name: str) -> pyarrow.Array:
 
 
 def categories(column: pyarrow.Array, name: str) -> Parsed:
-    """Texts or int64, without faults: floats are whole numbers where all are, and truths true or false."""
+    """Texts or int64, or codes of such, without faults: floats are whole numbers where all are, and truths
+    true or false.
+    """
     import pyarrow
     import pyarrow.compute as pc
     from pyarrow import types
 
-    column, num_rows = plain(column, name), len(column)
+    num_rows = len(column)
+    if types.is_dictionary(column.type):
+        return Parsed(
+            _recoded(column, categories(column.dictionary, name).values), np.zeros(num_rows, np.int8)
+        )
+    column = plain(column, name)
     if types.is_list(column.type) or types.is_large_list(column.type):
         raise UserError(f"The column {name!r} holds lists, and is to be one value; name it a list.")
     if types.is_unsigned_integer(column.type) and (pc.max(column).as_py() or 0) >= 2**63:
@@ -100,6 +107,18 @@ def categories(column: pyarrow.Array, name: str) -> Parsed:
     if types.is_string(column.type):
         column = pc.if_else(pc.equal(column, ""), None, column)
     return Parsed(column, np.zeros(num_rows, np.int8))
+
+
+def _recoded(column: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:
+    """Codes of other values, of which some may be missing: those that no row has are left out."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if values.null_count == 0:
+        return pyarrow.DictionaryArray.from_arrays(column.indices.cast(pyarrow.int32()), values)
+    places = np.cumsum(values.is_valid().to_numpy(zero_copy_only=False)) - 1
+    kept = pyarrow.array(places.astype(np.int32), mask=values.is_null().to_numpy(zero_copy_only=False))
+    return pyarrow.DictionaryArray.from_arrays(kept.take(column.indices), pc.drop_null(values))
 
 
 def _texts_of_floats(column: pyarrow.Array) -> pyarrow.Array:
@@ -117,18 +136,20 @@ def _texts_of_floats(column: pyarrow.Array) -> pyarrow.Array:
 
 
 def ids(column: pyarrow.Array, name: str) -> Parsed:
-    """Texts or int64; one that is missing is a fault, and so is a float that is not whole."""
+    """Texts or int64, or codes of such; one that is missing is a fault, and a float that is not whole."""
     from pyarrow import types
 
     faults = np.zeros(len(column), np.int8)
-    column = plain(column, name)
+    if not types.is_dictionary(column.type):
+        column = plain(column, name)
     if types.is_floating(column.type):
         numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
         faults[(np.floor(numbers) != numbers) | (np.abs(numbers) >= EXACT)] = NOT_WHOLE
         faults[np.isnan(numbers)] = MISSING
         return Parsed(_whole(numbers, faults), faults)
     values = categories(column, name).values
-    faults[values.is_null().to_numpy(zero_copy_only=False)] = MISSING
+    if values.null_count:
+        faults[values.is_null().to_numpy(zero_copy_only=False)] = MISSING
     return Parsed(values, faults)
 
 

@@ -43,7 +43,8 @@ def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
     import pyarrow
     import pyarrow.compute as pc
 
-    raw = [part.values(wanted) for part, wanted in columns]
+    found = [part.values(wanted) for part, wanted in columns]
+    raw = [batch.column("value") for batch in found]
     untyped = [part.is_untyped(wanted) for part, wanted in columns]
     # True and true are one answer, but may be two ids.
     if all(wanted.kind != ID for _, wanted in columns):
@@ -58,7 +59,16 @@ def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
     order = pc.array_sort_indices(values).to_numpy()
     ranks = np.full(len(order) + 1, -1, np.int32)
     ranks[order] = np.arange(len(order), dtype=np.int32)
-    return Joined(values.take(pyarrow.array(order)), [ranks[each] for each in places], is_mixed)
+    codes = [batch.column("code").to_numpy() for batch in found]
+    tables = [_table(each, ranks[place[:-1]]) for each, place in zip(codes, places, strict=True)]
+    return Joined(values.take(pyarrow.array(order)), tables, is_mixed)
+
+
+def _table(codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """The rank of each code, int32, with -1 at the end, which is the place of code -1."""
+    table = np.full(int(codes.max(initial=-1)) + 2, -1, np.int32)
+    table[codes] = ranks
+    return table
 
 
 def _as_whole(values: pyarrow.Array) -> pyarrow.Array:

@@ -29,7 +29,7 @@ from recsuite.datasets.tables.sources.batch import BadRow, Batch, Source
 from recsuite.datasets.tables.sources.file import File
 from recsuite.datasets.tables.values import FAULTS
 from recsuite.errors import UserError, printable
-from recsuite.files import FileEntry, check_file, flushed, written_aside
+from recsuite.files import FileEntry, check_file, digest_of, written_aside
 
 if TYPE_CHECKING:
     import pyarrow
@@ -73,12 +73,12 @@ class Part:
         path, dtype = self.folder / f"{place}.bin", wanted.dtype
         return np.fromfile(path, dtype, number, offset=first * dtype.itemsize)
 
-    def values(self, wanted: Wanted) -> pyarrow.Array:
-        """The distinct values of a column of codes."""
+    def values(self, wanted: Wanted) -> pyarrow.RecordBatch:
+        """The distinct values of a column of codes, and their codes: `value` and `code`."""
         from pyarrow import ipc
 
         with ipc.open_file(self.folder / f"{self.wanted.index(wanted)}.arrow") as reader:
-            return reader.get_batch(0).column(0)
+            return reader.get_batch(0)
 
     def is_untyped(self, wanted: Wanted) -> bool:
         """Whether the texts of a column may be meant as numbers, as those of CSV."""
@@ -175,8 +175,8 @@ class _Writer:
         self.faults.add(rows, len(rows))
         self.broken = number
 
-    def end(self) -> dict[int, pyarrow.Array]:
-        """Write what is left; the distinct values of the coded columns."""
+    def end(self) -> dict[int, pyarrow.RecordBatch]:
+        """Write what is left; the distinct values of the coded columns, with their codes."""
         return {place: coder.end() for place, coder in self.coders.items()}
 
     def _note_type(self, place: int, batch: Batch) -> None:
@@ -197,16 +197,17 @@ class _Writer:
         return BadRow(self.source.number_of(batch, place), "", reason)
 
 
-def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.Array]) -> None:
+def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.RecordBatch]) -> None:
     """Write the distinct values, and what a reader has to know."""
-    import pyarrow
     from pyarrow import ipc
 
-    for place, each in values.items():
-        batch = pyarrow.record_batch([each], names=["value"])
+    for place, batch in values.items():
         with ipc.new_file(folder / f"{place}.arrow", batch.schema) as file:
             file.write_batch(batch)
-    entries = [flushed(path) for path in sorted(folder.iterdir())]
+    # Not waited for: what a power cut takes is found out by its digest, and read again.
+    entries = [
+        FileEntry(path.name, path.stat().st_size, digest_of(path)) for path in sorted(folder.iterdir())
+    ]
     found = {
         "num_rows": writer.num_rows,
         "untyped": [bool(each) for each in writer.untyped],

@@ -25,15 +25,21 @@ class Parquet(Source):
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
-        from pyarrow import parquet
+        from pyarrow import parquet, types
 
         _refuse_packed(file)
         self._done = 0
         with explained_damage(file):
+            schema = parquet.read_schema(_opened(file))
+            self._names = [str(name) for name in schema.names]
+            # Texts come as codes, as they mostly lie in the file.
+            texts = [field.name for field in schema if types.is_string(field.type)]
             self._parquet = parquet.ParquetFile(
-                _opened(file), buffer_size=BUFFER_BYTES, page_checksum_verification=True
+                _opened(file),
+                buffer_size=BUFFER_BYTES,
+                page_checksum_verification=True,
+                read_dictionary=texts,
             )
-            self._names = [str(name) for name in self._parquet.schema_arrow.names]
         check_names(file, self._names)
 
     @property
