@@ -16,17 +16,18 @@ from recsuite.datasets.tables.schema_file import FeatureColumn, Files
 from recsuite.errors import UserError
 from tests.support.launch import EXAMPLE, python, succeeded
 
-EVENTS = [["user_id", "product_id", "stars", "note"]] + [
+Rows = Sequence[Sequence[object]]
+EVENTS: Rows = [["user_id", "product_id", "stars", "note"]] + [
     [f"u{row % 17}", f"p{row % 23}", row % 5 + 1, f"it is the {row} time that I write how well it fits"]
     for row in range(300)
 ]
-PRODUCTS = [["product_id", "name", "tags"]] + [
+PRODUCTS: Rows = [["product_id", "name", "tags"]] + [
     [f"p{item}", f"Product {item}", ("new|sale", "old", "old|sale", "new|old")[item % 4]]
     for item in range(23)
 ]
 
 
-def write(path: Path, rows: Sequence[Sequence[object]]) -> None:
+def write(path: Path, rows: Rows) -> None:
     """A file of CSV, packed if it is called so."""
     with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
         csv.writer(file).writerows(rows)
@@ -76,3 +77,26 @@ def test_without_users_or_tables_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not there; give a file, a folder or a URL"):
         propose(tmp_path / "absent")
     assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_tables_without_telling_names_are_told_apart_by_their_columns(tmp_path: Path) -> None:
+    shoppers: Rows = [["user_id", "age"], *([f"u{user}", 20 + 2 * user] for user in range(17))]
+    codes: Rows = [["product_id", "code"], *([f"p{item}", 3 * item] for item in range(23))]
+    towns: Rows = [["town", "height"], ["Rome", 20]]
+    own: dict[str, Rows] = {"a": shoppers, "b": codes, "log": EVENTS, "stock": PRODUCTS, "towns": towns}
+    for name, rows in own.items():
+        write(tmp_path / f"{name}.csv", rows)
+    proposal = propose(tmp_path)
+    schema = proposal.schema
+    assert proposal.unused == tuple(str(tmp_path / name) for name in ("b.csv", "towns.csv"))
+    assert schema.files == Files("log.csv", "a.csv", "stock.csv")
+    assert schema.features == {
+        "age": FeatureColumn("user", "age", "number"),
+        "tags": FeatureColumn("item", "tags", "list"),
+    }
+
+
+def test_parts_of_one_table_are_all_taken(tmp_path: Path) -> None:
+    for part in range(3):
+        write(tmp_path / f"part-{part}.csv", [EVENTS[0], *EVENTS[1 + 100 * part : 101 + 100 * part]])
+    assert propose(tmp_path).schema.files == Files()

@@ -70,6 +70,11 @@ class Content:
         return self.kind == "time"
 
 
+def contents_of(table: pa.Table) -> dict[str, Content]:
+    """What each column of a sample holds."""
+    return {name: content_of(name, table[name]) for name in table.column_names}
+
+
 def content_of(name: str, column: pa.ChunkedArray) -> Content:
     """What a column of a sample holds."""
     kind = column.type

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from recsuite.datasets.schema import EVENT, ITEM, USER
 from recsuite.datasets.tables.description.columns import EVENTS, ITEMS, USERS
-from recsuite.datasets.tables.guessing.contents import Content, content_of, hours_of
+from recsuite.datasets.tables.guessing.contents import Content, contents_of, hours_of
 from recsuite.datasets.tables.guessing.features import LeftOut, feature_of, owner_of, title_of
 from recsuite.datasets.tables.guessing.roles import Roles, roles_of
 from recsuite.datasets.tables.guessing.words import table_name
@@ -44,7 +44,7 @@ def guess(samples: Mapping[str, pa.Table]) -> tuple[TableSchema, list[LeftOut]]:
     events = samples[EVENTS]
     if not len(events):
         raise UserError("The events have no rows, so nothing can be told about their columns.")
-    contents = {role: _contents(table) for role, table in samples.items()}
+    contents = {role: contents_of(table) for role, table in samples.items()}
     own = {role: tuple(found) for role, found in contents.items() if role != EVENTS}
     roles = roles_of(events, contents[EVENTS], own)
     owned = _owned(samples, contents, roles)
@@ -61,10 +61,6 @@ def guess(samples: Mapping[str, pa.Table]) -> tuple[TableSchema, list[LeftOut]]:
         features={**features, **(_of_times(time, features) if time else {})},
     )
     return schema, left_out
-
-
-def _contents(table: pa.Table) -> dict[str, Content]:
-    return {name: content_of(name, table[name]) for name in table.column_names}
 
 
 def _owned(

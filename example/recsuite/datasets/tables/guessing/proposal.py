@@ -8,8 +8,9 @@ from pathlib import Path
 
 from recsuite.datasets.tables.description.overview import describe
 from recsuite.datasets.tables.description.writer import write_schema
-from recsuite.datasets.tables.files import find_tables, sample
+from recsuite.datasets.tables.files import Tables, find_tables, sample
 from recsuite.datasets.tables.guessing.features import LeftOut
+from recsuite.datasets.tables.guessing.folder import files_of
 from recsuite.datasets.tables.guessing.guess import guess
 from recsuite.datasets.tables.schema_file import FILENAME, Files, TableSchema
 from recsuite.datasets.tables.sources.remote import is_remote
@@ -23,18 +24,23 @@ SAMPLED_ROWS = 10_000
 
 @dataclass(frozen=True)
 class Proposal:
-    """A schema that was guessed and written: where, what was left out, and the table to show."""
+    """A schema that was guessed and written: where, the columns that were left out, the table to show, and
+    the files that are neither events, users nor items.
+    """
 
     path: Path
     schema: TableSchema
     left_out: list[LeftOut]
     overview: str
+    unused: tuple[str, ...] = ()
 
     def show(self) -> None:
         """Print the table, what was left out and why, and where all of it can be corrected."""
         say(self.overview, tagged=False)
         for omission in self.left_out:
             say(str(omission))
+        for name in self.unused:
+            say(f"the file {name} is left out: it is neither the events nor a table of users or items")
         say(f"wrote {printable(self.path)} from the first rows; correct there what is wrong")
 
 
@@ -59,16 +65,21 @@ def propose(path: str | Path) -> Proposal:
             f"{printable(written)} is there already, perhaps with corrections; remove it to have "
             "another one guessed."
         )
-    samples = sample(find_tables(path), SAMPLED_ROWS)
+    tables = find_tables(path)
+    files = _files(path, tables)
+    chosen = find_tables(path, files)
+    samples = sample(chosen, SAMPLED_ROWS)
     schema, left_out = guess(samples)
-    schema = dataclasses.replace(schema, files=_files(path))
+    schema = dataclasses.replace(schema, files=files)
     write_schema(schema, written, left_out)
-    return Proposal(written, schema, left_out, describe(schema, samples))
+    read = {file.name for file in chosen.files}
+    unused = [file.name for file in tables.files if file.name not in read]
+    return Proposal(written, schema, left_out, describe(schema, samples), (*tables.ignored, *unused))
 
 
-def _files(path: str | Path) -> Files:
+def _files(path: str | Path, tables: Tables) -> Files:
     """The section that finds what the path stands for, from the folder of the schema."""
     if is_remote(str(path)):
         return Files(events=str(path))
-    # Of a folder, what is in it is found again, and so is what comes into it later.
-    return Files() if Path(path).is_dir() else Files(events=Path(path).name)
+    # What is in a folder is found again, and so is what comes into it later.
+    return files_of(tables) if Path(path).is_dir() else Files(events=Path(path).name)
