@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import io
 import re
 from collections.abc import Iterator
@@ -62,6 +63,9 @@ def explained_remote(url: str) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """What went wrong, in words of this program."""
+    # To fsspec, whatever a server of HTTP answers means that a file is not there.
+    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
+        return _reason(error.__cause__)
     response = getattr(error, "response", None)
     in_answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     status = getattr(error, "status", None) or in_answer.get("HTTPStatusCode")
@@ -91,10 +95,12 @@ def filesystem(url: str) -> tuple[Any, str]:
     scheme = url.partition("://")[0].lower()
     if scheme not in fsspec.available_protocols():
         raise UserError(f"{shown(url)} is of an unknown kind; give a folder, a file, s3:// or https://.")
+    package = PACKAGES.get(scheme, f"fsspec[{scheme}]")
     try:
+        if scheme in PACKAGES:
+            importlib.import_module(package)
         fs, path = url_to_fs(url, **_options(scheme))
     except ImportError:
-        package = PACKAGES.get(scheme, f"fsspec[{scheme}]")
         raise UserError(
             f"{shown(url)} needs the package {package}; install it with pip install {package}."
         ) from None
@@ -108,7 +114,7 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 def _options(scheme: str) -> dict[str, Any]:
     """The deadlines, as each file system wants them. What it found before is not kept: files change."""
-    plain: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+    plain: dict[str, Any] = {"use_listings_cache": False}
     if scheme in ("http", "https"):
         import aiohttp
 

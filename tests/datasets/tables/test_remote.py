@@ -1,0 +1,173 @@
+"""Files behind URLs: read as local ones are, with a deadline, and without a secret in any message."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.schema import RawData
+from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables.reading import read_tables
+from recsuite.datasets.tables.schema_file import ItemColumn, LabelColumn, TableSchema, UserColumn
+from recsuite.datasets.tables.sources import remote
+from recsuite.datasets.tables.sources.remote import shown
+from recsuite.errors import UserError
+from tests.support.object_server import Server, serving
+from tests.support.tables import ENDS, write
+
+SCHEMA = TableSchema(UserColumn("user"), ItemColumn("item"), LabelColumn("clicks"))
+EVENTS = {"user": ["a", "b", "a"], "item": [3, 1, 1]}
+SECRETS = ("hunter2", "AKIASECRET", "topsecret", "tok3n")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path / "served") as found:
+        yield found
+
+
+@pytest.fixture
+def s3(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The same as a server of S3, with keys as the environment has them."""
+    # It keeps the address of the server before.
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASECRET")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "topsecret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    return server
+
+
+def read(url: str, cache: Path) -> RawData:
+    return read_tables(find_tables(url), SCHEMA, DataConfig(cache_dir=str(cache)))
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_file_is_read_over_http(server: Server, tmp_path: Path, end: str) -> None:
+    pytest.importorskip("aiohttp")
+    write(server.folder / f"a.{end}", EVENTS)
+    raw = read(f"http://{server.address}/a.{end}?token=tok3n", tmp_path)
+    assert raw.users["user"].tolist() == ["a", "b"]
+    assert (raw.events.user.tolist(), raw.events.item.tolist()) == ([0, 1, 0], [1, 0, 0])
+
+
+def test_day_partitions_are_read_from_s3(s3: Server, tmp_path: Path) -> None:
+    for day in (20, 21):
+        write(s3.folder / f"bucket/log/date=2026-11-{day}/a.parquet", EVENTS)
+    write(s3.folder / "bucket/log/users.csv", {"user": ["c"]})
+    tables = find_tables("s3://bucket/log")
+    assert [file.name for file in tables.files] == [
+        "s3://bucket/log/date=2026-11-20/a.parquet",
+        "s3://bucket/log/date=2026-11-21/a.parquet",
+        "s3://bucket/log/users.csv",
+    ]
+    assert tables.events[0].partitions == (("date", "2026-11-20"),)
+    raw = read("s3://bucket/log", tmp_path)
+    assert raw.events.user.tolist() == [0, 1, 0] * 2
+    assert raw.users["user"].tolist() == ["a", "b", "c"]
+    # The login is used, and is not what anybody sees.
+    assert any("AKIASECRET" in headers.get("Authorization", "") for _, _, headers in s3.requests)
+
+
+def test_a_file_that_did_not_change_is_not_read_again(server: Server, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    path, url = server.folder / "a.csv", f"http://{server.address}/a.csv"
+    write(path, EVENTS)
+    read(url, tmp_path)
+    (part,) = (tmp_path / "parts").rglob("part.json")
+    made = part.stat().st_mtime_ns
+    read(url, tmp_path)
+    assert part.stat().st_mtime_ns == made
+    write(path, {"user": ["new"], "item": [1]})
+    assert read(url, tmp_path).users["user"].tolist() == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (401, "it asks for a login"),
+        (403, "it may not be read with this login"),
+        (404, "it is not there"),
+        (418, "the server answers with status 418"),
+    ],
+)
+def test_no_message_or_log_holds_a_secret(
+    server: Server, status: int, sentence: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    pytest.importorskip("aiohttp")
+    caplog.set_level(logging.INFO)
+    write(server.folder / "a.csv", EVENTS)
+    url = f"http://user:hunter2@{server.address}/a.csv?X-Amz-Signature=tok3n&key=AKIASECRET#topsecret"
+    tables = find_tables(url)
+    server.status = status
+    with pytest.raises(UserError) as raised:
+        read_tables(tables, SCHEMA, DataConfig(cache_dir=str(tmp_path)))
+    text = str(raised.value)
+    assert text == f"http://{server.address}/a.csv cannot be read: {sentence}."
+    assert raised.value.__cause__ is None
+    for found in (text, repr(tables), str(tables), caplog.text, *(str(file) for file in tables.files)):
+        assert not any(secret in found for secret in (*SECRETS, "secret words"))
+
+
+@pytest.mark.parametrize(
+    ("url", "without"),
+    [
+        ("https://user:hunter2@host:81/a b.csv?sig=tok3n", "https://host:81/a b.csv"),
+        ("s3://AKIASECRET:topsecret@bucket/key", "s3://bucket/key"),
+        ("https://user:hunter2@[bad/a.csv", "https://..."),
+        ("https://us@er:hunter2@host/a.csv", "https://host/a.csv"),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url: str, without: str) -> None:
+    assert shown(url) == without
+
+
+def test_a_silent_server_is_given_up_in_one_sentence(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.5)
+    server.silent = True
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"a\.csv cannot be read: the server was silent for"):
+        find_tables(f"http://{server.address}/a.csv")
+    assert time.monotonic() - start < 20
+
+
+def test_a_silent_store_is_given_up_in_one_sentence(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.5)
+    s3.silent = True
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"s3://bucket/log cannot be read: the server was silent for"):
+        find_tables("s3://bucket/log")
+    assert time.monotonic() - start < 60
+
+
+def test_where_nothing_listens_the_sentence_says_so() -> None:
+    pytest.importorskip("aiohttp")
+    with pytest.raises(
+        UserError, match=r"http://127\.0\.0\.1:9/a\.csv cannot be read: the connection failed"
+    ):
+        find_tables("http://127.0.0.1:9/a.csv")
+
+
+@pytest.mark.parametrize(
+    ("url", "package"), [("s3://bucket/a.csv", "s3fs"), ("https://host/a.csv", "aiohttp")]
+)
+def test_a_missing_package_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        UserError, match=f"needs the package {package}; install it with pip install {package}"
+    ):
+        find_tables(url)
+
+
+def test_an_unknown_kind_of_address_is_refused() -> None:
+    with pytest.raises(UserError, match="is of an unknown kind; give a folder, a file, s3:// or https://"):
+        find_tables("nonsense://host/a.csv")
