@@ -137,6 +137,7 @@ def draw_shop(num_events: int, seed: int, label: str) -> Shop:
 def oracle_of(shop: Shop, label: str) -> dict[str, float | str]:
     """The metric on the newest fifth, by what the oracle knows; "nothing": mean, or popularity."""
     metric = {"stars": "rmse", "yes_no": "log_loss", "clicks": "ndcg_at_10"}[label]
+    shop = _last_of_each_pair(shop)
     reached = _click_oracle(shop) if label == "clicks" else _label_oracle(shop, label)
     return {"metric": metric, **{name: round(value, 6) for name, value in reached.items()}}
 
@@ -168,7 +169,6 @@ def _log_loss(chance: np.ndarray, is_yes: np.ndarray) -> float:
 
 def _click_oracle(shop: Shop) -> dict[str, float]:
     """NDCG@10 among the items that the user has not clicked before the newest fifth."""
-    shop = _last_of_each_pair(shop)
     number, num_items = len(shop.item), len(shop.world.items.price)
     first = number - round(number * TEST_SHARE)
     popularity = np.bincount(shop.item[:first], minlength=num_items)
@@ -186,7 +186,7 @@ def _click_oracle(shop: Shop) -> dict[str, float]:
 
 
 def _last_of_each_pair(shop: Shop) -> Shop:
-    """With one click of a user and an item, the last: what the default of --duplicates trains on."""
+    """With one event of a user and an item, the last: what the default of --duplicates leaves."""
     pairs = shop.moments.user * len(shop.world.items.price) + shop.item
     _, from_end = np.unique(pairs[::-1], return_index=True)
     places = np.sort(len(pairs) - 1 - from_end)
