@@ -104,16 +104,19 @@ def test_columns_are_made_once_and_remade_when_a_source_changes(
 def test_a_failure_while_writing_leaves_nothing_and_the_next_call_succeeds(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = np.save
+    reserve = os.posix_fallocate
+    reserved: list[int] = []
 
-    def full_disk(path: Path, array: np.ndarray) -> None:
-        if path.name == "rating.npy":
+    def full_disk(descriptor: int, first: int, size: int) -> None:
+        reserved.append(size)
+        # After users, items and labels.
+        if len(reserved) > 3:
             raise OSError(28, "No space left on device")
-        save(path, array)
+        reserve(descriptor, first, size)
 
     config = Config.of(data_path=str(folder))
     with monkeypatch.context() as patch:
-        patch.setattr(np, "save", full_disk)
+        patch.setattr(os, "posix_fallocate", full_disk)
         with pytest.raises(UserError, match=r"cannot be stored in .*No space left on device.*--cache_dir"):
             open_columns(config)
     assert [path.name for path in (folder / ".columns").iterdir() if path.is_dir()] == []

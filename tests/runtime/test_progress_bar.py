@@ -35,17 +35,17 @@ def test_what_is_left_is_not_foretold_of_parts_that_are_unlike(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    work = Stage("making columns", 5, "parts", done=0, even=False)
+    work = Stage("loading modules", 5, "parts", done=0, even=False)
     work.reached(1)
-    assert str(work) == "making columns: 1 of 5 parts, begun just now"
+    assert str(work) == "loading modules: 1 of 5 parts, begun just now"
     now[0] = 109.0
     work.reached(3)
-    assert str(work) == "making columns: 3 of 5 parts, 9 s so far"
+    assert str(work) == "loading modules: 3 of 5 parts, 9 s so far"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Stage("making columns", 5, "parts", done=0, even=False).bar as bar:
+    with Stage("loading modules", 5, "parts", done=0, even=False).bar as bar:
         bar.refresh()
     assert re.search(
-        r"making columns: 0 of 5 parts, 00:00$", capsys.readouterr().err.replace("\r", "\n"), re.M
+        r"loading modules: 0 of 5 parts, 00:00$", capsys.readouterr().err.replace("\r", "\n"), re.M
     )
 
 
@@ -122,7 +122,7 @@ def test_drawing_reading_and_columns_are_shown(
     output = capsys.readouterr().out
     assert re.search(r"^drawing .*: [\d,]+ of 100,000 ratings, [\d,]+ ratings/s, about", output, re.M)
     assert re.search(r"^reading ratings: [\d,]+ of [\d,]+ bytes, [\d,]+ bytes/s, about", output, re.M)
-    assert re.search(r"^making columns: \d of 5 parts, (\d+ s so far|begun just now)$", output, re.M)
+    assert re.search(r"^making columns: \d+ of 100 percent, [\d.,]+ percent/s, about", output, re.M)
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 20, 1_000])

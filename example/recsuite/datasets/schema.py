@@ -7,7 +7,7 @@ what it calls its users, items and labels, are its `Schema`; generic code says u
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -217,17 +217,17 @@ class Events:
     features: dict[str, np.ndarray | Codes] = field(default_factory=dict)
 
 
-def events_at(events: Events, places: np.ndarray) -> Events:
-    """Some of the events. places: their positions, int64, or whether each is one of them, bool [events]."""
+def with_columns(events: Events, change: Callable[[np.ndarray], np.ndarray]) -> Events:
+    """The events with another array for each of theirs."""
 
-    def taken(column: Any) -> Any:
+    def changed(column: Any) -> Any:
         if isinstance(column, dict):
-            return {name: taken(values) for name, values in column.items()}
+            return {name: changed(values) for name, values in column.items()}
         if isinstance(column, Codes):
-            return Codes(column.codes[places], column.values)
-        return None if column is None else column[places]
+            return Codes(change(column.codes), column.values)
+        return None if column is None else change(column)
 
-    return Events(**{name: taken(column) for name, column in vars(events).items()})
+    return Events(**{name: changed(column) for name, column in vars(events).items()})
 
 
 @dataclass

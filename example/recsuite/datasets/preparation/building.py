@@ -15,6 +15,13 @@ import numpy as np
 
 from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.columns import MANIFEST, Columns
+from recsuite.datasets.preparation.arrays.mapped import (
+    chunks,
+    counts_of,
+    create_column,
+    gather,
+    temporary,
+)
 from recsuite.datasets.preparation.baselines import baselines_of
 from recsuite.datasets.preparation.histories import Stored, write_histories
 from recsuite.datasets.preparation.splits import split
@@ -33,14 +40,12 @@ from recsuite.runtime.progress_bar import stage
 if TYPE_CHECKING:
     from recsuite.datasets.schema import RawData
 
-# What is under way, by the number of its process, and what may be in it.
+# What is under way, by the number of its process, and what may be in it: also a temporary file, where the
+# system cannot make one without a name.
 LEFTOVER = re.compile(r"\.making-\d+")
-CONTENT = re.compile(r"\w+\.npy|(vocabulary|schema|manifest)\.json")
-# Positions and ends are int32.
-MAX_EVENTS = 2**31 - 1
-
-# The parts of making columns that the progress bar counts.
-NUM_PARTS = 5
+CONTENT = re.compile(r"\w+\.npy|(vocabulary|schema|manifest)\.json|tmp\w{8}")
+# The parts of making columns, and the percent of the time that each takes for very many events.
+PARTS = {"order": 10, "events": 15, "features": 5, "histories": 25, "baselines": 45}
 
 
 def newest_of(cache: Path, name: str) -> Path:
@@ -73,7 +78,7 @@ def make_columns(
     making = folder.parent / f".making-{os.getpid()}"
     making.mkdir()
     try:
-        with stage("making columns", NUM_PARTS, "parts", even=False) as reached:
+        with stage("making columns", sum(PARTS.values()), "percent") as reached:
             # Written under a name of its own: a process that dies here leaves no columns that look complete.
             manifest = _write_columns(making, raw, schema, config, seed, reached)
         # The rename must not get to the disk before what it names.
@@ -120,6 +125,13 @@ def _publish(making: Path, folder: Path) -> None:
     making.rmdir()
 
 
+def _done(reached: Callable[[int], None], part: str) -> Callable[[float], None]:
+    """What is to be called with the share of a part that is done."""
+    names = list(PARTS)
+    before = sum(PARTS[name] for name in names[: names.index(part)])
+    return lambda share: reached(before + round(share * PARTS[part]))
+
+
 def _write_columns(
     folder: Path,
     raw: RawData,
@@ -129,27 +141,18 @@ def _write_columns(
     reached: Callable[[int], None],
 ) -> dict[str, Any]:
     order, sizes, notes = split(raw, schema, config, seed)
-    if len(order) > MAX_EVENTS:
-        raise UserError(
-            f"There are {len(order):,} {schema.labels}, and {MAX_EVENTS:,} is the limit; give fewer."
-        )
-    reached(1)
-    stored = _write_events(folder, raw, order)
-    reached(2)
+    stored, oracle = _write_events(folder, raw, order, _done(reached, "events"))
     num_train = sizes[0]
     written = _write_features(folder, raw, stored, order, num_train, schema)
+    _write_weights(folder, raw, order, num_train)
+    # As much memory as a column.
+    del order
     tables = written.tables
     place = schema.place_of(ITEM, [table.feature for table in tables])
     item_rows = np.load(folder / f"{schema.item}_features.npy")[:, place]
-    reached(3)
-    ends, longest_history = write_histories(folder, stored, item_rows, sizes)
-    # What a batch needs of an event in 16 bytes: one random access instead of three. So the label's bits lie
-    # there as an int32.
-    rows = [stored.user, stored.item, stored.label.view(np.int32), ends]
-    np.save(folder / "rows.npy", np.stack(rows, axis=1))
-    _write_weights(folder, raw, order, num_train)
-    reached(4)
-    oracle = None if raw.oracle is None else raw.oracle[order]
+    ends, longest_history = write_histories(folder, stored, item_rows, sizes, _done(reached, "histories"))
+    _write_rows(folder / "rows.npy", stored, ends)
+    del ends
     if written.left_out:
         notes.append(f"left out the features that the files do not have: {', '.join(written.left_out)}")
     return {
@@ -166,7 +169,9 @@ def _write_columns(
         "mean_rating": float(stored.label[:num_train].mean(dtype=np.float64)),
         "tables": [_recorded(table, schema) for table in tables],
         "numbers": [dataclasses.asdict(schema.recorded(feature)) for feature in written.numbers],
-        "baselines": baselines_of(stored, sizes, len(raw.items), oracle, schema.liked_label),
+        "baselines": baselines_of(
+            stored, sizes, len(raw.items), oracle, schema.liked_label, _done(reached, "baselines")
+        ),
         "notes": [*raw.skipped, *notes],
     }
 
@@ -176,8 +181,8 @@ def _write_features(
 ) -> Written:
     """Write the features of users, items and events, and what they and the schema are."""
     entities = {
-        USER: (raw.users, np.unique(stored.user[:num_train])),
-        ITEM: (raw.items, np.unique(stored.item[:num_train])),
+        entity: (frame, np.flatnonzero(counts_of(column[:num_train], len(frame))))
+        for entity, frame, column in ((USER, raw.users, stored.user), (ITEM, raw.items, stored.item))
     }
     written = write_features(folder, entities, schema)
     write_event_features(folder, written, raw.events, order, num_train, schema)
@@ -188,25 +193,45 @@ def _write_features(
     return written
 
 
-def _write_events(folder: Path, raw: RawData, order: np.ndarray) -> Stored:
-    events = raw.events
-    stored = Stored(events.user[order], events.item[order], events.label[order], events.time[order])
-    # Beside the rows, which hold it too: code that scans all labels then reads a quarter of the bytes.
-    np.save(folder / "rating.npy", stored.label)
-    np.save(folder / "time.npy", stored.time)
-    return stored
+def _write_events(
+    folder: Path, raw: RawData, order: np.ndarray, done: Callable[[float], None]
+) -> tuple[Stored, np.ndarray | None]:
+    """Write labels and times; returns all of the events, and what the oracle predicts for them."""
+    events, number = raw.events, len(order)
+    # Users and items get to the disk as rows, once it is known where histories end. Labels lie beside the
+    # rows, which hold them too: code that scans all labels then reads a quarter of the bytes.
+    user = gather(events.user, order, temporary(folder, number, np.int32))
+    done(0.2)
+    item = gather(events.item, order, temporary(folder, number, np.int32))
+    done(0.4)
+    label = gather(events.label, order, create_column(folder / "rating.npy", (number,), np.float32))
+    done(0.6)
+    time = gather(events.time, order, create_column(folder / "time.npy", (number,), np.int64))
+    done(1)
+    return Stored(user, item, label, time), None if raw.oracle is None else raw.oracle[order]
+
+
+def _write_rows(path: Path, stored: Stored, ends: np.ndarray) -> None:
+    """Write what a batch needs of an event in 16 bytes: one random access instead of three."""
+    # So the label's bits lie there as an int32.
+    columns = [stored.user, stored.item, stored.label.view(np.int32), ends]
+    rows = create_column(path, (len(ends), len(columns)), np.int32)
+    for part in chunks(len(ends), rows, *columns):
+        rows[part] = np.stack([column[part] for column in columns], axis=1)
 
 
 def _write_weights(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> None:
     """Write how much each event counts in the loss, float32, where the data say so; 1 in the mean."""
     if raw.events.weight is None:
         return
-    weight = raw.events.weight[order]
+    weight = create_column(folder / "weight.npy", (len(order),), np.float32)
+    gather(raw.events.weight, order, weight)
     # So that no rate or decay means something else with weights than without.
     mean = weight[:num_train].mean(dtype=np.float64)
     if not mean > 0:
         raise UserError("The weights of all training events are 0; give some of them a weight above 0.")
-    np.save(folder / "weight.npy", (weight / mean).astype(np.float32))
+    for part in chunks(len(weight), weight):
+        weight[part] /= mean
 
 
 def _recorded(table: Table, schema: Schema) -> dict[str, Any]:

@@ -6,11 +6,15 @@ Kept apart, such events give the answer of a test away: under --split random one
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
-from recsuite.datasets.schema import Events, RawData, Schema, events_at
+from recsuite.datasets.preparation.arrays.mapped import counts_of, highest, keep, release
+from recsuite.datasets.preparation.arrays.order import among, events_of, for_ranges, sorted_places
+from recsuite.datasets.schema import Events, RawData, Schema, with_columns
 from recsuite.errors import counted
+from recsuite.runtime.progress_bar import stage
 
 # What counts, by the value of --duplicates.
 COUNTS = {
@@ -22,66 +26,95 @@ COUNTS = {
 
 
 def settle(raw: RawData, how: str, schema: Schema) -> RawData:
-    """A data set with one event of a user and an item, or with "keep" as it is; says what was repeated."""
-    pairs = _pairs(raw.events)
-    places = np.flatnonzero(_is_repeated(pairs))
-    if len(places) == 0:
+    """A data set with one event of a user and an item, or with "keep" as it is; says what was repeated.
+
+    Its arrays are those of `raw`, changed.
+    """
+    events = raw.events
+    is_left = np.ones(len(events.user), bool)
+    if how == "mean" and not events.label.flags.writeable:
+        events = dataclasses.replace(events, label=events.label.copy())
+    repeated: list[tuple[int, int]] = []
+
+    def settle_pairs(places: np.ndarray, pairs: np.ndarray) -> None:
+        repeated.append(_settle(events, places, pairs, how, is_left))
+
+    _for_pairs(events, "looking for repeated events", settle_pairs)
+    num_events, num_pairs = (sum(numbers[place] for numbers in repeated) for place in (0, 1))
+    if num_events == 0:
         return raw
-    # Pair after pair, each in the order of time, and of one time in the order of the file.
-    places = places[np.lexsort([raw.events.time[places], pairs[places]])]
-    begins = np.flatnonzero(np.diff(pairs[places], prepend=-1))
     note = (
-        f"{len(places):,} {schema.labels} are of a {schema.item} that the same {schema.user} rated more than "
-        f"once ({counted(len(begins), 'such pair')}): {COUNTS[how]} (--duplicates {how})"
+        f"{num_events:,} {schema.labels} are of a {schema.item} that the same {schema.user} rated more than "
+        f"once ({counted(num_pairs, 'such pair')}): {COUNTS[how]} (--duplicates {how})"
     )
-    raw = dataclasses.replace(raw, skipped=[*raw.skipped, note])
-    if how == "keep":
-        return raw
-    ends = np.append(begins[1:], len(places)) - 1
-    counting = places[begins if how == "first" else ends]
-    label = raw.events.label.copy()
+    raw = dataclasses.replace(raw, events=events, skipped=[*raw.skipped, note])
+    return raw if how == "keep" else _only(raw, is_left)
+
+
+def _settle(
+    events: Events, places: np.ndarray, pairs: np.ndarray, how: str, is_left: np.ndarray
+) -> tuple[int, int]:
+    """Unmark the events of these pairs that do not count; how many events repeat one, and how many pairs."""
+    # Sorting finds that none is repeated in a tenth of the time that hashing takes, and seldom is one.
+    ordered = np.sort(pairs)
+    if not (ordered[1:] == ordered[:-1]).any():
+        return 0, 0
+    # Pair after pair, each in the order of time, and of one time in the order of the file.
+    order = sorted_places(pairs, events.time[places])
+    places, pairs = places[order], pairs[order]
+    begins = np.flatnonzero(np.diff(pairs, prepend=-1))
+    ends = np.append(begins[1:], len(pairs)) - 1
+    is_repeated = ends > begins
+    if how != "keep":
+        is_left[places] = False
+        counting = places[begins if how == "first" else ends]
+        is_left[counting] = True
     if how == "mean":
         # The mean goes to the last of the pair, and so to its time.
-        sums = np.add.reduceat(label[places], begins, dtype=np.float64)
-        label[counting] = sums / (ends - begins + 1)
-    is_left = np.ones(len(pairs), bool)
-    is_left[places] = False
-    is_left[counting] = True
-    return _only(dataclasses.replace(raw, events=dataclasses.replace(raw.events, label=label)), is_left)
+        sums = np.add.reduceat(events.label[places], begins, dtype=np.float64)
+        events.label[counting] = sums / (ends - begins + 1)
+    release(events.time, events.label)
+    return int((ends - begins + 1)[is_repeated].sum()), int(is_repeated.sum())
 
 
-def describe_leak(events: Events, test: np.ndarray, schema: Schema) -> list[str]:
-    """What to say where a split comes between events of one pair. test: places of its events."""
-    pairs = _pairs(events)
-    is_test = np.zeros(len(pairs), bool)
-    is_test[test] = True
-    number = int(np.isin(pairs[is_test], pairs[~is_test]).sum())
-    if number == 0:
+def describe_leak(events: Events, is_test: np.ndarray, schema: Schema) -> list[str]:
+    """What to say where a split comes between events of one pair. is_test: bool [events]."""
+    leaks: list[int] = []
+
+    def count(places: np.ndarray, pairs: np.ndarray) -> None:
+        is_case = is_test[places]
+        leaks.append(int(among(np.sort(pairs[is_case]), np.sort(pairs[~is_case])).sum()))
+
+    _for_pairs(events, "looking for leaks", count)
+    if not sum(leaks):
         return []
     return [
-        f"{number:,} of {len(test):,} test {schema.labels} are of a {schema.user} and a {schema.item} that "
-        f"training or validation has a {schema.label} of too: the metrics flatter the model"
+        f"{sum(leaks):,} of {int(is_test.sum()):,} test {schema.labels} are of a {schema.user} and a "
+        f"{schema.item} that training or validation has a {schema.label} of too: the metrics flatter the "
+        "model"
     ]
 
 
-def _pairs(events: Events) -> np.ndarray:
-    """A number for each user and item, int64, one an event."""
-    pairs: np.ndarray = events.user.astype(np.int64) * (int(events.item.max(initial=0)) + 1) + events.item
-    return pairs
+def _for_pairs(events: Events, title: str, work: Callable[[np.ndarray, np.ndarray], object]) -> None:
+    """Do some work for the events of ranges of users: their places, int32, and a number for user and item,
+    int64. title: what it is called meanwhile.
+    """
+    num_items = highest(events.item) + 1
 
+    def of_range(users: range) -> None:
+        places, user, item = events_of(users, events.user, events.item)
+        work(places, user.astype(np.int64) * num_items + item)
 
-def _is_repeated(pairs: np.ndarray) -> np.ndarray:
-    """Whether each number is there more than once, bool."""
-    # Sorting finds that none is in a tenth of the time that hashing takes, and seldom is one.
-    ordered = np.sort(pairs)
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    return np.isin(pairs, repeated) if len(repeated) else np.zeros(len(pairs), bool)
+    with stage(title, 100, "percent") as reached:
+        counts = counts_of(events.user, highest(events.user) + 1)
+        for_ranges(counts, of_range, lambda share: reached(round(100 * share)))
 
 
 def _only(raw: RawData, is_left: np.ndarray) -> RawData:
+    """The events that are left."""
     return dataclasses.replace(
         raw,
-        events=events_at(raw.events, is_left),
+        events=with_columns(raw.events, lambda column: keep(column, is_left)),
         official_test=None if raw.official_test is None else raw.official_test[is_left],
         oracle=None if raw.oracle is None else raw.oracle[is_left],
         num_skipped=raw.num_skipped + int((~is_left).sum()),

@@ -4,10 +4,14 @@ Stored once for each user, not once for each event: an event knows where in it i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from recsuite.datasets.preparation.arrays.mapped import counts_of, create_column, highest, release
+from recsuite.datasets.preparation.arrays.order import events_of, for_ranges, sorted_places
 
 
 @dataclass(frozen=True)
@@ -22,48 +26,74 @@ class Stored:
     time: np.ndarray
 
 
+class _History:
+    """The files that hold what users had of the events that are known: the first `num_known`."""
+
+    def __init__(self, folder: Path, prefix: str, known_users: np.ndarray, num_users: int) -> None:
+        self.num_known = number = len(known_users)
+        self.offsets = np.concatenate([[0], np.cumsum(counts_of(known_users, num_users))])
+        np.save(folder / f"{prefix}history_offsets.npy", self.offsets)
+        self.history = create_column(folder / f"{prefix}history.npy", (number, 2), np.int32)
+        self.seen = create_column(folder / f"{prefix}seen.npy", (number,), np.int32)
+
+    def write(self, users: range, items: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> None:
+        """Write the known events of a range of users, user after user, each in the order of time."""
+        part = slice(self.offsets[users.start], self.offsets[users.stop])
+        # Table rows, not positions of items, so that a history goes into a batch as it is.
+        self.history[part, 0], self.history[part, 1] = rows, labels.view(np.int32)
+        self.seen[part] = items
+        release(self.history, self.seen)
+
+
 def write_histories(
-    folder: Path, stored: Stored, item_rows: np.ndarray, sizes: tuple[int, int, int]
+    folder: Path,
+    stored: Stored,
+    item_rows: np.ndarray,
+    sizes: tuple[int, int, int],
+    done: Callable[[float], object],
 ) -> tuple[np.ndarray, int]:
     """Write what users had, as training and validation know it, and as the test does; returns where the
     histories of all events end, int32 [events], and how long the longest is.
 
-    item_rows: the table row of each item, int32 [items].
+    item_rows: the table row of each item, int32 [items]; done: called with the share that is.
     """
     num_train, num_validation, _ = sizes
     num_known = num_train + num_validation
-    ends, lengths = _write_history(folder, "", stored, item_rows, num_train)
+    num_users = highest(stored.user) + 1
+    in_training = _History(folder, "", stored.user[:num_train], num_users)
     # A model in use knows the validation events when a test event comes. A training event must not: under a
     # random split they lie between those of the training.
-    ends_in_test, lengths_in_test = _write_history(folder, "test_", stored, item_rows, num_known)
-    ends[num_known:], lengths[num_known:] = ends_in_test[num_known:], lengths_in_test[num_known:]
-    return ends, int(lengths.max())
+    in_test = _History(folder, "test_", stored.user[:num_known], num_users)
+    ends = np.empty(len(stored.user), np.int32)
+    lengths: list[int] = []
+
+    def write(users: range) -> None:
+        places, user, item, label, time = events_of(
+            users, stored.user, stored.item, stored.label, stored.time
+        )
+        # User after user, each in the order of time.
+        order = sorted_places(user, time)
+        places, user, item, label, time = (column[order] for column in (places, user, item, label, time))
+        group = _first_of_time(user, time)
+        for history, is_own in ((in_training, places < num_known), (in_test, places >= num_known)):
+            # Known events are stored first, so their place tells.
+            is_known = places < history.num_known
+            history.write(users, item[is_known], item_rows[item[is_known]], label[is_known])
+            # How many known events stand before each one in this order: it is a place in the stored history.
+            before = history.offsets[users.start] + np.cumsum(is_known) - is_known
+            end, own = before[group][is_own], user[is_own]
+            ends[places[is_own]] = end
+            lengths.append(int((end - history.offsets[own]).max(initial=0)))
+
+    for_ranges(counts_of(stored.user, num_users), write, done)
+    return ends, max(lengths)
 
 
-def _write_history(
-    folder: Path, prefix: str, stored: Stored, item_rows: np.ndarray, num_known: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Write the first events, which are known, user after user; returns for all events where their histories
-    end, int32 [events], and how long they are.
+def _first_of_time(user: np.ndarray, time: np.ndarray) -> np.ndarray:
+    """For events in the order of user and time: the place of the first one of the same user and time, int64.
+
+    Such events do not know of each other: the histories of all of them end where that of the first does.
     """
-    # User after user, each in the order of time: lexsort goes by its last key first, and is stable.
-    order = np.lexsort([stored.time, stored.user])
-    # Known events are stored first, so their place tells.
-    is_known = order < num_known
-    # How many known events stand before each one in this order: it is a place in the stored history.
-    before: np.ndarray = np.cumsum(is_known) - is_known
-    # Events of one user in one second do not know of each other: the histories of all of them end where that
-    # of the first does.
-    first = np.ones(len(order), bool)
-    first[1:] = (np.diff(stored.user[order]) != 0) | (np.diff(stored.time[order]) != 0)
-    ends = np.empty(len(order), np.int32)
-    ends[order] = before[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))]
-    known = order[is_known]
-    # Table rows, not positions of items, so that a history goes into a batch as it is.
-    rows, bits = item_rows[stored.item[known]], stored.label[known].view(np.int32)
-    np.save(folder / f"{prefix}history.npy", np.stack([rows, bits], axis=1))
-    np.save(folder / f"{prefix}seen.npy", stored.item[known])
-    counts = np.bincount(stored.user[known], minlength=int(stored.user.max()) + 1)
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    np.save(folder / f"{prefix}history_offsets.npy", offsets)
-    return ends, ends - offsets[stored.user]
+    is_first = np.ones(len(user), bool)
+    is_first[1:] = (np.diff(user) != 0) | (np.diff(time) != 0)
+    return np.maximum.accumulate(np.where(is_first, np.arange(len(user)), 0))

@@ -7,42 +7,55 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.preparation.arrays.mapped import chunks, gather, highest, release, where
+from recsuite.datasets.preparation.arrays.order import sorted_places
 from recsuite.datasets.preparation.duplicates import describe_leak
 from recsuite.errors import UserError, counted
 
 if TYPE_CHECKING:
-    from recsuite.datasets.schema import RawData, Schema
+    from recsuite.datasets.schema import Events, RawData, Schema
+
+# Places of events are int32.
+MAX_EVENTS = 2**31 - 1
 
 
 def split(
     raw: RawData, schema: Schema, config: DataConfig, seed: int
 ) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
-    """The order in which events are stored, int64 [events]; how many are for training, validation and the
+    """The order in which events are stored, int32 [events]; how many are for training, validation and the
     test; and what there is to say of it.
+
+    Raises:
+        UserError: when there are too many events, or too few for these fractions.
     """
+    number = len(raw.events.user)
+    if number > MAX_EVENTS:
+        raise UserError(f"There are {number:,} {schema.labels}, and {MAX_EVENTS:,} is the limit; give fewer.")
     # Stable, so that events of one second keep the order of the file on every machine.
-    by_time = np.argsort(raw.events.time, kind="stable")
-    user = raw.events.user[by_time]
+    by_time = sorted_places(raw.events.time)
     is_test, notes = _choose_test(raw, schema, by_time, config, seed)
-    is_validation = _choose_validation(user, ~is_test, config, seed)
-    is_train = ~is_test & ~is_validation
-    sizes = int(is_train.sum()), int(is_validation.sum()), int(is_test.sum())
-    if sizes[0] == 0 or sizes[2] == 0:
+    is_validation = _choose_validation(raw.events, by_time, is_test, config, seed)
+    is_train = ~(is_test | is_validation)
+    parts = is_train, is_validation, is_test
+    num_train, num_validation, num_test = (int(np.count_nonzero(part)) for part in parts)
+    if num_train == 0 or num_test == 0:
         raise UserError(
-            f"--split {config.split} of {len(user)} {schema.labels} with --test_fraction "
+            f"--split {config.split} of {number} {schema.labels} with --test_fraction "
             f"{config.test_fraction} and --validation_fraction {config.validation_fraction} leaves "
-            f"{sizes[0]} for training and {sizes[2]} for the test; give fractions that leave some for both."
+            f"{num_train} for training and {num_test} for the test; give fractions that leave some for both."
         )
-    if sizes[1] == 0:
+    if num_validation == 0:
         notes.append(
             f"no {schema.label} is for validation: no validation after each epoch, and no early stopping"
         )
     # With any other value no pair has two events that could lie on both sides.
     if config.duplicates == "keep":
-        notes += describe_leak(raw.events, by_time[is_test], schema)
+        in_file = np.zeros(number, bool)
+        in_file[by_time[is_test]] = True
+        notes += describe_leak(raw.events, in_file, schema)
     # One split after the other, so each is a range of positions: a list of them would cost a second random
     # read for every event of a batch.
-    return np.concatenate([by_time[is_train], by_time[is_validation], by_time[is_test]]), sizes, notes
+    return np.concatenate([by_time[part] for part in parts]), (num_train, num_validation, num_test), notes
 
 
 def _choose_test(
@@ -50,81 +63,109 @@ def _choose_test(
 ) -> tuple[np.ndarray, list[str]]:
     """Whether each event, in the order of time, is for the test, bool [events]; and what to say of it."""
     number = len(by_time)
+    is_test = np.zeros(number, bool)
     if raw.official_test is not None:
-        return raw.official_test[by_time], []
-    time = raw.events.time[by_time]
+        return gather(raw.official_test, by_time, is_test), []
     if config.split == "leave_one_out":
-        return _choose_newest_of_each(raw.events.user[by_time], time, schema)
-    num_test = round(number * config.test_fraction)
-    is_test = np.arange(number) >= number - num_test
+        newest, notes = _choose_newest_of_each(raw.events, by_time, schema)
+        is_test[newest] = True
+        return is_test, notes
+    cut = number - round(number * config.test_fraction)
+    is_test[cut:] = True
     if config.split == "random":
         # Each draw has a stream of its own, so that the test stays the same whatever is drawn for validation.
         # Marks that are permuted stay as many, unlike those drawn one by one.
-        return np.random.default_rng([seed, 1]).permutation(is_test), []
-    return is_test, _describe_cut(time, number - num_test, schema)
+        np.random.default_rng([seed, 1]).shuffle(is_test)
+        return is_test, []
+    return is_test, _describe_cut(raw.events.time, by_time, cut, schema)
 
 
-def _describe_cut(time: np.ndarray, cut: int, schema: Schema) -> list[str]:
-    """What to say where the test begins among events of one time. time: in its order, int64 [events].
+def _describe_cut(time: np.ndarray, by_time: np.ndarray, cut: int, schema: Schema) -> list[str]:
+    """What to say where the test begins among events of one time. by_time: their places in its order.
 
     Raises:
         UserError: when all have one time, so that none is newer than another.
     """
+    number = len(time)
     # Their order would be that of the file, and its end often has users that the training never saw.
-    if len(time) > 1 and time[0] == time[-1]:
+    if number > 1 and time[by_time[0]] == time[by_time[-1]]:
         raise UserError(
-            f"All {len(time):,} {schema.labels} have the time {time[0]}, so --split time cannot choose the "
+            f"All {number:,} {schema.labels} have the time {time[0]}, so --split time cannot choose the "
             "newest; give --split random."
         )
-    if not 0 < cut < len(time) or time[cut - 1] != time[cut]:
+    if not 0 < cut < number or time[by_time[cut - 1]] != time[by_time[cut]]:
         return []
-    first, end = np.searchsorted(time, time[cut], "left"), np.searchsorted(time, time[cut], "right")
+    of_test = time[by_time[cut]]
+    parts = [*chunks(number, time)]
+    first = sum(int(np.count_nonzero(time[part] < of_test)) for part in parts)
+    tied = sum(int(np.count_nonzero(time[part] == of_test)) for part in parts)
     return [
-        f"the test begins among {end - first:,} {schema.labels} of one time ({time[cut]}): the last "
-        f"{end - cut:,} of them in the file are in it"
+        f"the test begins among {tied:,} {schema.labels} of one time ({of_test}): the last "
+        f"{first + tied - cut:,} of them in the file are in it"
     ]
 
 
 def _choose_newest_of_each(
-    user: np.ndarray, time: np.ndarray, schema: Schema
+    events: Events, by_time: np.ndarray, schema: Schema
 ) -> tuple[np.ndarray, list[str]]:
-    """Whether each event is the last one of its user, bool [events]; and what to say of it."""
-    newest, num_single = _newest_of_each(user)
-    is_test = np.zeros(len(user), bool)
-    is_test[newest] = True
+    """The places, in the order of time, of the last event of each user; and what to say of it."""
+    newest, num_single = _newest_of_each(events.user, by_time)
     notes = []
     if num_single:
         single = counted(num_single, f"{schema.user} has", f"{schema.user}s have")
         notes.append(f"{single} a single {schema.label}, which is for training: the test has none")
-    # In the order of their users' ids, as `newest` is.
-    place = np.searchsorted(user[newest], user).clip(max=max(0, len(newest) - 1))
-    is_as_new = (user[newest][place] == user) & (time[newest][place] == time) if len(newest) else is_test
-    num_tied = int((np.bincount(place[is_as_new], minlength=1) > 1).sum())
+    num_tied = _num_tied(events, by_time[newest])
     if num_tied:
         notes.append(
             f"{num_tied:,} of {len(newest):,} {schema.user}s have several {schema.labels} of the time of "
             "their newest: the last of them in the file is in the test"
         )
-    return is_test, notes
+    return newest, notes
 
 
-def _choose_validation(user: np.ndarray, is_left: np.ndarray, config: DataConfig, seed: int) -> np.ndarray:
+def _num_tied(events: Events, newest: np.ndarray) -> int:
+    """How many of the users of these events, one of each, have another event of that time."""
+    has_newest = np.zeros(highest(events.user) + 1, bool)
+    time_of = np.zeros(len(has_newest), np.int64)
+    has_newest[events.user[newest]] = True
+    time_of[events.user[newest]] = events.time[newest]
+    num_as_new = np.zeros(len(has_newest), np.int64)
+    for part in chunks(len(events.user), events.user, events.time):
+        user = events.user[part]
+        is_as_new = has_newest[user] & (time_of[user] == events.time[part])
+        num_as_new += np.bincount(user[is_as_new], minlength=len(has_newest))
+    return int(np.count_nonzero(num_as_new > 1))
+
+
+def _choose_validation(
+    events: Events, by_time: np.ndarray, is_test: np.ndarray, config: DataConfig, seed: int
+) -> np.ndarray:
     """Whether each event, in the order of time, is for validation, bool [events]: --validation_fraction of
     those that are left beside the test, drawn by the seed; for leave_one_out among the newest left of each
     user.
 
     Not the newest for --split time: the newest events are the most informative ones about the test.
     """
-    left = np.flatnonzero(is_left)
-    wanted = round(len(left) * config.validation_fraction)
-    among = left[_newest_of_each(user[left])[0]] if config.split == "leave_one_out" else left
-    is_validation = np.zeros(len(user), bool)
-    is_validation[np.random.default_rng([seed, 2]).permutation(among)[:wanted]] = True
+    among = where(~is_test)
+    wanted = round(len(among) * config.validation_fraction)
+    if config.split == "leave_one_out":
+        among = among[_newest_of_each(events.user, by_time[among])[0]]
+    np.random.default_rng([seed, 2]).shuffle(among)
+    is_validation = np.zeros(len(by_time), bool)
+    is_validation[among[:wanted]] = True
     return is_validation
 
 
-def _newest_of_each(user: np.ndarray) -> tuple[np.ndarray, int]:
-    """The place of the last event of each user with two or more, int64; and how many users have one."""
-    # np.unique says where a value comes first; from the end, that is where it comes last.
-    _, from_end, counts = np.unique(user[::-1], return_index=True, return_counts=True)
-    return len(user) - 1 - from_end[counts > 1], int((counts == 1).sum())
+def _newest_of_each(user: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, int]:
+    """Of events that lie at these places, in the order of time: where among them the last of each user with
+    two or more is, int32, user after user; and how many users have one.
+    """
+    number = highest(user) + 1
+    counts, last = np.zeros(number, np.int64), np.zeros(number, np.int32)
+    for part in chunks(len(places)):
+        users = user[places[part]]
+        counts += np.bincount(users, minlength=number)
+        # Of several values for one place the last one stays.
+        last[users] = np.arange(part.start, part.stop)
+    release(user)
+    return last[counts > 1], int(np.count_nonzero(counts == 1))
