@@ -13,7 +13,7 @@ from recsuite.datasets.tables.sources.delimited import Delimited
 from recsuite.datasets.tables.sources.file import MISSING_PARTITION, File
 from recsuite.datasets.tables.sources.json_lines import JsonLines
 from recsuite.datasets.tables.sources.typed import Arrow, Parquet
-from recsuite.errors import UserError
+from recsuite.errors import UserError, printable
 
 if TYPE_CHECKING:
     import pyarrow
@@ -59,7 +59,7 @@ def batches(source: Source, columns: Sequence[str]) -> Iterator[Batch]:
     """
     missing = [column for column in columns if column not in names_of(source)]
     if missing:
-        has = ", ".join(names_of(source)[:20])
+        has = printable(", ".join(names_of(source)[:20]))
         raise UserError(f"{source.file} has no column {missing[0]!r}; it has {has}.")
     own = [column for column in columns if column in source.names]
     # Of a file without one of the columns, the rows are still to be counted.

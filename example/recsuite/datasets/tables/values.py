@@ -178,7 +178,9 @@ def lists(column: pyarrow.Array, name: str, separator: str) -> Parsed:
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     joined = pyarrow.ListArray.from_arrays(offsets, pc.fill_null(entries, ""))
-    return Parsed(pc.binary_join(joined, ENTRY), faults)
+    texts = pc.binary_join(joined, ENTRY)
+    # No entry is no value, as it is in a text.
+    return Parsed(pc.if_else(pc.equal(texts, ""), None, texts), faults)
 
 
 def numbers(column: pyarrow.Array, name: str) -> Parsed:

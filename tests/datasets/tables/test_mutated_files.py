@@ -1,0 +1,36 @@
+"""Two hundred files, damaged or written in another way: each is refused in one sentence or read right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch import python
+from tests.support.mutated_files import mutants
+
+SEED, NUMBER = 20_261_122, 200
+DEADLINE_SECONDS = 20
+
+
+@pytest.mark.timeout(400)
+def test_a_mutated_file_is_refused_in_one_sentence_or_read_right(tmp_path: Path) -> None:
+    made = mutants(SEED, NUMBER)
+    for mutant in made:
+        (tmp_path / mutant.name).write_bytes(mutant.content)
+    run = python("-m", "tests.support.mutated_files", tmp_path, timeout=300)
+    lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    assert run.returncode == 0, f"{lines[-1]} ended the process: {run.stderr[-2000:]}"
+    found = dict(zip((line["name"] for line in lines[::2]), lines[1::2], strict=True))
+    assert [*found] == [mutant.name for mutant in made]
+    assert [line for line in found.items() if "traceback" in line[1]] == []
+    assert [name for name, line in found.items() if line["seconds"] > DEADLINE_SECONDS] == []
+    values = {found[mutant.name].get("values", mutant.name) for mutant in made if mutant.is_same}
+    assert len(values) == 1, values
+    refused = {name: line["refused"] for name, line in found.items() if "refused" in line}
+    assert [text for text in refused.values() if "\n" in text or not text.endswith(".")] == []
+    # It names the file.
+    assert [text for name, text in refused.items() if name not in text] == []
+    # Of what is damaged most is noticed; a changed digit is a digit.
+    assert len(refused) > NUMBER / 3
