@@ -84,6 +84,11 @@ def sections_of(schema: TableSchema) -> dict[str, object]:
     return {name: section for name, section in (sections | features).items() if section is not None}
 
 
+def can_be_named(column: str) -> bool:
+    """Whether a schema can name a column."""
+    return 0 < len(column) <= MOST_CHARACTERS and "\0" not in column
+
+
 def _check_types(place: Place, section: object) -> None:
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         value = getattr(section, field.name)
@@ -92,7 +97,7 @@ def _check_types(place: Place, section: object) -> None:
             raise place.wrong(field.name, value, f"is not {noun}")
         if value == "" and field.default is dataclasses.MISSING:
             raise place.wrong(field.name, value, "is empty; write the name")
-        if isinstance(value, str) and (len(value) > MOST_CHARACTERS or "\0" in value):
+        if isinstance(value, str) and value and not can_be_named(value):
             raise place.wrong(
                 field.name, value, f"is longer than {MOST_CHARACTERS:,} characters, or has a zero"
             )

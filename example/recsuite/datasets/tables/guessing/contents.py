@@ -11,6 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recsuite.datasets.tables.description.validator import can_be_named
+from recsuite.datasets.tables.values import plain
+from recsuite.errors import UserError
+
 # What writers of text files put where there is nothing.
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
@@ -30,6 +34,8 @@ SEPARATORS = ("|", ";", ",")
 MOST_DAMAGED, LEAST_SEVERAL = 0.01, 0.05
 # Texts with more characters on average are sentences, and so are entries of a list with more words.
 LONG_TEXT, LONG_ENTRY = 40, 3
+# What a name becomes a part of, as a date.
+LONGEST_CALL = "age_days(user.)"
 # Values that patterns of times are tried on, and that hours are read from.
 TRIED, MOST_HOURS = 200, 2_000
 
@@ -39,7 +45,7 @@ class Content:
     """What a column holds, where it holds anything.
 
     kind: "number", "flag" (true and false), "text", "time", "list" or "other". size: its values, missing ones
-    aside; distinct: how many of these differ. numbers: float64 [size] of numbers and flags, else empty.
+    aside; distinct: how many of these differ. numbers: float64, the finite ones of numbers and flags.
     texts: its distinct values as texts, in the order of their first places. time_format: how a timestamp is
     written, empty where it is none; of numbers too, which may be times. separator: between entries of lists
     in texts.
@@ -71,16 +77,32 @@ class Content:
 
 
 def contents_of(table: pa.Table) -> dict[str, Content]:
-    """What each column of a sample holds."""
-    return {name: content_of(name, table[name]) for name in table.column_names}
+    """What each column of a sample holds, of those whose names a schema can hold."""
+    return {
+        name: content_of(name, table[name])
+        for name in table.column_names
+        if can_be_named(f"{name}{LONGEST_CALL}") and name
+    }
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """A sample in which texts, numbers and UUIDs are what they are, however they are stored."""
+    columns = [_plain(name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
+    return pa.table(columns, names=table.column_names)
+
+
+def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    try:
+        chunks = [plain(chunk, name) for chunk in column.chunks]
+    # Bytes and structures stay what they are: no feature.
+    except UserError:
+        return column
+    return pa.chunked_array(chunks) if chunks else column
 
 
 def content_of(name: str, column: pa.ChunkedArray) -> Content:
     """What a column of a sample holds."""
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-        kind = column.type
     if is_text(kind):
         return _of_texts(name, column)
     column = column.drop_null()
@@ -111,9 +133,13 @@ def is_text(kind: pa.DataType) -> bool:
 def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
     # Of integers with 64 bits the distinct ones are counted before they become floats.
     texts = tuple(str(value) for value in pc.unique(column).to_pylist())
-    numbers = column.cast(pa.float64(), safe=False).to_numpy()
-    found = Content(name, kind, len(column), len(texts), numbers, texts)
-    return Content(name, kind, len(column), len(texts), numbers, texts, _unix_of(found))
+    return _numeric(name, kind, column.cast(pa.float64(), safe=False), texts)
+
+
+def _numeric(name: str, kind: str, column: pa.ChunkedArray, texts: tuple[str, ...]) -> Content:
+    numbers = column.to_numpy()
+    numbers = numbers[np.isfinite(numbers)]
+    return Content(name, kind, len(column), len(texts), numbers, texts, _unix_of(numbers))
 
 
 def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
@@ -121,7 +147,7 @@ def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
     texts = tuple(pc.unique(column).to_pylist())
     if texts and _share(column, NUMBER) >= 1 - MOST_DAMAGED:
         numeric = column.filter(pc.match_substring_regex(column, NUMBER))
-        return _of_numeric_texts(name, pc.utf8_ltrim(numeric, "+"), texts)
+        return _numeric(name, "number", pc.utf8_ltrim(numeric, "+").cast(pa.float64()), texts)
     if texts and {text.lower() for text in texts} <= {*TRUE, *FALSE}:
         numbers = np.array([text.lower() in TRUE for text in column.to_pylist()], np.float64)
         return Content(name, "flag", len(column), len(texts), numbers, texts)
@@ -133,23 +159,14 @@ def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
     return Content(name, kind, len(column), len(texts), np.empty(0), texts, "", separator)
 
 
-def _of_numeric_texts(name: str, column: pa.ChunkedArray, texts: tuple[str, ...]) -> Content:
-    numbers = column.cast(pa.float64()).to_numpy()
-    found = Content(name, "number", len(column), len(texts), numbers, texts)
-    return Content(name, "number", len(column), len(texts), numbers, texts, _unix_of(found))
-
-
 def _share(column: pa.ChunkedArray, pattern: str) -> float:
     return pc.mean(pc.match_substring_regex(column, pattern).cast(pa.float64())).as_py() or 0.0
 
 
-def _unix_of(content: Content) -> str:
+def _unix_of(numbers: np.ndarray) -> str:
     """The unit of numbers that may be times since 1970; empty where they may not."""
-    if not content.is_whole and not (content.numbers.size and SECONDS[0] < content.numbers.min()):
-        return ""
-    ends = content.numbers.min(), content.numbers.max()
     for unit, (first, last) in (("unix", SECONDS), ("unix_ms", MILLISECONDS)):
-        if first <= ends[0] and ends[1] <= last:
+        if numbers.size and first <= numbers.min() and numbers.max() <= last:
             return unit
     return ""
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from recsuite.datasets.tables.files import Tables
 from recsuite.datasets.tables.formats import first_rows
-from recsuite.datasets.tables.guessing.contents import contents_of
+from recsuite.datasets.tables.guessing.contents import contents_of, plain_table
 from recsuite.datasets.tables.guessing.features import title_of
 from recsuite.datasets.tables.guessing.roles import Roles, roles_of
 from recsuite.datasets.tables.schema_file import Files
@@ -30,7 +30,7 @@ def files_of(tables: Tables) -> Files:
     """
     if not 2 <= len(tables.events) <= MOST_TABLES or any(file.partitions for file in tables.events):
         return Files()
-    samples = {file: first_rows([file], SAMPLED_ROWS) for file in tables.events}
+    samples = {file: plain_table(first_rows([file], SAMPLED_ROWS)) for file in tables.events}
     headers = {tuple(sample.column_names) for sample in samples.values()}
     roles = {file: found for file, sample in samples.items() if (found := _roles(sample))}
     # Several files with the same columns are parts of one table.

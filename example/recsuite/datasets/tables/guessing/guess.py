@@ -9,11 +9,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from recsuite.datasets.schema import EVENT, ITEM, USER
 from recsuite.datasets.tables.description.columns import EVENTS, ITEMS, USERS
-from recsuite.datasets.tables.guessing.contents import Content, contents_of, hours_of
+from recsuite.datasets.tables.guessing.contents import Content, contents_of, hours_of, plain_table
 from recsuite.datasets.tables.guessing.features import LeftOut, feature_of, owner_of, title_of
 from recsuite.datasets.tables.guessing.roles import Roles, roles_of
 from recsuite.datasets.tables.guessing.words import table_name
@@ -30,6 +29,7 @@ from recsuite.errors import UserError
 
 # Names of tables that ids have.
 TAKEN = (USER, ITEM, EVENT)
+SAME_NAME = "the events have a column with a role under this name; give it another one in its file"
 
 
 def guess(samples: Mapping[str, pa.Table]) -> tuple[TableSchema, list[LeftOut]]:
@@ -41,6 +41,7 @@ def guess(samples: Mapping[str, pa.Table]) -> tuple[TableSchema, list[LeftOut]]:
     Raises:
         UserError: when no column is recognised as that of the users or the items, or there are no rows.
     """
+    samples = {role: plain_table(table) for role, table in samples.items()}
     events = samples[EVENTS]
     if not len(events):
         raise UserError("The events have no rows, so nothing can be told about their columns.")
@@ -50,7 +51,7 @@ def guess(samples: Mapping[str, pa.Table]) -> tuple[TableSchema, list[LeftOut]]:
     owned = _owned(samples, contents, roles)
     title = title_of(owned[ITEM])
     owned[ITEM].pop(title, None)
-    features, left_out = _features(samples, owned, roles)
+    features, left_out = _features(owned, roles, _numbers(samples, contents[EVENTS], roles))
     time = contents[EVENTS].get(roles.timestamp)
     schema = TableSchema(
         user=UserColumn(roles.user),
@@ -79,16 +80,17 @@ def _owned(
 
 
 def _features(
-    samples: Mapping[str, pa.Table], owned: Mapping[str, Mapping[str, Content]], roles: Roles
+    owned: Mapping[str, Mapping[str, Content]], roles: Roles, numbers: Mapping[str, int]
 ) -> tuple[dict[str, FeatureColumn], list[LeftOut]]:
     features: dict[str, FeatureColumn] = {}
     left_out: list[LeftOut] = []
-    numbers = _numbers(samples, roles)
     for of, contents in owned.items():
         for column, content in contents.items():
             names = [*TAKEN, *features, *(each.name for each in left_out)]
             feature, why = feature_of(content, of, numbers[of], bool(roles.timestamp))
             name = table_name(column + "_age" * (feature.column != column), names)
+            # A column of users or items that is called like the label would be taken for it.
+            why = SAME_NAME if column in roles.columns else why
             if why:
                 left_out.append(LeftOut(name, feature, why))
             else:
@@ -96,13 +98,16 @@ def _features(
     return features, left_out
 
 
-def _numbers(samples: Mapping[str, pa.Table], roles: Roles) -> dict[str, int]:
+def _numbers(
+    samples: Mapping[str, pa.Table], contents: Mapping[str, Content], roles: Roles
+) -> dict[str, int]:
     """How many users, items and events there are in the samples."""
-    events = samples[EVENTS]
-    numbers = {USER: pc.count_distinct(events[roles.user]), ITEM: pc.count_distinct(events[roles.item])}
-    found = {each: number.as_py() for each, number in numbers.items()}
-    own = {USER: len(samples.get(USERS, ())), ITEM: len(samples.get(ITEMS, ()))}
-    return {**{each: max(found[each], own[each]) for each in found}, EVENT: len(events)}
+    users, items = (len(samples.get(role, ())) for role in (USERS, ITEMS))
+    return {
+        USER: max(contents[roles.user].distinct, users),
+        ITEM: max(contents[roles.item].distinct, items),
+        EVENT: len(samples[EVENTS]),
+    }
 
 
 def _of_times(time: Content, features: Mapping[str, FeatureColumn]) -> dict[str, FeatureColumn]:

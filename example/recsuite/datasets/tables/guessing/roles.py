@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO
+from recsuite.datasets.tables.description.validator import LARGEST_END
 from recsuite.datasets.tables.guessing import words
 from recsuite.datasets.tables.guessing.contents import Content, is_text, present
 from recsuite.datasets.tables.schema_file import LIKED_SHARE, LabelColumn
@@ -162,7 +163,8 @@ def _label(events: pa.Table, contents: Mapping[str, Content], item: str) -> Labe
     found = {
         name: place
         for name, content in contents.items()
-        if content.kind in ("number", "flag") and content.distinct > 1
+        if content.kind in ("number", "flag") and content.distinct > 1 and content.numbers.size
+        if np.abs(content.numbers).max() <= LARGEST_END
         if (place := words.rank(name, words.LABELS, words.OF_LABELS)) is not None
         # The mean rating of an item, or how often it was seen, is a property of the item.
         if not is_constant(events, name, item)
