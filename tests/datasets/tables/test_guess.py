@@ -275,6 +275,22 @@ def test_the_same_tables_give_the_same_schema() -> None:
     assert guess({"events": texts(SHOP)}) == guess({"events": texts(SHOP)})
 
 
+@pytest.mark.parametrize(
+    ("times", "names"),
+    [
+        (SECONDS, ["weekday", "hour"]),
+        (SECONDS // 86_400 * 86_400, ["weekday"]),
+        # A busy log, whose first rows are of one hour.
+        (SECONDS[0] + np.arange(ROWS) // 10, ["weekday", "hour"]),
+        (np.full(ROWS, SECONDS[0]), []),
+    ],
+)
+def test_the_hour_and_the_weekday_are_taken_where_times_have_them(
+    times: np.ndarray, names: list[str]
+) -> None:
+    assert [*guessed({"user": USER, "item": ITEM, "time": times}).features] == names
+
+
 def test_any_value_in_any_column_is_taken_as_it_is() -> None:
     odd = {
         "infinite": [float("inf"), 1.0, float("nan")],

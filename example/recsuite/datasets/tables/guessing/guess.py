@@ -113,10 +113,13 @@ def _numbers(
 def _of_times(time: Content, features: Mapping[str, FeatureColumn]) -> dict[str, FeatureColumn]:
     """The weekday and the hour, where the times of the events differ in them."""
     hours = hours_of(time)
+    num_days, num_hours = (len(np.unique(each)) for each in (hours // 24, hours % 24))
+    # The first rows of a busy log are of one day, or one hour, and say nothing of the others.
+    is_busy = num_days == 1 and time.distinct > 1
     names = [*TAKEN, *features]
     found = {}
-    if len(np.unique(hours // 24)) > 1:
+    if num_days > 1 or is_busy:
         found[table_name("weekday", names)] = FeatureColumn(EVENT, "weekday(timestamp)", CATEGORY)
-    if len(np.unique(hours % 24)) > 1:
+    if num_hours > 1 or is_busy:
         found[table_name("hour", names)] = FeatureColumn(EVENT, "hour(timestamp)", CATEGORY)
     return found
