@@ -179,7 +179,7 @@ def test_an_item_is_liked_from_three_quarters_of_the_scale_on(label: str, liked:
     ("before", "after", "sentence"),
     [
         ("[weight]", "[weigt]", '[weigt] is not a known section; did you mean "weight"?'),
-        ("[weight]", "[extra]", "[extra] is not a known section; there is features, files, item"),
+        ("[weight]", "[extra]", "[extra] is not a known section; known are features, files, item"),
         (
             'column = "confidence"',
             'column1 = "c"',
@@ -322,6 +322,10 @@ def test_a_fault_gets_one_sentence(before: str, after: str, sentence: str) -> No
             "user = 3\n" + SHORT[SHORT.index("[item]") :],
             "[user] is 3, and not a section with keys of its own.",
         ),
+        (SHORT.replace("clicks", "clicks\u00a0"), r"kind = 'clicks\xa0' is not one of"),
+        (SHORT.replace("clicks", "clicks "), "kind = 'clicks ' is not one of"),
+        (SHORT.replace("clicks", "stars"), 'kind = "stars" is not one of rating, yes_no, clicks, count.'),
+        ("x = " + "9" * 5_000, "holds a number or a date that is too large to be read."),
         ("user = [[1]]\n" + SHORT[SHORT.index("[item]") :], "[user] is (a list), and not a section"),
         (f"{SHORT}[features]\nx = 3", "[features.x] is 3, and not a section"),
         ("features = 3\n" + SHORT, "features = 3 is not a section; write [features.NAME] instead."),
@@ -382,7 +386,7 @@ def test_without_tables_of_their_own_users_and_items_have_their_columns_in_the_e
     everything = sorted({name for names in COLUMNS.values() for name in names})
     validate(SCHEMA, {"events": everything})
     sentence = refusal(WHOLE, {"events": [name for name in everything if name != "price"]})
-    assert sentence.startswith('[features.price] column = "price" is not a column of the events; there is ')
+    assert sentence.startswith('[features.price] column = "price" is not a column of the events; known are ')
 
 
 def test_a_column_in_the_wrong_table_is_found() -> None:

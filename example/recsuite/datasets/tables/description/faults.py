@@ -49,7 +49,9 @@ def shortened(text: str) -> str:
 def shown(value: object) -> str:
     """A value as a schema.toml has it, where that is short."""
     if isinstance(value, str):
-        return f'"{shortened(value)}"'
+        # Spaces that are not seen, such as one at the end, may be all that is wrong with it.
+        is_plain = " ".join(value[:MOST_CHARACTERS].split()) == value[:MOST_CHARACTERS]
+        return f'"{shortened(value)}"' if is_plain else shortened(ascii(value))
     # Its own text may be as deep as Python's stack.
     if isinstance(value, dict | list):
         return "(a section)" if isinstance(value, dict) else "(a list)"
@@ -60,11 +62,18 @@ def shown(value: object) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """What was probably meant, to end a sentence with; all that there is, where nothing is like it."""
-    # The comparison takes time in proportion to both lengths.
-    known = sorted({other for other in names if len(other) <= 2 * MOST_CHARACTERS})
-    like = difflib.get_close_matches(name[: 2 * MOST_CHARACTERS].lower(), [each.lower() for each in known], 1)
-    if like:
-        meant = next(each for each in known if each.lower() == like[0])
-        return f"did you mean {shown(meant)}?"
+    known = _comparable(names)
     listed = ", ".join(shortened(each) for each in known[:MOST_NAMES])
-    return f"there is {listed or 'nothing'}{', ...' * (len(known) > MOST_NAMES)}"
+    return meant(name, known) or f"known are {listed or 'none'}{', ...' * (len(known) > MOST_NAMES)}"
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """What was probably meant, as a question; empty where nothing is like it."""
+    known = {each.lower(): each for each in _comparable(names)}
+    like = difflib.get_close_matches(name[: 2 * MOST_CHARACTERS].lower(), known, 1)
+    return f"did you mean {shown(known[like[0]])}?" if like else ""
+
+
+def _comparable(names: Iterable[str]) -> list[str]:
+    # A comparison takes time in proportion to both lengths.
+    return sorted({name for name in names if len(name) <= 2 * MOST_CHARACTERS})

@@ -98,9 +98,10 @@ def _text(path: Path) -> str:
 def _parsed(place: Place, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    # Numbers and dates that Python cannot hold are other ValueErrors.
-    except ValueError as error:
+    except tomllib.TOMLDecodeError as error:
         raise place.fault(f"is not TOML: {printable(error)}") from None
+    except ValueError:
+        raise place.fault("holds a number or a date that is too large to be read") from None
     except RecursionError:
         raise place.fault("is not a schema: its lists are nested too deep") from None
 

@@ -27,7 +27,7 @@ from recsuite.datasets.schema import (
 )
 from recsuite.datasets.tables.derived import FUNCTIONS, TIMESTAMP, Derived, derived
 from recsuite.datasets.tables.description.columns import check_columns
-from recsuite.datasets.tables.description.faults import Place, nearest, place_of
+from recsuite.datasets.tables.description.faults import Place, meant, nearest, place_of
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
     LIST,
@@ -105,7 +105,8 @@ def _check_types(place: Place, section: object) -> None:
 
 def _choose(place: Place, key: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise place.wrong(key, value, f"is not one of {', '.join(choices)}; {nearest(value, choices)}")
+        question = meant(value, choices)
+        raise place.wrong(key, value, f"is not one of {', '.join(choices)}{question and f'; {question}'}")
 
 
 def _check_files(place: Place, schema: TableSchema) -> None:
