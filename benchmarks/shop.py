@@ -108,11 +108,12 @@ def write_shop(
 ) -> dict[str, float | int | str]:
     """Write the shop into a folder; returns what oracle.json says."""
     shop = draw_shop(num_events, seed, label)
-    # Of their own, so that ids and texts do not depend on how many numbers the effects took.
-    rng = np.random.default_rng([seed, 2])
+    # Of their own, so that neither the effects nor a number of events change whose id comes first.
+    users = _user_ids(np.random.default_rng([seed, 2]), len(shop.world.users.bias))
+    rng = np.random.default_rng([seed, 3])
     products = _product_ids(rng, len(shop.world.items.price))
     folder.mkdir(parents=True, exist_ok=True)
-    _write(_events_table(rng, shop, products, label), folder / f"events.{file_format}")
+    _write(_events_table(rng, shop, users, products, label), folder / f"events.{file_format}")
     _write(_items_table(rng, shop, products), folder / f"items.{file_format}")
     oracle = {"seed": seed, "num_events": num_events, **oracle_of(shop, label)}
     (folder / "oracle.json").write_text(json.dumps(oracle, indent=2) + "\n")
@@ -210,9 +211,10 @@ def _ndcg(
     return measure_ranks(np.concatenate(ranks))["ndcg_at_10"]
 
 
-def _events_table(rng: np.random.Generator, shop: Shop, products: np.ndarray, label: str) -> pd.DataFrame:
+def _events_table(
+    rng: np.random.Generator, shop: Shop, users: np.ndarray, products: np.ndarray, label: str
+) -> pd.DataFrame:
     moments, country = shop.moments, shop.world.users.country[shop.moments.user]
-    users = np.array([str(uuid.UUID(bytes=rng.bytes(16), version=4)) for _ in shop.world.users.bias])
     columns = {
         "user_id": users[moments.user],
         "product_id": products[shop.item],
@@ -236,6 +238,11 @@ def _items_table(rng: np.random.Generator, shop: Shop, products: np.ndarray) -> 
     ]
     price = shop.world.items.price
     return pd.DataFrame({"product_id": products, "name": names, "price": price, "categories": categories})
+
+
+def _user_ids(rng: np.random.Generator, number: int) -> np.ndarray:
+    """UUIDs, str [number]."""
+    return np.array([str(uuid.UUID(bytes=rng.bytes(16), version=4)) for _ in range(number)])
 
 
 def _product_ids(rng: np.random.Generator, number: int) -> np.ndarray:
