@@ -110,7 +110,7 @@ def _packed(text: bytes, end: str) -> bytes:
     """Packed as the name says, or as it does not: which of them it is, a file says itself."""
     if end.endswith(".gz"):
         half = len(text) // 2
-        return gzip.compress(text[:half]) + gzip.compress(text[half:])
+        return gzip.compress(text[:half], mtime=0) + gzip.compress(text[half:], mtime=0)
     return bytes(pyarrow.compress(text, "zstd", asbytes=True)) if end.endswith(".zst") else text
 
 
@@ -149,7 +149,7 @@ DAMAGES: list[Callable[[bytes, random.Random], bytes]] = [
     lambda content, rng: rng.randbytes(len(content)),
     lambda content, rng: b"",
     lambda content, rng: content[: content.find(b"\n") + 1 or 16],
-    lambda content, rng: gzip.compress(content)[: rng.randint(20, 200)],
+    lambda content, rng: gzip.compress(content, mtime=0)[: rng.randint(20, 200)],
     lambda content, rng: content[:40] + content[80:120] + content[40:80] + content[120:],
 ]
 
