@@ -188,7 +188,9 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     file.write_text("")
     for name in ("data_path", "cache_dir", "report_dir", "save_dir"):
         with pytest.raises(UserError, match=f"--{name} .*ratings.dat is a file; give a folder"):
-            parse_args(["--dump", f"--{name}", str(file)])
+            parse_args(["--dump", "--dataset", "ml-1m", f"--{name}", str(file)])
+    # Tables of one's own may be one file.
+    assert parse_args(["--data_path", str(file)]).data.data_path == str(file)
 
 
 def test_a_folder_that_cannot_be_looked_at_is_left_to_who_opens_it() -> None:

@@ -45,8 +45,8 @@ def test_data_that_are_not_there_yet_are_neither_drawn_nor_downloaded(
 def test_a_folder_without_ratings_is_a_fault(tmp_path: Path) -> None:
     finding = examined("data", lambda: data_checks.check_data(Config.of(data_path=str(tmp_path))))[0]
     assert finding.state == "fault"
-    assert "holds no MovieLens ratings" in finding.text
-    assert finding.remedy.startswith("give the folder of the unpacked files")
+    assert "holds no table of events" in finding.text
+    assert finding.remedy.startswith("give a file or a folder with CSV")
 
 
 def test_files_of_another_set_are_a_fault(synthetic_folder: Path) -> None:

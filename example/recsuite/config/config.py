@@ -132,7 +132,9 @@ class Config:
             "writes; give --load alone, or without a folder",
         )
         # A folder that cannot be looked at passes here: whoever opens it says why.
-        for name in ("data_path", "cache_dir", "report_dir", "save_dir"):
+        # Tables of one's own may be one file; a set with a name is a folder of several.
+        names = ("data_path",) if self.data.dataset else ()
+        for name in (*names, "cache_dir", "report_dir", "save_dir"):
             path = flags[name]
             require(not exists(path) or isdir(path), f"--{name} {path} is a file; give a folder")
 

@@ -6,7 +6,7 @@ Imports no TorchRec, so that the workers start while it is imported.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from socket import gethostname
 
@@ -15,9 +15,11 @@ from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.source import PREPARATION_DEADLINE
+from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO
+from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_own, locate
 from recsuite.errors import UserError, counted
 from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, once_per_node
+from recsuite.runtime.console import say
 from recsuite.runtime.launch import launch_name
 from recsuite.runtime.process import RuntimeContext
 
@@ -33,6 +35,15 @@ OF_A_MACHINE = (
     "profile",
     "tensorboard",
 )
+
+
+# What can be learned of each kind of label, what is learned where --task is not given first.
+TASKS = {
+    RATING: ("rating", "ranking"),
+    YES_NO: ("response",),
+    CLICKS: ("ranking",),
+    COUNT: ("ranking", "rating"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,29 @@ def describe_data(columns: Columns, split: str) -> str:
         f"{counted(columns.num_items, schema.item)}"
     )
     return "\n".join([sizes, *columns.notes])
+
+
+def with_fitting_task(config: Config, given: Collection[str]) -> Config:
+    """The configuration with a task that its labels are for. Looks at the schema alone, and where own tables
+    have none, writes it. Not collective.
+
+    given: the flags of the command line.
+
+    Raises:
+        UserError: when --task asks of the labels what they do not say.
+    """
+    # Of a set of a known name the labels are ratings, and it may have to be downloaded first.
+    schema = locate(config.data, config.runtime.seed).schema if is_own(config.data) else FIRST_SCHEMA
+    fitting, task = TASKS[schema.label_kind], config.model.task
+    if task in fitting:
+        return config
+    if "task" in given:
+        raise UserError(
+            f"--task {task} cannot be learned of {schema.labels}, which are of the kind {schema.label_kind}; "
+            f"give --task {' or '.join(fitting)}."
+        )
+    say(f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}")
+    return config.replaced(task=fitting[0])
 
 
 def check_same_flags(config: Config) -> None:

@@ -70,12 +70,17 @@ class Source(Protocol):
 
 
 def locate(config: DataConfig, seed: int) -> Source:
-    """The configured data set, obtained first where a name was given and nothing lies there.
+    """The configured data set, obtained first where a name was given and nothing lies there; the schema of
+    own tables is written where they have none.
 
     Raises:
         UserError: when there is nothing to read, or it cannot be had.
     """
-    return movielens.locate(config, seed)
+    if not is_own(config):
+        return movielens.locate(config, seed)
+    from recsuite.datasets.tables import source as tables
+
+    return tables.locate(config, DATA_ROOT)
 
 
 def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
@@ -84,7 +89,22 @@ def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
     Raises:
         UserError: when there is nothing to read, and no set to obtain was named.
     """
-    return movielens.look(config, seed)
+    if not is_own(config):
+        return movielens.look(config, seed)
+    from recsuite.datasets.tables import source as tables
+
+    found = tables.look(config, DATA_ROOT)
+    return (Path(config.data_path), None) if found is None else (found.folder, found)
+
+
+def is_own(config: DataConfig) -> bool:
+    """Whether --data_path names tables of the user's own, and not files of a known form."""
+    if config.dataset or not config.data_path:
+        return False
+    from recsuite.datasets.tables.guessing.proposal import schema_path
+
+    # Whoever wrote one for files of a known form wants them read by it.
+    return schema_path(config.data_path).exists() or not movielens.is_known(Path(config.data_path))
 
 
 def read(source: Source, config: DataConfig) -> RawData:

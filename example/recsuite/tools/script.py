@@ -173,15 +173,20 @@ def joined(config: Config, given: frozenset[str] = frozenset()) -> Iterator[tupl
 def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
     """The same configuration on every rank, but for what is a machine's own. Collective: every rank."""
     # This imports torch, which a data worker must not.
-    from recsuite.datasets.opening import check_same_flags, of_this_machine
+    from recsuite.datasets.opening import check_same_flags, of_this_machine, with_fitting_task
 
     check_same_flags(config)
-    if not config.checkpoint.reads:
-        return config
-    from recsuite.checkpoint.storage.recorded import with_recorded
 
-    config = of_this_machine(config, broadcast_from_rank0(lambda: with_recorded(config, given)))
-    _say_if_synthetic(config.data)
+    def decided() -> Config:
+        if not config.checkpoint.reads:
+            return with_fitting_task(config, given)
+        from recsuite.checkpoint.storage.recorded import with_recorded
+
+        return with_fitting_task(with_recorded(config, given), given)
+
+    config = of_this_machine(config, broadcast_from_rank0(decided))
+    if config.checkpoint.reads:
+        _say_if_synthetic(config.data)
     return config
 
 

@@ -455,7 +455,7 @@ def test_random_damage_never_passes_silently(synthetic_folder: Path, tmp_path: P
 
 
 def test_a_folder_without_ratings_is_refused(tmp_path: Path) -> None:
-    assert "holds no MovieLens ratings (u.data, ratings.dat, ratings.csv)" in refusal(tmp_path)
+    assert "holds no table of events; give a file or a folder" in refusal(tmp_path)
 
 
 def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ ELSEWHERE = {
     # They make source files, whose bytes are in the name.
     "recsuite.datasets.movielens.download": {"download"},
     "recsuite.datasets.movielens.synthetic": {"write_synthetic"},
+    # So is a schema that is guessed.
+    "recsuite.datasets.tables.guessing.proposal": {"propose", "schema_path"},
 }
 
 PLAIN = """x = 1

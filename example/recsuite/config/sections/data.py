@@ -42,7 +42,8 @@ class DataConfig(Section):
     holds, and synthetic without one."""
 
     data_path: str = ""
-    """Folder that holds the files, or is to hold them; empty means data/NAME in the repository, or in the
+    """Folder that holds the files, or is to hold them; or your own tables, a folder, a file or a URL, see
+    docs/your_data.md; empty means data/NAME in the repository, or in the
     working directory where the library was installed without it."""
 
     schema: str = ""
@@ -112,9 +113,9 @@ class DataConfig(Section):
             f"--split {self.split} belongs to ml-100k, not to {self.dataset}; give --split time or random",
         )
         require(
-            not self.data_path or bool(self.dataset) or exists(self.data_path),
-            f"--data_path {self.data_path} is not there; give the folder of the unpacked files, or --dataset "
-            "NAME to download a set there",
+            not self.data_path or bool(self.dataset) or "://" in self.data_path or exists(self.data_path),
+            f"--data_path {self.data_path} is not there; give the folder or the file of your data, or "
+            "--dataset NAME to download a set there",
         )
 
     def _check_shares(self) -> None:

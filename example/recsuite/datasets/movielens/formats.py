@@ -191,10 +191,16 @@ def read(folder: Path, layout: Layout, config: DataConfig) -> RawData:
 
 
 def _positions(ids: pandas.Series, wanted: np.ndarray) -> np.ndarray:
-    """Where each wanted raw id stands among the ids, int32."""
+    """Where each wanted raw id, all of which are there, stands among the ids, int32."""
     import pandas
 
-    # Hashed look-ups: ids have gaps, positions have none.
+    found = ids.to_numpy()
+    first, last = int(found[0]), int(found[-1])
+    # Ids with few gaps are looked up in an array, which takes a quarter of the time that hashing takes.
+    if last - first < 4 * len(wanted):
+        places = np.empty(last - first + 1, np.int32)
+        places[found - first] = np.arange(len(found), dtype=np.int32)
+        return places[wanted - first]
     return pandas.Index(ids).get_indexer(wanted).astype(np.int32)
 
 
@@ -202,6 +208,24 @@ def _rating_files(layout: Layout, split: str) -> list[str]:
     if split in OFFICIAL_SPLITS:
         return [f"{split}.base", f"{split}.test"]
     return [layout.ratings]
+
+
+def is_known(folder: Path) -> bool:
+    """Whether a folder holds MovieLens files; others may have a ratings.csv too."""
+    layout = _find_layout(folder)
+    if layout is None:
+        # What is left of a set is refused by the name of what is missing.
+        return any(isfile(folder / layout.movies) for layout in LAYOUTS if not layout.header)
+    return not layout.header or isfile(folder / layout.movies) or _begins_with(folder, layout)
+
+
+def _begins_with(folder: Path, layout: Layout) -> bool:
+    """Whether the ratings have the header that the set has."""
+    with (
+        explained(f"{folder} cannot be read", "give another --data_path"),
+        (folder / layout.ratings).open("rb") as file,
+    ):
+        return layout.header.encode() in file.readline(1024)
 
 
 def _find_layout(folder: Path) -> Layout | None:

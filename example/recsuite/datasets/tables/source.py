@@ -1,0 +1,127 @@
+"""People's own tables as a data set: where they lie, what their schema.toml says, and how they are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.schema import RawData, Schema
+from recsuite.datasets.tables.description.reader import read_schema
+from recsuite.datasets.tables.description.validator import validate
+from recsuite.datasets.tables.files import columns_of, find_tables
+from recsuite.datasets.tables.guessing.proposal import propose, schema_path
+from recsuite.datasets.tables.reading import read_tables
+from recsuite.datasets.tables.schema_file import TableSchema
+from recsuite.datasets.tables.sources.file import File, Tables
+from recsuite.datasets.tables.sources.remote import is_remote
+from recsuite.errors import UserError, printable
+from recsuite.files import explained, locked
+
+# To guess a schema takes seconds: whoever waits longer waits for something that hangs.
+SCHEMA_DEADLINE = 300.0
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """See `datasets.source.SourceFile`."""
+
+    file: File
+    root: str
+
+    @property
+    def name(self) -> str:
+        """See `SourceFile`."""
+        # From the folder on: the same columns are made of a copy elsewhere.
+        return self.file.name.removeprefix(self.root).lstrip("/")
+
+    @property
+    def size(self) -> int:
+        """See `SourceFile`."""
+        return self.file.size
+
+    def open(self) -> IO[bytes]:
+        """See `SourceFile`."""
+        return Path(self.file.path).open("rb")
+
+    def digest(self) -> str:
+        """See `SourceFile`."""
+        # A copy, because a `File` remembers its digest, and a change after it would not be seen.
+        return dataclasses.replace(self.file).digest
+
+
+@dataclass(frozen=True)
+class OwnTables:
+    """Tables of events, and perhaps of users and items, see `datasets.source.Source`."""
+
+    folder: Path
+    tables: Tables
+    table_schema: TableSchema
+    config: DataConfig
+
+    @property
+    def schema(self) -> Schema:
+        """See `Source`."""
+        return self.table_schema.schema()
+
+    @property
+    def files(self) -> list[TableFile]:
+        """See `Source`."""
+        return [TableFile(file, self.tables.root) for file in self.tables.files]
+
+    def read(self) -> RawData:
+        """See `Source`."""
+        return read_tables(self.tables, self.table_schema, self.config)
+
+
+def locate(config: DataConfig, root: Path) -> OwnTables:
+    """The tables of --data_path; where no schema.toml lies beside them, one is guessed, written and shown.
+
+    root: where a folder is made for the columns of tables that lie on a server.
+
+    Raises:
+        UserError: when there are none, when they cannot be read, or when the schema does not fit them.
+    """
+    path, written = config.data_path, schema_path(config.data_path)
+    if not written.exists():
+        lock = written.with_name(f".{written.name}.lock")
+        # Several launches may start at once.
+        with (
+            explained(f"{printable(written)} cannot be written"),
+            locked(lock, f"writing {written}", SCHEMA_DEADLINE),
+        ):
+            if not written.exists():
+                propose(path).show()
+    found = look(config, root)
+    assert found is not None
+    validate(found.table_schema, columns_of(found.tables), written)
+    return found
+
+
+def look(config: DataConfig, root: Path) -> OwnTables | None:
+    """The tables of --data_path, if a schema.toml lies beside them that says what they are; writes nothing.
+
+    Raises:
+        UserError: see `locate`.
+    """
+    path, written = config.data_path, schema_path(config.data_path)
+    if not written.exists():
+        find_tables(path)
+        return None
+    schema = read_schema(written)
+    if not is_remote(path) and Path(path).is_file() and schema.files.events != Path(path).name:
+        raise UserError(
+            f"{printable(written)} is of the events in {printable(schema.files.events) or 'its folder'}, not "
+            f"of {printable(path)}; give that --data_path, or move one of them into a folder of its own."
+        )
+    folder = Path(path).absolute()
+    if is_remote(path):
+        folder = root / "remote" / hashlib.sha256(path.encode()).hexdigest()[:12]
+        with explained(f"{folder} cannot be made"):
+            folder.mkdir(parents=True, exist_ok=True)
+    elif folder.is_file():
+        folder = folder.parent
+    return OwnTables(folder, find_tables(path, schema.files), schema, config)
