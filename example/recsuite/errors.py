@@ -45,6 +45,11 @@ def printable(found: object) -> str:
     return shown + "..." * (len(words) > MAX_CHARACTERS)
 
 
+def an(noun: str) -> str:
+    """A noun with its article."""
+    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+
+
 def counted(number: int, one: str, many: str = "") -> str:
     """A number with its noun, such as "1 row" or "2,000 rows"; many: where an s does not make the plural."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -33,7 +33,7 @@ from recsuite.datasets.schema import (
     schema_of,
 )
 from recsuite.datasets.source import FIRST_SCHEMA
-from recsuite.errors import UserError, printable
+from recsuite.errors import UserError, an, printable
 from recsuite.records import parsed, typed
 from recsuite.serving.model_files import checked, dense_names, empty_head, filled, put, read_change
 from recsuite.serving.snapshot import Snapshot
@@ -192,7 +192,9 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
         features = tuple(feature for feature in ours if feature.name in names)
     for entity in ENTITIES:
         if entity not in {feature.entity for feature in features}:
-            raise UserError(f"{folder} has no feature of a {schema.name_of(entity)}, and a model needs one.")
+            raise UserError(
+                f"{folder} has no feature of {an(schema.name_of(entity))}, and a model needs one."
+            )
     return (*features, *(feature for feature in schema.features if not feature.has_table))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from recsuite.datasets.schema import HISTORY, Feature, Schema
-from recsuite.errors import UserError, counted, printable
+from recsuite.errors import UserError, an, counted, printable
 
 # What a model takes beside the features: the label of each item of a history.
 HISTORY_RATINGS = "history_ratings"
@@ -134,7 +134,7 @@ def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequen
         for event in mine:
             if isinstance(event, (str, bytes)) or not isinstance(event, Sequence) or len(event) != 2:
                 raise UserError(
-                    f"An event is a pair of a {schema.item} and its {schema.label}, and not "
+                    f"An event is a pair of {an(schema.item)} and its {schema.label}, and not "
                     f"{printable(repr(event))}."
                 )
     values[HISTORY] = [[item for item, _ in mine] for mine in events]

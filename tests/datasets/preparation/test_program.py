@@ -17,7 +17,7 @@ from tests.support.launch import python, succeeded
 ELSEWHERE = {
     # Read and written, not computed; the digests of files are of a known kind.
     "recsuite.checkout": {"checkout"},
-    "recsuite.errors": {"UserError", "counted", "printable"},
+    "recsuite.errors": {"UserError", "an", "counted", "printable"},
     "recsuite.files": {
         *("FileEntry", "check_file", "digest_of", "explained", "flush", "flushed", "locked", "reason_of"),
         *("digest_of_bytes", "remove", "replace_file", "written_aside"),

@@ -12,8 +12,8 @@ import numpy as np
 
 from recsuite.datasets.preparation.arrays.mapped import counts_of, highest, keep, release
 from recsuite.datasets.preparation.arrays.order import among, events_of, for_ranges, sorted_places
-from recsuite.datasets.schema import Events, RawData, Schema, with_columns
-from recsuite.errors import counted
+from recsuite.datasets.schema import CLICKS, COUNT, RATING, Events, RawData, Schema, with_columns
+from recsuite.errors import an, counted
 from recsuite.runtime.progress_bar import stage
 
 # What counts, by the value of --duplicates.
@@ -28,31 +28,38 @@ COUNTS = {
 def settle(raw: RawData, how: str, schema: Schema) -> RawData:
     """A data set with one event of a user and an item, or with "keep" as it is; says what was repeated.
 
-    Its arrays are those of `raw`, changed.
+    What happened several times counts so many times as much: the weights of clicks and of counts add up. Its
+    arrays are those of `raw`, changed.
     """
     events = raw.events
+    adds_up = schema.label_kind in (CLICKS, COUNT) and how != "keep"
+    if adds_up:
+        weight = np.ones(len(events.user), np.float32) if events.weight is None else events.weight.copy()
+        events = dataclasses.replace(events, weight=weight)
     is_left = np.ones(len(events.user), bool)
     if how == "mean" and not events.label.flags.writeable:
         events = dataclasses.replace(events, label=events.label.copy())
     repeated: list[tuple[int, int]] = []
 
     def settle_pairs(places: np.ndarray, pairs: np.ndarray) -> None:
-        repeated.append(_settle(events, places, pairs, how, is_left))
+        repeated.append(_settle(events, places, pairs, how, adds_up, is_left))
 
     _for_pairs(events, "looking for repeated events", settle_pairs)
     num_events, num_pairs = (sum(numbers[place] for numbers in repeated) for place in (0, 1))
     if num_events == 0:
         return raw
     note = (
-        f"{num_events:,} {schema.labels} are of a {schema.item} that the same {schema.user} rated more than "
-        f"once ({counted(num_pairs, 'such pair')}): {COUNTS[how]} (--duplicates {how})"
+        f"{num_events:,} {schema.labels} are of {an(schema.item)} that the same {schema.user} "
+        f"{'rated' if schema.label_kind == RATING else 'had'} more than once "
+        f"({counted(num_pairs, 'such pair')}): {COUNTS[how]}{', with the weight of all' if adds_up else ''} "
+        f"(--duplicates {how})"
     )
     raw = dataclasses.replace(raw, events=events, skipped=[*raw.skipped, note])
     return raw if how == "keep" else _only(raw, is_left)
 
 
 def _settle(
-    events: Events, places: np.ndarray, pairs: np.ndarray, how: str, is_left: np.ndarray
+    events: Events, places: np.ndarray, pairs: np.ndarray, how: str, adds_up: bool, is_left: np.ndarray
 ) -> tuple[int, int]:
     """Unmark the events of these pairs that do not count; how many events repeat one, and how many pairs."""
     # Sorting finds that none is repeated in a tenth of the time that hashing takes, and seldom is one.
@@ -69,6 +76,9 @@ def _settle(
         is_left[places] = False
         counting = places[begins if how == "first" else ends]
         is_left[counting] = True
+    if adds_up:
+        assert events.weight is not None
+        events.weight[counting] = np.add.reduceat(events.weight[places], begins, dtype=np.float64)
     if how == "mean":
         # The mean goes to the last of the pair, and so to its time.
         sums = np.add.reduceat(events.label[places], begins, dtype=np.float64)
@@ -89,9 +99,9 @@ def describe_leak(events: Events, is_test: np.ndarray, schema: Schema) -> list[s
     if not sum(leaks):
         return []
     return [
-        f"{sum(leaks):,} of {int(is_test.sum()):,} test {schema.labels} are of a {schema.user} and a "
-        f"{schema.item} that training or validation has a {schema.label} of too: the metrics flatter the "
-        "model"
+        f"{sum(leaks):,} of {int(is_test.sum()):,} test {schema.labels} are of {an(schema.user)} and "
+        f"{an(schema.item)} that training or validation has {an(schema.label)} of too: the metrics "
+        "flatter the model"
     ]
 
 
