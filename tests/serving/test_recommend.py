@@ -22,7 +22,8 @@ from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.schema import Events, RawData
 from recsuite.errors import UserError
 from recsuite.serving import recommend
-from recsuite.serving.recommend import DAMPING, MOST_LIKED, Viewer, open_viewer, page, popular
+from recsuite.serving.display.viewer import DAMPING, MOST_LIKED, Viewer, popular
+from recsuite.serving.recommend import open_viewer, page
 from recsuite.serving.served import ServedModel
 from tests.support.launch import EXAMPLE, python, read_json, started, succeeded
 from tests.support.raw_ids import items_of, users_of

@@ -44,15 +44,29 @@ def export(source: CheckpointConfig, target: Path) -> None:
     """
     save_dir, target = Path(source.save_dir), target.absolute()
     # Before the model is read, which can take long and changes nothing about a folder that is taken.
-    with explained(f"{target} cannot be read"):
-        is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
-    if is_taken:
-        raise UserError(f"--export {target} is there already; give a new folder, or remove that one.")
+    _check_free(target)
     snapshot = read_settled(save_dir, source.checkpoint)
     size = _write_beside(snapshot, target)
     asked = asked_for(save_dir, source.checkpoint)
     choice = describe_choice(snapshot.manifest.progress, asked, snapshot.metric)
     say(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
+
+
+def write_export(snapshot: Snapshot, target: Path) -> int:
+    """Write a model into a new folder; returns its bytes.
+
+    Raises:
+        UserError: when the folder is taken or cannot be written.
+    """
+    _check_free(target.absolute())
+    return _write_beside(snapshot, target.absolute())
+
+
+def _check_free(target: Path) -> None:
+    with explained(f"{target} cannot be read"):
+        is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    if is_taken:
+        raise UserError(f"--export {target} is there already; give a new folder, or remove that one.")
 
 
 def _write_beside(snapshot: Snapshot, target: Path) -> int:

@@ -1,0 +1,157 @@
+"""One user of a data set, and the items to show: what was had, what is recommended, what is popular.
+
+Somebody of whom the model knows nothing is shown the popular items: the highest means of their labels, each
+damped by DAMPING events at the mean of all, so that one enthusiast makes no favourite.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from recsuite.datasets.schema import CLICKS, COUNT, HISTORY, ITEM, RATING, USER, Feature, RawData, Schema
+from recsuite.models.tasks.task import task_of_head
+from recsuite.serving.request import HISTORY_RATINGS
+from recsuite.serving.served import ServedModel
+
+if TYPE_CHECKING:
+    import pandas
+
+DAMPING = 20
+MOST_LIKED = 5
+# Labels that say that something happened, or how often, and not how it was.
+HAPPENINGS = (CLICKS, COUNT)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Items in their order: positions in `RawData.items`, int64 [n], and a number for each, [n]."""
+
+    items: np.ndarray
+    numbers: np.ndarray
+
+
+def values_of(frame: pandas.DataFrame, features: Sequence[Feature], entity: str) -> dict[str, list[Any]]:
+    """What a model takes of users or items: a feature's name to raw values, those that the data have."""
+    return {
+        feature.name: frame[feature.column].tolist()
+        for feature in features
+        if feature.entity == entity and feature.column in frame
+    }
+
+
+class Viewer:
+    """One user, in the data or not: what was rated, and what a model is told."""
+
+    def __init__(self, raw: RawData, schema: Schema, user: str, longest_history: int) -> None:
+        self.raw = raw
+        self.schema = schema
+        self.name = user
+        self.longest_history = longest_history
+        # Ids are texts in some data sets; there any name is one.
+        self.id = _id_of(user) if self._ids.dtype.kind in "iu" else user
+        events = raw.events
+        # Nobody has the place -1.
+        place = next(iter(np.flatnonzero(self._is_user())), -1)
+        mine = np.flatnonzero(events.user == place)
+        # Stable, as in the training's histories: of one second the order of the file counts.
+        mine = mine[np.argsort(events.time[mine], kind="stable")]
+        # The oldest first: positions in `RawData.items`.
+        self.items, self.labels = events.item[mine], events.label[mine]
+
+    @property
+    def _ids(self) -> np.ndarray:
+        """The raw ids of the data's users, [users]."""
+        return self.raw.users[self.schema.column_of(USER)].to_numpy()
+
+    def _is_user(self) -> np.ndarray:
+        """Which of the data's users it is, bool [users]."""
+        return np.asarray(self._ids == self.id) if self.id is not None else np.zeros(len(self._ids), bool)
+
+    @property
+    def item_ids(self) -> np.ndarray:
+        """The raw ids of the user's items, the oldest first."""
+        return self.raw.items[self.schema.column_of(ITEM)].to_numpy()[self.items]
+
+    def liked(self) -> Listing:
+        """The items with the highest labels, of equal ones the newest first."""
+        best = np.lexsort([-np.arange(len(self.labels)), -self.labels])[:MOST_LIKED]
+        return Listing(self.items[best], self.labels[best])
+
+    def places(self, item_ids: Sequence[Any]) -> np.ndarray:
+        """The positions of raw ids in `RawData.items`, int64 [n]."""
+        import pandas
+
+        return pandas.Index(self.raw.items[self.schema.column_of(ITEM)]).get_indexer(item_ids)
+
+    def is_known_to(self, model: ServedModel) -> bool:
+        """Whether a model learned of this user, or can be told what the user rated."""
+        return model.knows(self.schema.user, self.id) or (
+            HISTORY in model.snapshot.tables and len(self.labels) > 0
+        )
+
+    def unseen(self, model: ServedModel) -> np.ndarray:
+        """The items that the user has not rated and the training has seen, int64 [n]."""
+        ids = self.raw.items[self.schema.column_of(ITEM)].to_numpy()
+        # Of any other item the model has no row that it learned.
+        trained = np.array([model.knows(self.schema.item, item) for item in ids.tolist()], bool)
+        trained[self.items] = False
+        return np.flatnonzero(trained)
+
+    def values(self, features: Sequence[Feature]) -> dict[str, list[Any]]:
+        """What the model is told about this user."""
+        of_user = self.raw.users[self._is_user()]
+        values = values_of(of_user, features, USER)
+        if HISTORY in [feature.name for feature in features]:
+            # Not [-longest:], which takes all of them where the longest is 0.
+            last = slice(max(0, len(self.labels) - self.longest_history), None)
+            values[HISTORY] = [self.item_ids.tolist()[last]]
+            values[HISTORY_RATINGS] = [self.labels[last].tolist()]
+        return values
+
+
+def _id_of(user: str) -> int | None:
+    """The id that a user's name is: a whole number of 64 bits in every set. Any other name is nobody's."""
+    # Python refuses to read a number of some thousand digits.
+    found = re.fullmatch(r"([+-]?)0*(\d{1,19})", user.strip(), re.ASCII)
+    number = int(found[1] + found[2]) if found else 2**63
+    return number if -(2**63) <= number < 2**63 else None
+
+
+def best_for(viewer: Viewer, model: ServedModel, top: int) -> Listing:
+    """The items with the highest predictions for a user, of those that the user has not rated."""
+    # All that were rated: the history that the model is told may be shorter.
+    rated = [viewer.item_ids.tolist()]
+    (found,) = model.recommend(viewer.values(model.snapshot.features), top, exclude=rated)
+    places = viewer.places([item for item, _ in found])
+    scores = np.array([score for _, score in found], np.float32)
+    schema = model.snapshot.schema
+    if schema.label_kind == RATING and task_of_head(model.snapshot.head).evaluation == "predictions":
+        # Ranked by what was predicted; what people see lies on their scale.
+        scores = scores.clip(schema.lowest_label, schema.highest_label)
+    return Listing(places, scores)
+
+
+def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
+    """The items with the highest damped means, or of clicks and counts the most events, of those that a user
+    has not had.
+    """
+    events, number = viewer.raw.events, len(viewer.raw.items)
+    counts = np.bincount(events.item, minlength=number)
+    unseen = viewer.unseen(model)
+    if viewer.schema.label_kind in HAPPENINGS:
+        return _highest(unseen, counts[unseen], top)
+    sums = np.bincount(events.item, weights=events.label, minlength=number)
+    mean = events.label.mean(dtype=np.float64)
+    return _highest(unseen, ((sums + DAMPING * mean) / (counts + DAMPING))[unseen], top)
+
+
+def _highest(items: np.ndarray, numbers: np.ndarray, top: int) -> Listing:
+    # Stable, so that of equal items the one with the lower id comes first on every machine: `read` orders
+    # them so.
+    order = np.argsort(-numbers, kind="stable")[:top]
+    return Listing(items[order], numbers[order])
