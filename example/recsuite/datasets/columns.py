@@ -62,6 +62,8 @@ MANIFEST = "manifest.json"
 DIGEST_THREADS = 4
 # On disk: its row, label and time, and twice its place in a history and among what was seen.
 BYTES_OF_AN_EVENT = 16 + 4 + 8 + 2 * (8 + 4)
+# And in files without a name while they are made: its user and its item.
+BYTES_WHILE_MADE = 4 + 4
 
 
 @dataclass(frozen=True)

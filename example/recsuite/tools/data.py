@@ -63,7 +63,7 @@ def check_data(config: Config) -> list[Finding]:
 
 def check_cache(cache: Path, columns: Columns | None, num_ratings: int) -> Finding:
     """Where the columns lie and their size, or whether there is room for them."""
-    from recsuite.datasets.columns import BYTES_OF_AN_EVENT
+    from recsuite.datasets.columns import BYTES_OF_AN_EVENT, BYTES_WHILE_MADE
 
     if columns is not None:
         size = sum(path.stat().st_size for path in Path(columns.folder).iterdir())
@@ -71,7 +71,7 @@ def check_cache(cache: Path, columns: Columns | None, num_ratings: int) -> Findi
     # The cache may not be there yet; what there is above it lies on the same disk.
     parent = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(parent).free
-    need = LITTLE_DISK + BYTES_OF_AN_EVENT * num_ratings
+    need = LITTLE_DISK + (BYTES_OF_AN_EVENT + BYTES_WHILE_MADE) * num_ratings
     text = f"{cache}: no columns of these data yet, made at the first start; {human_size(free)} free"
     text += f" for up to {human_size(need)}"
     return judge(

@@ -20,7 +20,7 @@ from recsuite.datasets.preparation.histories import Stored
 DAMPING = 5.0
 BASELINE_ROUNDS = 10
 # Of the time that all baselines take.
-SHARE_OF_BIASES = 0.8
+SHARE_OF_BIASES = 0.7
 
 
 def baselines_of(

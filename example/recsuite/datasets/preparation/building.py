@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 LEFTOVER = re.compile(r"\.making-\d+")
 CONTENT = re.compile(r"\w+\.npy|(vocabulary|schema|manifest)\.json|tmp\w{8}")
 # The parts of making columns, and the percent of the time that each takes for very many events.
-PARTS = {"order": 10, "events": 15, "features": 5, "histories": 25, "baselines": 45}
+PARTS = {"order": 7, "events": 6, "features": 2, "histories": 18, "baselines": 67}
 
 
 def newest_of(cache: Path, name: str) -> Path:

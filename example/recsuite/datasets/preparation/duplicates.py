@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays.mapped import counts_of, highest, keep, release
+from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of, highest, keep, release
 from recsuite.datasets.preparation.arrays.order import among, events_of, for_ranges, sorted_places
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, Events, RawData, Schema, with_columns
 from recsuite.errors import an, counted
@@ -66,8 +66,10 @@ def _settle(
     ordered = np.sort(pairs)
     if not (ordered[1:] == ordered[:-1]).any():
         return 0, 0
+    # The places rise, so that few pages are needed at once.
+    time = np.concatenate([events.time[places[part]] for part in chunks(len(places), events.time)])
     # Pair after pair, each in the order of time, and of one time in the order of the file.
-    order = sorted_places(pairs, events.time[places])
+    order = sorted_places(pairs, time)
     places, pairs = places[order], pairs[order]
     begins = np.flatnonzero(np.diff(pairs, prepend=-1))
     ends = np.append(begins[1:], len(pairs)) - 1
@@ -83,7 +85,7 @@ def _settle(
         # The mean goes to the last of the pair, and so to its time.
         sums = np.add.reduceat(events.label[places], begins, dtype=np.float64)
         events.label[counting] = sums / (ends - begins + 1)
-    release(events.time, events.label)
+    release(events.label)
     return int((ends - begins + 1)[is_repeated].sum()), int(is_repeated.sum())
 
 

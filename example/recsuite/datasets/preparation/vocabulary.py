@@ -8,13 +8,14 @@ and for a number the edges of its buckets, or its scale.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recsuite.datasets.preparation.arrays.mapped import chunks, create_column, gather, release
 from recsuite.datasets.schema import DENSE, EVENT, UNKNOWN_ROW, Codes, Events, Feature, Schema, Table
 from recsuite.records import typed
 
@@ -63,6 +64,8 @@ class Scale:
 
 
 Encoding = Buckets | Scale
+# A column of the events, and what makes table rows or scaled numbers of some of its values.
+_Encoded = tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]
 
 
 def fit(values: np.ndarray, number: str) -> Encoding:
@@ -138,7 +141,8 @@ def write_features(
                 written.left_out.append(feature.name)
             elif feature.number:
                 values = frame[feature.column].to_numpy(np.float64)
-                _add_number(written, feature, values, values[trained], rows, numbers)
+                encoding = _add_number(written, feature, values[trained])
+                (rows if isinstance(encoding, Buckets) else numbers).append(encoding.encode(values))
             else:
                 rows += _add_categories(folder, written, feature, frame[feature.column], trained)
         name = schema.name_of(entity)
@@ -154,20 +158,31 @@ def write_event_features(
     """Write what all events have of their own features, in the order in which they are stored; adds to what
     was `written`. order: int [events]; the first `num_train` are for training.
     """
-    rows: list[np.ndarray] = []
-    numbers: list[np.ndarray] = []
+    rows: list[_Encoded] = []
+    numbers: list[_Encoded] = []
     for feature in _features_of(EVENT, schema):
         values = events.features.get(feature.column)
         if values is None:
             written.left_out.append(feature.name)
         elif isinstance(values, Codes):
-            rows.append(_add_codes(written, feature, values, order, num_train))
+            table = _add_codes(written, feature, values, order[:num_train])
+            rows.append((values.codes, table.__getitem__))
         else:
-            ordered = values[order]
-            _add_number(written, feature, ordered, ordered[:num_train], rows, numbers)
-    for name, columns in (("features", rows), ("numbers", numbers)):
+            trained = gather(values, order[:num_train], np.empty(num_train, np.float32))
+            encoding = _add_number(written, feature, trained)
+            (rows if isinstance(encoding, Buckets) else numbers).append((values, encoding.encode))
+    for name, columns, dtype in (("features", rows, np.int32), ("numbers", numbers, np.float32)):
         if columns:
-            np.save(folder / f"{EVENT}_{name}.npy", np.stack(columns, axis=1))
+            _write_encoded(folder / f"{EVENT}_{name}.npy", columns, order, dtype)
+
+
+def _write_encoded(path: Path, columns: Sequence[_Encoded], order: np.ndarray, dtype: type) -> None:
+    """Write columns of the events side by side, in the order in which events are stored."""
+    table = create_column(path, (len(order), len(columns)), dtype)
+    for place, (values, encode) in enumerate(columns):
+        for part in chunks(len(order), table):
+            table[part, place] = encode(values[order[part]])
+        release(values)
 
 
 def write_vocabulary(folder: Path, written: Written) -> None:
@@ -181,23 +196,15 @@ def _features_of(entity: str, schema: Schema) -> list[Feature]:
     return [feature for feature in ordered if feature.entity == entity]
 
 
-def _add_number(
-    written: Written,
-    feature: Feature,
-    values: np.ndarray,
-    trained: np.ndarray,
-    rows: list[np.ndarray],
-    numbers: list[np.ndarray],
-) -> None:
-    """Add a number to what goes into a file of rows, or of dense numbers. values, trained: float [n]."""
+def _add_number(written: Written, feature: Feature, trained: np.ndarray) -> Encoding:
+    """Add a number to what is known, and say how it is encoded. trained: of the training, float [n]."""
     encoding = fit(trained, feature.number)
     written.vocabulary[feature.name] = asdict(encoding)
     if isinstance(encoding, Buckets):
         written.tables.append(Table(feature, encoding.rows))
-        rows.append(encoding.encode(values))
     else:
         written.numbers.append(feature)
-        numbers.append(encoding.encode(values))
+    return encoding
 
 
 def _add_categories(
@@ -219,20 +226,18 @@ def _add_categories(
     return [(np.cumsum(counts) - counts).astype(np.int32), counts]
 
 
-def _add_codes(
-    written: Written, feature: Feature, values: Codes, order: np.ndarray, num_train: int
-) -> np.ndarray:
-    """Table rows of a category of events, int32 [events], in their stored order."""
-    codes = values.codes[order]
-    known = np.unique(codes[:num_train])
+def _add_codes(written: Written, feature: Feature, values: Codes, trained: np.ndarray) -> np.ndarray:
+    """Add a category of events to what is known; the table row of each of its codes, int32, of which the last
+    is that of the code -1. trained: the places of the events of the training.
+    """
+    parts = [np.unique(values.codes[trained[part]]) for part in chunks(len(trained))]
+    known = np.unique(np.concatenate(parts))
     known = known[known >= 0]
     written.vocabulary[feature.name] = [values.values[code] for code in known.tolist()]
     written.tables.append(Table(feature, len(known) + 1))
-    # The last place is that of the code -1.
     rows = np.full(len(values.values) + 1, UNKNOWN_ROW, np.int32)
     rows[known] = np.arange(len(known), dtype=np.int32) + UNKNOWN_ROW + 1
-    ordered: np.ndarray = rows[codes]
-    return ordered
+    return rows
 
 
 def _rows_of(values: pandas.Series, known: np.ndarray) -> np.ndarray:

@@ -1,0 +1,76 @@
+"""Makes columns of drawn events, mapped from files as those of large tables are, for `test_bounded_memory`.
+
+python making_columns.py FOLDER NUM_EVENTS SPLIT DUPLICATES          prints the bytes that it took
+python making_columns.py FOLDER NUM_EVENTS SPLIT DUPLICATES stop     stops where histories are written
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pandas
+
+from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.preparation import building
+from recsuite.datasets.preparation.arrays import mapped, order
+from recsuite.datasets.preparation.duplicates import settle
+from recsuite.datasets.schema import ITEM, USER, Events, Feature, RawData, Schema
+
+FEATURES = (Feature("user", USER, "user_id"), Feature("item", ITEM, "item_id"))
+SCHEMA = Schema(FEATURES, "user", "item", "title", "rating", 1.0, 5.0, 4.0)
+
+
+def main() -> None:
+    """Draw, make, print."""
+    folder, number, split, duplicates = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5]
+    # As small beside these events as they are beside a hundred million: what grows with the events is seen.
+    mapped.CHUNK, order.RANGE_EVENTS = 2**15, 2**16
+    raw = drawn(folder, number)
+    if "stop" in sys.argv:
+        mock.patch.object(building, "write_histories", stop).start()
+    before = memory("VmRSS")
+    # From now on the peak is counted.
+    Path("/proc/self/clear_refs").write_text("5")
+    config = DataConfig(split=split, duplicates=duplicates)
+    building.make_columns(folder / "columns", settle(raw, duplicates, SCHEMA), SCHEMA, config, seed=0)
+    print(memory("VmHWM") - before)
+
+
+def drawn(folder: Path, number: int) -> RawData:
+    """Events of users and items of which few are popular, at times without order, some of them repeated."""
+    draw = np.random.default_rng(0)
+    num_users, num_items = number // 100, number // 500
+    dtypes = (np.int32, np.int32, np.float32, np.int64)
+    user, item, label, seconds = columns = [mapped.temporary(folder, number, dtype) for dtype in dtypes]
+    for part in mapped.chunks(number, *columns):
+        rows = part.stop - part.start
+        user[part] = num_users * draw.random(rows) ** 2
+        item[part] = num_items * draw.random(rows) ** 3
+        label[part] = draw.integers(1, 6, rows)
+        seconds[part] = draw.integers(1_500_000_000, 1_600_000_000, rows)
+    items = pandas.DataFrame({"item_id": np.arange(num_items), "title": "Title"})
+    users = pandas.DataFrame({"user_id": np.arange(num_users)})
+    return RawData(Events(user, item, label, seconds), items, users)
+
+
+def stop(*arguments: Any) -> None:
+    """Say so, and never return."""
+    print("stopped", flush=True)
+    time.sleep(1_000)
+
+
+def memory(name: str) -> int:
+    """Bytes of this process, mapped files included: VmRSS, which it has, or VmHWM, the most that it had."""
+    found = re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()
