@@ -41,7 +41,6 @@ class Joined:
 def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
     """The values of one column of several parts, or of several columns of ids."""
     import pyarrow
-    import pyarrow.compute as pc
 
     found = [part.values(wanted) for part, wanted in columns]
     raw = [batch.column("value") for batch in found]
@@ -55,13 +54,28 @@ def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
     dictionaries = same_type(raw if pyarrow.string() in filled else wholes)
     if not dictionaries:
         return Joined(pyarrow.array([], pyarrow.string()), [])
+    values, ranks = _sorted(dictionaries)
+    codes = [batch.column("code").to_numpy() for batch in found]
+    return Joined(values, [_table(*each) for each in zip(codes, ranks, strict=True)], is_mixed)
+
+
+def _sorted(dictionaries: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarray]]:
+    """All values, sorted and each once, and where each one lies among them."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if pyarrow.types.is_integer(dictionaries[0].type):
+        # Sorting takes a fifth of the memory of looking them up.
+        numbers = [each.to_numpy() for each in dictionaries]
+        # Each part has them in order, mostly, which is quickly sorted.
+        ordered = np.sort(np.concatenate(numbers), kind="stable")
+        known = ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
+        return pyarrow.array(known), [np.searchsorted(known, each) for each in numbers]
     values, places = together(dictionaries)
     order = pc.array_sort_indices(values).to_numpy()
-    ranks = np.full(len(order) + 1, -1, np.int32)
+    ranks = np.empty(len(order), np.int32)
     ranks[order] = np.arange(len(order), dtype=np.int32)
-    codes = [batch.column("code").to_numpy() for batch in found]
-    tables = [_table(each, ranks[place[:-1]]) for each, place in zip(codes, places, strict=True)]
-    return Joined(values.take(pyarrow.array(order)), tables, is_mixed)
+    return values.take(pyarrow.array(order)), [ranks[place[:-1]] for place in places]
 
 
 def _table(codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:

@@ -37,6 +37,8 @@ class Parquet(Source):
             self._parquet = parquet.ParquetFile(
                 _opened(file),
                 buffer_size=BUFFER_BYTES,
+                # It keeps the bytes of all groups that were read until the last one is.
+                pre_buffer=False,
                 page_checksum_verification=True,
                 read_dictionary=texts,
             )
