@@ -36,6 +36,8 @@ NO_VALUE = ("", "NA", "N/A", "null", "NULL", "NaN", "nan", "None")
 YES, NO = ("1", "true", "yes", "1.0", "t", "y"), ("0", "false", "no", "0.0", "f", "n")
 # From here on a float does not tell two whole numbers apart.
 EXACT = 2.0**53
+# What Arrow casts to a float: what it says must not depend on the values beside one.
+DECIMAL = r"^[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:inf|infinity|nan))$"
 # What stands between the entries of a list in its one text: no text has it by chance.
 ENTRY = "\x1f"
 
@@ -194,7 +196,7 @@ def numbers(column: pyarrow.Array, name: str) -> Parsed:
     if types.is_string(column.type):
         texts = pc.utf8_trim_whitespace(column)
         texts = pc.if_else(pc.is_in(texts, pyarrow.array(NO_VALUE)), None, texts)
-        found, is_bad = cast(texts, pyarrow.float64(), r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+        found, is_bad = cast(texts, pyarrow.float64(), DECIMAL)
         faults[is_bad] = NO_NUMBER
     elif types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type):
         found = (

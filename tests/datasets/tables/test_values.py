@@ -1,0 +1,165 @@
+"""One column's values: numbers, times and categories, and what is wrong with each."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+
+from recsuite.datasets.tables.times import times
+from recsuite.datasets.tables.values import (
+    FAR_TIME,
+    FAULTS,
+    INFINITE,
+    MISSING,
+    NO_NUMBER,
+    NO_TIME,
+    NOT_WHOLE,
+    categories,
+    ids,
+    lists,
+    numbers,
+)
+from recsuite.errors import UserError
+
+NOON = 1_795_176_000
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "fault"),
+    [
+        ("1", 1.0, 0),
+        (" -2.5e3 ", -2500.0, 0),
+        ("+.5", 0.5, 0),
+        *((text, None, 0) for text in ("", "NA", "null", "NaN", "None", "NAN")),
+        *((text, None, NO_NUMBER) for text in ("1,5", "0x10", "1_0", "one", "1 2", "\u0663")),
+        *((text, None, INFINITE) for text in ("inf", "-Infinity", "1e999")),
+    ],
+)
+def test_a_text_is_a_number_is_missing_or_is_a_fault(text: str, number: float | None, fault: int) -> None:
+    # Beside another fault, which takes the slower way, and alone.
+    for beside in ([], ["bad"], ["4"]):
+        found = numbers(pyarrow.array([text, *beside]), "price")
+        assert found.faults[0] == fault
+        if fault == 0:
+            np.testing.assert_equal(found.values[0], np.nan if number is None else number)
+
+
+@pytest.mark.parametrize("column", [pyarrow.array([[1]]), pyarrow.array([datetime.date(2026, 1, 1)])])
+def test_a_column_that_holds_no_numbers_is_named(column: pyarrow.Array) -> None:
+    with pytest.raises(UserError, match="The column 'price' holds values of the type"):
+        numbers(column, "price")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-11-20", NOON - 43_200),
+        ("2026-11-20 12:00", NOON),
+        ("2026-11-20T12:00:00", NOON),
+        (" 2026-11-20 12:00:00 ", NOON),
+        ("2026-11-20T12:00:00Z", NOON),
+        ("2026-11-20T14:00:00+02:00", NOON),
+        ("2026-11-20 10:00:00-0200", NOON),
+        ("2026-11-20 14:00:00 +02", NOON),
+        ("2026-11-20T12:00:00.5", NOON),
+        ("2026-11-20T12:00:00.123456789Z", NOON),
+        ("1969-12-31T23:59:59.5", -1),
+        ("0001-01-01", -62_135_596_800),
+        ("9999-12-31T23:59:59", 253_402_300_799),
+    ],
+)
+def test_iso_times_are_seconds_in_utc(text: str, seconds: int) -> None:
+    # Alone, and beside others, with a zone and without one.
+    for beside in ([], ["2026-01-01"], ["2026-01-01T00:00:00Z"], ["bad"]):
+        found = times(pyarrow.array([text, *beside]), "time", "iso")
+        assert (found.values[0], found.faults[0]) == (seconds, 0), beside
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "fault"),
+    [
+        *(
+            ("iso", text, NO_TIME)
+            for text in ("2026-02-31", "20.11.2026", "now", "2026-11-20T25:00:00", "2026")
+        ),
+        ("iso", "", MISSING),
+        ("iso", None, MISSING),
+        ("%d/%m/%Y", "31/02/2026", NO_TIME),
+        ("%d/%m/%Y", "1/2/26x", NO_TIME),
+        ("unix", "NA", MISSING),
+        ("unix", "soon", NO_NUMBER),
+        # Milliseconds where seconds were said.
+        ("unix", NOON * 1000, FAR_TIME),
+    ],
+)
+def test_what_is_no_time_is_a_fault(form: str, value: Any, fault: int) -> None:
+    found = times(pyarrow.array([value, value], pyarrow.string() if value is None else None), "time", form)
+    assert found.faults.tolist() == [fault, fault]
+
+
+@pytest.mark.parametrize(
+    ("form", "column"),
+    [
+        ("%d.%m.%Y %H:%M", ["20.11.2026 12:00"]),
+        ("%d.%m.%Y %H:%M", ["20.11.2026 12:00", "1.1.2026 0:0"]),
+        ("%Y-%m-%dT%H:%M:%S.%f", ["2026-11-20T12:00:00.25"]),
+        ("%Y-%m-%d %H:%M %z", ["2026-11-20 13:00 +0100"]),
+        ("unix", [NOON]),
+        ("unix", [f"{NOON}.75"]),
+        ("unix_ms", [NOON * 1000 + 999]),
+        ("iso", pyarrow.array([NOON * 1000 + 1], pyarrow.timestamp("ms", "Europe/Berlin"))),
+        ("unix", pyarrow.array([NOON * 10**9], pyarrow.timestamp("ns"))),
+    ],
+)
+def test_times_of_every_form_are_the_same_second(form: str, column: Any) -> None:
+    found = times(column if isinstance(column, pyarrow.Array) else pyarrow.array(column), "time", form)
+    assert (found.values[0], found.faults.max()) == (NOON, 0)
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        (pyarrow.array([1.0, None, 2.0]), [1, None, 2]),
+        (pyarrow.array([1.0, 0.5, None]), ["1", "0.5", None]),
+        (pyarrow.array([0.1], pyarrow.float32()), ["0.1"]),
+        (pyarrow.array([True, None]), ["true", None]),
+        (pyarrow.array(["", "NA", " x"]), [None, "NA", " x"]),
+        (pyarrow.array(["a", "", None]).dictionary_encode(), ["a", None, None]),
+        (pyarrow.array([datetime.date(2026, 11, 20)]), ["2026-11-20"]),
+        (pyarrow.nulls(2), [None, None]),
+    ],
+)
+def test_categories_are_texts_or_whole_numbers(column: pyarrow.Array, values: list[Any]) -> None:
+    assert categories(column, "kind").values.to_pylist() == values
+
+
+def test_an_id_that_a_float_cannot_hold_is_a_fault() -> None:
+    found = ids(pyarrow.array([1.0, 1.5, float(2**53), None, float("inf")]), "user")
+    assert found.faults.tolist() == [0, NOT_WHOLE, NOT_WHOLE, MISSING, NOT_WHOLE]
+    assert all(FAULTS[fault] for fault in found.faults if fault)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pyarrow.array(["a|b", "", None, "c"]),
+        pyarrow.array([["a", "b"], [], None, ["c"]]),
+        pyarrow.array([["a", "b"], [], None, ["c"]], pyarrow.large_list(pyarrow.string())),
+        pyarrow.array([["a", "b"], [None], None, ["c"]]),
+    ],
+)
+def test_lists_are_the_same_from_texts_and_lists(column: pyarrow.Array) -> None:
+    assert lists(column, "tags", "|").values.to_pylist() == ["a\x1fb", None, None, "c"]
+
+
+def test_values_with_parts_are_refused() -> None:
+    with pytest.raises(UserError, match="The column 'who' holds values with parts of their own"):
+        categories(pyarrow.array([{"a": 1}]), "who")
+    with pytest.raises(UserError, match="holds lists, and is to be one value"):
+        categories(pyarrow.array([[1]]), "who")
+    with pytest.raises(UserError, match="holds bytes that are no text"):
+        ids(pyarrow.array([b"\xff"]), "who")
