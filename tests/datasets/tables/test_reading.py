@@ -269,6 +269,13 @@ def test_a_row_with_too_few_fields_comes_before_a_bad_value_behind_it(tmp_path: 
     assert raw.skipped[-1] == "left out 2 bad rows of a.csv, the first being line 3 (1 field instead of 3)"
 
 
+def test_a_file_that_is_no_table_is_left_out_and_that_is_said(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", {"user": [1], "item": [2]})
+    for name in ("notes.md", "plot.png"):
+        (tmp_path / name).write_bytes(b"\0")
+    assert read(tmp_path, PLAIN).skipped == ["left out 2 files that are no tables, such as notes.md"]
+
+
 def test_tables_without_an_event_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("user,item\n")
     with pytest.raises(UserError, match="holds no event: there is no row below its header"):

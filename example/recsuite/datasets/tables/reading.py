@@ -48,6 +48,10 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
     roles = [(role, file, wanted[role]) for role, files in tables.roles.items() for file in files]
     with kept(tables, config) as folder, tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
         parts, notes = parts_of(folder, [(file, columns) for _, file, columns in roles], config)
+        if tables.ignored:
+            name = Path(tables.ignored[0]).name
+            number = counted(len(tables.ignored), "file that is no table", "files that are no tables")
+            notes.append(f"left out {number}, such as {name}")
         by_role: dict[str, list[Part]] = {role: [] for role in wanted}
         for (role, _, _), part in zip(roles, parts, strict=True):
             by_role[role].append(part)
