@@ -138,6 +138,13 @@ def trains_on_a_folder_of_files(lines: Lines, clone: Path) -> None:
     assert models(succeeded(shell((f"{lines[0]}{SHORT}",), clone, HOME=str(home))))
 
 
+def trains_on_own_tables(lines: Lines, clone: Path) -> None:
+    home = clone.parent / "home"
+    succeeded(python(clone / "benchmarks" / "shop.py", home / "shop", "--events", "3000", cwd=clone))
+    assert models(succeeded(shell((f"{lines[0]}{SHORT}",), clone, HOME=str(home))))
+    assert (home / "shop" / "schema.toml").is_file()
+
+
 def lives(lines: Lines, clone: Path) -> None:
     # With few of them the first four epochs are the best.
     with more_ratings(clone):
@@ -285,6 +292,7 @@ CHECKS: dict[str, Check] = {
     "NNODES=2 RDZV_ENDPOINT=first-machine:29400 ./run.sh": meets_other_machines,
     "./run.sh --dataset ml-1m --num_workers 2": reaches_the_download,
     "./run.sh --data_path ~/ml-1m --split random": trains_on_a_folder_of_files,
+    "./run.sh --data_path ~/shop": trains_on_own_tables,
     "./run.sh dump --epochs 4": lives,
     "./run.sh recommend --user 42": recommends,
     # CONTRIBUTING.md

@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog=script_name(),
         # One line instead of all flags twice.
         usage="%(prog)s [FLAGS...]",
-        description="Train a sharded recommender on MovieLens.",
+        description="Train a sharded recommender on MovieLens, or on tables of your own.",
         # A prefix that fits today may fit two flags tomorrow.
         allow_abbrev=False,
         # What is found was given; the rest has the defaults of `Config`.
