@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ import pytest
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.documents import PAGES, README, blocks, commands, short_form, write_default_data
-from tests.support.launch import ROOT, python, run_command, succeeded
+from tests.support.launch import ROOT, python, read_json, run_command, succeeded
 from tests.support.quick_python import quick_python
 from tests.support.starting import REAL_WORKERS
 
 Lines = tuple[str, ...]
 Check = Callable[[Lines, Path], None]
 SERVING, LOADER = ROOT / "docs" / "serving.md", ROOT / "docs" / "loader.md"
+YOUR_DATA = ROOT / "docs" / "your_data.md"
 REAL = Path(os.environ.get("MOVIELENS_DATA", ROOT.parent / "shared" / "data" / "ml-latest-small"))
 WALKTHROUGH = (
     "RDZV_ENDPOINT=first-machine:29400 ./run.sh dump --resume --dump_every 100 --save_dir /shared/dumps"
@@ -270,6 +272,50 @@ def is_run_by_the_test_of_the_benchmark(lines: Lines, clone: Path) -> None:
     assert f'short_form("{benchmark}")' in test.read_text()
 
 
+def walks_from_a_table_to_recommendations(lines: Lines, clone: Path) -> None:
+    """All blocks of the page in their order, as somebody new to it, who has five minutes."""
+    began = time.monotonic()
+    make, train, change, recommend = commands(YOUR_DATA)
+    assert make == lines
+    succeeded(shell(make, clone))
+    first = succeeded(shell(train, clone))
+    assert "the column referrer of the events is left out" in first
+    assert "user_id" in (clone / "shop" / "schema.toml").read_text()
+    reached = read_json(clone / "shop" / "oracle.json")
+    for output in (first, succeeded(shell(change, clone))):
+        (model,) = models(output)
+        assert reached["all"] < model[0] < reached["without_numbers"] < dict(rows(output))["biases"][0]
+    assert 'input = "dense"' in (clone / "shop" / "schema.toml").read_text()
+    assert len([*(clone / "shop" / ".columns").glob("time-*")]) == 2
+    output = succeeded(shell(recommend, clone))
+    assert re.search(r"^user 38aa04f2-\S+ rated \d+ items, and liked most:$", output, re.MULTILINE)
+    assert RANKED.search(output)
+    assert time.monotonic() - began < 300
+    fits_a_model_in_a_notebook(clone)
+
+
+def fits_a_model_in_a_notebook(clone: Path) -> None:
+    (clone / "notebook.py").write_text(blocks(YOUR_DATA, "python")[0])
+    output = succeeded(python("notebook.py", cwd=clone, env={"PYTHONPATH": str(clone / "example")}))
+    rmse, (best,), stars = (ast.literal_eval(line) for line in output.splitlines()[-3:])
+    assert rmse < read_json(clone / "shop" / "oracle.json")["without_both"]
+    assert [name[:4] for name, _ in best] == ["SKU-"] * 3
+    assert [1 <= value <= 5 for value in stars] == [True, True]
+    # What was saved is read without the tables, dense numbers and all.
+    (clone / "saved.py").write_text(
+        "from recsuite.serving.served import ServedModel\n"
+        f"known = {{'item': [{best[0][0]!r}, 'SKU-NONE'], 'price': [9.5, None]}}\n"
+        "print(ServedModel.open('served').score({'user': ['x', 'x'], **known}).tolist())\n"
+    )
+    (scores,) = run_python("saved.py", clone)
+    assert [0 < score < 6 for score in scores] == [True, True]
+
+
+def is_a_step_of_the_walk(lines: Lines, clone: Path) -> None:
+    """The check of the first block runs the others too."""
+    assert lines in commands(YOUR_DATA)[1:]
+
+
 def names_what_is_there(lines: Lines, clone: Path) -> None:
     """For a cluster, an image, or the checks of a contributor: files and subcommands."""
     known = re.findall(r"^       \./run\.sh (\w+)", succeeded(shell(("./run.sh help",), clone)), re.MULTILINE)
@@ -312,6 +358,13 @@ CHECKS: dict[str, Check] = {
     "sbatch deploy/slurm.sh --dataset ml-1m": names_what_is_there,
     "docker build -f deploy/Dockerfile -t recommender .": names_what_is_there,
     "kubectl apply -f deploy/shared_folder.yaml -f deploy/trainjob.yaml": names_what_is_there,
+    # your_data.md
+    "./run.sh setup": walks_from_a_table_to_recommendations,
+    "./run.sh train --data_path shop --batch_size 512": is_a_step_of_the_walk,
+    'sed -i \'s/input = "buckets"/input = "dense"/\' shop/schema.toml': is_a_step_of_the_walk,
+    (
+        "./run.sh recommend --data_path shop --user 38aa04f2-8767-4060-a484-a93f487beb49"
+    ): is_a_step_of_the_walk,
     # tools.md
     "./run.sh doctor --num_workers 2": examines_the_machine,
     "./run.sh --epochs 2 --report_dir runs/first": writes_a_report,

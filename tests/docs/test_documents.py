@@ -29,7 +29,7 @@ OTHER_FLAGS = [
         "--no-build-isolation",
         "--build-arg",
     ),
-    *("--write", "--real", "--output", "--help", "--rebuild", "--logdir"),
+    *("--write", "--real", "--output", "--help", "--rebuild", "--logdir", "--format", "--label"),
 ]
 
 

@@ -42,7 +42,7 @@ def empty_head(folder: Path, features: Sequence[Feature], manifest: Manifest) ->
         (match for match in map(pattern.fullmatch, manifest.tensors) if match),
         key=lambda match: int(match[2]),
     )
-    tables = [f"tables.{feature.name}.weight" for feature in features]
+    tables = [f"tables.{feature.name}.weight" for feature in features if feature.has_table]
     shapes = {name: shape_of(folder, manifest, name) for name in (*tables, *(match[0] for match in layers))}
     flat = [name for name, shape in shapes.items() if len(shape) != 2 or min(shape) < 1]
     embedding_dims = set() if flat else {shapes[name][1] for name in tables}
