@@ -47,7 +47,9 @@ def printable(found: object) -> str:
 
 def an(noun: str) -> str:
     """A noun with its article."""
-    return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
+    # "A user", by its sound.
+    is_vowel = noun[:1].lower() in "aeiou" and not noun.lower().startswith(("use", "uni"))
+    return f"{'an' if is_vowel else 'a'} {noun}"
 
 
 def counted(number: int, one: str, many: str = "") -> str:

@@ -9,8 +9,10 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation import duplicates, vocabulary
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.source import locate, read
+from recsuite.errors import UserError
 from tests.support.raw_ids import items_of, users_of
 
 # user, movie, rating, time. User 1 rates movie 1 three times, the newest first in the file, and user 2 rates
@@ -105,3 +107,16 @@ def test_no_pair_lies_on_both_sides_of_a_random_split_unless_it_is_said(tmp_path
         note.startswith(f"{number} of {kept.num_test} test ratings are of a user and a movie that training")
         for note in kept.notes
     )
+
+
+def test_more_ratings_or_values_of_lists_than_can_be_counted_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write(tmp_path, RATINGS)
+    with monkeypatch.context() as patch:
+        patch.setattr(duplicates, "MOST", 7)
+        with pytest.raises(UserError, match=r"^There are 8 ratings, and 7 is the limit; give fewer\.$"):
+            open_columns(config)
+    monkeypatch.setattr(vocabulary, "MOST", 2)
+    with pytest.raises(UserError, match=r"^The lists of genres hold 3 values, and 2 is the limit; leave the"):
+        open_columns(config)

@@ -30,25 +30,6 @@ def test_a_line_says_how_much_how_fast_and_how_long_still(monkeypatch: pytest.Mo
     assert str(work).endswith("40,000 ratings/s, about 6 min left")
 
 
-def test_what_is_left_is_not_foretold_of_parts_that_are_unlike(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    work = Stage("loading modules", 5, "parts", done=0, even=False)
-    work.reached(1)
-    assert str(work) == "loading modules: 1 of 5 parts, begun just now"
-    now[0] = 109.0
-    work.reached(3)
-    assert str(work) == "loading modules: 3 of 5 parts, 9 s so far"
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with Stage("loading modules", 5, "parts", done=0, even=False).bar as bar:
-        bar.refresh()
-    assert re.search(
-        r"loading modules: 0 of 5 parts, 00:00$", capsys.readouterr().err.replace("\r", "\n"), re.M
-    )
-
-
 def test_work_that_is_one_call_is_not_silent(capsys: pytest.CaptureFixture[str]) -> None:
     with shown(interval=0.05), stage("sorting"):
         time.sleep(0.3)

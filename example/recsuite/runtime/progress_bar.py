@@ -26,13 +26,10 @@ INTERVAL_SECONDS = 8.0
 
 
 class Stage:
-    """One part of the work: how much there is, in which unit, and how much is done; 0 is not known.
+    """One part of the work: how much there is, in which unit, and how much is done; 0 is not known."""
 
-    even: whether a unit takes as long as another one, so that what is left can be foretold.
-    """
-
-    def __init__(self, title: str, total: int, unit: str, done: int, even: bool = True) -> None:
-        self.title, self.total, self.unit, self.done, self.even = title, total, unit, done, even
+    def __init__(self, title: str, total: int, unit: str, done: int) -> None:
+        self.title, self.total, self.unit, self.done = title, total, unit, done
         # It says nothing of the rate.
         self.done_before = done
         self.start = time.monotonic()
@@ -41,12 +38,10 @@ class Stage:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            # A bar needs an end, and an estimate of it equal steps.
+            # A bar needs an end.
             shape = {} if total else {"bar_format": "{desc}: {elapsed}"}
-            if total and not even:
-                shape = {"bar_format": "{desc}: {n_fmt} of {total_fmt}{unit}, {elapsed}"}
             self.bar = tqdm(
-                total=total, desc=title, unit=f" {unit}", unit_scale=even, leave=False, initial=done, **shape
+                total=total, desc=title, unit=f" {unit}", unit_scale=True, leave=False, initial=done, **shape
             )
 
     def reached(self, done: int) -> None:
@@ -61,8 +56,6 @@ class Stage:
         so_far = f"{duration(seconds)} so far" if seconds >= 1 else "begun just now"
         if not self.total or not now:
             return f"{self.title}: {so_far}"
-        if not self.even:
-            return f"{self.title}: {self.done:,} of {self.total:,} {self.unit}, {so_far}"
         left, rate = (self.total - self.done) * seconds / now, now / seconds
         return (
             f"{self.title}: {self.done:,} of {self.total:,} {self.unit}, {rate:,.{0 if rate >= 10 else 2}f} "
@@ -117,18 +110,17 @@ def shown(interval: float = INTERVAL_SECONDS) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stage(
-    title: str, total: int = 0, unit: str = "", *, done: int = 0, even: bool = True, quiet: bool = False
+    title: str, total: int = 0, unit: str = "", *, done: int = 0, quiet: bool = False
 ) -> Iterator[Callable[[int], None]]:
     """A part of the work, which may lie in another one; gives what is to be called with how much is done.
 
-    total: 0 where that is not known; done: before this process began; even: see `Stage`; quiet: as ranks
-    beside 0 are.
+    total: 0 where that is not known; done: before this process began; quiet: as ranks beside 0 are.
     """
     clock = _clock.get()
     if clock is None or quiet:
         yield lambda done: None
         return
-    mine = Stage(title, total, unit, done, even)
+    mine = Stage(title, total, unit, done)
     clock.stages.append(mine)
     try:
         yield mine.reached

@@ -10,10 +10,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of, highest, keep, release
+from recsuite.datasets.preparation.arrays.mapped import (
+    MOST,
+    chunks,
+    counts_of,
+    highest,
+    keep,
+    release,
+    writeable,
+)
 from recsuite.datasets.preparation.arrays.order import among, events_of, for_ranges, sorted_places
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, Events, RawData, Schema, with_columns
-from recsuite.errors import an, counted
+from recsuite.errors import UserError, an, counted
 from recsuite.runtime.progress_bar import stage
 
 # What counts, by the value of --duplicates.
@@ -30,15 +38,20 @@ def settle(raw: RawData, how: str, schema: Schema) -> RawData:
 
     What happened several times counts so many times as much: the weights of clicks and of counts add up. Its
     arrays are those of `raw`, changed.
+
+    Raises:
+        UserError: when there are more events than can be counted.
     """
-    events = raw.events
+    events, number = raw.events, len(raw.events.user)
+    if number > MOST:
+        raise UserError(f"There are {number:,} {schema.labels}, and {MOST:,} is the limit; give fewer.")
     adds_up = schema.label_kind in (CLICKS, COUNT) and how != "keep"
     if adds_up:
-        weight = np.ones(len(events.user), np.float32) if events.weight is None else events.weight.copy()
+        weight = np.ones(number, np.float32) if events.weight is None else writeable(events.weight)
         events = dataclasses.replace(events, weight=weight)
-    is_left = np.ones(len(events.user), bool)
-    if how == "mean" and not events.label.flags.writeable:
-        events = dataclasses.replace(events, label=events.label.copy())
+    if how == "mean":
+        events = dataclasses.replace(events, label=writeable(events.label))
+    is_left = np.ones(number, bool)
     repeated: list[tuple[int, int]] = []
 
     def settle_pairs(places: np.ndarray, pairs: np.ndarray) -> None:
@@ -66,6 +79,7 @@ def _settle(
     ordered = np.sort(pairs)
     if not (ordered[1:] == ordered[:-1]).any():
         return 0, 0
+    del ordered
     # The places rise, so that few pages are needed at once.
     time = np.concatenate([events.time[places[part]] for part in chunks(len(places), events.time)])
     # Pair after pair, each in the order of time, and of one time in the order of the file.
@@ -85,7 +99,7 @@ def _settle(
         # The mean goes to the last of the pair, and so to its time.
         sums = np.add.reduceat(events.label[places], begins, dtype=np.float64)
         events.label[counting] = sums / (ends - begins + 1)
-    release(events.label)
+    release(*(column for column in (events.label, events.weight) if column is not None))
     return int((ends - begins + 1)[is_repeated].sum()), int(is_repeated.sum())
 
 
@@ -115,7 +129,10 @@ def _for_pairs(events: Events, title: str, work: Callable[[np.ndarray, np.ndarra
 
     def of_range(users: range) -> None:
         places, user, item = events_of(users, events.user, events.item)
-        work(places, user.astype(np.int64) * num_items + item)
+        pairs = user.astype(np.int64) * num_items + item
+        # As much memory as the pairs.
+        del user, item
+        work(places, pairs)
 
     with stage(title, 100, "percent") as reached:
         counts = counts_of(events.user, highest(events.user) + 1)

@@ -15,9 +15,6 @@ from recsuite.errors import UserError, counted
 if TYPE_CHECKING:
     from recsuite.datasets.schema import Events, RawData, Schema
 
-# Places of events are int32.
-MAX_EVENTS = 2**31 - 1
-
 
 def split(
     raw: RawData, schema: Schema, config: DataConfig, seed: int
@@ -26,11 +23,9 @@ def split(
     test; and what there is to say of it.
 
     Raises:
-        UserError: when there are too many events, or too few for these fractions.
+        UserError: when there are too few events for these fractions.
     """
     number = len(raw.events.user)
-    if number > MAX_EVENTS:
-        raise UserError(f"There are {number:,} {schema.labels}, and {MAX_EVENTS:,} is the limit; give fewer.")
     # Stable, so that events of one second keep the order of the file on every machine.
     by_time = sorted_places(raw.events.time)
     is_test, notes = _choose_test(raw, schema, by_time, config, seed)

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays.mapped import chunks, create_column, gather, release
+from recsuite.datasets.preparation.arrays.mapped import MOST, chunks, create_column, gather, release
 from recsuite.datasets.schema import DENSE, EVENT, UNKNOWN_ROW, Codes, Events, Feature, Schema, Table
+from recsuite.errors import UserError
 from recsuite.records import typed
 
 if TYPE_CHECKING:
@@ -220,6 +221,11 @@ def _add_categories(
         written.tables.append(Table(feature, len(known) + 1))
         return [positions]
     # An item without a value has the value "unknown": no list is empty.
+    if len(positions) > MOST:
+        raise UserError(
+            f"The lists of {feature.name} hold {len(positions):,} values, and {MOST:,} is the limit; leave "
+            "the feature out, or shorten its lists."
+        )
     counts = column.str.len().clip(lower=1).to_numpy(np.int32)
     np.save(folder / f"{feature.name}_values.npy", positions)
     written.tables.append(Table(feature, len(known) + 1, int(counts.max())))

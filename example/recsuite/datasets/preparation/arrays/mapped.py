@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+# Places are int32.
+MOST = 2**31 - 1
 # Entries that are gone through at once: their temporaries take a few tens of megabytes.
 CHUNK = 2**20
 
@@ -88,6 +90,11 @@ def gather(column: np.ndarray, places: np.ndarray, out: np.ndarray) -> np.ndarra
     # Only now: the places lie anywhere.
     release(column)
     return out
+
+
+def writeable(column: np.ndarray) -> np.ndarray:
+    """The array, or a copy where it cannot be written."""
+    return column if column.flags.writeable else column.copy()
 
 
 def keep(column: np.ndarray, marks: np.ndarray) -> np.ndarray:

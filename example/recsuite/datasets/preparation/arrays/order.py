@@ -12,7 +12,7 @@ from recsuite.datasets.preparation.arrays.mapped import chunks
 
 # Events of the users that are worked on at once, and the most ranges that users are cut into: each one costs
 # a pass over the events of all.
-RANGE_EVENTS = 2**22
+RANGE_EVENTS = 2**21
 MOST_RANGES = 32
 # Ranges of users worked on at once; numpy sorts and gathers without Python's lock.
 THREADS = 2
