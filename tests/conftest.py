@@ -26,6 +26,7 @@ NUM_GPUS = torch.cuda.device_count()
 os.environ.update(NO_GPUS)
 LONGEST = (
     "test_commands",
+    "test_your_data",
     "test_example",
     "test_lost",
     "test_kill",

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from recsuite.config.config import Config
@@ -108,3 +110,19 @@ def test_clicks_are_ranked_better_than_by_popularity_by_what_was_planted(
     # Popularity is a count of clicks, so it is known to the last digit.
     assert popularity == pytest.approx(oracle["nothing"], abs=2e-6)
     assert FOUND * (oracle["all"] - popularity) < found - popularity < oracle["all"] - popularity
+
+
+def test_a_click_that_was_repeated_counts_as_often_in_the_loss(shops: Shops) -> None:
+    folder = shops("--label", "clicks")
+    events = pd.read_parquet(folder / "events.parquet")
+    clicks = events.groupby(["user_id", "product_id"]).size()
+    columns = open_columns(Config.of(data_path=str(folder)))
+    # Positions are those of the sorted ids.
+    users = np.sort(events["user_id"].unique())
+    items = np.sort(pd.read_parquet(folder / "items.parquet")["product_id"])
+    user, item = columns.column("rows")[:, :2].T
+    expected = clicks.loc[pd.MultiIndex.from_arrays([users[user], items[item]])].to_numpy()
+    assert len(expected) == len(clicks)
+    assert expected.max() > 2
+    expected_mean = expected[: columns.num_train].mean()
+    assert columns.column("weight") == pytest.approx(expected / expected_mean, rel=1e-5)
