@@ -42,7 +42,7 @@ TASKS = {
     RATING: ("rating", "ranking"),
     YES_NO: ("response",),
     CLICKS: ("ranking",),
-    COUNT: ("ranking", "rating"),
+    COUNT: ("ranking",),
 }
 
 

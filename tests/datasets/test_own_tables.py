@@ -1,0 +1,292 @@
+"""Tables with features of the event, numbers and weights: batches, trainings and what is served, together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from recsuite.config.config import Config
+from recsuite.datasets.batches import Batch, EventBatches, Request
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.loader import EpochSampler, build_dataloader
+from recsuite.datasets.opening import with_fitting_task
+from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.vocabulary import Scale, encoding_of
+from recsuite.datasets.schema import UNKNOWN_ROW
+from recsuite.errors import UserError
+from recsuite.serving.served import ServedModel
+from tests.support.launch import EXAMPLE, SUPPORT, read_json, succeeded, torchrun
+from tests.support.states import FLAGS
+
+NUM_EVENTS, NUM_USERS, NUM_ITEMS = 3_000, 60, 40
+SCHEMA = """
+[user]
+column = "user_id"
+[item]
+column = "product_id"
+[label]
+{label}
+[timestamp]
+column = "time"
+format = "unix"
+[features.price]
+of = "item"
+column = "price"
+kind = "number"
+input = "dense"
+[features.age]
+of = "user"
+column = "age"
+kind = "number"
+input = "buckets"
+[features.discount]
+of = "event"
+column = "discount"
+kind = "number"
+input = "dense"
+[features.device]
+of = "event"
+column = "device"
+kind = "category"
+[features.hour]
+of = "event"
+column = "hour(timestamp)"
+kind = "category"
+{more}
+"""
+KINDS = {
+    "rating": 'kind = "rating"\ncolumn = "stars"\nlowest = 1\nhighest = 5',
+    "yes_no": 'kind = "yes_no"\ncolumn = "clicked"',
+    "clicks": 'kind = "clicks"',
+    "count": 'kind = "count"\ncolumn = "plays"',
+}
+
+
+def events() -> pandas.DataFrame:
+    """Each pair of a user and an item at most once; stars and clicks follow price, discount and device."""
+    draw = np.random.default_rng(0)
+    pairs = draw.permutation(NUM_USERS * NUM_ITEMS)[: NUM_EVENTS // 2]
+    user, item = pairs // NUM_ITEMS, pairs % NUM_ITEMS
+    price, age = np.exp(draw.normal(3, 1, NUM_ITEMS)), draw.integers(18, 80, NUM_USERS).astype(float)
+    price[7], age[3] = np.nan, np.nan
+    discount = draw.random(len(user))
+    discount[::9] = np.nan
+    device = draw.choice(["phone", "desktop", "tablet"], len(user))
+    liking = 2 * np.nan_to_num(discount) + (device == "phone") - np.nan_to_num(price[item] > 20) * 1.0
+    return pandas.DataFrame(
+        {
+            "user_id": [f"user-{each}" for each in user],
+            "product_id": [f"SKU-{each:02}" for each in item],
+            "time": 1_700_000_000 + np.arange(len(user)) * 1_000,
+            "stars": (3 + liking).clip(1, 5),
+            "clicked": draw.random(len(user)) < 1 / (1 + np.exp(-2 * liking)),
+            "plays": draw.integers(0, 50, len(user)),
+            "price": price[item],
+            "age": age[user],
+            "discount": discount,
+            "device": device,
+            "trust": draw.integers(1, 4, len(user)).astype(float),
+        }
+    )
+
+
+def write_tables(folder: Path, kind: str = "rating", more: str = "") -> Path:
+    """The events with a schema.toml."""
+    folder.mkdir(parents=True, exist_ok=True)
+    events().to_parquet(folder / "events.parquet")
+    (folder / "schema.toml").write_text(SCHEMA.format(label=KINDS[kind], more=more))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tables(tmp_path_factory.mktemp("own") / "tables")
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> Config:
+    return Config.of(data_path=str(folder), batch_size=128)
+
+
+@pytest.fixture(scope="module")
+def columns(config: Config) -> Columns:
+    return open_columns(config)
+
+
+def vocabulary_of(columns: Columns) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((Path(columns.folder) / "vocabulary.json").read_text())
+    return found
+
+
+def rows_of(batch: Batch, columns: Columns, name: str) -> np.ndarray:
+    """The table rows of a feature with one value."""
+    place = [table.name for table in columns.tables].index(name)
+    size = len(batch.labels)
+    return batch.values[place * size : (place + 1) * size].numpy()
+
+
+def test_a_batch_has_of_each_event_what_its_row_of_the_table_says(columns: Columns, config: Config) -> None:
+    (batch,) = [EventBatches(columns, config.replaced(batch_size=300), 0, 1)[Request("test", 0, 0)]]
+    newest = events().iloc[-columns.num_test :].reset_index(drop=True)
+    real = slice(columns.num_test)
+    found = vocabulary_of(columns)
+    devices = [None, *found["device"]]
+    assert [devices[row] for row in rows_of(batch, columns, "device")[real]] == newest["device"].tolist()
+    hours = [None, *found["hour"]]
+    assert [hours[row] for row in rows_of(batch, columns, "hour")[real]] == (
+        newest["time"] // 3_600 % 24
+    ).tolist()
+    edges = np.array(found["age"]["edges"])
+    expected = np.where(newest["age"].isna(), UNKNOWN_ROW, np.searchsorted(edges, newest["age"], "right") + 1)
+    assert rows_of(batch, columns, "age")[real].tolist() == expected.tolist()
+    assert [feature.name for feature in columns.numbers] == ["price", "discount"]
+    for place, name in enumerate(("price", "discount")):
+        scale = encoding_of(found[name])
+        assert isinstance(scale, Scale)
+        values = np.log1p(newest[name]) if scale.is_log else newest[name]
+        np.testing.assert_allclose(
+            batch.numbers[real, place], (values - scale.mean) / scale.spread, rtol=1e-5, atol=1e-5
+        )
+    assert [found[name]["is_log"] for name in ("price", "discount")] == [True, False]
+
+
+def test_numbers_are_put_on_a_scale_by_what_is_trained_on_alone(folder: Path, tmp_path: Path) -> None:
+    changed = events()
+    later = changed.index >= len(changed) * 0.8
+    changed.loc[later, "discount"] += 1_000
+    other = write_tables(tmp_path / "other")
+    changed.to_parquet(other / "events.parquet")
+    scales = [vocabulary_of(open_columns(Config.of(data_path=str(path)))) for path in (folder, other)]
+    assert scales[0]["discount"] == scales[1]["discount"]
+
+
+def test_some_trained_events_have_nothing_of_their_own_and_no_others_have(
+    columns: Columns, config: Config
+) -> None:
+    dataset = EventBatches(columns, config, 0, 1)
+    unknown = {"device": 0, "discount": 0}
+    for step in range(dataset.num_steps("train")):
+        batch = dataset[Request("train", 0, step)]
+        real = batch.weights.numpy() > 0
+        is_unknown = rows_of(batch, columns, "device")[real] == UNKNOWN_ROW
+        unknown["device"] += int(is_unknown.sum())
+        # Whatever else the event has is unknown with it.
+        assert batch.numbers[torch.from_numpy(real), 1][torch.from_numpy(is_unknown)].isnan().all()
+        assert (rows_of(batch, columns, "hour")[real][is_unknown] == UNKNOWN_ROW).all()
+    assert columns.num_train // 64 <= unknown["device"] <= columns.num_train // 64 + 1
+    catalogue = dataset[Request("catalogue", 0, 0)]
+    assert (rows_of(catalogue, columns, "device") == UNKNOWN_ROW).all()
+    assert catalogue.numbers[: columns.num_items, 1].isnan().all()
+    assert not catalogue.numbers[: columns.num_items, 0].isnan().all()
+
+
+def test_workers_and_more_ranks_make_the_same_batches(columns: Columns, config: Config) -> None:
+    whole = EventBatches(columns, config.replaced(batch_size=192), 0, 1)
+    parts = [EventBatches(columns, config.replaced(batch_size=64), rank, 3) for rank in range(3)]
+    for step in range(whole.num_steps("train")):
+        batch = whole[Request("train", 0, step)]
+        of_ranks = [part[Request("train", 0, step)] for part in parts]
+        joined = np.concatenate([each.numbers for each in of_ranks])
+        np.testing.assert_array_equal(batch.numbers, joined)
+        for name in ("device", "age", "user"):
+            rows = np.concatenate([rows_of(each, columns, name) for each in of_ranks])
+            np.testing.assert_array_equal(rows_of(batch, columns, name), rows)
+    sampler = EpochSampler(parts[1])
+    with build_dataloader(parts[1], sampler, config.replaced(num_workers=2, batch_size=64)) as loader:
+        for step, batch in enumerate(loader):
+            expected = parts[1][Request("train", 0, step)]
+            for mine, other in zip(batch, expected, strict=True):
+                np.testing.assert_array_equal(mine, other)
+
+
+def test_weights_count_in_training_in_the_proportion_that_the_table_gives_and_nowhere_else(
+    tmp_path: Path,
+) -> None:
+    config = Config.of(
+        data_path=str(write_tables(tmp_path / "weighted", more='[weight]\ncolumn = "trust"')), batch_size=2048
+    )
+    columns = open_columns(config)
+    dataset = EventBatches(columns, config, 0, 1)
+    train, test = dataset[Request("train", 0, 0)], dataset[Request("test", 0, 0)]
+    weights = train.weights.numpy()[: columns.num_train]
+    assert weights.mean() == pytest.approx(2048 / columns.num_train, rel=1e-5)
+    assert np.unique((weights / weights.min()).round(4)).tolist() == [1, 2, 3]
+    assert len(np.unique(test.weights.numpy()[: columns.num_test])) == 1
+
+
+def test_a_repeated_click_counts_as_often_as_it_happened(tmp_path: Path) -> None:
+    folder = write_tables(tmp_path / "clicks", "clicks")
+    once = events()
+    again = once[once["user_id"] == "user-1"].assign(time=once["time"].max() + 5)
+    # In the training all the same: the test takes the newest of each user, and this one is not a user's.
+    pandas.concat([again.assign(time=1), once]).to_parquet(folder / "events.parquet")
+    config = Config.of(data_path=str(folder), split="random", batch_size=2048)
+    columns = open_columns(config)
+    weight = columns.column("weight")[: columns.num_train]
+    users = columns.column("rows")[: columns.num_train, 0]
+    ids = ["", *vocabulary_of(columns)["user"]]
+    features = columns.column("user_features")
+    is_twice = np.array([ids[row] == "user-1" for row in features[users, 0]])
+    assert np.unique((weight / weight.min()).round(4)).tolist() == [1, 2]
+    np.testing.assert_allclose(weight[is_twice], 2 * weight.min(), rtol=1e-6)
+    np.testing.assert_allclose(weight[~is_twice], weight.min(), rtol=1e-6)
+    assert any("with the weight of all" in note for note in columns.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [("rating", "rating"), ("yes_no", "response"), ("clicks", "ranking"), ("count", "ranking")],
+)
+def test_the_task_follows_the_labels_unless_one_is_given_that_fits(
+    tmp_path: Path, kind: str, task: str
+) -> None:
+    config = Config.of(data_path=str(write_tables(tmp_path / kind, kind)))
+    assert with_fitting_task(config, []).model.task == task
+    other = "rating" if task == "response" else "response"
+    sentence = f"--task {other} cannot be learned of .* of the kind {kind}; give --task {task}"
+    with pytest.raises(UserError, match=sentence):
+        with_fitting_task(config.replaced(task=other), ["task"])
+
+
+def test_ranks_train_the_same_model_of_events_features_and_numbers(folder: Path, tmp_path: Path) -> None:
+    found = []
+    for ranks in (1, 2, 3):
+        report = tmp_path / str(ranks)
+        flags = ["--data_path", folder, "--epochs", 2, "--batch_size", 192 // ranks, "--lr", 0.1]
+        succeeded(torchrun(ranks, EXAMPLE, *flags, "--report_dir", report))
+        found.append(read_json(report / "metrics.json"))
+    for other in found[1:]:
+        for name, value in found[0]["test"].items():
+            assert other["test"][name] == pytest.approx(value, abs=1e-4)
+        losses = [run["epochs"][0]["train_loss"] for run in (found[0], other)]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_what_two_ranks_trained_is_served_with_the_same_predictions(folder: Path, tmp_path: Path) -> None:
+    results, dumps = tmp_path / "found.npz", tmp_path / "dumps"
+    succeeded(torchrun(2, SUPPORT / "states.py", results, folder, dumps))
+    predictions = np.load(results)
+    model = ServedModel.open(dumps, "latest")
+    newest = events().iloc[-(len(predictions[str(model.progress.step)])) :]
+    known = events().iloc[: -len(newest)]
+    histories = [known[known["user_id"] == user].tail(FLAGS.data.history) for user in newest["user_id"]]
+    values = {
+        "user": newest["user_id"].tolist(),
+        "item": newest["product_id"].tolist(),
+        "hour": (newest["time"] // 3_600 % 24).tolist(),
+        "history": [each["product_id"].tolist() for each in histories],
+        "history_ratings": [each["stars"].tolist() for each in histories],
+        **{
+            name: [None if value != value else value for value in newest[name].tolist()]
+            for name in ("price", "age", "discount", "device")
+        },
+    }
+    np.testing.assert_allclose(model.score(values), predictions[str(model.progress.step)], atol=1e-5)
+    with pytest.raises(UserError, match="The feature discount takes numbers, and got 'much'"):
+        model.score({"user": ["user-1"], "discount": ["much"]})
