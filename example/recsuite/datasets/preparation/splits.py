@@ -91,9 +91,8 @@ def _describe_cut(time: np.ndarray, by_time: np.ndarray, cut: int, schema: Schem
     if not 0 < cut < number or time[by_time[cut - 1]] != time[by_time[cut]]:
         return []
     of_test = time[by_time[cut]]
-    parts = [*chunks(number, time)]
-    first = sum(int(np.count_nonzero(time[part] < of_test)) for part in parts)
-    tied = sum(int(np.count_nonzero(time[part] == of_test)) for part in parts)
+    first = sum(int(np.count_nonzero(time[part] < of_test)) for part in chunks(number, time))
+    tied = sum(int(np.count_nonzero(time[part] == of_test)) for part in chunks(number, time))
     return [
         f"the test begins among {tied:,} {schema.labels} of one time ({of_test}): the last "
         f"{first + tied - cut:,} of them in the file are in it"
