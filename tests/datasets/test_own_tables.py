@@ -220,25 +220,6 @@ def test_weights_count_in_training_in_the_proportion_that_the_table_gives_and_no
     assert len(np.unique(test.weights.numpy()[: columns.num_test])) == 1
 
 
-def test_a_repeated_click_counts_as_often_as_it_happened(tmp_path: Path) -> None:
-    folder = write_tables(tmp_path / "clicks", "clicks")
-    once = events()
-    again = once[once["user_id"] == "user-1"].assign(time=once["time"].max() + 5)
-    # In the training all the same: the test takes the newest of each user, and this one is not a user's.
-    pandas.concat([again.assign(time=1), once]).to_parquet(folder / "events.parquet")
-    config = Config.of(data_path=str(folder), split="random", batch_size=2048)
-    columns = open_columns(config)
-    weight = columns.column("weight")[: columns.num_train]
-    users = columns.column("rows")[: columns.num_train, 0]
-    ids = ["", *vocabulary_of(columns)["user"]]
-    features = columns.column("user_features")
-    is_twice = np.array([ids[row] == "user-1" for row in features[users, 0]])
-    assert np.unique((weight / weight.min()).round(4)).tolist() == [1, 2]
-    np.testing.assert_allclose(weight[is_twice], 2 * weight.min(), rtol=1e-6)
-    np.testing.assert_allclose(weight[~is_twice], weight.min(), rtol=1e-6)
-    assert any("with the weight of all" in note for note in columns.notes)
-
-
 @pytest.mark.parametrize(
     ("kind", "task"),
     [("rating", "rating"), ("yes_no", "response"), ("clicks", "ranking"), ("count", "ranking")],

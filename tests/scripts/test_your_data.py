@@ -73,7 +73,7 @@ def test_numbers_and_features_of_the_event_find_what_was_planted(shops: Shops, t
 
 
 def test_two_processes_learn_as_much_as_one(shops: Shops, tmp_path: Path) -> None:
-    one, two = (trained(shops(), tmp_path / str(ranks), ranks) for ranks in (1, 2))
+    one, two = (trained(shops(), tmp_path / str(ranks), ranks, "--epochs", 2) for ranks in (1, 2))
     assert one["epochs"][0]["train_loss"] == pytest.approx(two["epochs"][0]["train_loss"], abs=1e-4)
     assert one["test"]["rmse"] == pytest.approx(two["test"]["rmse"], abs=0.01)
 
