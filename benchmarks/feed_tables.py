@@ -14,7 +14,6 @@ COLORS = {"0": "C0", "1": "C1", "2": "C2", "4": "C3"}
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Each bar beside what was measured; one that was not measured is left out."""
-    light = {rates["batch size"]: rates for rates in result["light"]}
     heavy = {rates["batch size"]: rates for rates in result["heavy"]}
     start = {name: times["median"] for name, times in result["start"].items()}
     bars: list[dict[str, Any]] = []
@@ -24,11 +23,17 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
             bar(name, measured, limit, f"{_short(measured)}{unit}", f"{_short(limit)}{unit}", at_most)
         )
 
-    for size in (8192, 65_536):
-        add(f"0 workers, batch {size:,}, of the limit", light[size]["of the limit"], 0.6)
-    alone, two = (light[8192]["rows/s"][name]["median"] / 1e6 for name in ("0", "spawn 2"))
-    add("2 workers, batch 8,192", two, min(12.0, alone / 2), " million rows/s")
-    add("2 workers, batch 65,536, of 0 workers", light[65_536]["of 0 workers"]["spawn 2"], 0.7)
+    # Rows of one's own tables are held to what those of the ratings are held to.
+    for kind, note in (("light", ""), ("own", ", own tables")):
+        cheap = {rates["batch size"]: rates for rates in result.get(kind, [])}
+        # Figures of before they were measured lack them.
+        if not cheap:
+            continue
+        for size in (8192, 65_536):
+            add(f"0 workers, batch {size:,}{note}, of the limit", cheap[size]["of the limit"], 0.6)
+        alone, two = (cheap[8192]["rows/s"][name]["median"] / 1e6 for name in ("0", "spawn 2"))
+        add(f"2 workers, batch 8,192{note}", two, min(12.0, alone / 2), " million rows/s")
+        add(f"2 workers, batch 65,536{note}, of 0 workers", cheap[65_536]["of 0 workers"]["spawn 2"], 0.7)
     add("2 workers, batch 8,192, heavy row, of 0 workers", heavy[8192]["of 0 workers"]["spawn 2"], 1.6)
     started = start["spawn 1"] / start["import torch.utils.data"]
     add("first batch, spawn, 1 worker, of import torch.utils.data", started, 1.25, at_most=True)
@@ -58,6 +63,7 @@ def render(result: dict[str, Any]) -> str:
         _rates_table(result["light"]),
         f"The same with --history {result['history']}:",
         _rates_table(result["heavy"]),
+        *_own_table(result),
         "Seconds to the first batch, and of what they are compared with:",
         _start_table({"as it is": result["start"], "heavy": result.get("heavy start")}),
         "MB of memory (PSS) of one of 2 workers, batch 8,192:",
@@ -66,6 +72,14 @@ def render(result: dict[str, Any]) -> str:
         f"{origin(result)}.",
     ]
     return "\n\n".join(parts)
+
+
+def _own_table(result: dict[str, Any]) -> list[str]:
+    # Figures of before it was measured have none.
+    if "own" not in result:
+        return []
+    title = "As many events of tables of one's own, with numbers, features of the event and weights:"
+    return [title, _rates_table(result["own"])]
 
 
 def _rates_table(rows: list[dict[str, Any]]) -> str:
@@ -123,7 +137,7 @@ def _sentences(result: dict[str, Any]) -> str:
         )
     else:
         lines.append(f"{ratings} do not train under a limit of {_gib(small['limit'])}.")
-    for row in (*result["light"], *result["heavy"]):
+    for row in (*result["light"], *result.get("own", []), *result["heavy"]):
         if row["rows of the limit"] < row["rows of the data"]:
             lines.append(
                 f"The limit of batch {row['batch size']:,} with {row['bytes a row']:.0f} bytes a row was "
@@ -145,16 +159,20 @@ def _short(number: float) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Rows/s by batch size: light rows on the left, heavy ones on the right."""
+    """Rows/s by batch size: light rows, those of one's own tables, and heavy ones."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
+    titles = {
+        "light": "all features",
+        "own": "one's own tables",
+        "heavy": f"all features and --history {result['history']}",
+    }
+    kinds = [kind for kind in titles if kind in result]
+    figure = Figure(figsize=(4.5 * len(kinds), 5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    titles = ("all features", f"all features and --history {result['history']}")
-    for axes, rows, title in zip(
-        figure.subplots(1, 2), (result["light"], result["heavy"]), titles, strict=True
-    ):
+    for axes, kind in zip(figure.subplots(1, len(kinds)), kinds, strict=True):
+        rows = result[kind]
         sizes = [row["batch size"] for row in rows]
         for name in rows[0]["rows/s"]:
             rates = [row["rows/s"][name]["median"] / 1e6 for row in rows]
@@ -174,7 +192,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes.set(
             xlabel="batch size",
             ylabel="million rows/s",
-            title=f"{title}: {rows[0]['bytes a row']:.0f} B a row",
+            title=f"{titles[kind]}: {rows[0]['bytes a row']:.0f} B a row",
         )
         axes.grid(alpha=0.3)
     handles, labels = figure.axes[0].get_legend_handles_labels()
