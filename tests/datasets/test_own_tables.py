@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from recsuite.config.config import Config
+from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import EpochSampler, build_dataloader
-from recsuite.datasets.opening import with_fitting_task
-from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.preparation.vocabulary import Scale, encoding_of
-from recsuite.datasets.schema import UNKNOWN_ROW
+from recsuite.datasets.opening import fitted_to_tables
+from recsuite.datasets.preparation.cache import _name, open_columns
+from recsuite.datasets.preparation.vocabulary import Scale, encoding_of, fit
+from recsuite.datasets.schema import BUCKETS, DENSE, UNKNOWN_ROW
+from recsuite.datasets.source import locate
 from recsuite.errors import UserError
 from recsuite.serving.served import ServedModel
 from tests.support.launch import EXAMPLE, SUPPORT, read_json, succeeded, torchrun
@@ -156,6 +158,42 @@ def test_a_batch_has_of_each_event_what_its_row_of_the_table_says(columns: Colum
     assert [found[name]["is_log"] for name in ("price", "discount")] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('column = "stars"', 'column = "plays"\nnoun = "stars"'),
+        ("highest = 5", "highest = 5\nliked = 3"),
+        ('format = "unix"', 'format = "unix_ms"'),
+        ('column = "time"', 'column = "plays"'),
+        ("[features.price]", '[weight]\ncolumn = "trust"\n[features.price]'),
+        ('kind = "number"\ninput = "dense"', 'kind = "number"\ninput = "buckets"'),
+        ('column = "device"', 'column = "trust"'),
+        ("[user]", '[files]\nencoding = "latin-1"\n[user]'),
+    ],
+)
+def test_an_edited_schema_is_another_set_of_columns(
+    folder: Path, tmp_path: Path, before: str, after: str
+) -> None:
+    schema = (folder / "schema.toml").read_text()
+    assert before in schema
+    first = write_tables(tmp_path / "tables")
+    names = []
+    for text in (schema, schema.replace(before, after, 1)):
+        (first / "schema.toml").write_text(text)
+        source = locate(DataConfig(data_path=str(first)), 0)
+        names.append(_name({}, source.key, DataConfig(), 0))
+    assert names[0] != names[1]
+
+
+def test_a_number_is_encoded_alike_in_columns_and_by_a_caller(columns: Columns) -> None:
+    values = np.array([0.1, 0.2, 0.7, 1.1, 19.99, 4.4, 9.95, np.nan, 1e300])
+    with np.errstate(over="ignore"):
+        stored = values.astype(np.float32)
+    for number in (BUCKETS, DENSE):
+        encoding = fit(stored, number)
+        np.testing.assert_array_equal(encoding.encode(stored), encoding.encode(values))
+
+
 def test_numbers_are_put_on_a_scale_by_what_is_trained_on_alone(folder: Path, tmp_path: Path) -> None:
     changed = events()
     later = changed.index >= len(changed) * 0.8
@@ -228,11 +266,26 @@ def test_the_task_follows_the_labels_unless_one_is_given_that_fits(
     tmp_path: Path, kind: str, task: str
 ) -> None:
     config = Config.of(data_path=str(write_tables(tmp_path / kind, kind)))
-    assert with_fitting_task(config, []).model.task == task
+    assert fitted_to_tables(config, []).model.task == task
     other = "rating" if task == "response" else "response"
     sentence = f"--task {other} cannot be learned of .* of the kind {kind}; give --task {task}"
     with pytest.raises(UserError, match=sentence):
-        with_fitting_task(config.replaced(task=other), ["task"])
+        fitted_to_tables(config.replaced(task=other), ["task"])
+
+
+def test_tables_without_times_are_split_at_random_and_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tables(tmp_path / "timeless")
+    schema = (folder / "schema.toml").read_text()
+    begin, end = schema.index("[timestamp]"), schema.index("[features.price]")
+    hour = schema.index("[features.hour]")
+    (folder / "schema.toml").write_text(schema[:begin] + schema[end:hour])
+    config = Config.of(data_path=str(folder))
+    assert fitted_to_tables(config, []).data.split == "random"
+    assert "--split random, because the events have no times" in capsys.readouterr().out
+    with pytest.raises(UserError, match="have no times, so --split time cannot be; give --split random"):
+        fitted_to_tables(config, ["split"])
 
 
 def test_ranks_train_the_same_model_of_events_features_and_numbers(folder: Path, tmp_path: Path) -> None:

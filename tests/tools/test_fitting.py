@@ -131,3 +131,10 @@ def test_the_same_call_on_two_ranks_gives_every_rank_the_same_model(tmp_path: Pa
     assert len(found) == 2
     assert found[0] == found[1]
     assert len(found[0]["best"][0]) == 4
+
+
+def test_a_good_call_follows_one_that_was_refused() -> None:
+    events, items = frames(300)
+    with pytest.raises(UserError, match="no rows"):
+        recsuite.fit(events.head(0), items=items, **FLAGS)
+    assert recsuite.fit(events, items=items, **FLAGS).metrics["rmse"] > 0

@@ -99,7 +99,8 @@ def _check_continues(
         raise UserError(
             f"{chain.folder} is of a training on other {columns.schema.labels} than these of {columns.source}"
             f" (digest {theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
-            f"--validation_fraction, --duplicates and --seed that its {CONFIG} names, or no --resume."
+            f"--validation_fraction, --duplicates and --seed that its {CONFIG} names, or, where files were "
+            "added or changed since, no --resume."
         )
     used = manifest.progress.samples
     # Of a manifest that no training wrote: the steps that are left would be none, or a negative number.

@@ -15,7 +15,7 @@ from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO
+from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
 from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_own, locate
 from recsuite.errors import UserError, counted
 from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, once_per_node
@@ -37,7 +37,7 @@ OF_A_MACHINE = (
 )
 
 
-# What can be learned of each kind of label, what is learned where --task is not given first.
+# What can be learned of each kind of label; the first is what is learned where --task does not fit.
 TASKS = {
     RATING: ("rating", "ranking"),
     YES_NO: ("response",),
@@ -88,17 +88,28 @@ def describe_data(columns: Columns, split: str) -> str:
     return "\n".join([sizes, *columns.notes])
 
 
-def with_fitting_task(config: Config, given: Collection[str]) -> Config:
-    """The configuration with a task that its labels are for. Looks at the schema alone, and where own tables
-    have none, writes it. Not collective.
+def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
+    """The configuration with a task that the labels of own tables are for, and a split that their events
+    allow. Looks at the schema alone, and where the tables have none, writes it. Not collective.
 
     given: the flags of the command line.
 
     Raises:
-        UserError: when --task asks of the labels what they do not say.
+        UserError: when a flag asks for what the tables do not say.
     """
-    # Of a set of a known name the labels are ratings, and it may have to be downloaded first.
-    schema = locate(config.data, config.runtime.seed).schema if is_own(config.data) else FIRST_SCHEMA
+    # The labels of a set of a known name are ratings with times, and it may have to be downloaded first.
+    if not is_own(config.data):
+        return _with_task(config, FIRST_SCHEMA, given)
+    source = locate(config.data, config.runtime.seed)
+    if not source.has_times and config.data.split == "time":
+        if "split" in given:
+            raise UserError("The events have no times, so --split time cannot be; give --split random.")
+        say("--split random, because the events have no times")
+        config = config.replaced(split="random")
+    return _with_task(config, source.schema, given)
+
+
+def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config:
     fitting, task = TASKS[schema.label_kind], config.model.task
     if task in fitting:
         return config

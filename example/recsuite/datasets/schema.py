@@ -7,6 +7,7 @@ what it calls its users, items and labels, are its `Schema`; generic code says u
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,14 @@ class Schema:
         """
         # A shared row would have to say both what an item is and what it reveals about those who had it.
         return Feature(HISTORY, HISTORY, self.column_of(ITEM), multi=True)
+
+    def learned(self, label: float) -> float:
+        """A label as it is learned: counts by their logarithm, all others as they are."""
+        return math.log1p(label) if self.label_kind == COUNT else label
+
+    def shown(self, label: float) -> float:
+        """A label as people have it. The inverse of `learned`."""
+        return math.expm1(label) if self.label_kind == COUNT else label
 
     def name_of(self, entity: str) -> str:
         """What files and sentences call an entity: the name of the feature that tells its members apart."""

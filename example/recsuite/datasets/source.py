@@ -58,6 +58,14 @@ class Source(Protocol):
         """What it tells of its users, items and events."""
 
     @property
+    def key(self) -> object:
+        """All that its columns depend on beside its files, as JSON can have it."""
+
+    @property
+    def has_times(self) -> bool:
+        """Whether its events have times, by which they can be split."""
+
+    @property
     def files(self) -> Sequence[SourceFile]:
         """What `read` reads, those of the files that are there."""
 

@@ -113,13 +113,14 @@ def cleanup_runtime() -> None:
     every rank waits for all others, so that none is left behind that nobody looks at.
 
     While an exception is on its way nobody is waited for, and the group is left to the end of the process:
-    with nccl, destroying it waits for peers that wait for this rank.
+    with nccl, destroying it waits for peers that wait for this rank. That of a process alone always ends: a
+    notebook goes on after a mistake.
     """
     remove_tag()
     # Taken out first, so that a second call finds nothing, whatever becomes of this one.
     heartbeats, RUNNING[:] = list(RUNNING), []
     # Whoever calls this in a `finally` has the exception here.
-    if sys.exc_info()[0] is None and "torch.distributed" in sys.modules:
+    if (sys.exc_info()[0] is None or _is_alone()) and "torch.distributed" in sys.modules:
         with contextlib.ExitStack() as stack:
             for heartbeat in heartbeats:
                 # A rank that still works must not find its peers gone.
@@ -131,6 +132,10 @@ def cleanup_runtime() -> None:
                 heartbeat.peers.close()
     for heartbeat in heartbeats:
         heartbeat.stop()
+
+
+def _is_alone() -> bool:
+    return read_launch().world_size == 1
 
 
 def _destroy_process_group() -> None:

@@ -150,7 +150,7 @@ def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> 
     lines = [f"{choice}, {duration(model.age)} old"]
     is_happening = schema.label_kind in HAPPENINGS
     if len(viewer.labels):
-        verb, most = ("had", "most or last") if is_happening else ("rated", "and liked most")
+        verb, most = ("had", "most or last of all") if is_happening else ("rated", "and liked most")
         lines.append(f"user {viewer.name} {verb} {counted(len(viewer.labels), schema.item)}, {most}:")
         liked = viewer.liked()
         stars = zip(liked.numbers, titles[liked.items], strict=True)

@@ -55,7 +55,10 @@ def check_types(feature: Feature, given: Sequence[Any], rows: Mapping[Any, int],
 
 def check_values(name: str, values: Sequence[Any], rows: Mapping[Any, int]) -> None:
     """Refuse values of another type than the training's, which would never be known; None is unknown."""
-    known = type(next(iter(rows), 0))
+    # Nothing is known of a feature that the training has never seen with a value.
+    if not rows:
+        return
+    known = type(next(iter(rows)))
     # Any real number stands for another one of the same value, also numpy's: they are one key of a
     # dictionary.
     strange = not_of(str if known is str else numbers.Real, [*values], type(None))
@@ -100,16 +103,15 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
                 "as many."
             )
     flat = [rating for given in ratings for rating in given]
+    lowest, highest = schema.shown(schema.lowest_label), schema.shown(schema.highest_label)
     # NaN is in no range.
-    strange = not_of(numbers.Real, flat) or [
-        rating for rating in flat if not schema.lowest_label <= rating <= schema.highest_label
-    ]
+    strange = not_of(numbers.Real, flat) or [rating for rating in flat if not lowest <= rating <= highest]
     if strange:
         raise UserError(
-            f"{HISTORY_RATINGS} has {printable(repr(strange[0]))}; give numbers from "
-            f"{schema.lowest_label:g} to {schema.highest_label:g}, as the training saw them."
+            f"{HISTORY_RATINGS} has {printable(repr(strange[0]))}; give numbers from {lowest:g} to "
+            f"{highest:g}, as the training saw them."
         )
-    return torch.tensor(list(map(float, flat)), dtype=torch.float32)
+    return torch.tensor([schema.learned(float(rating)) for rating in flat], dtype=torch.float32)
 
 
 def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequence[Any]]:

@@ -127,7 +127,8 @@ class FittedModel(ServedModel):
             items = self._items.ids
             last = [self._events.of(self._users.places.get(user, -1), self._history) for user in users]
             values[HISTORY] = [[items[place] for place in places.tolist()] for places, _ in last]
-            values[HISTORY_RATINGS] = [labels.tolist() for _, labels in last]
+            shown = self.snapshot.schema.shown
+            values[HISTORY_RATINGS] = [[shown(label) for label in labels.tolist()] for _, labels in last]
         return values
 
     def _seen(self, user: Any) -> list[Any]:

@@ -173,16 +173,16 @@ def joined(config: Config, given: frozenset[str] = frozenset()) -> Iterator[tupl
 def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
     """The same configuration on every rank, but for what is a machine's own. Collective: every rank."""
     # This imports torch, which a data worker must not.
-    from recsuite.datasets.opening import check_same_flags, of_this_machine, with_fitting_task
+    from recsuite.datasets.opening import check_same_flags, fitted_to_tables, of_this_machine
 
     check_same_flags(config)
 
     def decided() -> Config:
         if not config.checkpoint.reads:
-            return with_fitting_task(config, given)
+            return fitted_to_tables(config, given)
         from recsuite.checkpoint.storage.recorded import with_recorded
 
-        return with_fitting_task(with_recorded(config, given), given)
+        return fitted_to_tables(with_recorded(config, given), given)
 
     config = of_this_machine(config, broadcast_from_rank0(decided))
     if config.checkpoint.reads:

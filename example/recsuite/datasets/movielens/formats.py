@@ -6,12 +6,13 @@ batches or models. A data worker never imports it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from dataclasses import dataclass
 from os.path import isfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -90,6 +91,16 @@ class MovieLens:
     def schema(self) -> Schema:
         """See `Source`."""
         return SCHEMA
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """See `Source`."""
+        return dataclasses.asdict(self.schema)
+
+    @property
+    def has_times(self) -> bool:
+        """See `Source`."""
+        return True
 
     @property
     def files(self) -> list[MovieLensFile]:

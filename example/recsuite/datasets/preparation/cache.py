@@ -17,7 +17,7 @@ from recsuite.config.sections.model import TOP
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, Columns, load_columns
 from recsuite.datasets.preparation.building import make_columns, newest_of
 from recsuite.datasets.preparation.program import digest_of_program
-from recsuite.datasets.schema import RawData, Schema, Table
+from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import (
     DATA_DEADLINE,
     DATA_ROOT,
@@ -54,7 +54,7 @@ def open_columns(config: Config, launch: str = "") -> Columns:
     source = locate(data, seed)
     cache = _cache_folder(source.folder, data)
     digests = _digests(source.files)
-    name = _name(digests, source.schema, data, seed)
+    name = _name(digests, source.key, data, seed)
 
     def read_again() -> RawData:
         with stage("reading the files"):
@@ -146,7 +146,7 @@ def find_columns(config: Config) -> tuple[Path, Columns | None]:
     if source is None:
         return Path(data.cache_dir or folder / ".columns"), None
     cache = _cache_folder(folder, data)
-    name = _name(_digests(source.files), source.schema, data, config.runtime.seed)
+    name = _name(_digests(source.files), source.key, data, config.runtime.seed)
     columns, _ = load_columns(newest_of(cache, name), folder, source.schema, every_byte=False)
     return cache, None if columns is None else _checked(columns, config.data)
 
@@ -180,13 +180,13 @@ def _cache_folder(source: Path, config: DataConfig) -> Path:
     return (DATA_ROOT / "columns" / f"{source.resolve().name}-{name}").absolute()
 
 
-def _name(digests: dict[str, str], schema: Schema, config: DataConfig, seed: int) -> str:
+def _name(digests: dict[str, str], key: object, config: DataConfig, seed: int) -> str:
     """The folder for columns of files with these digests, made by the program as it is."""
     # A flag that changes nothing must not make a second copy. So --history is not in the name either:
     # histories are stored whole, and a batch takes the end of each.
     drawn = config.split in ("time", "random")
     made_from = {
-        "schema": dataclasses.asdict(schema),
+        "schema": key,
         # It decides the baselines of rankings, and is the one such number outside of the code in the digest.
         "top": TOP,
         "files": digests,

@@ -44,7 +44,7 @@ class Buckets:
 
     def encode(self, values: np.ndarray) -> np.ndarray:
         """Table rows, int32 [n], of numbers, float [n]; NaN where there is none."""
-        rows = np.searchsorted(np.array(self.edges), values, side="right") + UNKNOWN_ROW + 1
+        rows = np.searchsorted(np.array(self.edges), rounded(values), side="right") + UNKNOWN_ROW + 1
         return np.where(np.isnan(values), UNKNOWN_ROW, rows).astype(np.int32)
 
 
@@ -59,6 +59,7 @@ class Scale:
     def encode(self, values: np.ndarray) -> np.ndarray:
         """What the model receives, float32 [n]; NaN where there is no value."""
         # A value below the training's range has a logarithm too.
+        values = rounded(values)
         values = np.log1p(np.maximum(values, 0.0)) if self.is_log else values
         scaled: np.ndarray = ((values - self.mean) / self.spread).astype(np.float32)
         return scaled
@@ -69,9 +70,16 @@ Encoding = Buckets | Scale
 _Encoded = tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]
 
 
+def rounded(values: np.ndarray) -> np.ndarray:
+    """Numbers as precise as columns have them, and in their range, float64 [n]."""
+    # A column of events has 32 bits, and a caller's number 64: what lies on an edge must lie there for both.
+    limit = np.finfo(np.float32).max
+    return values.astype(np.float64).clip(-limit, limit).astype(np.float32).astype(np.float64)
+
+
 def fit(values: np.ndarray, number: str) -> Encoding:
     """The encoding of a number, of the training's values, float [n], NaN where there is none."""
-    values = values[:: -(-len(values) // MOST_FITTED) or 1].astype(np.float64)
+    values = rounded(values[:: -(-len(values) // MOST_FITTED) or 1])
     values = values[~np.isnan(values)]
     if number == DENSE:
         return _fit_scale(values)

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.schema import RawData, Schema
@@ -66,6 +66,17 @@ class OwnTables:
     def schema(self) -> Schema:
         """See `Source`."""
         return self.table_schema.schema()
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """See `Source`."""
+        # All of schema.toml: which columns are read, and how, changes what is read of the same files.
+        return dataclasses.asdict(self.table_schema)
+
+    @property
+    def has_times(self) -> bool:
+        """See `Source`."""
+        return self.table_schema.timestamp is not None
 
     @property
     def files(self) -> list[TableFile]:

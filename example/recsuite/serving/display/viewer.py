@@ -80,7 +80,8 @@ class Viewer:
     def liked(self) -> Listing:
         """The items with the highest labels, of equal ones the newest first."""
         best = np.lexsort([-np.arange(len(self.labels)), -self.labels])[:MOST_LIKED]
-        return Listing(self.items[best], self.labels[best])
+        shown = [self.schema.shown(label) for label in self.labels[best].tolist()]
+        return Listing(self.items[best], np.array(shown))
 
     def places(self, item_ids: Sequence[Any]) -> np.ndarray:
         """The positions of raw ids in `RawData.items`, int64 [n]."""
@@ -110,7 +111,7 @@ class Viewer:
             # Not [-longest:], which takes all of them where the longest is 0.
             last = slice(max(0, len(self.labels) - self.longest_history), None)
             values[HISTORY] = [self.item_ids.tolist()[last]]
-            values[HISTORY_RATINGS] = [self.labels[last].tolist()]
+            values[HISTORY_RATINGS] = [[self.schema.shown(label) for label in self.labels[last].tolist()]]
         return values
 
 
