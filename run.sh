@@ -252,8 +252,19 @@ doctor() {
 with_path() {
   local mode="$1"
   shift
-  if [[ $# == 0 || "$1" == -* ]]; then set -- "--$mode" "$@"; else set -- "--$mode=$1" "${@:2}"; fi
+  if [[ $# != 0 && "$1" != -* ]]; then
+    set -- "--$mode=$1" "${@:2}"
+  elif [[ "$mode" == load ]]; then
+    set -- --load "$@"
+  elif [[ " $* " != *" --help "* && " $* " != *" -h "* ]]; then
+    fail 2 "$mode needs a path behind it, ./run.sh $mode PATH: $(needed_by "$mode")"
+  fi
   if [[ "$mode" == load ]]; then train "$@"; else alone "$@"; fi
+}
+
+# What the path behind a mode is.
+needed_by() {
+  if [[ "$1" == schema ]]; then echo "the file or folder of your tables"; else echo "the folder to write"; fi
 }
 
 # prepare FLAGS...: what comes before the example starts.

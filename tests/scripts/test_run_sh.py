@@ -345,6 +345,17 @@ def test_a_mode_for_one_process_is_not_launched(copy: Copy, arguments: list[str]
     assert any(call.endswith(f"example/example.py|{flags}") for call in copy.calls())
 
 
+@pytest.mark.parametrize(
+    ("mode", "what"), [("schema", "the file or folder of your tables"), ("export", "the folder to write")]
+)
+@pytest.mark.parametrize("flags", [[], ["--seed", "3"]])
+def test_a_mode_without_its_path_says_what_is_missing(
+    copy: Copy, mode: str, what: str, flags: list[str]
+) -> None:
+    _, err = copy.run(mode, *flags, status=2)
+    assert err == f"run.sh: {mode} needs a path behind it, ./run.sh {mode} PATH: {what}\n"
+
+
 def test_a_report_is_drawn_by_one_process_that_gets_the_arguments(copy: Copy) -> None:
     copy.run("report", "two words", "--output", "page.html")
     assert not copy.calls("recsuite.launcher")
