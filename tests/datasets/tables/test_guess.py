@@ -43,7 +43,7 @@ def texts(columns: Mapping[str, Any]) -> pa.Table:
 
 def guessed(columns: Mapping[str, Any], typed: bool = False, **own: pa.Table) -> TableSchema:
     """What is guessed of some events, which a validator accepts and a file holds."""
-    schema, left_out = guess({"events": pa.table(columns) if typed else texts(columns), **own})
+    schema, left_out, _ = guess({"events": pa.table(columns) if typed else texts(columns), **own})
     names = {"events": [*columns], **{role: table.column_names for role, table in own.items()}}
     validate(schema, names)
     text = text_of(schema, left_out)
@@ -319,15 +319,86 @@ def test_where_nothing_is_recognised_one_sentence_names_the_columns_and_what_to_
         guess({"events": texts({"temperature": RNG.random(9), "town": ["Rome"] * 9})})
     assert str(refused.value) == (
         "Nothing says where the ids of users and items are among 2 columns: temperature, town; write a "
-        'schema.toml beside the data with [user] column = "NAME", [item] column = "NAME" and [label] kind = '
-        '"clicks".'
+        'schema.toml beside the data with these parts, each on a line: [user] column = "NAME" [item] '
+        'column = "NAME" [label] kind = "clicks"'
     )
     with pytest.raises(
-        UserError, match=r'ids of items are among 2 columns: user, x; .* column = "user", \[item'
+        UserError, match=r'ids of items are among 2 columns: user, x; .* column = "user" \[item'
     ):
         guess({"events": texts({"user": USER, "x": RNG.random(ROWS)})})
     with pytest.raises(UserError, match="The events have no rows"):
         guess({"events": texts({"user": [], "item": []})})
+
+
+def test_the_label_that_is_there_is_in_the_text_to_copy() -> None:
+    events = {"who": ["a", "b"] * 10, "what": ["c", "d"] * 10, "stars": [1, 2, 4, 5] * 5, "when": ISO[:20]}
+    with pytest.raises(UserError) as refused:
+        guess({"events": texts(events)})
+    assert str(refused.value).endswith(
+        'each on a line: [user] column = "NAME" [item] column = "NAME" [label] kind = "rating" '
+        'column = "stars" lowest = 1 highest = 5'
+    )
+
+
+def test_times_of_the_day_come_before_the_days_of_partitions() -> None:
+    bought = [f"2026-11-20T{hour:02}:15:00+01:00" for hour in range(24)] * 20
+    schema = guessed(
+        {"user": USER[:480], "item": ITEM[:480], "date": ["2026-11-20"] * 480, "purchased_at": bought}
+    )
+    assert schema.timestamp == TimestampColumn("purchased_at", "iso")
+    within_an_hour = SECONDS[0] // 3600 * 3600 + np.arange(480)
+    events = {"user": USER[:480], "item": ITEM[:480], "date": ["2026-11-20"] * 480}
+    assert guessed({**events, "created": within_an_hour}).timestamp == TimestampColumn("created", "unix")
+    assert guessed(events).timestamp == TimestampColumn("date", "iso")
+
+
+ANSWERS = RNG.integers(0, 2, ROWS)
+QUANTITIES = RNG.integers(1, 5, ROWS)
+STARS = RNG.integers(1, 6, ROWS)
+
+
+@pytest.mark.parametrize(
+    ("columns", "labels"),
+    [
+        ({"quantity": QUANTITIES, "returned": ANSWERS}, [("yes_no", "returned"), ("count", "quantity")]),
+        ({"quantity": QUANTITIES}, [("count", "quantity")]),
+        ({"returned": ANSWERS, "plays": QUANTITIES}, [("count", "plays"), ("yes_no", "returned")]),
+        (
+            {"returned": ANSWERS, "quantity": RNG.zipf(1.6, ROWS)},
+            [("count", "quantity"), ("yes_no", "returned")],
+        ),
+        (
+            {"quantity": QUANTITIES, "returned": ANSWERS, "clicked": ANSWERS, "stars": STARS},
+            [("rating", "stars"), ("yes_no", "clicked"), ("yes_no", "returned"), ("count", "quantity")],
+        ),
+        # An answer alone may be anything, and one of the users is not of the event.
+        ({"mobile": ANSWERS}, [("clicks", ""), ("yes_no", "mobile")]),
+        ({"member": USER % 2, "quantity": QUANTITIES}, [("count", "quantity")]),
+    ],
+)
+def test_names_of_labels_come_before_answers_and_these_before_small_amounts(
+    columns: dict[str, Any], labels: list[tuple[str, str]]
+) -> None:
+    found = guess({"events": texts({"user": USER, "item": ITEM, **columns})})
+    assert [(each.kind, each.column) for each in (found.schema.label, *found.other_labels)] == labels
+
+
+def test_indices_of_pandas_and_numbers_of_orders_are_left_out() -> None:
+    orders = {"user": USER, "item": ITEM, "Unnamed: 0": USER, "__index_level_0__": range(ROWS)}
+    orders["order_number"] = RNG.permutation(ROWS)
+    assert left_out(orders) == {
+        "Unnamed: 0": "it is the index that pandas wrote, and numbers the rows",
+        "__index_level_0__": "it is the index that pandas wrote, and numbers the rows",
+        "order_number": "nearly all of its values differ, as those of an id do",
+    }
+    guessed(orders)
+
+
+def test_numbers_with_decimal_commas_are_left_out_and_are_no_lists() -> None:
+    prices = [f"{item % 3},{40 + item % 9}" for item in ITEM]
+    assert left_out({"user": USER, "item": ITEM, "price": prices}) == {
+        "price": "it holds numbers with decimal commas, which are not read; write them with points"
+    }
 
 
 def test_the_words_of_a_name() -> None:
@@ -343,7 +414,7 @@ def test_the_words_of_a_name() -> None:
 
 def test_a_person_is_shown_each_column_with_three_of_its_values() -> None:
     events = texts({**SHOP, "bell\x07": ["\x1b[31m" + "x" * 99] * ROWS})
-    schema, _ = guess({"events": events})
+    schema = guess({"events": events}).schema
     lines = describe(schema, {"events": events}).splitlines()
     assert lines[0].split() == ["role", "or", "feature", "column", "kind", "of", "values,", "say"]
     assert [line.split()[0] for line in lines[1:]] == ["user", "item", "label", "timestamp", *schema.features]

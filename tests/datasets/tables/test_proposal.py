@@ -57,6 +57,16 @@ def test_the_command_writes_a_schema_and_shows_it_and_writes_no_other_over_it(tm
     assert written.read_bytes() == before
 
 
+def test_what_else_could_be_the_label_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows: Rows = [
+        ["user", "item", "quantity", "returned"],
+        *([r % 17, r % 23, r % 4 + 1, r % 7 // 6] for r in range(300)),
+    ]
+    write(tmp_path / "orders.csv", rows)
+    propose(tmp_path).show()
+    assert "quantity (count) could be the label too; name it in [label]\n" in capsys.readouterr().out
+
+
 def test_the_schema_of_a_file_names_it(tmp_path: Path) -> None:
     write(tmp_path / "log.csv", EVENTS)
     write(tmp_path / "other.csv", PRODUCTS)

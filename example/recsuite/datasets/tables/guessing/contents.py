@@ -19,6 +19,8 @@ from recsuite.errors import UserError
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+# Numbers as they are written where the point stands between thousands.
+DECIMAL_COMMA = r"^\s*[+-]?\d+(\.\d{3})*,\d{1,2}\s*$"
 ISO = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s*(Z|[+-]\d{2}(:?\d{2})?)?)?$"
 # Other ways to write times; of two that fit, the first.
 PATTERNS = (
@@ -32,6 +34,8 @@ SECONDS, MILLISECONDS = (2e8, 4.2e9), (2e11, 4.2e12)
 SEPARATORS = ("|", ";", ",")
 # Of the values of a column: how many may be damaged, and how many of a list have several entries.
 MOST_DAMAGED, LEAST_SEVERAL = 0.01, 0.05
+# Values with a decimal comma are no lists of two entries where so many are such.
+LEAST_COMMAS = 0.9
 # Texts with more characters on average are sentences, and so are entries of a list with more words.
 LONG_TEXT, LONG_ENTRY = 40, 3
 # What a name becomes a part of, as a date.
@@ -44,7 +48,8 @@ TRIED, MOST_HOURS = 200, 2_000
 class Content:
     """What a column holds, where it holds anything.
 
-    kind: "number", "flag" (true and false), "text", "time", "list" or "other". size: its values, missing ones
+    kind: "number", "comma" (numbers with a decimal comma), "flag" (true and false), "text", "time", "list" or
+    "other". size: its values, missing ones
     aside; distinct: how many of these differ. numbers: float64, the finite ones of numbers and flags.
     texts: its distinct values as texts, in the order of their first places. time_format: how a timestamp is
     written, empty where it is none; of numbers too, which may be times. separator: between entries of lists
@@ -154,6 +159,8 @@ def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
     pattern = _pattern_of(column, texts)
     if pattern:
         return Content(name, "time", len(column), len(texts), np.empty(0), texts, pattern)
+    if texts and _share(column, DECIMAL_COMMA) >= LEAST_COMMAS:
+        return Content(name, "comma", len(column), len(texts), np.empty(0), texts)
     separator = _separator_of(column, texts)
     kind = "list" if separator else "text"
     return Content(name, kind, len(column), len(texts), np.empty(0), texts, "", separator)
@@ -199,6 +206,14 @@ def _separator_of(column: pa.ChunkedArray, texts: Sequence[str]) -> str:
         if several >= LEAST_SEVERAL and is_short and len({*entries}) <= len(entries) / 2:
             return separator
     return ""
+
+
+def tells_time_of_day(content: Content) -> bool:
+    """Whether times differ within a day, rather than only name days."""
+    hours = np.unique(hours_of(content))
+    num_days = len(np.unique(hours // 24))
+    # A busy log may be of one hour; of its days a few may be damaged.
+    return len(hours) > num_days or content.distinct > 2 * num_days > 0
 
 
 def hours_of(content: Content) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, Feature
 
 # Fewer different whole numbers than this are rather names of classes.
 FEW_NUMBERS = 10
+# What pandas calls the index of a table that was written with it.
+INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 # A property that differs for nearly every user or item says no more than its id; of fewer, nothing is known.
 NEARLY_ALL, LEAST_KNOWN = 0.9, 20
 
@@ -63,6 +66,10 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
     """Why a column is no feature; empty where it is one."""
     if content.size == 0:
         return "it is empty"
+    if INDEX.fullmatch(content.name):
+        return "it is the index that pandas wrote, and numbers the rows"
+    if content.kind == "comma":
+        return "it holds numbers with decimal commas, which are not read; write them with points"
     if content.kind == "other":
         return "values of its type are not read"
     if content.is_time:
@@ -75,8 +82,9 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
         return "it holds lists, which only users and items can have" if of == EVENT else ""
     # Of those that have one at all.
     num_known = min(num_owners, content.size)
-    is_category = _kind_of(content) == CATEGORY and num_known >= LEAST_KNOWN
-    if is_category and content.distinct > NEARLY_ALL * num_known:
+    # Whole numbers of an event count orders or lines where nearly all differ.
+    tells_apart = _kind_of(content) == CATEGORY or (of == EVENT and content.is_whole)
+    if tells_apart and num_known >= LEAST_KNOWN and content.distinct > NEARLY_ALL * num_known:
         return "nearly all of its values differ, as those of an id do"
     return ""
 

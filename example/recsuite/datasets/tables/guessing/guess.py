@@ -6,6 +6,7 @@ The same tables give the same schema. It is written beside the data for a person
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from recsuite.datasets.tables.schema_file import (
     CATEGORY,
     FeatureColumn,
     ItemColumn,
+    LabelColumn,
     TableSchema,
     TimestampColumn,
     UserColumn,
@@ -32,7 +34,15 @@ TAKEN = (USER, ITEM, EVENT)
 SAME_NAME = "the events have a column with a role under this name; give it another one in its file"
 
 
-def guess(samples: Mapping[str, pa.Table]) -> tuple[TableSchema, list[LeftOut]]:
+class Guess(NamedTuple):
+    """A schema, the columns that it leaves out, and which others could be the label, likelier first."""
+
+    schema: TableSchema
+    left_out: list[LeftOut]
+    other_labels: tuple[LabelColumn, ...]
+
+
+def guess(samples: Mapping[str, pa.Table]) -> Guess:
     """The schema that tables probably have, and the columns that it leaves out, each with the reason.
 
     samples: the first rows of the "events", and of the "users" and "items" where these have tables of their
@@ -61,7 +71,7 @@ def guess(samples: Mapping[str, pa.Table]) -> tuple[TableSchema, list[LeftOut]]:
         timestamp=TimestampColumn(roles.timestamp, time.time_format) if time else None,
         features={**features, **(_of_times(time, features) if time else {})},
     )
-    return schema, left_out
+    return Guess(schema, left_out, roles.other_labels)
 
 
 def _owned(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from recsuite.datasets.tables.files import Tables, find_tables, sample
 from recsuite.datasets.tables.guessing.features import LeftOut
 from recsuite.datasets.tables.guessing.folder import files_of
 from recsuite.datasets.tables.guessing.guess import guess
-from recsuite.datasets.tables.schema_file import FILENAME, Files, TableSchema
+from recsuite.datasets.tables.schema_file import FILENAME, Files, LabelColumn, TableSchema
 from recsuite.datasets.tables.sources.remote import is_remote
 from recsuite.errors import UserError, printable
 from recsuite.files import explained
@@ -20,12 +21,14 @@ from recsuite.runtime.console import say
 
 # Enough for what is rare in a column, and read in a moment.
 SAMPLED_ROWS = 10_000
+# So many of the columns that could be the label are named.
+MOST_LABELS = 5
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A schema that was guessed and written: where, the columns that were left out, the table to show, and
-    the files that are neither events, users nor items.
+    """A schema that was guessed and written: where, the columns that were left out, the table to show, the
+    files that are neither events, users nor items, and what else could be the label.
     """
 
     path: Path
@@ -33,15 +36,24 @@ class Proposal:
     left_out: list[LeftOut]
     overview: str
     unused: tuple[str, ...] = ()
+    other_labels: tuple[LabelColumn, ...] = ()
 
     def show(self) -> None:
         """Print the table, what was left out and why, and where all of it can be corrected."""
         say(self.overview, tagged=False)
+        if self.other_labels:
+            say(_of_labels(self.other_labels))
         for omission in self.left_out:
             say(str(omission))
         for name in self.unused:
             say(f"the file {name} is left out: it is neither the events nor a table of users or items")
         say(f"wrote {printable(self.path)} from the first rows; correct there what is wrong")
+
+
+def _of_labels(labels: Sequence[LabelColumn]) -> str:
+    shown = [f"{printable(label.column[:40])} ({label.kind})" for label in labels[:MOST_LABELS]]
+    them = "it" if len(shown) == 1 else "one"
+    return f"{' and '.join(shown)} could be the label too; name {them} in [label]"
 
 
 def schema_path(path: str | Path) -> Path:
@@ -69,12 +81,14 @@ def propose(path: str | Path) -> Proposal:
     files = _files(path, tables)
     chosen = find_tables(path, files)
     samples = sample(chosen, SAMPLED_ROWS)
-    schema, left_out = guess(samples)
+    schema, left_out, other_labels = guess(samples)
     schema = dataclasses.replace(schema, files=files)
     write_schema(schema, written, left_out)
     read = {file.name for file in chosen.files}
     unused = [file.name for file in tables.files if file.name not in read]
-    return Proposal(written, schema, left_out, describe(schema, samples), (*tables.ignored, *unused))
+    return Proposal(
+        written, schema, left_out, describe(schema, samples), (*tables.ignored, *unused), other_labels
+    )
 
 
 def _files(path: str | Path, tables: Tables) -> Files:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO
 from recsuite.datasets.tables.description.validator import LARGEST_END
 from recsuite.datasets.tables.guessing import words
-from recsuite.datasets.tables.guessing.contents import Content, is_text, present
+from recsuite.datasets.tables.guessing.contents import Content, is_text, present, tells_time_of_day
 from recsuite.datasets.tables.schema_file import LIKED_SHARE, LabelColumn
 from recsuite.errors import UserError, counted, printable
 
@@ -22,6 +22,9 @@ SCALES = ((1.0, 5.0), (0.5, 5.0), (0.0, 5.0), (1.0, 10.0), (0.0, 10.0), (1.0, 10
 LEAST_REACH = 0.6
 # Counts have a few values that are many times the usual one, and scales have not.
 HEAVY = 5
+# How much a column is like a label: it is called like one; it is yes or no; it is called like a count, and
+# has only small values, as a quantity of 1 to 4 that somebody bought.
+NAMED, UNNAMED, FEW = range(3)
 # The columns of ids come again and again; what tells rows of the events apart does not.
 MOST_DISTINCT, FEWEST_ITEMS = 0.9, 10
 # So many rows must be of an id that was seen before, to say that its property is always the same.
@@ -32,13 +35,17 @@ MOST_LISTED = 12
 
 @dataclass(frozen=True)
 class Roles:
-    """The columns of the events with a role, and what the label is. Empty: there is none."""
+    """The columns of the events with a role, and what the label is. Empty: there is none.
+
+    other_labels: what could be predicted too, the likelier ones first.
+    """
 
     user: str
     item: str
     label: LabelColumn
     weight: str = ""
     timestamp: str = ""
+    other_labels: tuple[LabelColumn, ...] = ()
 
     @property
     def columns(self) -> set[str]:
@@ -63,13 +70,15 @@ def roles_of(
     item = item or _other_id(contents, own_tables.get("items", ()), user)
     item = item or (_named_things(contents, user) if user else "")
     if not (user and item):
-        raise _unrecognised(contents, user, item)
+        raise _unrecognised(events, contents, user, item)
     rest = {name: content for name, content in contents.items() if name not in (user, item)}
     timestamp = _timestamp(events, rest, user, item)
     rest.pop(timestamp, None)
-    label = _label(events, rest, item)
+    label, others = _labels(events, rest, user, item)
     rest.pop(label.column, None)
-    return Roles(user, item, label, _weight(events, rest, item), timestamp)
+    weight = _weight(events, rest, item)
+    others = [other for other in others if other.column != weight]
+    return Roles(user, item, label, weight, timestamp, tuple(others))
 
 
 def _id_column(
@@ -116,23 +125,41 @@ def _comes_again(content: Content) -> bool:
     return content.distinct <= MOST_DISTINCT * content.size
 
 
-def _unrecognised(contents: Mapping[str, Content], user: str, item: str) -> UserError:
+def _unrecognised(events: pa.Table, contents: Mapping[str, Content], user: str, item: str) -> UserError:
     names = [printable(name[:40]) for name in contents]
     listed = ", ".join(names[:MOST_LISTED]) + ", ..." * (len(names) > MOST_LISTED)
     lacking = " and ".join(role for role, found in (("users", user), ("items", item)) if not found)
-    written = ", ".join(
+    written = " ".join(
         f'[{role}] column = "{found or "NAME"}"' for role, found in (("user", user), ("item", item))
     )
+    rest = {name: content for name, content in contents.items() if name not in (user, item)}
+    label, _ = _labels(events, rest, user, item)
     return UserError(
         f"Nothing says where the ids of {lacking} are among {counted(len(names), 'column')}: {listed}; write "
-        f'a schema.toml beside the data with {written} and [label] kind = "clicks".'
+        f"a schema.toml beside the data with these parts, each on a line: {written} {_written(label)}"
     )
+
+
+def _written(label: LabelColumn) -> str:
+    """A label as a schema.toml has it."""
+    column = f' column = "{printable(label.column)}"' if label.column else ""
+    ends = f" lowest = {label.lowest:g} highest = {label.highest:g}" if label.kind == RATING else ""
+    return f'[label] kind = "{label.kind}"{column}{ends}'
 
 
 def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, item: str) -> str:
-    """The column with the times of the events, the best name first; empty where there is none."""
+    """The column with the times of the events; empty where there is none.
+
+    A name that says so comes first; of such a time of the day, before a day alone, as partitions have; then
+    the best name.
+    """
     found = {
-        name: (_place_of_time(name), "%" in content.time_format)
+        name: (
+            not words.has_word(name, words.TIMES),
+            not tells_time_of_day(content),
+            _place_of_time(name),
+            "%" in content.time_format,
+        )
         for name, content in contents.items()
         if content.is_time or (content.time_format and words.has_word(name, words.TIMES))
         # A date of release or of birth is the same in each event of an item or a user.
@@ -158,23 +185,46 @@ def _weight(events: pa.Table, contents: Mapping[str, Content], item: str) -> str
     return found[0] if found else ""
 
 
-def _label(events: pa.Table, contents: Mapping[str, Content], item: str) -> LabelColumn:
-    """What is predicted: the column that is called like a label, and what its values are."""
-    found = {
+def _labels(
+    events: pa.Table, contents: Mapping[str, Content], user: str, item: str
+) -> tuple[LabelColumn, list[LabelColumn]]:
+    """What is predicted: the column that is most like a label; and the others that could be it."""
+    owners = [owner for owner in (user, item) if owner]
+    places = {
         name: place
         for name, content in contents.items()
         if content.kind in ("number", "flag") and content.distinct > 1 and content.numbers.size
         if np.abs(content.numbers).max() <= LARGEST_END
-        if (place := words.rank(name, words.LABELS, words.OF_LABELS)) is not None
+        if (place := _place_of_label(content)) is not None
         # The mean rating of an item, or how often it was seen, is a property of the item.
-        if not is_constant(events, name, item)
+        if not (item and is_constant(events, name, item))
+        # An answer without a name for one may be of the user.
+        if place[0] != UNNAMED or not any(is_constant(events, name, owner) for owner in owners)
     }
-    return _label_of(contents[min(found, key=lambda name: found[name])]) if found else LabelColumn(CLICKS)
+    found = [_label_of(contents[name]) for name in sorted(places, key=lambda name: places[name])]
+    # That something is yes or no alone is no reason to predict it, but a better one than a small amount.
+    if all(place == UNNAMED for place, _ in places.values()):
+        return LabelColumn(CLICKS), found
+    return found[0], found[1:]
+
+
+def _place_of_label(content: Content) -> tuple[int, int] | None:
+    """How much a column is like a label, most first: by its name, then by its values; None: not at all."""
+    place = words.rank(content.name, words.LABELS, words.OF_LABELS)
+    if place is None:
+        return (UNNAMED, 0) if _is_answer(content) else None
+    is_count = words.has_word(content.name, words.COUNTS) and not _is_answer(content)
+    is_few = is_count and not (_is_heavy(content) or words.has_word(content.name, words.HOW_OFTEN))
+    return (FEW if is_few else NAMED, place)
+
+
+def _is_answer(content: Content) -> bool:
+    return {*np.unique(content.numbers).tolist()} <= {0.0, 1.0}
 
 
 def _label_of(content: Content) -> LabelColumn:
     values = content.numbers
-    if {*np.unique(values).tolist()} <= {0.0, 1.0}:
+    if _is_answer(content):
         return LabelColumn(YES_NO, content.name, noun="event")
     if content.is_whole and values.min() >= 0 and _is_count(content):
         noun = "" if content.name in ("plays", "listens", "views", "clicks") else "event"
@@ -186,9 +236,12 @@ def _label_of(content: Content) -> LabelColumn:
 
 def _is_count(content: Content) -> bool:
     """Whether whole numbers are counts: by the name, or because a few are many times the usual one."""
+    return _is_heavy(content) or words.has_word(content.name, (*words.COUNTS, *words.ANSWERS))
+
+
+def _is_heavy(content: Content) -> bool:
     numbers = content.numbers
-    is_heavy = numbers.min() >= 1 and numbers.max() > max(10, HEAVY * np.median(numbers))
-    return bool(is_heavy) or words.has_word(content.name, (*words.COUNTS, *words.ANSWERS))
+    return bool(numbers.min() >= 1 and numbers.max() > max(10, HEAVY * np.median(numbers)))
 
 
 def _scale_of(values: np.ndarray) -> tuple[float, float]:

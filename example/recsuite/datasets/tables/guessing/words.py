@@ -21,6 +21,8 @@ ANSWERS = (
     *("liked", "watched", "played", "read", "ordered", "response", "interaction", "feedback"),
 )
 COUNTS = ("count", "counts", "plays", "playcount", "listens", "views", "times", "quantity", "qty")
+# Those that tell how often something happened whatever their values are, and not how many were bought.
+HOW_OFTEN = ("plays", "playcount", "listens", "views")
 LABELS = (*RATINGS, *ANSWERS, *COUNTS)
 # Labels whose name is a noun for an event.
 NOUNS = ("rating", "ratings", "score", "grade", "vote")
