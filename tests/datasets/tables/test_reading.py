@@ -269,6 +269,22 @@ def test_a_row_with_too_few_fields_comes_before_a_bad_value_behind_it(tmp_path: 
     assert raw.skipped[-1] == "left out 2 bad rows of a.csv, the first being line 3 (1 field instead of 3)"
 
 
+def test_a_quote_that_swallows_lines_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('user,item,stars\na,1,1\nb,"2,3\nc,2,4\nd,2,4\n')
+    with pytest.raises(UserError, match=r"line 3: 2 fields instead of 3, and a quote that is not closed: 'b"):
+        read(path, dataclasses.replace(PLAIN, label=RATING))
+
+
+def test_what_is_off_the_scale_or_no_time_meets_what_the_schema_asks_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", {"user": [1], "item": [2], "stars": ["9"], "at": ["20.11.2026"]})
+    with pytest.raises(UserError, match=r"stars '9' is outside of the scale from 1 to 5; mend"):
+        read(path, dataclasses.replace(PLAIN, label=RATING))
+    for form, shown in (("iso", "iso"), ("%d/%m/%Y", '"%d/%m/%Y"')):
+        with pytest.raises(UserError, match=f"at '20.11.2026' is not a time of the form {shown}; mend"):
+            read(path, dataclasses.replace(PLAIN, timestamp=TimestampColumn("at", form)))
+
+
 def test_a_file_that_is_no_table_is_left_out_and_that_is_said(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", {"user": [1], "item": [2]})
     for name in ("notes.md", "plot.png"):

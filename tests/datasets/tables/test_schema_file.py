@@ -12,6 +12,7 @@ import pytest
 from recsuite.datasets.schema import EVENT, ITEM, USER, Feature
 from recsuite.datasets.tables.description.reader import MOST_BYTES, parse_schema, read_schema
 from recsuite.datasets.tables.description.validator import validate
+from recsuite.datasets.tables.description.writer import text_of
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
     Files,
@@ -112,7 +113,7 @@ def refusal(text: str, columns: dict[str, list[str]] | None = None) -> str:
     with pytest.raises(UserError) as refused:
         validate(parse_schema(text, "shop/schema.toml"), columns, "shop/schema.toml")
     sentence = str(refused.value)
-    assert sentence.startswith("shop/schema.toml: ")
+    assert sentence.startswith(("shop/schema.toml: ", "shop/schema.toml is not TOML: "))
     assert "\n" not in sentence
     assert len(sentence) < 500
     return sentence.removeprefix("shop/schema.toml: ")
@@ -175,6 +176,21 @@ def test_an_item_is_liked_from_three_quarters_of_the_scale_on(label: str, liked:
     assert (schema.liked_label, schema.label) == (liked, name)
 
 
+def test_text_without_quotes_is_said_to_need_them() -> None:
+    with pytest.raises(
+        UserError, match=r"^schema.toml is not TOML: Invalid value .*; texts stand in quotes\.$"
+    ):
+        parse_schema("[user]\ncolumn = user_id\n")
+
+
+def test_the_kind_of_a_count_can_be_corrected_alone() -> None:
+    schema = TableSchema(UserColumn("u"), ItemColumn("i"), LabelColumn("count", "bought", liked=1.0))
+    corrected = text_of(schema).replace('kind = "count"', 'kind = "yes_no"')
+    assert parse_schema(corrected).label == LabelColumn("yes_no", "bought")
+    liked = dataclasses.replace(schema, label=LabelColumn("count", "bought", liked=3.0))
+    assert parse_schema(text_of(liked)) == liked
+
+
 @pytest.mark.parametrize(
     ("before", "after", "sentence"),
     [
@@ -187,7 +203,11 @@ def test_an_item_is_liked_from_three_quarters_of_the_scale_on(label: str, liked:
         ),
         ('[user]\ncolumn = "user_id"', "[user]", "[user] has no column; write one."),
         ("[label]\n", "[weight2]\n", '[weight2] is not a known section; did you mean "weight"?'),
-        ("lowest = 1\n", "", "[label] has no lowest; write one."),
+        (
+            "lowest = 1\n",
+            "",
+            "[label] has no lowest; write both ends of the scale, such as lowest = 1 and highest = 5.",
+        ),
         ('column = "stars"\n', "", "[label] has no column; write one."),
         (
             '"rating"',

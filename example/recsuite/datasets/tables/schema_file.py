@@ -26,6 +26,8 @@ CATEGORY, LIST, NUMBER = "category", "list", "number"
 HIGHEST_COUNT = 44.0
 # The share of a scale from which on an item counts as liked, where nothing else is said: 4 of 1 to 5.
 LIKED_SHARE = 0.75
+# A single play or purchase counts as liked.
+LIKED_COUNT = 1.0
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,16 @@ from recsuite.errors import UserError
 if TYPE_CHECKING:
     import pyarrow
 
-# What is wrong with a value, behind its column and the value itself.
+# What is wrong with a value, behind its column and the value itself; `Wanted.reason` adds what was asked for.
 FAULTS = (
     "",
     "is missing",
     "is not a number",
     "is not finite",
     "is not a whole number that a float holds exactly",
-    "is not a time of the form that the schema names",
+    "is not a time of the form",
     "is outside of the years 1 to 9999",
-    "is outside of the scale that the schema names",
+    "is outside of the scale",
     "is below zero",
     "is neither yes nor no",
 )

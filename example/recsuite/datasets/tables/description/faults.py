@@ -27,6 +27,10 @@ class Place:
         where = f"{self.path}: [{shortened(self.section)}]" if self.section else f"{self.path}:"
         return UserError(f"{where} {why}{'' if why.endswith('?') else '.'}")
 
+    def unreadable(self, why: str) -> UserError:
+        """The error about the file as a whole, as one sentence that begins with it."""
+        return UserError(f"{self.path} {why}.")
+
     def at(self, section: str) -> Place:
         """Another section of the same file."""
         return Place(self.path, section)

@@ -13,6 +13,7 @@ from recsuite.datasets.tables.description.faults import Place, nearest, place_of
 from recsuite.datasets.tables.description.validator import validate
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
+    LIKED_COUNT,
     LIKED_SHARE,
     LIST,
     NUMBER,
@@ -55,8 +56,8 @@ KEYS_OF_LABELS = {
 KEYS_OF_FEATURES = {CATEGORY: (), LIST: ("separator",), NUMBER: ("input",)}
 # What may be left out of them.
 OPTIONAL = ("liked", "separator", "input")
-# A single play or purchase counts as liked.
-LIKED_COUNT = 1.0
+# What to write of a rating without its scale.
+ENDS = "both ends of the scale, such as lowest = 1 and highest = 5"
 
 S = TypeVar("S")
 
@@ -99,7 +100,8 @@ def _parsed(place: Place, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise place.fault(f"is not TOML: {printable(error)}") from None
+        hint = "; texts stand in quotes" * ("Invalid value" in str(error))
+        raise place.unreadable(f"is not TOML: {printable(error)}{hint}") from None
     except ValueError:
         raise place.fault("holds a number or a date that is too large to be read") from None
     except RecursionError:
@@ -151,7 +153,7 @@ def _section(place: Place, found: object, kind: type[S]) -> S:
 def _require(place: Place, found: Mapping[str, object], names: Iterable[str]) -> None:
     for name in names:
         if name not in found:
-            raise place.fault(f"has no {name}; write one")
+            raise place.fault(f"has no {name}; write {ENDS if name in ('lowest', 'highest') else 'one'}")
 
 
 def _float(value: object) -> object:

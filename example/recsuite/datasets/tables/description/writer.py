@@ -10,6 +10,7 @@ from typing import Protocol
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO
 from recsuite.datasets.tables.description.validator import validate
 from recsuite.datasets.tables.schema_file import (
+    LIKED_COUNT,
     LIST,
     NUMBER,
     FeatureColumn,
@@ -47,7 +48,7 @@ LABELS = {
 # lowest, highest: the ends of the scale. liked: from here on, an item counts as liked by the user.
 """,
     COUNT: """\
-# liked: from this count on, an item counts as liked by the user.
+# liked: from this count on, an item counts as liked by the user; 1 where nothing is written.
 """,
     YES_NO: "",
     CLICKS: "",
@@ -161,7 +162,8 @@ def _of_label(label: LabelColumn) -> dict[str, str | float]:
         values["column"] = label.column
     if label.kind == RATING:
         values |= {"lowest": label.lowest, "highest": label.highest}
-    if label.kind in (RATING, COUNT):
+    # What is the usual one need not be taken out by who corrects the kind.
+    if label.kind == RATING or (label.kind == COUNT and label.liked != LIKED_COUNT):
         values["liked"] = label.liked
     return {**values, **({"noun": label.noun} if label.noun else {})}
 

@@ -27,7 +27,6 @@ from recsuite.datasets.tables.parts.wanted import Wanted
 from recsuite.datasets.tables.schema_file import LIST
 from recsuite.datasets.tables.sources.batch import BadRow, Batch, Source
 from recsuite.datasets.tables.sources.file import File
-from recsuite.datasets.tables.values import FAULTS
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, check_file, digest_of, written_aside
 
@@ -191,9 +190,10 @@ class _Writer:
         wanted, fault = next(
             (each, int(found[place])) for each, found in zip(self.wanted, faults, strict=True) if found[place]
         )
-        value = batch.columns.column(wanted.column)[place].as_py()
+        column = batch.columns.column(wanted.column)
+        value = column[place].as_py()
         shown = "" if value is None or value == "" else f"{printable(value)[:60]!r} "
-        reason = f"{wanted.column} {shown}{FAULTS[fault]}"
+        reason = f"{wanted.column} {shown}{wanted.reason(fault, column)}"
         return BadRow(self.source.number_of(batch, place), "", reason)
 
 

@@ -14,7 +14,10 @@ from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, LabelCo
 from recsuite.datasets.tables.sources.file import EVENTS, ITEMS, USERS
 from recsuite.datasets.tables.times import times
 from recsuite.datasets.tables.values import (
+    FAULTS,
     MISSING,
+    NO_TIME,
+    OFF_SCALE,
     Parsed,
     categories,
     ids,
@@ -75,6 +78,16 @@ class Wanted:
         if self.kind == LIST:
             return lists(column, self.column, self.form)
         return {ID: ids, WEIGHT: weights, NUMBER: numbers}.get(self.kind, categories)(column, self.column)
+
+    def reason(self, fault: int, column: pyarrow.Array) -> str:
+        """What is wrong with a value of a file's column, with what the schema asks of it."""
+        asked = ""
+        if fault == NO_TIME:
+            form = _form(self, column)
+            asked = f' "{form}"' if "%" in form else f" {form}"
+        elif fault == OFF_SCALE and self.label:
+            asked = f" from {self.label.lowest:g} to {self.label.highest:g}"
+        return FAULTS[fault] + asked
 
 
 def _form(wanted: Wanted, column: pyarrow.Array) -> str:

@@ -90,6 +90,9 @@ class Delimited(Source):
     def _note_invalid(self, row: Any) -> str:
         """Take note of a row with another number of fields, and leave it out."""
         reason = f"{counted(row.actual_columns, 'field')} instead of {row.expected_columns}"
+        # Such a row may hold the lines of many others.
+        if row.text.count('"') % 2:
+            reason += ", and a quote that is not closed"
         # Their lines are looked up when one is named.
         self._invalid.append(row.number)
         number = self._line_of(row.number) if not self.bad else row.number

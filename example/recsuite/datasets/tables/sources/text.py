@@ -28,6 +28,8 @@ FOREIGN = {
     b"ARROW1": "an Arrow file",
     b"FEA1": "a Feather file of version 1",
 }
+# What a schema.toml may name; the most usual besides UTF-8 first.
+ENCODINGS = ("latin-1", "utf-16", "utf-8")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 UTF32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 
@@ -153,9 +155,10 @@ class TextFile:
             # Also of UTF-8, of which Arrow's readers check nothing or only some columns.
             text = self._decoder.decode(block, final=not block)
         except UnicodeError as error:
+            others = " or ".join(f'encoding = "{name}"' for name in ENCODINGS if name != self.file.encoding)
             raise UserError(
-                f"{self.file} is not text in {self.file.encoding} ({getattr(error, 'reason', error)}); name "
-                "its encoding under [files]: utf-8, utf-16 or latin-1."
+                f"{self.file} is not text in {self.file.encoding} ({getattr(error, 'reason', error)}); write "
+                f"{others} under [files] of schema.toml."
             ) from None
         if "\0" in text:
             raise UserError(
