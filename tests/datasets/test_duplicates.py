@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation import duplicates, vocabulary
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.duplicates import settle
+from recsuite.datasets.schema import ITEM, USER, Events, Feature, RawData, Schema
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
 from tests.support.raw_ids import items_of, users_of
@@ -27,6 +30,7 @@ RATINGS = [
     (2, 3, 4.5, 500),
     (3, 2, 3.5, 50),
 ]
+FEATURES = (Feature("user", USER, "user_id"), Feature("item", ITEM, "item_id"))
 ONCE = [(1, 2, 4.0, 400), (2, 1, 2.0, 150), (3, 2, 3.5, 50)]
 
 
@@ -72,6 +76,28 @@ def test_of_several_ratings_one_counts(
     opened = open_columns(config)
     assert (opened.num_train + opened.num_test, opened.num_skipped) == (5, 3)
     assert raw.skipped[0] in opened.notes
+
+
+@pytest.mark.parametrize(
+    ("how", "adds_up"), [("last", True), ("mean", True), ("first", False), ("keep", False)]
+)
+def test_the_weights_of_clicks_add_up_but_for_those_after_the_first(how: str, adds_up: bool) -> None:
+    schema = Schema(FEATURES, "user", "item", "title", "click", 0.0, 1.0, 1.0, label_kind="clicks")
+    user, item = (np.array(column, np.int32) for column in ([0, 1, 1, 2, 1, 2], [0, 0, 0, 1, 0, 1]))
+    label = np.ones(6, np.float32)
+    frame = pandas.DataFrame({"user_id": range(3), "item_id": range(3), "title": "Title"})
+    events = Events(user, item, label, np.arange(6))
+    raw = settle(RawData(events, frame, frame), how, schema)
+    assert (raw.events.label == 1).all()
+    assert len(raw.events.label) == len(raw.events.user) == (6 if how == "keep" else 3)
+    assert ("with the weight of all" in raw.skipped[0]) == adds_up
+    if not adds_up:
+        assert raw.events.weight is None
+        return
+    assert raw.events.weight is not None
+    assert (raw.events.weight.dtype, raw.events.weight.tolist()) == (np.float32, [1, 3, 2])
+    # Of many events this array lies in a file.
+    assert np.shares_memory(raw.events.weight, label)
 
 
 def test_ratings_without_duplicates_stay_as_they_are_and_nothing_is_said(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Makes columns of drawn events, mapped from files as those of large tables are, for `test_bounded_memory`.
 
-python making_columns.py FOLDER NUM_EVENTS SPLIT DUPLICATES          prints the bytes that it took
-python making_columns.py FOLDER NUM_EVENTS SPLIT DUPLICATES stop     stops where histories are written
+python making_columns.py FOLDER NUM_EVENTS SPLIT DUPLICATES            prints the bytes that it took
+python making_columns.py FOLDER NUM_EVENTS SPLIT DUPLICATES clicks     of clicks, not ratings
+python making_columns.py FOLDER NUM_EVENTS SPLIT DUPLICATES stop       stops where histories are written
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 import time
@@ -20,7 +22,7 @@ from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.preparation import building
 from recsuite.datasets.preparation.arrays import mapped, order
 from recsuite.datasets.preparation.duplicates import settle
-from recsuite.datasets.schema import ITEM, USER, Events, Feature, RawData, Schema
+from recsuite.datasets.schema import CLICKS, ITEM, USER, Events, Feature, RawData, Schema
 
 FEATURES = (Feature("user", USER, "user_id"), Feature("item", ITEM, "item_id"))
 SCHEMA = Schema(FEATURES, "user", "item", "title", "rating", 1.0, 5.0, 4.0)
@@ -31,14 +33,18 @@ def main() -> None:
     folder, number, split, duplicates = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5]
     # As small beside these events as they are beside a hundred million: what grows with the events is seen.
     mapped.CHUNK, order.RANGE_EVENTS = 2**15, 2**16
-    raw = drawn(folder, number)
+    raw, schema = drawn(folder, number), SCHEMA
+    if "clicks" in sys.argv:
+        raw.events.label[:] = 1
+        mapped.release(raw.events.label)
+        schema = dataclasses.replace(SCHEMA, label_kind=CLICKS)
     if "stop" in sys.argv:
         mock.patch.object(building, "write_histories", stop).start()
     before = memory("VmRSS")
     # From now on the peak is counted.
     Path("/proc/self/clear_refs").write_text("5")
     config = DataConfig(split=split, duplicates=duplicates)
-    building.make_columns(folder / "columns", settle(raw, duplicates, SCHEMA), SCHEMA, config, seed=0)
+    building.make_columns(folder / "columns", settle(raw, duplicates, schema), schema, config, seed=0)
     print(memory("VmHWM") - before)
 
 

@@ -20,14 +20,20 @@ MOST_BYTES = 28
 
 
 @pytest.mark.parametrize(
-    ("split", "duplicates"),
-    [("time", "last"), ("random", "mean"), ("leave_one_out", "first"), ("random", "keep")],
+    ("split", "duplicates", "kind"),
+    [
+        ("time", "last", "ratings"),
+        ("random", "mean", "ratings"),
+        ("leave_one_out", "first", "ratings"),
+        ("random", "keep", "ratings"),
+        ("time", "last", "clicks"),
+    ],
 )
 def test_columns_are_made_in_few_bytes_of_memory_an_event(
-    tmp_path: Path, split: str, duplicates: str
+    tmp_path: Path, split: str, duplicates: str, kind: str
 ) -> None:
     # A process that imports for itself: one that was forked has the memory of whatever others need.
-    said = succeeded(python(MAKING, tmp_path, NUM_EVENTS, split, duplicates, real=True, timeout=150))
+    said = succeeded(python(MAKING, tmp_path, NUM_EVENTS, split, duplicates, kind, real=True, timeout=150))
     assert int(said.split()[-1]) < MOST_BYTES * NUM_EVENTS
     assert [path.name for path in tmp_path.iterdir()] == ["columns"]
 

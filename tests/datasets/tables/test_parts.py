@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +26,26 @@ from recsuite.datasets.tables.schema_file import (
     TimestampColumn,
     UserColumn,
 )
+from recsuite.errors import UserError
 from tests.support.tables import write
 
 SCHEMA = TableSchema(
     UserColumn("user"), ItemColumn("item"), LabelColumn("clicks"), timestamp=TimestampColumn("date")
 )
+
+# Reads a folder of days, and is killed meanwhile.
+KILLED = """
+import os, signal, sys
+from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables.parts import part
+from recsuite.datasets.tables.reading import read_tables
+from recsuite.datasets.tables.schema_file import ItemColumn, LabelColumn, TableSchema, UserColumn
+
+part._describe = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+schema = TableSchema(UserColumn("user"), ItemColumn("item"), LabelColumn("clicks"))
+read_tables(find_tables(sys.argv[1]), schema, DataConfig())
+"""
 
 
 @pytest.fixture
@@ -119,3 +139,35 @@ def test_a_folder_that_cannot_be_written_is_read_all_the_same(tmp_path: Path) ->
     (tmp_path / ".columns").write_text("a file where a folder is to be")
     assert len(read(tmp_path).events.label) == 1
     assert path.exists()
+
+
+def test_what_the_disk_says_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_day(tmp_path, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "make_part", full)
+        with pytest.raises(
+            UserError, match=r"^The columns cannot be written to .* \(No space left on device\);"
+        ):
+            read(tmp_path)
+    # An error that nobody explains stays what it is.
+    monkeypatch.setattr(store, "open_part", full)
+    with pytest.raises(OSError, match="No space left"):
+        read(tmp_path)
+
+
+def test_the_next_read_removes_what_a_killed_one_left_and_nothing_else(tmp_path: Path) -> None:
+    write_day(tmp_path, 20)
+    # While a part is made, which lies beside its name until it is whole.
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)]) as child:
+        assert child.wait(60) == -signal.SIGKILL
+    (parts,) = (tmp_path / ".columns/parts").iterdir()
+    assert len([*parts.glob(f".*.{child.pid}*")]) == 2
+    # Of a process that runs, and of whatever else.
+    others = [parts / f".reading.{os.getppid()}.a1b2c3d4", parts / ".mine"]
+    for other in others:
+        other.mkdir()
+    read(tmp_path)
+    assert sorted(path for path in parts.iterdir() if path.name.startswith(".")) == sorted(others)

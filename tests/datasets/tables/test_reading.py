@@ -97,7 +97,7 @@ def test_every_format_gives_the_same_data_set(tmp_path: Path, end: str) -> None:
         "label": [1.0, 5.0, 3.5, 4.0, 2.0],
         "time": [DAY + 3600 * hour + 1800 for hour in range(5)],
         "weight": None,
-        # The last event with a value counts.
+        # The newest event with a value counts.
         "items.price": [2.0, 4.0, 2.5, None],
         "items.tags": [["z"], ["y"], ["x", "y"], []],
         "items.in_stock": ["false", "true", "true", None],
@@ -110,7 +110,7 @@ def test_every_format_gives_the_same_data_set(tmp_path: Path, end: str) -> None:
         "age_days(item.released)": [2.0, 2.0, 2.0, 2.0, None],
     }
     assert raw.skipped == [
-        "price varies within 1 item: the last one counts; name it a feature of the event to keep each"
+        "price varies within 1 item: the newest counts; name it a feature of the event to keep each"
     ]
     assert [raw.events.user.dtype, raw.events.label.dtype, raw.events.time.dtype] == [
         np.int32,
@@ -163,6 +163,48 @@ def test_properties_come_from_the_tables_of_users_and_items(tmp_path: Path) -> N
         "name varies within 1 item: the last one counts",
         "year varies within 1 item: the last one counts",
     ]
+
+
+def test_the_newest_event_counts_whatever_the_order_of_the_rows_and_files(tmp_path: Path) -> None:
+    whole = plain(read(write(tmp_path / "whole/a.parquet", TABLE)))
+    for name, order in (("turned", [4, 3, 2, 1, 0]), ("mixed", [2, 0, 4, 1, 3])):
+        write(tmp_path / f"{name}-rows/a.parquet", TABLE.take(order))
+        for file, row in enumerate(order):
+            write(tmp_path / f"{name}-files/part-{file}.parquet", TABLE.slice(row, 1))
+        for kind in ("rows", "files"):
+            raw = read(tmp_path / f"{name}-{kind}")
+            found = plain(raw)
+            for column in ("price", "tags", "in_stock", "number"):
+                assert found[f"items.{column}"] == whole[f"items.{column}"]
+            assert raw.skipped[0].startswith("price varies within 1 item: the newest counts;")
+
+
+def test_of_one_time_or_of_none_the_last_row_counts(tmp_path: Path) -> None:
+    table = {"user": [1, 2, 3], "item": [1, 1, 1], "time": [5, 5, 4], "price": [1.0, 2.0, 3.0]}
+    features = {"price": FeatureColumn("item", "price", "number")}
+    schema = dataclasses.replace(PLAIN, features=features)
+    path = write(tmp_path / "a.csv", table)
+    raw = read(path, schema)
+    assert raw.items["price"].tolist() == [3.0]
+    assert "the last one counts" in raw.skipped[0]
+    timed = dataclasses.replace(schema, timestamp=TimestampColumn("time", "unix"))
+    assert read(path, timed).items["price"].tolist() == [2.0]
+
+
+def test_a_title_that_is_a_feature_too_loses_no_value(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", {"user": [1, 2, 3], "item": [10, 11, 12], "color": [1, None, 3]})
+    schema = dataclasses.replace(
+        PLAIN,
+        item=ItemColumn("item", "color"),
+        features={"color": FeatureColumn("item", "color", "category")},
+    )
+    raw = read(path, schema)
+    assert plain(raw)["items.color"] == [1, None, 3]
+    assert raw.items[schema.schema().title].tolist() == ["1", "11", "3"]
+    called = dataclasses.replace(PLAIN, item=ItemColumn("item", "item"))
+    raw = read(path, called)
+    assert raw.items["item"].tolist() == [10, 11, 12]
+    assert raw.items[called.title_column].tolist() == ["10", "11", "12"]
 
 
 def test_ids_are_texts_where_one_of_them_is_and_that_is_said(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ COUNTS = {
 def settle(raw: RawData, how: str, schema: Schema) -> RawData:
     """A data set with one event of a user and an item, or with "keep" as it is; says what was repeated.
 
-    What happened several times counts so many times as much: the weights of clicks and of counts add up. Its
-    arrays are those of `raw`, changed.
+    What happened several times counts so many times as much: the weights of clicks and of counts add up, but
+    for those of later events than the one that counts. Its arrays are those of `raw`, changed.
 
     Raises:
         UserError: when there are more events than can be counted.
@@ -45,17 +45,20 @@ def settle(raw: RawData, how: str, schema: Schema) -> RawData:
     events, number = raw.events, len(raw.events.user)
     if number > MOST:
         raise UserError(f"There are {number:,} {schema.labels}, and {MOST:,} is the limit; give fewer.")
-    adds_up = schema.label_kind in (CLICKS, COUNT) and how != "keep"
+    # With "first" the others may lie in the time of the test.
+    adds_up = schema.label_kind in (CLICKS, COUNT) and how in ("last", "mean")
     if adds_up:
-        weight = np.ones(number, np.float32) if events.weight is None else writeable(events.weight)
-        events = dataclasses.replace(events, weight=weight)
-    if how == "mean":
+        assert events.weight is not None or schema.label_kind == CLICKS
+        events = _with_weights(events)
+    # The mean of clicks is a click.
+    rule = "last" if how == "mean" and schema.label_kind == CLICKS else how
+    if rule == "mean":
         events = dataclasses.replace(events, label=writeable(events.label))
     is_left = np.ones(number, bool)
     repeated: list[tuple[int, int]] = []
 
     def settle_pairs(places: np.ndarray, pairs: np.ndarray) -> None:
-        repeated.append(_settle(events, places, pairs, how, adds_up, is_left))
+        repeated.append(_settle(events, places, pairs, rule, adds_up, is_left))
 
     _for_pairs(events, "looking for repeated events", settle_pairs)
     num_events, num_pairs = (sum(numbers[place] for numbers in repeated) for place in (0, 1))
@@ -69,6 +72,16 @@ def settle(raw: RawData, how: str, schema: Schema) -> RawData:
     )
     raw = dataclasses.replace(raw, events=events, skipped=[*raw.skipped, note])
     return raw if how == "keep" else _only(raw, is_left)
+
+
+def _with_weights(events: Events) -> Events:
+    """The events with weights that can be written. Without any they are clicks, the labels of which are 1."""
+    if events.weight is not None:
+        return dataclasses.replace(events, weight=writeable(events.weight))
+    # The array of the labels has what the weights are at first, and for many events lies in a file: so no
+    # memory is needed for the weights, nor for labels that are all one number.
+    ones = np.broadcast_to(np.float32(1), len(events.label))
+    return dataclasses.replace(events, label=ones, weight=writeable(events.label))
 
 
 def _settle(

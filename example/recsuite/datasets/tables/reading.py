@@ -9,8 +9,7 @@ files and batches they come in.
 from __future__ import annotations
 
 import functools
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.preparation.arrays.mapped import chunks
 from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
 from recsuite.datasets.tables.derived import AGE_DAYS, HOUR, age_days, derived, hour, weekday
 from recsuite.datasets.tables.files import EVENTS, Tables, columns_of
@@ -25,7 +25,7 @@ from recsuite.datasets.tables.parts.blocks import gathered, spans
 from recsuite.datasets.tables.parts.entities import property_of
 from recsuite.datasets.tables.parts.joining import Joined, joined
 from recsuite.datasets.tables.parts.part import Part
-from recsuite.datasets.tables.parts.store import kept, parts_of
+from recsuite.datasets.tables.parts.store import kept, parts_of, unfinished
 from recsuite.datasets.tables.parts.wanted import DATE, ID, LABEL, TABLE_OF, TIME, WEIGHT, Wanted, wanted_of
 from recsuite.datasets.tables.schema_file import CATEGORY, COUNT, NUMBER, TableSchema
 from recsuite.errors import UserError, counted
@@ -46,7 +46,7 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
     """
     wanted = wanted_of(schema, columns_of(tables))
     roles = [(role, file, wanted[role]) for role, files in tables.roles.items() for file in files]
-    with kept(tables, config) as folder, tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
+    with kept(tables, config) as folder, unfinished(folder) as temporary:
         parts, notes = parts_of(folder, [(file, columns) for _, file, columns in roles], config)
         if tables.ignored:
             name = Path(tables.ignored[0]).name
@@ -58,7 +58,7 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
         if not any(part.num_rows for part in by_role[EVENTS]):
             raise UserError(f"{tables.events[0]} holds no event: there is no row below its header.")
         with stage("bringing the tables together"):
-            return _Reading(schema, wanted, by_role, Path(temporary), notes).raw_data()
+            return _Reading(schema, wanted, by_role, temporary, notes).raw_data()
 
 
 @dataclass
@@ -135,16 +135,18 @@ class _Reading:
                         entity.days[wanted.column] = values
                     else:
                         columns[wanted.column] = values
-        title = self.schema.title_column
-        if entity.name == ITEM and title != entity.key.column:
-            columns[title] = _titles(columns.get(title), ids)
+        if entity.name == ITEM:
+            columns[self.schema.title_column] = _titles(columns.get(self.schema.item.title), ids)
         return pandas.DataFrame(columns)
 
     def _property(self, entity: _Entity, role: str, wanted: Wanted) -> np.ndarray:
-        found = property_of(wanted, self.parts[role], entity.places[role], entity.key, len(entity.ids.values))
+        time = self._wanted(TIME) if role == EVENTS else None
+        number = len(entity.ids.values)
+        found = property_of(wanted, self.parts[role], entity.places[role], entity.key, number, time)
         if found.num_varied:
             self.notes.append(
-                f"{wanted.column} varies within {counted(found.num_varied, entity.name)}: the last one counts"
+                f"{wanted.column} varies within {counted(found.num_varied, entity.name)}: "
+                f"the {'newest' if time else 'last one'} counts"
                 + ("; name it a feature of the event to keep each" if role == EVENTS else "")
             )
         return found.values(wanted)
@@ -155,11 +157,11 @@ class _Reading:
         time = self._numbers(TIME, "int64")
         weight = self._numbers(WEIGHT, "float32")
         if label is None:
-            label = self._made(lambda first, rows: np.ones(rows, np.float32), "float32")
+            label = self._made(lambda part: np.ones(part.stop - part.start, np.float32), "float32")
         elif weight is None and self.schema.label.kind == COUNT:
             # The label is the logarithm already.
             counts = label
-            weight = self._made(lambda first, rows: 1 + counts[first : first + rows], "float32")
+            weight = self._made(lambda part: 1 + counts[part], "float32", counts)
         if time is None:
             time = np.zeros(self.num_events, np.int64)
         events = Events(user, item, label, time, weight)
@@ -188,8 +190,11 @@ class _Reading:
         return gathered(blocks, self.num_events, "int32", self.folder)
 
     def _numbers(self, kind: str, dtype: str) -> np.ndarray | None:
-        wanted = next((each for each in self.wanted[EVENTS] if each.kind == kind), None)
+        wanted = self._wanted(kind)
         return None if wanted is None else self._column(wanted, dtype)
+
+    def _wanted(self, kind: str) -> Wanted | None:
+        return next((each for each in self.wanted[EVENTS] if each.kind == kind), None)
 
     def _column(self, wanted: Wanted, dtype: str) -> np.ndarray:
         blocks = (
@@ -199,9 +204,9 @@ class _Reading:
         )
         return gathered(blocks, self.num_events, dtype, self.folder)
 
-    def _made(self, block: Callable[[int, int], np.ndarray], dtype: str) -> np.ndarray:
-        """A column that is computed. block: gives the rows from a place on, so many of them."""
-        blocks: Iterator[np.ndarray] = (block(first, rows) for first, rows in spans(self.num_events))
+    def _made(self, block: Callable[[slice], np.ndarray], dtype: str, *columns: np.ndarray) -> np.ndarray:
+        """A column that is computed, from these columns. block: gives some of its rows."""
+        blocks = (block(part) for part in chunks(self.num_events, *columns))
         return gathered(blocks, self.num_events, dtype, self.folder)
 
     def _derive(self, events: Events, entities: dict[str, _Entity]) -> None:
@@ -213,24 +218,23 @@ class _Reading:
                 continue
             if call.function == AGE_DAYS:
                 days = entities[call.of].days[call.column]
-                block = functools.partial(_ages, events.time, places[call.of], days)
-                events.features[feature.column] = self._made(block, "float32")
+                place = places[call.of]
+                block = functools.partial(_ages, events.time, place, days)
+                events.features[feature.column] = self._made(block, "float32", events.time, place)
                 continue
             part_of, number = (hour, HOURS) if call.function == HOUR else (weekday, WEEKDAYS)
             block = functools.partial(_parts_of_time, part_of, events.time)
             is_number = feature.kind == NUMBER
-            found = self._made(block, "float32" if is_number else "int32")
+            found = self._made(block, "float32" if is_number else "int32", events.time)
             events.features[feature.column] = found if is_number else Codes(found, [*range(number)])
 
 
-def _ages(time: np.ndarray, place: np.ndarray, days: np.ndarray, first: int, rows: int) -> np.ndarray:
-    return age_days(time[first : first + rows], days[place[first : first + rows]])
+def _ages(time: np.ndarray, place: np.ndarray, days: np.ndarray, part: slice) -> np.ndarray:
+    return age_days(time[part], days[place[part]])
 
 
-def _parts_of_time(
-    part_of: Callable[[np.ndarray], np.ndarray], time: np.ndarray, first: int, rows: int
-) -> np.ndarray:
-    return part_of(time[first : first + rows])
+def _parts_of_time(part_of: Callable[[np.ndarray], np.ndarray], time: np.ndarray, part: slice) -> np.ndarray:
+    return part_of(time[part])
 
 
 def _titles(found: Any, ids: np.ndarray) -> list[str]:

@@ -144,10 +144,12 @@ class TableSchema:
 
     @property
     def title_column(self) -> str:
-        """Where the parsed items keep their titles: a column of its own where the schema names none."""
+        """Where the parsed items keep their titles: never a column of a feature, nor that of the ids, since
+        titles are texts and none is missing.
+        """
         title = self.item.title or "title"
         taken = {feature.column for feature in self.features.values() if feature.of == ITEM}
-        while not self.item.title and title in taken:
+        while title in {self.item.column, *taken}:
             title += "_"
         return title
 

@@ -99,6 +99,9 @@ def writeable(column: np.ndarray) -> np.ndarray:
 
 def keep(column: np.ndarray, marks: np.ndarray) -> np.ndarray:
     """The marked entries: moved to the front of the array itself, or a copy where it cannot be written."""
+    # One number for all takes no memory, and stays so.
+    if column.strides == (0,):
+        return column[: int(marks.sum())]
     if not column.flags.writeable:
         return column[marks]
     end = 0

@@ -1,4 +1,4 @@
-"""Properties of users or items from the rows of a table: the last row with a value counts."""
+"""Properties of users or items from the rows of a table: of those with a value the newest counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Property:
     them several values were found.
     """
 
-    last: np.ndarray
+    newest: np.ndarray
     num_varied: int
     joined: Joined | None = None
     # Whether entries of lists may be meant as numbers.
@@ -32,47 +32,64 @@ class Property:
     def values(self, wanted: Wanted) -> np.ndarray:
         """Numbers, float64 with NaN; categories, objects with None; or lists of those."""
         if self.joined is None:
-            return self.last
+            return self.newest
         known: list[Any] = self.joined.to_list()
         if wanted.kind == LIST:
-            return _lists(known, self.is_untyped)[self.last]
+            return _lists(known, self.is_untyped)[self.newest]
         table = np.empty(len(known) + 1, object)
         table[:-1] = known
-        if len(known) and self.last.min(initial=0) >= 0 and isinstance(known[0], int):
-            return np.array(known, np.int64)[self.last]
-        return table[self.last]
+        if len(known) and self.newest.min(initial=0) >= 0 and isinstance(known[0], int):
+            return np.array(known, np.int64)[self.newest]
+        return table[self.newest]
 
 
 def property_of(
-    wanted: Wanted, parts: Sequence[Part], entity: Sequence[np.ndarray], key: Wanted, number: int
+    wanted: Wanted,
+    parts: Sequence[Part],
+    entity: Sequence[np.ndarray],
+    key: Wanted,
+    number: int,
+    time: Wanted | None = None,
 ) -> Property:
     """A column of so many users or items, from all parts that have it.
 
-    entity: of each part, which of them a code of the column `key` is, int32, with -1 at the end.
+    entity: of each part, which of them a code of the column `key` is, int32, with -1 at the end. time: the
+    times of the rows; of one time, and without times, the last row is the newest.
     """
     values = joined([(part, wanted) for part in parts]) if wanted.is_coded else None
     missing = -1 if values else np.nan
     first = np.full(number, missing, np.int32 if values else np.float64)
-    last, varied = first.copy(), np.zeros(number, bool)
+    taken = _Taken(first, first.copy(), np.full(number, np.iinfo(np.int64).min), np.zeros(number, bool))
     for order, part in enumerate(parts):
         for begin, rows in spans(part.num_rows):
             places = entity[order][part.column(key, begin, rows)]
             found = part.column(wanted, begin, rows)
             found = values.places[order][found] if values else found
             is_there = found != -1 if values else ~np.isnan(found)
-            _take(places[is_there], found[is_there], first, last, varied)
+            times = part.column(time, begin, rows) if time else np.zeros(rows, np.int64)
+            taken.add(places[is_there], found[is_there], times[is_there])
     untyped = all(part.is_untyped(wanted) for part in parts)
-    return Property(last, int(varied.sum()), values, untyped)
+    return Property(taken.newest, int(taken.varied.sum()), values, untyped)
 
 
-def _take(
-    places: np.ndarray, found: np.ndarray, first: np.ndarray, last: np.ndarray, varied: np.ndarray
-) -> None:
-    """Take in some values. Of several assignments to one place NumPy keeps the last."""
-    is_new = first[places] == -1 if first.dtype == np.int32 else np.isnan(first[places])
-    first[places[is_new][::-1]] = found[is_new][::-1]
-    varied[places[first[places] != found]] = True
-    last[places] = found
+@dataclass(frozen=True)
+class _Taken:
+    """Of each user or item: the first value and the newest, the time of that, and whether others differ."""
+
+    first: np.ndarray
+    newest: np.ndarray
+    time: np.ndarray
+    varied: np.ndarray
+
+    def add(self, places: np.ndarray, found: np.ndarray, times: np.ndarray) -> None:
+        """Take in some values. Of several assignments to one place NumPy keeps the last."""
+        known = self.first[places]
+        is_new = known == -1 if known.dtype == np.int32 else np.isnan(known)
+        self.first[places[is_new][::-1]] = found[is_new][::-1]
+        self.varied[places[self.first[places] != found]] = True
+        np.maximum.at(self.time, places, times)
+        is_newest = times == self.time[places]
+        self.newest[places[is_newest]] = found[is_newest]
 
 
 def _lists(known: list[Any], is_untyped: bool) -> np.ndarray:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,11 +19,13 @@ from recsuite.datasets.tables.parts.wanted import Wanted
 from recsuite.datasets.tables.sources.file import File, Tables
 from recsuite.datasets.tables.sources.remote import is_remote
 from recsuite.errors import UserError, counted
-from recsuite.files import digest_of_bytes, remove
+from recsuite.files import digest_of_bytes, explained, remove
 from recsuite.runtime.progress_bar import stage
 
 # Beside the columns, which have other names.
 FOLDER = "parts"
+# Unfinished work, of a part or of a whole reading, and the number of the process that does it.
+UNFINISHED = re.compile(r"\.(?:[0-9a-f]{32}|reading)\.(\d+)(?:\.\w+)?")
 
 
 @contextlib.contextmanager
@@ -36,11 +39,42 @@ def kept(tables: Tables, config: DataConfig) -> Iterator[Path]:
         folder = cache / FOLDER / digest_of_bytes(tables.root.encode())[:12]
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK):
-                yield folder
-                return
+        if folder.is_dir() and os.access(folder, os.W_OK):
+            _remove_leftovers(folder)
+            yield folder
+            return
     with tempfile.TemporaryDirectory(prefix="parts-") as temporary:
         yield Path(temporary)
+
+
+@contextlib.contextmanager
+def unfinished(folder: Path) -> Iterator[Path]:
+    """A folder for what is needed while tables are read, in that of their parts."""
+    with tempfile.TemporaryDirectory(prefix=f".reading.{os.getpid()}.", dir=folder) as temporary:
+        yield Path(temporary)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed have left."""
+    for path in folder.iterdir():
+        match = UNFINISHED.fullmatch(path.name)
+        if match and not _is_another(int(match[1])):
+            remove(path)
+
+
+def _is_another(process: int) -> bool:
+    """Whether another process with this number runs."""
+    # After a restart of a container the number of the process that was killed may be this one's.
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        # It is another user's.
+        return True
+    return True
 
 
 def parts_of(
@@ -51,7 +85,8 @@ def parts_of(
     Removes the parts of files that are there no more.
 
     Raises:
-        UserError: for a file that cannot be read, and for bad rows as --bad_rows and --max_bad_rows say.
+        UserError: for a file that cannot be read, for bad rows as --bad_rows and --max_bad_rows say, and when
+            the disk is full.
     """
     names = [_name(file, wanted) for file, wanted in roles]
     found = {name: open_part(folder / name, *role) for name, role in zip(names, roles, strict=True)}
@@ -62,7 +97,10 @@ def parts_of(
         for name, (file, wanted) in missing.items():
             remove(folder / name)
             report = functools.partial(_report, reached, before)
-            found[name] = make_part(folder / name, file, wanted, config.bad_rows == "skip", report)
+            with explained(
+                f"The columns cannot be written to {folder}", "make room there, or give --cache_dir"
+            ):
+                found[name] = make_part(folder / name, file, wanted, config.bad_rows == "skip", report)
             before += _size(file)
     for path in folder.iterdir():
         # Beside the parts lies a folder of unfinished work.
