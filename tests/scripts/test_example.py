@@ -159,9 +159,9 @@ def test_without_data_it_says_first_that_ratings_are_synthetic(tmp_path: Path) -
         (["--batch_size", "0"], "--batch_size 0 is too small"),
         (["--mlp_dims", "128,x"], "Argument --mlp_dims: '128,x' is not a list"),
         (["--nonsense"], "Unrecognized arguments: --nonsense"),
-        (["--data_path", str(EXAMPLE)], f"--data_path {EXAMPLE} is a file"),
+        (["--data_path", str(EXAMPLE)], "Nothing says where the ids of users and items are"),
         (["--data_path", "/nowhere"], "--data_path /nowhere is not there"),
-        (["--data_path", "/proc/self"], "--data_path /proc/self holds no MovieLens ratings"),
+        (["--data_path", "/proc/self"], "/proc/self/"),
     ],
 )
 def test_a_users_mistake_is_one_sentence_and_status_2(arguments: list[str], sentence: str) -> None:

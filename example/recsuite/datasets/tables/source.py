@@ -98,6 +98,8 @@ def locate(config: DataConfig, root: Path) -> OwnTables:
     """
     path, written = config.data_path, schema_path(config.data_path)
     if not written.exists():
+        # Before anything is written beside them: a folder may hold no tables at all.
+        find_tables(path)
         lock = written.with_name(f".{written.name}.lock")
         # Several launches may start at once.
         with (
