@@ -346,6 +346,7 @@ def test_times_of_the_day_come_before_the_days_of_partitions() -> None:
         {"user": USER[:480], "item": ITEM[:480], "date": ["2026-11-20"] * 480, "purchased_at": bought}
     )
     assert schema.timestamp == TimestampColumn("purchased_at", "iso")
+    assert {*schema.features} == {"hour", "weekday"}
     within_an_hour = SECONDS[0] // 3600 * 3600 + np.arange(480)
     events = {"user": USER[:480], "item": ITEM[:480], "date": ["2026-11-20"] * 480}
     assert guessed({**events, "created": within_an_hour}).timestamp == TimestampColumn("created", "unix")

@@ -72,10 +72,11 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
         return "it holds numbers with decimal commas, which are not read; write them with points"
     if content.kind == "other":
         return "values of its type are not read"
-    if content.is_time:
-        return _reason_of_dates(of, has_times)
+    # The day of a partition too: the first rows may be of one, which then seems to be the same for each user.
     if content.distinct == 1 and content.kind != "list":
         return "it has one value"
+    if content.is_time:
+        return _reason_of_dates(of, has_times)
     if content.is_long:
         return "it holds long texts, and nothing reads texts yet"
     if content.kind == "list":
