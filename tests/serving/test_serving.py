@@ -331,7 +331,7 @@ def test_export_says_what_it_wrote_and_takes_no_folder_twice(trained: Trained, t
     assert re.match(rf"{best}{tmp_path}/new/model: ", line)
     again = python(*command)
     assert again.returncode == 2
-    taken = f"--export {tmp_path}/new/model is there already; give a new folder, or remove that one."
+    taken = f"{tmp_path}/new/model is there already; give a new folder, or remove that one."
     assert again.stderr == f"example.py: {taken}\n"
 
 

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import tempfile
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +18,32 @@ import pandas
 import pytest
 
 import recsuite
+from recsuite.datasets.tables.schema_file import (
+    FeatureColumn,
+    ItemColumn,
+    LabelColumn,
+    TableSchema,
+    TimestampColumn,
+    UserColumn,
+)
 from recsuite.errors import UserError
+from recsuite.runtime.launch import launch_name
 from recsuite.serving.served import ServedModel
+from recsuite.tools.fitting import _folder_of_launch
 from tests.support.launch import succeeded, torchrun
 
 FLAGS = {"epochs": 1, "batch_size": 256, "embedding_dim": 8, "mlp_dims": (8,)}
 SCRIPT = """
 import json, sys
 import pandas, recsuite
+from recsuite.errors import UserError
 
 if __name__ == "__main__":
     events, items = (pandas.read_parquet(sys.argv[1] + f"/{name}.parquet") for name in ("events", "items"))
+    try:
+        recsuite.fit(events, items=items, schema="nope.toml")
+    except UserError as error:
+        print(f"MISTAKE {error}")
     model = recsuite.fit(events, items=items, epochs=1, batch_size=128, embedding_dim=8, mlp_dims=(8,))
     found = {"scores": model.score(events.head(5)).tolist(), "best": model.recommend(["user-3"], k=4)}
     print("FOUND " + json.dumps(found))
@@ -110,6 +132,10 @@ def test_a_saved_model_scores_the_same_without_the_tables(
         ({"epoch": 1}, "fit takes no flag epoch .did you mean epochs"),
         ({"data_path": "x"}, "fit takes no flag data_path"),
         ({"epochs": 0}, "--epochs 0"),
+        ({"epochs": "3"}, "fit takes a value of type int for epochs, and got '3'"),
+        ({"cache_dir": None}, "fit takes a value of type str for cache_dir, and got None"),
+        ({"schema": "nope.toml"}, "The schema nope.toml is not a file"),
+        ({"schema": {"label": 3}}, "schema takes the path"),
     ],
 )
 def test_a_flag_that_cannot_be_is_one_sentence(flags: dict[str, object], sentence: str) -> None:
@@ -122,6 +148,139 @@ def test_what_is_no_frame_is_one_sentence() -> None:
         recsuite.fit([1, 2, 3])
 
 
+def test_a_frame_that_no_table_can_hold_is_one_sentence() -> None:
+    events, _ = frames(50)
+    twice = pandas.concat([events, events[["device"]]], axis=1)
+    with pytest.raises(UserError, match="events has a column 'device', and takes columns with one name each"):
+        recsuite.fit(twice)
+    mixed = events.assign(device=["phone", 3] * 25)
+    with pytest.raises(UserError, match="The column device holds values of several types"):
+        recsuite.fit(mixed)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda model: model.recommend([["user-1"]]), r"The feature user takes .* not \['user-1'\]"),
+        (lambda model: model.recommend(["user-1"], event="phone"), "event takes features of the coming"),
+        (lambda model: model.score(None), "score takes a pandas.DataFrame of events.* got None"),
+        (lambda model: model.score({"price": [10**400]}), "The feature price takes numbers"),
+    ],
+)
+def test_what_a_model_cannot_take_is_one_sentence(
+    model: recsuite.FittedModel, call: Callable[[recsuite.FittedModel], object], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        call(model)
+
+
+@pytest.fixture(scope="module")
+def strange() -> tuple[pandas.DataFrame, recsuite.FittedModel]:
+    """Events of types that Python has, each user's last one in the test, and a model of them."""
+    number, users = 400, 40
+    draw = np.random.default_rng(1)
+    user, item = np.arange(number) % users, draw.integers(20, size=number)
+    when = pandas.Timestamp("2026-11-01") + pandas.to_timedelta(np.arange(number) * 7_000, "s")
+    joined = pandas.Timestamp("2026-10-01").date()
+    events = pandas.DataFrame(
+        {
+            "user_id": [uuid.UUID(int=int(each) + 1) for each in user],
+            "item_id": [Decimal(int(each)) for each in item],
+            "stars": (item % 5 + 1).astype(int),
+            "is_new": draw.integers(2, size=number).astype(bool),
+            "page": pandas.array([None, 1, 2, 3] * (number // 4), dtype="Int64"),
+            "price": [Decimal(f"{each}.5") for each in item],
+            "joined": [joined + timedelta(days=int(each)) for each in user],
+            "timestamp": when,
+        }
+    )
+    rating = LabelColumn("rating", "stars", 1.0, 5.0, 4.0)
+    schema = TableSchema(
+        user=UserColumn("user_id"),
+        item=ItemColumn("item_id"),
+        label=rating,
+        timestamp=TimestampColumn("timestamp"),
+        features={
+            "is_new": FeatureColumn("event", "is_new", "category"),
+            "page": FeatureColumn("event", "page", "category"),
+            "price": FeatureColumn("event", "price", "number"),
+            "hour": FeatureColumn("event", "hour(timestamp)", "category"),
+            "age": FeatureColumn("event", "age_days(user.joined)", "number", "dense"),
+        },
+    )
+    flags = {**FLAGS, "epochs": 3, "batch_size": 32, "test_fraction": 0.1, "duplicates": "keep"}
+    return events, recsuite.fit(events, schema=schema, **flags)
+
+
+def test_the_rows_of_the_test_have_the_reported_error(
+    strange: tuple[pandas.DataFrame, recsuite.FittedModel],
+) -> None:
+    events, model = strange
+    # The newest tenth, one of each user: what came before them is what the test knew.
+    test = events.tail(40)
+    error = model.score(test).numpy() - test["stars"].to_numpy()
+    assert np.sqrt(np.mean(error**2)) == pytest.approx(model.metrics["rmse"], abs=1e-4)
+    # What is computed of times makes a difference, and is not left out.
+    without = model.score(test.drop(columns="timestamp"))
+    assert not np.allclose(without, model.score(test), atol=1e-3)
+
+
+def test_a_later_row_does_not_change_the_history_of_an_earlier_one(
+    strange: tuple[pandas.DataFrame, recsuite.FittedModel],
+) -> None:
+    events, model = strange
+    history = model._told(model._ids(events["user_id"].head(41), "user"), model._times(events.head(41)))
+    assert [len(items) for items in history["history"]] == [0] * 40 + [1]
+
+
+def test_the_coming_event_has_values_of_any_type_that_the_frame_may_have(
+    strange: tuple[pandas.DataFrame, recsuite.FittedModel],
+) -> None:
+    events, model = strange
+    ids = list(events["user_id"].head(2))
+    event = {"is_new": True, "page": pandas.NA, "price": Decimal("3.5")}
+    same = {"is_new": "true", "page": None, "price": 3.5}
+    assert model.recommend(ids, k=3, event=event) == model.recommend(
+        [str(each) for each in ids], 3, event=same
+    )
+    by_features = model.recommend({"user": [str(each) for each in ids]}, 3, event=event)
+    assert by_features == model.recommend({"user": [str(each) for each in ids]}, 3, event=same)
+
+
+def test_a_path_has_its_columns_beside_the_tables(tmp_path: Path) -> None:
+    events, items = frames(300)
+    (tmp_path / "shop").mkdir()
+    for name, frame in (("events", events), ("items", items)):
+        frame.to_parquet(tmp_path / "shop" / f"{name}.parquet")
+    recsuite.fit(tmp_path / "shop", **FLAGS)
+    assert (tmp_path / "shop" / ".columns").is_dir()
+
+
+def test_ranks_without_a_common_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    launch = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match="start them with torchrun"):
+        recsuite.fit(frames(50)[0])
+
+
+def test_what_a_killed_fit_left_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    host = socket.gethostname()
+    own = launch_name()
+    # The number of this process, but another one that had it before.
+    gone = f"recsuite-fit-{host}-{os.getpid()}-1"
+    kept = [f"recsuite-fit-elsewhere-{os.getpid()}-1", f"recsuite-fit-{own}", f"recsuite-fit-{host}-x-1"]
+    for name in (gone, *kept):
+        (tmp_path / name / "data").mkdir(parents=True)
+    (tmp_path / f"recsuite-fit-{host}-2-1" / "mine").mkdir(parents=True)
+    with _folder_of_launch():
+        assert {path.name for path in tmp_path.iterdir()} == {*kept, f"recsuite-fit-{host}-2-1"}
+
+
 def test_the_same_call_on_two_ranks_gives_every_rank_the_same_model(tmp_path: Path) -> None:
     for name, frame in zip(("events", "items"), frames(), strict=True):
         frame.to_parquet(tmp_path / f"{name}.parquet")
@@ -131,6 +290,8 @@ def test_the_same_call_on_two_ranks_gives_every_rank_the_same_model(tmp_path: Pa
     assert len(found) == 2
     assert found[0] == found[1]
     assert len(found[0]["best"][0]) == 4
+    mistakes = [line.split("MISTAKE ")[1] for line in output.splitlines() if "MISTAKE " in line]
+    assert mistakes == ["The schema nope.toml is not a file; give the path of a schema.toml."] * 2
 
 
 def test_a_good_call_follows_one_that_was_refused() -> None:

@@ -66,13 +66,13 @@ def _check_free(target: Path) -> None:
     with explained(f"{target} cannot be read"):
         is_taken = target.exists() and (not target.is_dir() or any(target.iterdir()))
     if is_taken:
-        raise UserError(f"--export {target} is there already; give a new folder, or remove that one.")
+        raise UserError(f"{target} is there already; give a new folder, or remove that one.")
 
 
 def _write_beside(snapshot: Snapshot, target: Path) -> int:
     """Make the folder under another name and rename it when all is on the disk; returns its bytes."""
     aside = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
-    with explained(f"--export {target} cannot be written", "give another folder"):
+    with explained(f"{target} cannot be written", "give another folder"):
         with written_aside(target, aside) as making:
             making.mkdir(parents=True)
             files = _write_files(making, snapshot)

@@ -75,8 +75,12 @@ def numbers_of(name: str, given: Sequence[Any]) -> np.ndarray:
         UserError: for what is not a number, or infinite.
     """
     strange = not_of(numbers.Real, given, type(None))
-    # numpy makes NaN of None.
-    found = np.array([] if strange else [*given], np.float64)
+    try:
+        # numpy makes NaN of None.
+        found = np.array([] if strange else [*given], np.float64)
+    except OverflowError:
+        # Python's whole numbers have no end.
+        raise UserError(f"The feature {name} takes numbers of 64 bits, and got a larger one.") from None
     if strange or np.isinf(found).any():
         odd = strange[0] if strange else found[np.isinf(found)][0]
         raise UserError(f"The feature {name} takes numbers, and got {printable(repr(odd))}.")

@@ -8,10 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.datasets.schema import EVENT, HISTORY, ITEM, RATING, USER, RawData, Schema
+from recsuite.datasets.schema import EVENT, HISTORY, ITEM, RATING, USER, Feature, RawData, Schema
+from recsuite.datasets.tables.derived import (
+    AGE_DAYS,
+    HOUR,
+    age_days,
+    dates_name,
+    derived,
+    hour,
+    weekday,
+)
+from recsuite.datasets.tables.parts.frame import parsed, raw_values
+from recsuite.datasets.tables.parts.wanted import ID, TIME, Wanted
+from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.errors import UserError, printable
 from recsuite.serving.export import write_export
-from recsuite.serving.request import HISTORY_RATINGS, SEEN, length_of
+from recsuite.serving.request import HISTORY_RATINGS, SEEN, check_values, length_of
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
 
@@ -55,55 +67,83 @@ class FittedModel(ServedModel):
 
         event: features of the event that is to come, such as {"device": "phone"}, the same for all users.
         """
+        coming = self._coming(event)
         if users is None or isinstance(users, Mapping):
-            return super().recommend(users, k, exclude=exclude, **options)
+            return super().recommend(_with(users, coming, options), k, exclude=exclude, **options)
         length_of(self.snapshot.schema.user, users, self.snapshot.schema)
-        values = self._told([*users])
-        for name, value in (event or {}).items():
-            values[name] = [value] * len(users)
+        known = self._ids([*users], USER)
+        values = {**self._told(known), **{name: [value] * len(known) for name, value in coming.items()}}
         if isinstance(exclude, str) and exclude == SEEN:
-            exclude = [self._seen(user) for user in users]
+            exclude = [self._seen(user) for user in known]
         return super().recommend(values, k, exclude=exclude, **options)
 
     def score(self, values: Any) -> torch.Tensor:
         """As `ServedModel.score`; or of a pandas.DataFrame of events, with the columns that the tables have.
 
-        Of users and items all is known that the tables say, and of the event what the frame says. Predicted
-        ratings lie on the scale of the labels.
+        Of users and items all is known that the tables say, and of the event what the frame says. Where it
+        has the column of times, a user's history ends strictly before the row's own; without it, all that
+        the user had counts, the row's own event too if it is in the tables, and what is computed of times is
+        missing. To the reported metrics nothing of the test was known; here what a user had of the test
+        before a row is. Predicted ratings lie on the scale of the labels.
         """
         if isinstance(values, Mapping):
             return super().score(values)
+        if not hasattr(values, "columns"):
+            raise UserError(
+                "score takes a pandas.DataFrame of events, or lists of values by the names of the features, "
+                f"and got {printable(repr(values))}."
+            )
         schema, frame = self.snapshot.schema, values
-        users, items = (self._ids(frame, entity) for entity in (USER, ITEM))
-        told = {**self._told(users), **self._items.of(items)}
-        columns = {**self._computed(frame), **frame}
+        users, items = (self._ids(self._column(frame, entity), entity) for entity in (USER, ITEM))
+        time = self._times(frame)
+        told = {**self._told(users, time), **self._items.of(items)}
         for feature in schema.features:
-            if feature.entity == EVENT and feature.column in columns:
-                told[feature.name] = [None if _is_missing(each) else each for each in columns[feature.column]]
+            if feature.entity == EVENT and feature.column in frame:
+                told[feature.name] = self._event_values(feature, frame[feature.column])
+            elif feature.entity == EVENT and time is not None and derived(feature.column):
+                told[feature.name] = self._computed(feature, time, {USER: users, ITEM: items})
         scores = super().score(told)
         if schema.label_kind == RATING:
             return scores.clamp(schema.lowest_label, schema.highest_label)
         return scores
 
-    def _computed(self, frame: pandas.DataFrame) -> dict[str, list[int]]:
-        """The features that are computed of the times of events, by their columns."""
-        import pyarrow
-
-        from recsuite.datasets.tables.derived import HOUR, WEEKDAY, derived, hour, weekday
-        from recsuite.datasets.tables.times import times
-
+    def _times(self, frame: pandas.DataFrame) -> np.ndarray | None:
+        """When each event was, int64 [n] in seconds since 1970; None where the frame does not say."""
         timestamp = self._tables.timestamp
         if timestamp is None or timestamp.column not in frame:
-            return {}
-        column = pyarrow.array(frame[timestamp.column], from_pandas=True)
-        seconds = times(column, timestamp.column, timestamp.format).values
-        parts = {HOUR: hour, WEEKDAY: weekday}
-        calls = {feature.column: derived(feature.column) for feature in self.snapshot.schema.features}
+            return None
+        found: np.ndarray = parsed(
+            frame[timestamp.column], Wanted(timestamp.column, TIME, EVENT, timestamp.format)
+        )
+        return found
+
+    def _computed(self, feature: Feature, time: np.ndarray, ids: Mapping[str, list[Any]]) -> list[Any]:
+        """A feature that is computed of the times of events, and of whose users and items they are."""
+        call = derived(feature.column)
+        assert call is not None
+        if call.function != AGE_DAYS:
+            return list((hour if call.function == HOUR else weekday)(time).tolist())
+        known = self._users if call.of == USER else self._items
+        ages = age_days(time, known.days(call.column, ids[call.of]))
+        return [None if np.isnan(age) else age for age in ages.tolist()]
+
+    def _coming(self, event: Any) -> dict[str, Any]:
+        """The features of the event that is to come, as the training has such values."""
+        if event is not None and not isinstance(event, Mapping):
+            raise UserError(
+                'event takes features of the coming event by their names, such as {"device": "phone"}, and '
+                f"got {printable(repr(event))}."
+            )
+        features = {each.name: each for each in self.snapshot.schema.features if each.entity == EVENT}
         return {
-            name: parts[call.function](seconds).tolist()
-            for name, call in calls.items()
-            if call is not None and call.function in parts
+            name: self._event_values(features[name], [value])[0] if name in features else value
+            for name, value in (event or {}).items()
         }
+
+    def _event_values(self, feature: Feature, values: Any) -> list[Any]:
+        kind = NUMBER if feature.number else CATEGORY
+        rows = self.snapshot.vocabulary.get(feature.name)
+        return raw_values(values, Wanted(feature.column, kind, EVENT), _type_of(rows))
 
     def save(self, folder: str | Path) -> None:
         """Write the model into a new folder, which `ServedModel.open` reads without the tables.
@@ -113,19 +153,33 @@ class FittedModel(ServedModel):
         """
         write_export(self.snapshot, Path(folder))
 
-    def _ids(self, frame: Any, entity: str) -> list[Any]:
+    def _column(self, frame: pandas.DataFrame, entity: str) -> Any:
         column = self.snapshot.schema.column_of(entity)
         if column not in frame:
             raise UserError(f"The events to score have no column {printable(column)}; add it.")
-        ids: list[Any] = frame[column].tolist()
-        return ids
+        return frame[column]
 
-    def _told(self, users: list[Any]) -> dict[str, Any]:
-        """What a model receives of users: their features and, where it takes one, their history."""
+    def _ids(self, values: Any, entity: str) -> list[Any]:
+        """Ids as the training has them."""
+        schema, known = self.snapshot.schema, (self._users if entity == USER else self._items).places
+        # Arrow would call them a column of lists.
+        nested = [each for each in values if isinstance(each, (list, tuple, set, dict))]
+        check_values(schema.name_of(entity), nested, known)
+        return raw_values(values, Wanted(schema.column_of(entity), ID, entity), _type_of(known))
+
+    def _told(self, users: list[Any], time: np.ndarray | None = None) -> dict[str, Any]:
+        """What a model receives of users: their features and, where it takes one, their history.
+
+        time: strictly before which each history ends, int64 [n]; None takes all of it.
+        """
         values = self._users.of(users)
         if HISTORY in self.snapshot.tables:
             items = self._items.ids
-            last = [self._events.of(self._users.places.get(user, -1), self._history) for user in users]
+            ends = [None] * len(users) if time is None else time.tolist()
+            last = [
+                self._events.of(self._users.places.get(user, -1), self._history, end)
+                for user, end in zip(users, ends, strict=True)
+            ]
             values[HISTORY] = [[items[place] for place in places.tolist()] for places, _ in last]
             shown = self.snapshot.schema.shown
             values[HISTORY_RATINGS] = [[shown(label) for label in labels.tolist()] for _, labels in last]
@@ -146,8 +200,16 @@ class Known:
             for feature in schema.features
             if feature.entity == entity and feature.column in frame
         }
+        self._days = {str(name): frame[name].to_numpy() for name in frame if derived(str(name))}
+        self._entity = entity
         self.ids: list[Any] = self.values[self.name]
         self.places = {each: place for place, each in enumerate(self.ids)}
+
+    def days(self, column: str, ids: Sequence[Any]) -> np.ndarray:
+        """The dates of some of them in a column, float64 [n] in days since 1970; NaN where there is none."""
+        days = np.append(self._days[dates_name(self._entity, column)], np.nan)
+        found: np.ndarray = days[[self.places.get(each, -1) for each in ids]]
+        return found
 
     def of(self, ids: Sequence[Any]) -> dict[str, Any]:
         """The features of some of them; of one that is not there, nothing but the id."""
@@ -163,6 +225,21 @@ class Known:
         return {**found, self.name: [*ids]}
 
 
+def _type_of(known: Mapping[Any, int] | None) -> type[Any] | None:
+    """The type of the values that a training has; None where it has none."""
+    return type(next(iter(known))) if known else None
+
+
+def _with(
+    users: Mapping[str, Sequence[Any]] | None, coming: Mapping[str, Any], options: Mapping[str, Any]
+) -> Mapping[str, Sequence[Any]] | None:
+    """Users by their features, or by the `events` of the options, with the event that is to come."""
+    given = next(iter((users or {}).values()), options.get("events"))
+    if not coming or given is None:
+        return users
+    return {**(users or {}), **{name: [value] * len(given) for name, value in coming.items()}}
+
+
 def _is_missing(value: Any) -> bool:
     return isinstance(value, float) and np.isnan(value)
 
@@ -173,13 +250,22 @@ class EventsOfUsers:
     def __init__(self, raw: RawData) -> None:
         events = raw.events
         order = np.lexsort([events.time, events.user])
-        self._items, self._labels = events.item[order], events.label[order]
+        self._items, self._labels, self._times = (
+            column[order] for column in (events.item, events.label, events.time)
+        )
         counts = np.bincount(events.user, minlength=len(raw.users))
         self._ends = np.concatenate([[0], np.cumsum(counts)])
 
-    def of(self, place: int, longest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of the last items of a user, at most `longest`, and their labels; nobody has place -1."""
+    def of(
+        self, place: int, longest: int | None = None, before: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of the last items of a user, at most `longest`, and their labels; nobody has place -1.
+
+        before: leaves out what is not strictly before this time, in seconds since 1970.
+        """
         first, end = self._ends[place : place + 2] if place >= 0 else (0, 0)
+        if before is not None:
+            end = first + np.searchsorted(self._times[first:end], before)
         if longest is not None:
             first = max(first, end - longest)
         return self._items[first:end], self._labels[first:end]

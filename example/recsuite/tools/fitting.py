@@ -14,15 +14,19 @@ makes the same call.
 from __future__ import annotations
 
 import difflib
+import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from recsuite.config.config import Config, flag_names
+from recsuite.config.config import Config, flag_names, sections
 from recsuite.errors import UserError, printable
+from recsuite.records import LARGEST, typed
+from recsuite.runtime.host import stat_fields
 from recsuite.runtime.launch import launch_name, read_launch
 from recsuite.tools.script import joined
 
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
     from recsuite.serving.snapshot import Snapshot
     from recsuite.tools.fitted import FittedModel
 
+# Before the name of the launch, and what may be in a folder of this name.
+PREFIX = "recsuite-fit-"
+CONTENT = {"data", "columns", "checkpoints"}
 # What `fit` decides itself.
 DECIDED = (
     "data_path",
@@ -60,19 +67,29 @@ def fit(
     events: a pandas.DataFrame with a row for each event, or the path of tables as --data_path takes it.
     users, items: frames with a row for each, or None. schema: a schema.toml or what it says; None guesses it
     from frames, and finds or guesses it beside a path. flags: those of the command line by their names, such
-    as epochs=5. A `save_dir` keeps the checkpoints; several machines need one that all of them see.
+    as epochs=5. A `save_dir` keeps the checkpoints; several machines need one that all of them see. Of a path
+    the columns are kept as the command line keeps them, in `cache_dir` or beside the tables.
 
     Raises:
         UserError: for a flag that is not known, and whatever a training raises.
     """
     config = _config_of(flags)
-    with _data_of(events, users, items, schema) as (path, folder):
-        config = config.replaced(
-            data_path=path, dump=True, cache_dir=config.data.cache_dir or str(folder / "columns")
-        )
+    is_path = isinstance(events, (str, Path))
+    tables = {"events": events, "users": users, "items": items}
+    # All of it on every rank, before one of them writes anything: so all say the same.
+    _check_launch()
+    _check_tables(tables, schema, is_path)
+    # Of frames the folder comes later; it is one.
+    path = str(events) if is_path else tempfile.gettempdir()
+    config = config.replaced(data_path=path, dump=True)
+    config.validate()
+    with _folder_of_launch() as folder:
+        if not is_path:
+            _write(folder / "data", tables, schema)
+            columns = config.data.cache_dir or str(folder / "columns")
+            config = config.replaced(data_path=str(folder / "data"), cache_dir=columns)
         if "save_dir" not in flags:
             config = config.replaced(save_dir=str(folder / "checkpoints"))
-        config.validate()
         return _fitted(config, frozenset(flags), folder)
 
 
@@ -82,43 +99,118 @@ def _config_of(flags: Mapping[str, Any]) -> Config:
             near = difflib.get_close_matches(name, [*flag_names()], n=1)
             meant = f" (did you mean {near[0]}?)" if near and near[0] not in DECIDED else ""
             raise UserError(f"fit takes no flag {printable(name)}{meant}; see --help for every flag.")
-    return Config.of(**flags)
+    return Config.of(**{name: _value_of(name, value) for name, value in flags.items()})
+
+
+def _value_of(name: str, value: Any) -> Any:
+    """The value of a flag, held against its type."""
+    kind = get_type_hints(sections()[flag_names()[name]])[name]
+    # A folder may be a Path, a number one of NumPy's, and widths a list.
+    plain = str(value) if isinstance(value, Path) else value.item() if hasattr(value, "item") else value
+    try:
+        # A flag may be below zero.
+        return typed(kind, [*plain] if isinstance(plain, tuple) else plain, name, least=-LARGEST)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"fit takes a value of type {getattr(kind, '__name__', kind)} for {name}, and got "
+            f"{printable(repr(value))}."
+        ) from None
+
+
+def _check_launch() -> None:
+    if read_launch().world_size > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        raise UserError(
+            "The ranks of this launch have no launcher in common by which they would find one folder; start "
+            "them with torchrun."
+        )
+
+
+def _check_tables(tables: Mapping[str, Any], schema: Any, is_path: bool) -> None:
+    if is_path:
+        if schema is not None or any(tables[name] is not None for name in ("users", "items")):
+            raise UserError(
+                "Beside the path of tables lie their schema.toml and the tables of users and items; leave "
+                "out schema, users and items."
+            )
+        return
+    for name, frame in tables.items():
+        if frame is not None or name == "events":
+            _check_frame(name, frame)
+    _check_schema(schema)
+
+
+def _check_frame(name: str, frame: Any) -> None:
+    """Refuse what cannot be written as a table."""
+    from recsuite.datasets.tables.parts.frame import column_of
+
+    if not hasattr(frame, "to_parquet"):
+        raise UserError(f"{name} takes a pandas.DataFrame, and got {printable(repr(type(frame)))}.")
+    odd = [column for column in frame.columns if not isinstance(column, str)]
+    odd += [*frame.columns[frame.columns.duplicated()]]
+    if odd:
+        raise UserError(
+            f"{name} has a column {printable(repr(odd[0]))}, and takes columns with one name each, a text; "
+            "rename it."
+        )
+    for column, kind in frame.dtypes.items():
+        # Plain numbers, truths and times are of one type each.
+        if kind.kind not in "biufM":
+            column_of(frame[column], column)
+
+
+def _check_schema(schema: Any) -> None:
+    from recsuite.datasets.tables.description.reader import read_schema
+    from recsuite.datasets.tables.schema_file import TableSchema
+
+    if isinstance(schema, (str, Path)):
+        if not Path(schema).is_file():
+            raise UserError(f"The schema {printable(schema)} is not a file; give the path of a schema.toml.")
+        read_schema(Path(schema))
+    elif schema is not None and not isinstance(schema, TableSchema):
+        raise UserError(
+            f"schema takes the path of a schema.toml or what it says, and got {printable(repr(schema))}."
+        )
 
 
 @contextmanager
-def _data_of(
-    events: Any, users: Any, items: Any, schema: str | Path | TableSchema | None
-) -> Iterator[tuple[str, Path]]:
-    """The path of the tables, and a folder of this launch, which is removed at the end."""
-    launch = read_launch()
+def _folder_of_launch() -> Iterator[Path]:
+    """A folder of this launch; a fit that fails removes it, and of one that ends well the ranks together."""
     # The same on all ranks of a machine, which cannot tell each other before they have joined.
-    folder = Path(tempfile.gettempdir(), f"recsuite-fit-{launch_name()}")
-    is_path = isinstance(events, (str, Path))
-    if is_path and (users is not None or items is not None or schema is not None):
-        raise UserError(
-            "Beside the path of tables lie their schema.toml and the tables of users and items; leave out "
-            "schema, users and items."
-        )
+    folder = Path(tempfile.gettempdir(), f"{PREFIX}{launch_name()}")
+    if read_launch().local_rank == 0:
+        for leftover in filter(_is_leftover, folder.parent.glob(f"{PREFIX}*")):
+            shutil.rmtree(leftover, ignore_errors=True)
     try:
         (folder / "data").mkdir(parents=True, exist_ok=True)
-        if launch.local_rank == 0 and not is_path:
-            _write(folder / "data", {"events": events, "users": users, "items": items}, schema)
-        yield str(events) if is_path else str(folder / "data"), folder
+        yield folder
     except BaseException:
-        # Of a training that has ended well the ranks have removed it together.
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a fit of this machine was killed, and could not remove its folder."""
+    host, _, process = path.name.removeprefix(PREFIX).rpartition("-")[0].rpartition("-")
+    began = path.name.rpartition("-")[2]
+    # Another machine may have this folder too, and only that one knows its processes.
+    if host != socket.gethostname() or not process.isdecimal() or not began.isdecimal():
+        return False
+    if path.is_symlink() or not path.is_dir():
+        return False
+    with suppress(OSError):
+        found = {each.name for each in path.iterdir()}
+        return found <= CONTENT and stat_fields(int(process))[19:20] != [began]
+    return False
 
 
 def _write(folder: Path, tables: Mapping[str, Any], schema: str | Path | TableSchema | None) -> None:
     from recsuite.datasets.tables.description.writer import write_schema
 
+    if read_launch().local_rank != 0:
+        return
     for name, frame in tables.items():
-        if frame is None:
-            continue
-        if not hasattr(frame, "to_parquet"):
-            raise UserError(f"{name} takes a pandas.DataFrame, and got {printable(repr(type(frame)))}.")
-        frame.to_parquet(folder / f"{name}.parquet", index=False)
+        if frame is not None:
+            frame.to_parquet(folder / f"{name}.parquet", index=False)
     if isinstance(schema, (str, Path)):
         shutil.copyfile(schema, folder / "schema.toml")
     elif schema is not None:
@@ -135,7 +227,6 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
     from recsuite.tools.fitted import FittedModel
     from recsuite.training.trainer import train
 
-    config.validate()
     with joined(config, given) as (config, context):
         with (
             open_data(config, context) as data,

@@ -64,6 +64,12 @@ def derived(column: str) -> Derived | None:
     return call if is_call else None
 
 
+def dates_name(entity: str, column: str) -> str:
+    """What the parsed users or items call a column of dates, days since 1970, that is no feature itself."""
+    # No column of a file is called so, for a schema takes that for the call.
+    return f"{AGE_DAYS}({entity}.{column})"
+
+
 def hour(time: np.ndarray) -> np.ndarray:
     """The hour of the day in UTC, int64 [n], 0 to 23, of times int64 [n] in seconds since 1970."""
     return time % SECONDS_PER_DAY // SECONDS_PER_HOUR

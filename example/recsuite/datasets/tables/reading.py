@@ -19,7 +19,7 @@ import numpy as np
 from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.preparation.arrays.mapped import chunks
 from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
-from recsuite.datasets.tables.derived import AGE_DAYS, HOUR, age_days, derived, hour, weekday
+from recsuite.datasets.tables.derived import AGE_DAYS, HOUR, age_days, dates_name, derived, hour, weekday
 from recsuite.datasets.tables.files import EVENTS, Tables, columns_of
 from recsuite.datasets.tables.parts.blocks import gathered, spans
 from recsuite.datasets.tables.parts.entities import property_of
@@ -133,6 +133,8 @@ class _Reading:
                     values = self._property(entity, role, wanted)
                     if wanted.kind == DATE:
                         entity.days[wanted.column] = values
+                        # No feature, but what the age of one in an event to come is computed from.
+                        columns[dates_name(entity.name, wanted.column)] = values
                     else:
                         columns[wanted.column] = values
         if entity.name == ITEM:
