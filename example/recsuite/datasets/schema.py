@@ -245,6 +245,7 @@ class RawData:
 
     `items` and `users` hold one row per id, in the order of the ids, which may be whole numbers or texts,
     with the columns that the schema names and the files have; the column of titles, text, is always there.
+    Dates from which ages are computed are there too, see `tables.derived.dates_name`.
     `official_test` marks the test events of an official split, bool, one an event; `oracle` predicts their
     labels, float32. `skipped` says what was left out, `num_skipped` how many events.
     """

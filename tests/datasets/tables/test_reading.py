@@ -103,6 +103,8 @@ def test_every_format_gives_the_same_data_set(tmp_path: Path, end: str) -> None:
         "items.in_stock": ["false", "true", "true", None],
         "items.number": [2, 3, 1, None],
         "items.title": ["-1", "3", "7", str(2**62)],
+        # The days, since 1970, from which the ages of events to come are computed.
+        "items.age_days(item.released)": [20775.0, None, 20775.0, 20775.0],
         "device": ["web", None, "app", "web", "web"],
         "price": [1.5, 2.0, 2.5, None, 4.0],
         "hour(timestamp)": [0, 1, 2, 3, 4],
