@@ -175,7 +175,7 @@ def test_a_users_mistake_is_one_sentence_and_status_2(arguments: list[str], sent
     ("arguments", "sentence"),
     [
         (["--batch_size", "0"], "--batch_size 0 is too small"),
-        (["--data_path", "/proc"], "--data_path /proc holds no"),
+        (["--data_path", str(ROOT / "deploy")], f"{ROOT / 'deploy'} holds no table of events"),
     ],
 )
 def test_of_many_ranks_one_says_it_and_torchrun_ends_with_it(arguments: list[str], sentence: str) -> None:
@@ -190,7 +190,7 @@ def test_of_many_ranks_one_says_it_and_torchrun_ends_with_it(arguments: list[str
 
 def test_help_is_printed_once() -> None:
     output = succeeded(torchrun(2, EXAMPLE, "--help"))
-    assert output.count("Train a sharded recommender on MovieLens.") == 1
+    assert output.count("Train a sharded recommender on MovieLens, or on tables of your own.") == 1
 
 
 def test_a_bad_row_is_one_sentence_and_status_2(synthetic_folder: Path, tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ OLDER_METRICS = {
     "ndcg_at_10": "NDCG@10",
     "hr_at_10": "HR@10",
     "mae": "MAE",
-    "auc": "AUC",
     "log_loss": "log loss",
+    "auc": "AUC",
 }
 # A metric is an error, the smaller the better, if its name holds one of these; the others are scores.
 ERRORS = ("rmse", "mae", "loss")
