@@ -74,7 +74,6 @@ class MovieLensFile:
 
     def digest(self) -> str:
         """See `SourceFile`."""
-        # Not the time of change, which a copy keeps and a wrong clock makes meaningless.
         with explained(f"{self.path} cannot be read", "give another --data_path"):
             return digest_of(self.path)
 
