@@ -273,6 +273,32 @@ def test_the_task_follows_the_labels_unless_one_is_given_that_fits(
         fitted_to_tables(config.replaced(task=other), ["task"])
 
 
+def test_the_age_of_an_item_cannot_be_known_where_items_are_ranked(tmp_path: Path) -> None:
+    age = '[features.shelved]\nof = "event"\ncolumn = "age_days(item.released)"\nkind = "number"'
+    config = Config.of(data_path=str(write_tables(tmp_path / "aged", more=age)))
+    frame = events().assign(released="2020-01-01")
+    frame.to_parquet(tmp_path / "aged" / "events.parquet")
+    assert fitted_to_tables(config, []) == config
+    with pytest.raises(UserError, match=r"the feature shelved: .* take \[features.shelved\] out of schema"):
+        fitted_to_tables(config.replaced(task="ranking"), ["task"])
+
+
+def test_random_clicks_are_ranked_by_chance_though_the_events_have_a_price(tmp_path: Path) -> None:
+    draw, num_items, size = np.random.default_rng(0), 300, 4_000
+    item = draw.integers(0, num_items, size)
+    price = np.exp(draw.normal(3, 1, num_items))[item]
+    frame = pandas.DataFrame({"user_id": draw.integers(0, 200, size), "item_id": item})
+    frame["time"] = 1_700_000_000 + 600 * np.arange(size)
+    # With a little noise, and with discounts that hide some of it.
+    frame["price"] = price * draw.normal(1, 0.02, size)
+    frame["paid"] = price * draw.choice([1, 0.5], size)
+    frame.to_parquet(tmp_path / "events.parquet")
+    report = tmp_path / "report"
+    flags = ["--data_path", tmp_path / "events.parquet", "--epochs", 1, "--batch_size", 64, "--lr", 0.1]
+    succeeded(torchrun(1, EXAMPLE, *flags, "--embedding_dim", 16, "--report_dir", report))
+    assert read_json(report / "metrics.json")["test"]["hr_at_10"] < 3 * 10 / num_items
+
+
 def test_tables_without_times_are_split_at_random_and_it_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

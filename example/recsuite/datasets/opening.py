@@ -15,8 +15,9 @@ from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
+from recsuite.datasets.schema import CLICKS, COUNT, EVENT, ITEM, RATING, YES_NO, Schema
 from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_own, locate
+from recsuite.datasets.tables.derived import derived
 from recsuite.errors import UserError, counted
 from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, once_per_node
 from recsuite.runtime.console import say
@@ -112,6 +113,7 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
 def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config:
     fitting, task = TASKS[schema.label_kind], config.model.task
     if task in fitting:
+        _check_ages_of_items(task, schema)
         return config
     if "task" in given:
         raise UserError(
@@ -120,6 +122,17 @@ def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config
         )
     say(f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}")
     return config.replaced(task=fitting[0])
+
+
+def _check_ages_of_items(task: str, schema: Schema) -> None:
+    """Refuse to rank items for events that have the age of one of them."""
+    calls = {feature.name: derived(feature.column) for feature in schema.features if feature.entity == EVENT}
+    names = [name for name, call in calls.items() if call and call.of == ITEM]
+    if task == "ranking" and names:
+        raise UserError(
+            f"--task ranking cannot have the feature {names[0]}: the age of an item says which one an event "
+            f"is of, which is not known before one is chosen; take [features.{names[0]}] out of schema.toml."
+        )
 
 
 def check_same_flags(config: Config) -> None:

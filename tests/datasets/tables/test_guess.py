@@ -15,7 +15,7 @@ from recsuite.datasets.tables.description.overview import describe
 from recsuite.datasets.tables.description.reader import parse_schema
 from recsuite.datasets.tables.description.validator import validate
 from recsuite.datasets.tables.description.writer import text_of
-from recsuite.datasets.tables.guessing.features import LeftOut
+from recsuite.datasets.tables.guessing.features import AGE_TELLS, TELLS, LeftOut
 from recsuite.datasets.tables.guessing.guess import SAME_NAME, guess
 from recsuite.datasets.tables.guessing.words import table_name, words_of
 from recsuite.datasets.tables.schema_file import FeatureColumn, LabelColumn, TableSchema, TimestampColumn
@@ -180,11 +180,11 @@ def test_music_with_lists_and_dates_in_a_table_of_its_own() -> None:
     assert schema.label == LabelColumn("clicks")
     assert schema.features == {
         "genres": FeatureColumn("item", "genres", "list"),
-        "released_age": FeatureColumn("event", "age_days(item.released)", "number"),
         "seconds": FeatureColumn("item", "seconds", "number"),
         **TIMES,
     }
     assert left_out(events, items=texts(SONGS)) == {
+        "released": AGE_TELLS,
         "code": "nearly all of its values differ, as those of an id do",
         "reissue_of": "nearly all of its values differ, as those of an id do",
         "empty": "it is empty",
@@ -194,6 +194,60 @@ def test_music_with_lists_and_dates_in_a_table_of_its_own() -> None:
     assert left_out(events, items=texts(SONGS))["released"] == (
         "it holds dates, and without times of the events these tell no age"
     )
+    # Where no items are ranked, the age of one gives nothing away.
+    rated = guessed({**events, "at": ISO, "rating": RNG.integers(1, 6, ROWS)}, items=texts(SONGS))
+    assert rated.features["released_age"] == FeatureColumn("event", "age_days(item.released)", "number")
+
+
+# What depends on the item, exactly and nearly, and what does not.
+PRICE = np.exp(RNG.normal(3, 1, ITEMS))[ITEM] * RNG.normal(1, 0.02, ROWS)
+VISIT = {
+    "user_id": USER,
+    "item_id": ITEM,
+    "time": SECONDS,
+    "price": PRICE,
+    "brand": np.where(RNG.random(ROWS) < 0.02, "b0", [f"b{item % 12}" for item in ITEM]),
+    "paid": PRICE * RNG.choice([1, 0.4, 0.1], ROWS),
+    "variant": [f"{item}/{size}" for item, size in zip(ITEM, RNG.integers(0, 6, ROWS), strict=True)],
+    "copy_of_item": ITEM,
+    "device": RNG.choice(["phone", "desktop", "tablet"], ROWS),
+    "delay": RNG.exponential(1, ROWS),
+    # One event in five is on the screen that the item belongs to, and the others are on any.
+    "screen": np.where(RNG.random(ROWS) < 0.2, ITEM % 3, RNG.integers(0, 3, ROWS)),
+}
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("label", [{}, {"plays": np.minimum(RNG.zipf(1.6, ROWS), 5_000)}])
+def test_what_says_which_item_is_chosen_is_no_feature_of_an_event_to_rank_by(
+    typed: bool, label: dict[str, Any]
+) -> None:
+    features = guessed({**VISIT, **label}, typed).features
+    assert features["price"] == FeatureColumn("item", "price", "number")
+    assert features["brand"] == FeatureColumn("item", "brand", "category")
+    events = {name for name, feature in features.items() if feature.of == "event"}
+    assert events == {"device", "delay", "screen", *TIMES}
+    reasons = left_out({**VISIT, **label})
+    assert (reasons["paid"], reasons["variant"]) == (TELLS, TELLS)
+
+
+def test_ratings_and_answers_keep_what_depends_on_the_item() -> None:
+    for label in ({"rating": RNG.integers(1, 6, ROWS)}, {"clicked": RNG.integers(0, 2, ROWS)}):
+        features = guessed({**VISIT, **label}).features
+        assert all(features[name].of == "event" for name in ("price", "brand", "paid", "variant", "delay"))
+
+
+@pytest.mark.parametrize("repeated", [2, 5])
+def test_of_a_few_events_an_item_chance_is_taken_away(repeated: int) -> None:
+    items = np.arange(ROWS) // repeated
+    events = {"user": USER, "item": items, "delay": VISIT["delay"], "device": VISIT["device"]}
+    town = [f"t{each}" for each in RNG.integers(0, 300, ROWS)]
+    features = guessed(
+        {**events, "town": town, "price": np.sqrt(items + 1) * RNG.normal(1, 0.02, ROWS)}
+    ).features
+    assert {name: feature.of for name, feature in features.items()} == {
+        **{"price": "item", "delay": "event", "device": "event", "town": "event"}
+    }
 
 
 def test_lists_and_times_of_typed_files() -> None:

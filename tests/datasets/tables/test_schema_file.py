@@ -108,6 +108,15 @@ SCHEMA = TableSchema(
 SHORT = '[user]\ncolumn = "u"\n[item]\ncolumn = "i"\n[label]\nkind = "clicks"\n'
 
 
+AGED = f"""{SHORT}[timestamp]
+column = "t"
+[features.age]
+of = "event"
+column = "age_days(item.released)"
+kind = "number"
+"""
+
+
 def refusal(text: str, columns: dict[str, list[str]] | None = None) -> str:
     """The one sentence that a schema is refused with, without the name of the file."""
     with pytest.raises(UserError) as refused:
@@ -450,3 +459,15 @@ def test_a_file_that_cannot_be_a_schema_is_refused(tmp_path: Path) -> None:
 def test_a_column_with_brackets_in_its_name_is_no_function() -> None:
     text = WHOLE.replace('column = "price"', 'column = "price (EUR)"')
     assert parse_schema(text).features["price"].column == "price (EUR)"
+
+
+@pytest.mark.parametrize("kind", ["clicks", "count"])
+def test_the_age_of_an_item_is_no_feature_of_an_event_to_rank_by(kind: str) -> None:
+    text = AGED.replace('"clicks"', f'"{kind}"\ncolumn = "n"' if kind == "count" else '"clicks"')
+    assert refusal(text) == (
+        '[features.age] column = "age_days(item.released)" says which item an event is of, which is not '
+        "known before one is chosen; leave the feature out, or write a column with the age as a number of "
+        '= "item".'
+    )
+    parse_schema(text.replace("item.released", "user.born"))
+    parse_schema(AGED.replace('"clicks"', '"yes_no"\ncolumn = "bought"'))

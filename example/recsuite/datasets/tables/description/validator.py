@@ -249,6 +249,13 @@ def _check_derived(place: Place, feature: FeatureColumn, call: Derived, schema: 
         raise place.wrong(
             "of", feature.of, f'is not right for {call.function}, of each event; write "{EVENT}"'
         )
+    if call.of == ITEM and schema.label.kind in (CLICKS, COUNT):
+        raise place.wrong(
+            "column",
+            feature.column,
+            "says which item an event is of, which is not known before one is chosen; leave the feature out, "
+            f'or write a column with the age as a number of = "{ITEM}"',
+        )
     if call.column and feature.kind != NUMBER:
         raise place.wrong("kind", feature.kind, f'is not right for {call.function}; write "{NUMBER}"')
     for name, other in schema.features.items():

@@ -20,6 +20,9 @@ FEW_NUMBERS = 10
 INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 # A property that differs for nearly every user or item says no more than its id; of fewer, nothing is known.
 NEARLY_ALL, LEAST_KNOWN = 0.9, 20
+# Why what depends on the item is no feature of an event by which all items are ranked.
+TELLS = "it differs between items and says which one an event is of, which is not known before one is chosen"
+AGE_TELLS = "its age at an event says which item that is of, which is not known before one is chosen"
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,26 @@ def owner_of(events: pa.Table, column: str, roles: Roles) -> str:
     return owner if confirmed[owner] >= LEAST_REPEATS else EVENT
 
 
-def feature_of(content: Content, of: str, num_owners: int, has_times: bool) -> tuple[FeatureColumn, str]:
+def feature_of(
+    content: Content, of: str, num_owners: int, has_times: bool, is_ranked: bool
+) -> tuple[FeatureColumn, str]:
     """The section of a column, and why it is to be left out; the reason is empty where it is not.
 
     num_owners: how many users, items or events there are in the sample. has_times: whether events have times.
+    is_ranked: whether the label is one that items are ranked by.
     """
     why = _reason(content, of, num_owners, has_times)
+    if content.is_time and of == ITEM and is_ranked:
+        why = why or AGE_TELLS
     if content.is_time and not why:
         return FeatureColumn(EVENT, f"age_days({of}.{content.name})", NUMBER), ""
     # A list of an event can be no feature, but may be used as it stands there.
-    kind = CATEGORY if why and of == EVENT else _kind_of(content)
+    kind = CATEGORY if why and of == EVENT else kind_of(content)
     return FeatureColumn(of, content.name, kind, separator=content.separator or "|"), why
 
 
-def _kind_of(content: Content) -> str:
+def kind_of(content: Content) -> str:
+    """Whether the values of a column are categories, lists or numbers."""
     if content.kind == "list":
         return LIST
     if content.kind != "number" or words.has_word(content.name, words.CODES):
@@ -84,7 +93,7 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
     # Of those that have one at all.
     num_known = min(num_owners, content.size)
     # Whole numbers of an event count orders or lines where nearly all differ.
-    tells_apart = _kind_of(content) == CATEGORY or (of == EVENT and content.is_whole)
+    tells_apart = kind_of(content) == CATEGORY or (of == EVENT and content.is_whole)
     if tells_apart and num_known >= LEAST_KNOWN and content.distinct > NEARLY_ALL * num_known:
         return "nearly all of its values differ, as those of an id do"
     return ""

@@ -11,14 +11,17 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from recsuite.datasets.schema import EVENT, ITEM, USER
+from recsuite.datasets.schema import CLICKS, COUNT, EVENT, ITEM, USER
 from recsuite.datasets.tables.description.columns import EVENTS, ITEMS, USERS
 from recsuite.datasets.tables.guessing.contents import Content, contents_of, hours_of, plain_table
-from recsuite.datasets.tables.guessing.features import LeftOut, feature_of, owner_of, title_of
+from recsuite.datasets.tables.guessing.features import TELLS, LeftOut, feature_of, kind_of, owner_of, title_of
 from recsuite.datasets.tables.guessing.roles import Roles, roles_of
+from recsuite.datasets.tables.guessing.telling import telling
 from recsuite.datasets.tables.guessing.words import table_name
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
+    LIST,
+    NUMBER,
     FeatureColumn,
     ItemColumn,
     LabelColumn,
@@ -29,6 +32,8 @@ from recsuite.datasets.tables.schema_file import (
 )
 from recsuite.errors import UserError
 
+# Labels by which all items are ranked, whatever else is known of an event.
+RANKED = (CLICKS, COUNT)
 # Names of tables that ids have.
 TAKEN = (USER, ITEM, EVENT)
 SAME_NAME = "the events have a column with a role under this name; give it another one in its file"
@@ -59,9 +64,10 @@ def guess(samples: Mapping[str, pa.Table]) -> Guess:
     own = {role: tuple(found) for role, found in contents.items() if role != EVENTS}
     roles = roles_of(events, contents[EVENTS], own)
     owned = _owned(samples, contents, roles)
+    tell = _telling(samples[EVENTS], owned, roles)
     title = title_of(owned[ITEM])
     owned[ITEM].pop(title, None)
-    features, left_out = _features(owned, roles, _numbers(samples, contents[EVENTS], roles))
+    features, left_out = _features(owned, roles, tell, _numbers(samples, contents[EVENTS], roles))
     time = contents[EVENTS].get(roles.timestamp)
     schema = TableSchema(
         user=UserColumn(roles.user),
@@ -89,15 +95,37 @@ def _owned(
     return owned
 
 
+def _telling(events: pa.Table, owned: dict[str, dict[str, Content]], roles: Roles) -> set[str]:
+    """The columns of the event that say which item it is of, where items are ranked.
+
+    Those that hardly vary within an item are moved to the items.
+    """
+    tell: set[str] = set()
+    for name, content in [*owned[EVENT].items()] if roles.label.kind in RANKED else ():
+        if content.is_time or content.kind in (LIST, "other") or content.is_long:
+            continue
+        tells, is_constant = telling(events, name, roles.item, kind_of(content) == NUMBER)
+        if tells and is_constant and name not in owned[ITEM]:
+            owned[ITEM][name] = owned[EVENT].pop(name)
+        elif tells:
+            tell.add(name)
+    return tell
+
+
 def _features(
-    owned: Mapping[str, Mapping[str, Content]], roles: Roles, numbers: Mapping[str, int]
+    owned: Mapping[str, Mapping[str, Content]],
+    roles: Roles,
+    tell: set[str],
+    numbers: Mapping[str, int],
 ) -> tuple[dict[str, FeatureColumn], list[LeftOut]]:
     features: dict[str, FeatureColumn] = {}
     left_out: list[LeftOut] = []
+    is_ranked = roles.label.kind in RANKED
     for of, contents in owned.items():
         for column, content in contents.items():
             names = [*TAKEN, *features, *(each.name for each in left_out)]
-            feature, why = feature_of(content, of, numbers[of], bool(roles.timestamp))
+            feature, why = feature_of(content, of, numbers[of], bool(roles.timestamp), is_ranked)
+            why = why or TELLS * (of == EVENT and column in tell)
             name = table_name(column + "_age" * (feature.column != column), names)
             # A column of users or items that is called like the label would be taken for it.
             why = SAME_NAME if column in roles.columns else why

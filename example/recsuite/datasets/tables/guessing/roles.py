@@ -261,14 +261,14 @@ def is_constant(table: pa.Table, column: str, within: str) -> bool:
 
 def repeats(table: pa.Table, column: str, within: str) -> int:
     """How many rows confirm that a column is a property of another one's values; 0 where one contradicts."""
-    pairs = pa.table({"id": _codes(table[within]), "value": _codes(table[column])}).drop_null()
+    pairs = pa.table({"id": codes_of(table[within]), "value": codes_of(table[column])}).drop_null()
     ids = pairs.group_by("id").aggregate([("value", "count_distinct")])
     if not len(ids) or pc.max(ids["value_count_distinct"]).as_py() > 1:
         return 0
     return len(pairs) - len(ids)
 
 
-def _codes(column: pa.ChunkedArray) -> pa.Array:
+def codes_of(column: pa.ChunkedArray) -> pa.Array:
     """A column of any type as integers, the same for the same value; null where there is none."""
     array = column.combine_chunks()
     if pa.types.is_nested(array.type):
