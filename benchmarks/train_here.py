@@ -55,6 +55,7 @@ def columns_of(folder: Path) -> Columns:
         "num_skipped": 0,
         "longest_history": 0,
         "baselines": {},
+        "numbers": (),
         "notes": (),
     }
     return Columns(

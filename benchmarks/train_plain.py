@@ -51,7 +51,7 @@ class PlainModel(nn.Module):
     def forward(self, users: torch.Tensor, movies: torch.Tensor) -> torch.Tensor:
         """Predicted ratings, float32 [B]."""
         rows = {"user": LookedUp(self.users(users)), "movie": LookedUp(self.movies(movies))}
-        rating: torch.Tensor = self.head(rows, torch.zeros(0))
+        rating: torch.Tensor = self.head(rows, torch.zeros(0), torch.zeros(0, 0))
         return rating
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from example import train_and_report
+from recsuite.config.config import Config
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
 from tests.support.launch import ROOT, python, read_json, succeeded
-from tests.support.trained import make_trained
 
 
 def test_recommending_is_measured_beside_scoring_every_item_and_gives_the_same_scores(
     synthetic_folder: Path, context: RuntimeContext, tmp_path: Path
 ) -> None:
-    trained = make_trained(synthetic_folder, context, tmp_path / "dumps")
+    dumps = tmp_path / "dumps"
+    config = Config.of(data_path=str(synthetic_folder), save_dir=str(dumps), dump=True, epochs=1)
+    train_and_report(config, context)
     benchmark = ROOT / "benchmarks" / "recommend.py"
-    output = succeeded(python(benchmark, trained.folder, "--rounds", 2, "--report", tmp_path))
+    output = succeeded(python(benchmark, dumps, "--rounds", 2, "--report", tmp_path))
     found = read_json(tmp_path / "recommend.json")
     # Those that the training has seen.
-    (movies,) = [table.rows - 1 for table in trained.columns.tables if table.name == "movie"]
+    (movies,) = [table.rows - 1 for table in open_columns(config).tables if table.name == "movie"]
     assert found["items"] == movies
     assert found["difference"] <= 1e-6
     assert min(found["recommend"] + found["score"]) > 0
