@@ -85,7 +85,8 @@ def test_columns_that_are_cut_during_an_epoch_are_named(place: Place, num_worker
     assert (
         "rows.npy had 320,128 bytes when it was opened and has 1,000 now; leave the columns" in result.stderr
     )
-    assert ("Found by data worker 1 of rank 0" in result.stderr) == (num_workers == 2)
+    # Each worker looks before it makes a batch, so the one that did not cut them may be the first.
+    assert ("Found by data worker" in result.stderr) == (num_workers == 2)
     assert "Traceback" not in result.stderr
     if num_workers == 0:
         return

@@ -106,8 +106,13 @@ def locate(config: DataConfig, root: Path) -> OwnTables:
             explained(f"{printable(written)} cannot be written"),
             locked(lock, f"writing {written}", SCHEMA_DEADLINE),
         ):
-            if not written.exists():
-                propose(path).show()
+            try:
+                if not written.exists():
+                    propose(path).show()
+            finally:
+                # Nothing of ours stays beside the tables but the schema. Whoever takes a new lock meanwhile
+                # writes the same schema, in one rename.
+                lock.unlink(missing_ok=True)
     found = look(config, root)
     assert found is not None
     validate(found.table_schema, columns_of(found.tables), written)
