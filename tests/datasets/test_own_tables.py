@@ -12,18 +12,19 @@ import pytest
 import torch
 
 from recsuite.config.config import Config
+from recsuite.config.parser import parse_args
 from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import EpochSampler, build_dataloader
-from recsuite.datasets.opening import fitted_to_tables
+from recsuite.datasets.opening import check_leaks, fitted_to_tables
 from recsuite.datasets.preparation.cache import _name, open_columns
 from recsuite.datasets.preparation.vocabulary import Scale, encoding_of, fit
 from recsuite.datasets.schema import BUCKETS, DENSE, UNKNOWN_ROW
 from recsuite.datasets.source import locate
 from recsuite.errors import UserError
 from recsuite.serving.served import ServedModel
-from tests.support.launch import EXAMPLE, SUPPORT, read_json, succeeded, torchrun
+from tests.support.launch import EXAMPLE, SUPPORT, python, read_json, succeeded, torchrun
 from tests.support.states import FLAGS
 
 NUM_EVENTS, NUM_USERS, NUM_ITEMS = 3_000, 60, 40
@@ -278,9 +279,63 @@ def test_the_age_of_an_item_cannot_be_known_where_items_are_ranked(tmp_path: Pat
     config = Config.of(data_path=str(write_tables(tmp_path / "aged", more=age)))
     frame = events().assign(released="2020-01-01")
     frame.to_parquet(tmp_path / "aged" / "events.parquet")
-    assert fitted_to_tables(config, []) == config
-    with pytest.raises(UserError, match=r"the feature shelved: .* take \[features.shelved\] out of schema"):
-        fitted_to_tables(config.replaced(task="ranking"), ["task"])
+    columns = open_columns(config)
+    check_leaks(columns, "rating")
+    with pytest.raises(UserError, match=r"the feature shelved .* 100% .* take \[features.shelved\] out"):
+        check_leaks(columns, "ranking")
+
+
+# A feature of the event by name: which of its values an event has, of the item and of nothing.
+LEAKS = {
+    "price": lambda draw, item, price: price,
+    "noisy price": lambda draw, item, price: price * draw.normal(1, 0.3, len(item)),
+    "price with very much noise": lambda draw, item, price: price * np.exp(draw.normal(0, 1.5, len(item))),
+    "price or minus the price": lambda draw, item, price: price * draw.choice([-1, 1], len(item)),
+    "brand": lambda draw, item, price: [f"brand {each % 20}" for each in item],
+    "brand and size": lambda draw, item, price: [f"{each % 20}/{draw.integers(5)}" for each in item],
+}
+NO_LEAKS = {
+    "any number": lambda draw, item, price: draw.normal(0, 1, len(item)),
+    "any category": lambda draw, item, price: [f"device {each}" for each in draw.integers(0, 20, len(item))],
+    "hardly any price": lambda draw, item, price: price * np.exp(draw.normal(0, 4, len(item))),
+}
+
+
+@pytest.mark.parametrize("label", ["rating", "clicks"])
+@pytest.mark.parametrize("name", [*LEAKS, *NO_LEAKS])
+def test_what_says_which_item_was_chosen_is_refused_to_rank_by_whoever_wrote_the_schema(
+    name: str, label: str, tmp_path: Path
+) -> None:
+    draw, num_items, size = np.random.default_rng(0), 100, 4_000
+    item = draw.integers(0, num_items, size)
+    price = np.exp(draw.normal(3, 1, num_items))[item]
+    given = {**LEAKS, **NO_LEAKS}[name](draw, item, price)
+    kind = "category" if isinstance(given, list) else "number"
+    columns = {"user_id": draw.integers(0, 200, size), "product_id": item, "stars": draw.integers(1, 6, size)}
+    pandas.DataFrame({**columns, "given": given}).to_parquet(tmp_path / "events.parquet")
+    (tmp_path / "schema.toml").write_text(
+        f'[user]\ncolumn = "user_id"\n[item]\ncolumn = "product_id"\n[label]\n{KINDS[label]}\n'
+        f'[features.given]\nof = "event"\ncolumn = "given"\nkind = "{kind}"\n'
+    )
+    flags = ["--data_path", str(tmp_path), "--task", "ranking", "--split", "random"]
+    if name in LEAKS:
+        sentence = (
+            r"--task ranking cannot have the feature given of the event: it says \d+% of .* at most 10% "
+            r'.* take \[features.given\] out, or let it be of = "item"'
+        )
+        with pytest.raises(UserError, match=sentence):
+            check_leaks(open_columns(parse_args(flags)), "ranking")
+    else:
+        check_leaks(open_columns(parse_args(flags)), "ranking")
+
+
+def test_a_leak_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    price = '[features.paid]\nof = "event"\ncolumn = "price"\nkind = "number"'
+    folder = write_tables(tmp_path / "leaking", more=price)
+    failed = python(EXAMPLE, "--data_path", folder, "--task", "ranking")
+    assert failed.returncode == 2
+    assert failed.stderr.count("--task ranking cannot have the feature paid") == 1
+    assert "Traceback" not in failed.stderr
 
 
 def test_random_clicks_are_ranked_by_chance_though_the_events_have_a_price(tmp_path: Path) -> None:

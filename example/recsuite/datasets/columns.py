@@ -71,7 +71,8 @@ class Columns:
     """One data set on disk: where it lies, how long its splits are, which tables its features need.
 
     numbers: the features that are dense inputs; baselines: way of evaluation, such as "ranks", to name to
-    metrics on the test; digest: of the events in their order, and of where the splits begin; files: name to
+    metrics on the test; told: feature of the event to how much it says of which item that is of, see
+    `datasets.telling`; digest: of the events in their order, and of where the splits begin; files: name to
     digest.
     """
 
@@ -90,6 +91,7 @@ class Columns:
     numbers: tuple[Feature, ...]
     baselines: dict[str, dict[str, Metrics]]
     notes: tuple[str, ...]
+    told: dict[str, float] = field(default_factory=dict)
     digest: str = ""
     files: dict[str, str] = field(default_factory=dict)
 

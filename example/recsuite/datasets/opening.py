@@ -15,9 +15,9 @@ from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.schema import CLICKS, COUNT, EVENT, ITEM, RATING, YES_NO, Schema
+from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
 from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_own, locate
-from recsuite.datasets.tables.derived import derived
+from recsuite.datasets.telling import MOST_TOLD
 from recsuite.errors import UserError, counted
 from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, once_per_node
 from recsuite.runtime.console import say
@@ -70,6 +70,7 @@ def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
     )
     _check_same_data(everyones)
     columns = everyones[context.rank][1]
+    check_leaks(columns, config.model.task)
     context.say(describe_data(columns, config.data.split))
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     # Before the model is built: workers start, and make their first batches, meanwhile.
@@ -113,7 +114,6 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
 def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config:
     fitting, task = TASKS[schema.label_kind], config.model.task
     if task in fitting:
-        _check_ages_of_items(task, schema)
         return config
     if "task" in given:
         raise UserError(
@@ -124,15 +124,22 @@ def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config
     return config.replaced(task=fitting[0])
 
 
-def _check_ages_of_items(task: str, schema: Schema) -> None:
-    """Refuse to rank items for events that have the age of one of them."""
-    calls = {feature.name: derived(feature.column) for feature in schema.features if feature.entity == EVENT}
-    names = [name for name, call in calls.items() if call and call.of == ITEM]
-    if task == "ranking" and names:
-        raise UserError(
-            f"--task ranking cannot have the feature {names[0]}: the age of an item says which one an event "
-            f"is of, which is not known before one is chosen; take [features.{names[0]}] out of schema.toml."
-        )
+def check_leaks(columns: Columns, task: str) -> None:
+    """Refuse to rank items for events of which something is known that says too much of the item.
+
+    Raises:
+        UserError: names the feature, how much it says, and how much it may.
+    """
+    # Whatever wrote the schema, and whatever the labels are: predictions of a label may have such features.
+    for name, share in columns.told.items() if task == "ranking" else ():
+        if share > MOST_TOLD:
+            item = columns.schema.item
+            raise UserError(
+                f"--task ranking cannot have the feature {name} of the event: it says {share:.0%} of what it "
+                f"could of which {item} an event is of, which is not known before one is chosen, and at most "
+                f"{MOST_TOLD:.0%} are allowed; in schema.toml, take [features.{name}] out, or let it be "
+                'of = "item".'
+            )
 
 
 def check_same_flags(config: Config) -> None:

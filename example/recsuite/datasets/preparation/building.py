@@ -32,6 +32,7 @@ from recsuite.datasets.preparation.vocabulary import (
     write_vocabulary,
 )
 from recsuite.datasets.schema import ITEM, SCHEMA_FILE, USER, Schema, Table, record_of
+from recsuite.datasets.telling import told_by_features
 from recsuite.errors import UserError
 from recsuite.files import digest_of, flush, flushed
 from recsuite.records import sealed
@@ -145,6 +146,7 @@ def _write_columns(
     num_train = sizes[0]
     written = _write_features(folder, raw, stored, order, num_train, schema)
     _write_weights(folder, raw, order, num_train)
+    told = told_by_features(raw.events, order[:num_train], stored.item[:num_train], len(raw.items), schema)
     # As much memory as a column.
     del order
     tables = written.tables
@@ -172,6 +174,7 @@ def _write_columns(
         "baselines": baselines_of(
             stored, sizes, len(raw.items), oracle, schema.liked_label, _done(reached, "baselines")
         ),
+        "told": told,
         "notes": [*raw.skipped, *notes],
     }
 

@@ -66,8 +66,8 @@ FEATURES = """
 # of: what it is a property of: user, item or event (it differs from event to event).
 # column: a column, or what is computed for each event from its time: hour(timestamp), weekday(timestamp),
 # age_days(item.COLUMN) or age_days(user.COLUMN), the days since the date in that column.
-# With labels of kind clicks or count, a feature of the event must be known before an item is chosen: what
-# depends on the item, such as its price at that time, would give it away.
+# With labels of kind clicks or count, and with --task ranking, a feature of the event must be known before an
+# item is chosen: what depends on the item, such as its price at that time, gives it away and is refused.
 # kind: category (one of several values), list (several of them; separator: what stands between them in a
 # text) or number (input: buckets learns something of its own for each range of the numbers, dense takes them
 # as they are, on a common scale).

@@ -16,7 +16,7 @@ from recsuite.datasets.tables.description.columns import EVENTS, ITEMS, USERS
 from recsuite.datasets.tables.guessing.contents import Content, contents_of, hours_of, plain_table
 from recsuite.datasets.tables.guessing.features import TELLS, LeftOut, feature_of, kind_of, owner_of, title_of
 from recsuite.datasets.tables.guessing.roles import Roles, roles_of
-from recsuite.datasets.tables.guessing.telling import telling
+from recsuite.datasets.tables.guessing.telling import telling_of
 from recsuite.datasets.tables.guessing.words import table_name
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
@@ -104,10 +104,10 @@ def _telling(events: pa.Table, owned: dict[str, dict[str, Content]], roles: Role
     for name, content in [*owned[EVENT].items()] if roles.label.kind in RANKED else ():
         if content.is_time or content.kind in (LIST, "other") or content.is_long:
             continue
-        tells, is_constant = telling(events, name, roles.item, kind_of(content) == NUMBER)
-        if tells and is_constant and name not in owned[ITEM]:
+        told = telling_of(events, name, roles.item, kind_of(content) == NUMBER)
+        if told.is_of_item and name not in owned[ITEM]:
             owned[ITEM][name] = owned[EVENT].pop(name)
-        elif tells:
+        elif told.is_too_much:
             tell.add(name)
     return tell
 

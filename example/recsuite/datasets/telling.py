@@ -1,0 +1,165 @@
+"""How much a column of the events says about which item an event is of, beyond what chance would.
+
+A ranking is shown the features of an event while it looks for the item: one that follows from the item gives
+it away, in the training and in every metric, and is not there when something is to be recommended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of
+from recsuite.datasets.schema import EVENT, ITEM, Codes, Events, Feature, Schema
+from recsuite.datasets.tables.derived import derived
+
+# From this share on, what a column says of the item is too much; from the other one on it is the item's own.
+# The choice is in docs/decisions.md.
+MOST_TOLD, NEARLY_CONSTANT = 0.1, 0.9
+# So many standard errors, of about one by the root of the repeated events, are put down to chance.
+ERRORS = 2
+# In nats: of less information that chance leaves over, no share is taken.
+LEAST_INFORMATION = 0.05
+# Ranges of a number: what lies within one is the same number.
+NUM_RANGES = 32
+# Events that are looked at, all that some items have: enough, and counted in a fraction of a second.
+MOST_EVENTS = 2**18
+
+
+class Telling(NamedTuple):
+    """What a column says of the items.
+
+    share: of what it could say, 0 where it is not surely more than chance would. constant: how nearly it is
+    the same in all events of an item, at most 1.
+    """
+
+    share: float
+    constant: float
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether items cannot be ranked for an event of which this is known."""
+        return self.share > MOST_TOLD
+
+    @property
+    def is_of_item(self) -> bool:
+        """Whether the column is rather one of the items."""
+        return self.is_too_much and self.constant >= NEARLY_CONSTANT
+
+
+def telling(values: np.ndarray, items: np.ndarray, is_number: bool) -> Telling:
+    """What a column says: of numbers, float [n], or codes of categories, int [n]; items: int [n], from 0 on.
+
+    Looks at events of items that come again: the others say nothing about how much a value varies.
+    """
+    again = np.bincount(items)[items] > 1 if len(items) else np.empty(0, bool)
+    items, found = np.unique(items[again], return_inverse=True)[1], values[again]
+    num_repeats = len(items) - len(np.unique(items))
+    if num_repeats == 0 or len(np.unique(found)) == 1:
+        return Telling(0.0, 0.0)
+    if is_number:
+        ranks = _ranks(found)
+        between = _share_between(ranks, items)
+        # Items may differ in how far from the middle their numbers lie, and not in where the middle is.
+        ranges = (ranks * NUM_RANGES / len(ranks)).astype(np.int64)
+        share, constant = max(between, _share_of_information(ranges, items)), between
+    else:
+        share, constant = _share_of_information(found, items), _share_of_most_frequent(found, items)
+    return Telling(max(0.0, share - ERRORS / np.sqrt(num_repeats)), constant)
+
+
+def told_by_features(
+    events: Events, order: np.ndarray, items: np.ndarray, num_items: int, schema: Schema
+) -> dict[str, float]:
+    """What each feature of the event says of the items, at most 1, by its name.
+
+    order: the places of training events among `events`; items: theirs, int32 [len(order)].
+    """
+    # The time of an event is known whenever somebody asks, whatever it says.
+    features = [
+        feature
+        for feature in schema.features
+        if feature.entity == EVENT and not _is_of_time(feature) and feature.column in events.features
+    ]
+    if not features:
+        return {}
+    places = _sampled(items, num_items)
+    found, rows = items[places], order[places]
+    return {feature.name: _told(feature, events.features, rows, found) for feature in features}
+
+
+def _is_of_time(feature: Feature) -> bool:
+    call = derived(feature.column)
+    return call is not None and not call.of
+
+
+def _told(
+    feature: Feature, columns: Mapping[str, np.ndarray | Codes], rows: np.ndarray, items: np.ndarray
+) -> float:
+    call, column = derived(feature.column), columns[feature.column]
+    # With its date of release an age at any time tells the item, though few ages are the same.
+    if call is not None and call.of == ITEM:
+        return 1.0
+    values = (column.codes if isinstance(column, Codes) else column)[rows]
+    known = values >= 0 if isinstance(column, Codes) else np.isfinite(values)
+    return telling(values[known], items[known], not isinstance(column, Codes)).share
+
+
+def _sampled(items: np.ndarray, num_items: int) -> np.ndarray:
+    """The places of all events that some items have, drawn so that these are about MOST_EVENTS."""
+    if len(items) <= MOST_EVENTS:
+        return np.arange(len(items))
+    counts = counts_of(items, num_items)
+    drawn = np.random.default_rng(0).permutation(num_items)
+    is_drawn = np.zeros(num_items, bool)
+    is_drawn[drawn[: max(2, int(np.searchsorted(np.cumsum(counts[drawn]), MOST_EVENTS)))]] = True
+    places = [np.flatnonzero(is_drawn[items[part]]) + part.start for part in chunks(len(items), items)]
+    found = np.concatenate(places)
+    return found[:: -(-len(found) // (2 * MOST_EVENTS))]
+
+
+def _ranks(numbers: np.ndarray) -> np.ndarray:
+    """Places of numbers among each other, float64 [n], from 0 to below n; the mean one of equal numbers."""
+    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    ranks: np.ndarray = (np.cumsum(counts) - (counts + 1) / 2)[places]
+    return ranks
+
+
+def _share_between(ranks: np.ndarray, items: np.ndarray) -> float:
+    """The share of the variance that lies between items (eta squared), 0 for a column unrelated to them.
+
+    Of ranks: no transformation of the numbers, such as a logarithm, and no extreme one changes it.
+    """
+    ranks = ranks - ranks.mean()
+    sizes = np.bincount(items)
+    between = float(np.sum(np.bincount(items, ranks) ** 2 / sizes)) / float(np.sum(ranks**2))
+    by_chance = (len(sizes) - 1) / (len(items) - 1)
+    return (between - by_chance) / (1 - by_chance)
+
+
+def _share_of_information(values: np.ndarray, items: np.ndarray) -> float:
+    """How much of what one of a category and an item can say of the other is said, 0 if they are unrelated.
+
+    Either may have more values: a brand has many items, and an item many sizes with a code for each.
+    """
+    values = np.unique(values, return_inverse=True)[1]
+    shuffled = np.random.default_rng(0).permutation(items)
+    most = min(_entropy(values), _entropy(items))
+    separate = _entropy(values) + _entropy(items)
+    found, by_chance = (separate - _entropy(values * len(items) + each) for each in (items, shuffled))
+    return (found - by_chance) / (most - by_chance) if most - by_chance > LEAST_INFORMATION else 0.0
+
+
+def _entropy(codes: np.ndarray) -> float:
+    shares = np.unique(codes, return_counts=True)[1] / len(codes)
+    return float(-np.sum(shares * np.log(shares)))
+
+
+def _share_of_most_frequent(values: np.ndarray, items: np.ndarray) -> float:
+    """How many events have the value that is the most frequent of their item."""
+    pairs, counts = np.unique(np.stack([items, values]), axis=1, return_counts=True)
+    most = np.zeros(items.max() + 1)
+    np.maximum.at(most, pairs[0], counts)
+    return float(most.sum()) / len(items)
