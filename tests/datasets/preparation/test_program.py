@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import shutil
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,6 +96,48 @@ def test_comments_docstrings_and_empty_lines_are_left_out_and_strings_stay(tmp_p
     assert bare(tmp_path / "plain.py") == bare(tmp_path / "commented.py") == PLAIN
     (tmp_path / "crlf.py").write_bytes(COMMENTED.replace("\n", "\r\n").encode())
     assert bare(tmp_path / "crlf.py") == PLAIN
+
+
+TEXTS = r"""
+f"a statement, and evaluated"
+b'not evaluated'
+x = \
+    "continues a line"
+'one' "more"
+call(
+    "in brackets"
+    'alone'  # (
+)
+y = "a \" # no comment", '#', f"{x!r:>{4}} # ("
+'''  a "quote" \'''\' and another  '''
+class Empty: "on one line"
+if x: y = 1; "behind"
+"at the end"  # without an end of line"""
+
+
+def by_tokens(path: Path) -> str:
+    """The lines of a source that have an effect, as Python's own tokens say."""
+    with tokenize.open(path) as file:
+        lines = file.readlines()
+    tokens = [*tokenize.generate_tokens(iter(lines).__next__)]
+    comments = {token.start[0]: token.start[1] for token in tokens if token.type == tokenize.COMMENT}
+    code = [token for token in tokens if token.type not in (tokenize.NL, tokenize.COMMENT)]
+    layout, before = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT), tokenize.NEWLINE
+    rows: set[int] = set()
+    for token, after in itertools.pairwise(code):
+        is_plain = token.type == tokenize.STRING and token.string.lstrip("bBrRuU")[0] in "'\""
+        is_alone = before in layout and after.type == tokenize.NEWLINE
+        if not (is_plain and is_alone) and token.type not in layout:
+            rows |= {*range(token.start[0], token.end[0] + 1)}
+        before = token.type
+    return "".join(f"{lines[row - 1][: comments.get(row)].rstrip()}\n" for row in sorted(rows))
+
+
+def test_what_has_an_effect_is_what_pythons_tokens_say(tmp_path: Path) -> None:
+    (tmp_path / "texts.py").write_text(TEXTS)
+    assert 'f"a statement' in bare(tmp_path / "texts.py")
+    for path in (tmp_path / "texts.py", *sources()):
+        assert bare(path) == by_tokens(path), path
 
 
 def edited(library: Path, name: str, change: Callable[[str], str]) -> Path:

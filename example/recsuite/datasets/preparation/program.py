@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
+import re
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,13 +38,27 @@ MAKERS = (
     "datasets/tables/values.py",
     "datasets/telling.py",
 )
-# A string that follows one of these, and then only the end of its line, is a statement without effect.
-BEGINNINGS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
-# Tokens without a text of their own.
-LAYOUT = (*BEGINNINGS, tokenize.ENDMARKER)
+# What decides where a statement, a text and a comment begin and end.
+PIECES = re.compile(
+    r"""
+    (?P<comment> \# .*)
+    | (?P<text> [bBfFrRuU]{0,2} (?:
+        \"{3} (?: [^"\\]+ | \\[\s\S] | "(?!"") )* \"{3}
+        | '{3} (?: [^'\\]+ | \\[\s\S] | '(?!'') )* '{3}
+        | " (?: [^"\\\n] | \\[\s\S] )* "
+        | ' (?: [^'\\\n] | \\[\s\S] )* '
+    ))
+    | (?P<opening> [(\[{])
+    | (?P<closing> [)\]}])
+    """,
+    re.VERBOSE,
+)
+REST_OF_LINE = re.compile(r"[ ]*(?:\#.*)?(?:\n|\Z)")
+# Stands for the end of a line inside a text, where empty lines count. No source holds it.
+END_IN_TEXT = "\0"
 
 
-# It takes a tenth of a second, and each mode of a run asks for it.
+# Each mode of a run asks for it.
 @functools.cache
 def digest_of_program(library: Path = LIBRARY) -> str:
     """A digest, 12 characters, of the code that makes columns, without comments, docstrings and empty lines.
@@ -67,31 +81,34 @@ def sources(library: Path = LIBRARY) -> list[Path]:
 
 def bare(path: Path) -> str:
     """The lines of a source that have an effect, without the comments behind them."""
-    # Lines of the text itself. Python's own trees and tokens would do without spaces too, but their form
-    # differs between versions of Python, above all for f-strings; where a comment or a plain string begins
-    # and ends does not.
+    # Python's own tokens say the same in ten times the time, which every launch would take, and their form
+    # differs between versions of Python, above all for f-strings.
     with tokenize.open(path) as file:
-        lines = file.readlines()
-    tokens = [*tokenize.generate_tokens(iter(lines).__next__)]
-    comments = {token.start[0]: token.start[1] for token in tokens if token.type == tokenize.COMMENT}
-    rows = sorted({row for token in _effective(tokens) for row in range(token.start[0], token.end[0] + 1)})
-    return "".join(
-        f"{lines[row - 1][: comments[row]].rstrip()}\n" if row in comments else lines[row - 1] for row in rows
+        source = file.read()
+    lines = [line.rstrip() for line in "".join(_effective(source)).split("\n")]
+    return "".join(f"{line}\n" for line in lines if line).replace(END_IN_TEXT, "\n")
+
+
+def _effective(source: str) -> Iterator[str]:
+    """A source without comments, and without texts that are statements."""
+    end = depth = 0
+    for piece in PIECES.finditer(source):
+        depth += {"opening": 1, "closing": -1}.get(str(piece.lastgroup), 0)
+        yield source[end : piece.start()]
+        end = piece.end()
+        is_left_out = piece.lastgroup == "comment" or (depth == 0 and _is_statement(piece))
+        yield "" if is_left_out else piece[0].replace("\n", END_IN_TEXT)
+    yield source[end:]
+
+
+def _is_statement(piece: re.Match[str]) -> bool:
+    """Whether a piece outside of brackets is a plain text, and all that its lines hold."""
+    begin = piece.string.rfind("\n", 0, piece.start()) + 1
+    return (
+        piece.lastgroup == "text"
+        and piece[0].lstrip("bBrRuU")[0] in "'\""
+        and not piece.string[begin : piece.start()].strip()
+        # That would continue the line before.
+        and not piece.string.endswith("\\\n", 0, begin)
+        and REST_OF_LINE.match(piece.string, piece.end()) is not None
     )
-
-
-def _effective(tokens: list[tokenize.TokenInfo]) -> Iterator[tokenize.TokenInfo]:
-    """The tokens of statements that have an effect, which a string alone has not."""
-    code = [token for token in tokens if token.type not in (tokenize.NL, tokenize.COMMENT)]
-    before = tokenize.NEWLINE
-    # The last is the end of the file.
-    for token, after in itertools.pairwise(code):
-        is_alone = before in BEGINNINGS and after.type == tokenize.NEWLINE
-        if not (is_alone and _is_text(token)) and token.type not in LAYOUT:
-            yield token
-        before = token.type
-
-
-def _is_text(token: tokenize.TokenInfo) -> bool:
-    """Whether a token is a plain string: from Python 3.12 on, an f-string is several tokens."""
-    return token.type == tokenize.STRING and token.string.lstrip("bBrRuU")[0] in "'\""
