@@ -404,4 +404,4 @@ def test_what_two_ranks_trained_is_served_with_the_same_predictions(folder: Path
     }
     np.testing.assert_allclose(model.score(values), predictions[str(model.progress.step)], atol=1e-5)
     with pytest.raises(UserError, match="The feature discount takes numbers, and got 'much'"):
-        model.score({"user": ["user-1"], "discount": ["much"]})
+        model.score({"user": ["user-1"], "item": ["SKU-01"], "discount": ["much"]})

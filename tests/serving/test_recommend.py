@@ -14,6 +14,7 @@ import numpy as np
 import pandas
 import pytest
 
+import recsuite
 from recsuite.checkpoint.storage.manifest import CONFIG
 from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
@@ -298,3 +299,36 @@ def read_page(stream: Any) -> str:
         assert line, "".join(lines)
         lines.append(line)
     return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("label", "said", "heading"),
+    [
+        ("bought", r"user u1 was asked about \d+ items, those with a yes first:", "chance of bought"),
+        ("plays", r"user u1 had \d+ items, and most often:", "score"),
+        ("", r"user u1 had \d+ items, and last:", "score"),
+        ("stars", r"user u1 rated \d+ items, and liked most:", "predicted"),
+    ],
+)
+def test_what_is_shown_of_own_tables_is_called_as_they_call_it(
+    label: str, said: str, heading: str, tmp_path: Path
+) -> None:
+    draw = np.random.default_rng(0)
+    values = {"bought": [0, 1], "plays": [1, 2, 3, 50], "stars": [1, 2, 3, 4, 5]}
+    columns = {
+        "user_id": [f"u{user}" for user in draw.integers(0, 20, 600)],
+        "item_id": [f"i{item}" for item in draw.integers(0, 30, 600)],
+        "date": pandas.date_range("2026-01-01", periods=600, freq="h"),
+        **({label: draw.choice(values[label], 600)} if label else {}),
+    }
+    pandas.DataFrame(columns).to_parquet(tmp_path / "events.parquet")
+    dumps = str(tmp_path / "dumps")
+    flags = {"epochs": 1, "batch_size": 128, "embedding_dim": 4, "mlp_dims": (4,), "save_dir": dumps}
+    recsuite.fit(tmp_path / "events.parquet", **flags)
+    config = Config.of(recommend=True, user="u1", data_path=str(tmp_path / "events.parquet"), save_dir=dumps)
+    served = ServedModel.open(dumps)
+    shown = page(served, open_viewer(served, config, ["data_path"]), 3).splitlines()
+    assert re.fullmatch(said, shown[1])
+    (head,) = (line for line in shown if line.startswith("| rank"))
+    assert head.split("|")[3].strip() == heading
+    assert len({len(line) for line in shown if line.startswith("|")}) == 1

@@ -217,7 +217,9 @@ def test_what_is_missing_or_was_never_seen_counts_as_unknown(trained: Trained) -
     assert torch.equal(model.score(short), model.score(unseen))
     assert model.score(short).dtype == torch.float32
     assert not torch.equal(model.score(short), model.score({"user": [-7, -7], "movie": [3, 4]}))
-    assert len(model.score({"user": []})) == 0
+    assert len(model.score({"user": [], "movie": []})) == 0
+    with pytest.raises(UserError, match="Nothing says which movies are to be scored; give movie, or ask rec"):
+        model.score({"user": [7]})
     assert model.knows("movie", 3)
     assert not model.knows("movie", -3)
 
@@ -294,7 +296,8 @@ def test_long_histories_are_held_against_the_types_of_the_training_in_little_tim
     monkeypatch.setattr(request, "numbers", SimpleNamespace(Real=Real))
     model = ServedModel.open(trained.save_dir)
     Counted.asked = 0
-    assert len(model.score({"history": [[3] * 1_000] * 8, "history_ratings": [[4.0] * 1_000] * 8})) == 8
+    history: dict[str, list[Any]] = {"history": [[3] * 1_000] * 8, "history_ratings": [[4.0] * 1_000] * 8}
+    assert len(model.score({"movie": [4] * 8, **history})) == 8
     # Not once for each of 16,000 numbers.
     assert 0 < Counted.asked < 30
 

@@ -30,7 +30,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.launch import launch_name
 from recsuite.serving.served import ServedModel
 from recsuite.tools.fitting import _folder_of_launch
-from tests.support.launch import succeeded, torchrun
+from tests.support.launch import read_json, succeeded, torchrun
 
 FLAGS = {"epochs": 1, "batch_size": 256, "embedding_dim": 8, "mlp_dims": (8,)}
 SCRIPT = """
@@ -247,13 +247,14 @@ def test_the_coming_event_has_values_of_any_type_that_the_frame_may_have(
     assert by_features == model.recommend({"user": [str(each) for each in ids]}, 3, event=same)
 
 
-def test_a_path_has_its_columns_beside_the_tables(tmp_path: Path) -> None:
+def test_a_path_has_its_columns_beside_the_tables_and_a_report_where_one_is_wanted(tmp_path: Path) -> None:
     events, items = frames(300)
     (tmp_path / "shop").mkdir()
     for name, frame in (("events", events), ("items", items)):
         frame.to_parquet(tmp_path / "shop" / f"{name}.parquet")
-    recsuite.fit(tmp_path / "shop", **FLAGS)
+    model = recsuite.fit(tmp_path / "shop", **FLAGS, report_dir=tmp_path / "report")
     assert (tmp_path / "shop" / ".columns").is_dir()
+    assert read_json(tmp_path / "report" / "metrics.json")["test"] == model.metrics
 
 
 def test_ranks_without_a_common_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,6 +291,8 @@ def test_the_same_call_on_two_ranks_gives_every_rank_the_same_model(tmp_path: Pa
     assert len(found) == 2
     assert found[0] == found[1]
     assert len(found[0]["best"][0]) == 4
+    # The table of results, by one of them.
+    assert output.count("| this model, epoch 1 ") == output.count("| global mean ") == 1
     mistakes = [line.split("MISTAKE ")[1] for line in output.splitlines() if "MISTAKE " in line]
     assert mistakes == ["The schema nope.toml is not a file; give the path of a schema.toml."] * 2
 

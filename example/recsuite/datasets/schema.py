@@ -66,7 +66,7 @@ class Schema:
     that a history holds and that a ranking finds, and what files and sentences call a user or an item. title:
     the column with what people call an item; it need not be a feature's. label: the noun for what is
     predicted; lowest_label, highest_label: its range; liked_label: from here on an item counts as liked;
-    label_kind: one of LABEL_KINDS.
+    label_kind: one of LABEL_KINDS; answer: what a yes of YES_NO is called.
     """
 
     features: tuple[Feature, ...]
@@ -78,6 +78,7 @@ class Schema:
     highest_label: float
     liked_label: float
     label_kind: str = RATING
+    answer: str = "yes"
 
     def __post_init__(self) -> None:
         """Refuse a table of features that does not tell users or items apart.

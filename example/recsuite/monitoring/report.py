@@ -151,9 +151,8 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
         color = "C2" if baseline == "oracle" else "C3"
         label = f"{baseline}, test: {metrics[name]:.4f}"
         axes.axhline(metrics[name], color=color, linestyle=style, label=label)
-    axes.set(
-        xlabel="epoch", ylabel=f"{task.main_label}{task.curve_unit}", title=Path(run.columns.source).name
-    )
+    unit = task.curve_unit.format(labels=run.columns.schema.labels)
+    axes.set(xlabel="epoch", ylabel=f"{task.main_label}{unit}", title=Path(run.columns.source).name)
     # What lies above all baselines, as the first losses do, would leave little room for what matters.
     if task.lower_is_better:
         axes.set_ylim(top=max(metrics[name] for metrics in baselines.values()) * 1.02)

@@ -66,7 +66,7 @@ def results_table(columns: Columns, task: Task, name: str, test: Metrics) -> str
 def describe_failure(columns: Columns, task: Task, test: Metrics) -> str:
     """One line on a model that is worse than what knows no user; empty where it is better."""
     name = task.main_metric
-    weakest = task.weakest(columns.baselines[task.evaluation], columns.num_items)
+    weakest = task.weakest(columns)
     sign = 1 if task.lower_is_better else -1
     # A result that is not a number is worse than all.
     better = [

@@ -11,16 +11,13 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recsuite.checkpoint.storage.choice import asked_for, describe_choice
 from recsuite.checkpoint.storage.directory import LATEST, newest_in, step_of
 from recsuite.checkpoint.storage.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
-from recsuite.datasets.schema import (
-    ENTITIES,
-    ITEM,
-)
+from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, ITEM, RATING, YES_NO
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError, counted, duration, printable, signed
 from recsuite.models.tasks.task import task_of_head
@@ -36,10 +33,14 @@ from recsuite.serving.display.viewer import (
 )
 from recsuite.serving.served import Follower, ServedModel
 
-if TYPE_CHECKING:
-    pass
-
 POLL_SECONDS = 1.0
+# What a user did with items, by the kind of the label, and which of them are shown first, see `Viewer.liked`.
+PAST = {
+    RATING: ("rated", "and liked most"),
+    YES_NO: ("was asked about", "those with a yes first"),
+    CLICKS: ("had", "and last"),
+    COUNT: ("had", "and most often"),
+}
 
 
 def recommend(config: Config, given: Collection[str]) -> None:
@@ -150,8 +151,8 @@ def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> 
     lines = [f"{choice}, {duration(model.age)} old"]
     is_happening = schema.label_kind in HAPPENINGS
     if len(viewer.labels):
-        verb, most = ("had", "most or last of all") if is_happening else ("rated", "and liked most")
-        lines.append(f"user {viewer.name} {verb} {counted(len(viewer.labels), schema.item)}, {most}:")
+        verb, which = PAST[schema.label_kind]
+        lines.append(f"user {viewer.name} {verb} {counted(len(viewer.labels), schema.item)}, {which}:")
         liked = viewer.liked()
         stars = zip(liked.numbers, titles[liked.items], strict=True)
         lines += [f"  {rating:.1f}  {title}" for rating, title in stars]
@@ -162,14 +163,18 @@ def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> 
             else f"the mean of their {schema.labels} damped by {DAMPING} at the mean of all"
         )
         lines.append(f"the model knows no user {viewer.name}; these are the popular {schema.items}, by {how}")
-    heading = task_of_head(model.snapshot.head).score_label if known else "events" if is_happening else "mean"
+    score = task_of_head(model.snapshot.head).score_label.format(answer=schema.answer)
+    heading = score if known else "events" if is_happening else "mean"
     return "\n".join([*lines, _table(found, titles[found.items].tolist(), heading)])
 
 
 def _table(found: Listing, titles: Sequence[str], heading: str) -> str:
     """Rank, title and number, one item a line."""
-    width = max(map(len, ["title", *titles]))
-    lines = [f"| rank | {'title':<{width}} | {heading:>9} |", f"|-----:|{'-' * (width + 2)}|----------:|"]
+    width, wide = max(map(len, ["title", *titles])), max(9, len(heading))
+    lines = [
+        f"| rank | {'title':<{width}} | {heading:>{wide}} |",
+        f"|-----:|{'-' * (width + 2)}|{'-' * (wide + 1)}:|",
+    ]
     for rank, (title, number) in enumerate(zip(titles, found.numbers, strict=True), start=1):
-        lines.append(f"| {rank:>4} | {title:<{width}} | {number:9.3f} |")
+        lines.append(f"| {rank:>4} | {title:<{width}} | {number:{wide}.3f} |")
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recsuite.datasets.schema import HISTORY, Feature, Schema
+from recsuite.datasets.schema import HISTORY, ITEM, Feature, Schema
 from recsuite.errors import UserError, an, counted, printable
 
 # What a model takes beside the features: the label of each item of a history.
@@ -169,6 +169,20 @@ def lists_of(
             f"exclude has {len(exclude)} lists for {counted(num_users, schema.user)}; give one for each."
         )
     return exclude
+
+
+def check_items(values: Mapping[str, Sequence[Any]], features: Sequence[Feature], schema: Schema) -> None:
+    """Refuse to score items of which nothing is said.
+
+    Raises:
+        UserError: when no feature of an item is given.
+    """
+    # All would have the score of an unknown item, which nobody asks for.
+    if not any(feature.entity == ITEM and feature.name in values for feature in features):
+        raise UserError(
+            f"Nothing says which {schema.items} are to be scored; give {schema.item}, or ask recommend for "
+            "the best ones."
+        )
 
 
 def check_ids(name: str, ids: Any, rows: Mapping[Any, int], schema: Schema) -> list[Any]:

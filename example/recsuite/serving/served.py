@@ -35,6 +35,7 @@ from recsuite.serving.model_files import put, read_change
 from recsuite.serving.reader import read_settled, read_snapshot
 from recsuite.serving.request import (
     SEEN,
+    check_items,
     check_k,
     check_values,
     flat_ratings,
@@ -100,14 +101,13 @@ class ServedModel:
 
     @torch.inference_mode()
     def score(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
-        """Predicted ratings, or scores of a model for ranking, float32 [B], by the model at one moment.
+        """Predicted ratings, probabilities of a yes, or scores for ranking, float32 [B], of one moment.
 
         values: a feature's name to B raw values, lists of them for one with lists; "history_ratings" to the
-        ratings of "history", list by list. What is not given, or was not there in the training, counts as
-        unknown.
+        ratings of "history", list by list. What is not given, or was not in the training, is unknown.
 
         Raises:
-            UserError: when a name is unknown, lengths differ, or a value is of another type than in training.
+            UserError: when a name is unknown, lengths differ, a value has another type, or no item is given.
         """
         # Rows are copied under the lock, because a delta changes them in place. The dense part is replaced as
         # a whole, so what is held of it stays as it is, and the arithmetic needs no lock.
@@ -115,6 +115,7 @@ class ServedModel:
             snapshot = self._snapshot
             looked_up = snapshot.look_up(values)
         ratings = flat_ratings(values, snapshot.schema)
+        check_items(values, snapshot.features, snapshot.schema)
         return snapshot.head.predict(looked_up, ratings, snapshot.numbers_of(values))
 
     def describe_items(self, values: Mapping[str, Sequence[Any]]) -> None:
@@ -191,11 +192,8 @@ class ServedModel:
         Takes what `recommend` takes but `approximate`, and raises the same; NaN where there are no items.
         """
         exact, near = (
-            [
-                {item for item, _ in mine}
-                for mine in self.recommend(users, k, **others, approximate=approximate)
-            ]
-            for approximate in (False, True)
+            [{item for item, _ in mine} for mine in self.recommend(users, k, **others, approximate=search)]
+            for search in (False, True)
         )
         found = sum(len(wanted & mine) for wanted, mine in zip(exact, near, strict=True))
         total = sum(map(len, exact))

@@ -19,7 +19,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -62,7 +62,8 @@ def fit(
     items: Any = None,
     **flags: Any,
 ) -> FittedModel:
-    """Train a model on tables, and give it with its best weights. Collective: every rank.
+    """Train a model on tables, and give it with its best weights; prints what the command line prints.
+    Collective: every rank.
 
     events: a pandas.DataFrame with a row for each event, or the path of tables as --data_path takes it.
     users, items: frames with a row for each, or None. schema: a schema.toml or what it says; None guesses it
@@ -222,17 +223,21 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
     from recsuite.datasets.opening import open_data
     from recsuite.datasets.source import locate, read
     from recsuite.datasets.tables.source import OwnTables
+    from recsuite.monitoring.callbacks import observing
+    from recsuite.monitoring.report import report_run
     from recsuite.runtime.collectives import raise_on_all
     from recsuite.serving.reader import read_settled
     from recsuite.tools.fitted import FittedModel
     from recsuite.training.trainer import train
 
-    with joined(config, given) as (config, context):
-        with (
-            open_data(config, context) as data,
-            checkpointing(data.columns, config, context) as checkpointer,
-        ):
-            run = train(data, config, context, checkpointer)
+    with joined(config, given) as (config, context), observing(config, context) as (stopwatch, callbacks):
+        with ExitStack() as stack:
+            with stopwatch.part("data"):
+                data = stack.enter_context(open_data(config, context))
+            checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
+            run = train(data, config, context, checkpointer, callbacks)
+        # The table of results, and whatever the flags ask for.
+        raise_on_all(lambda: report_run(run, stopwatch.split(), config, context))
 
         def known() -> tuple[Snapshot, RawData, TableSchema]:
             source = locate(config.data, config.runtime.seed)

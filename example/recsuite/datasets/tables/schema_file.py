@@ -17,7 +17,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from recsuite.datasets.schema import BUCKETS, COUNT, EVENT, ITEM, USER, Feature, Schema
+from recsuite.datasets.schema import BUCKETS, COUNT, EVENT, ITEM, USER, YES_NO, Feature, Schema
 
 # What the file is called, beside the data.
 FILENAME = "schema.toml"
@@ -176,6 +176,7 @@ class TableSchema:
             highest_label=highest,
             liked_label=self.label.liked_label,
             label_kind=self.label.kind,
+            **({"answer": self.label.column} if self.label.kind == YES_NO else {}),
         )
 
     def _features_of(self, entity: str) -> list[Feature]:

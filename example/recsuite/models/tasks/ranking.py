@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -98,11 +98,12 @@ class Ranking(Task):
         """See `Task`."""
         return f"loss {train_loss:.4f}"
 
-    def weakest(self, baselines: Mapping[str, Mapping[str, float]], num_items: int) -> dict[str, float]:
+    def weakest(self, data: TrainingData) -> dict[str, float]:
         """See `Task`."""
         # The NDCG@10 to expect where each place is as likely for the one item.
-        chance = sum(1 / math.log2(1 + rank) for rank in range(1, TOP + 1)) / num_items
-        return {"popularity": baselines["popularity"][self.main_metric], "a random order": chance}
+        chance = sum(1 / math.log2(1 + rank) for rank in range(1, TOP + 1)) / data.num_items
+        popularity = data.baselines[self.evaluation]["popularity"][self.main_metric]
+        return {"popularity": popularity, "a random order": chance}
 
 
 TASK = Ranking()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -33,7 +33,7 @@ class Rating(Task):
     # Of labels the RMSE says enough.
     epoch_metrics = ("rmse",)
     evaluation = "predictions"
-    curve_unit = " in stars"
+    curve_unit = " of {labels}"
     score_label = "predicted"
     dense_layers = "mlp"
 
@@ -61,9 +61,10 @@ class Rating(Task):
         # The loss is a mean square, and the main metric its root.
         return np.sqrt(losses)
 
-    def weakest(self, baselines: Mapping[str, Mapping[str, float]], num_items: int) -> dict[str, float]:
+    def weakest(self, data: TrainingData) -> dict[str, float]:
         """See `Task`."""
-        return {"the mean of all ratings": baselines["global mean"][self.main_metric]}
+        mean = data.baselines[self.evaluation]["global mean"][self.main_metric]
+        return {f"the mean of all {data.schema.labels}": mean}
 
 
 TASK = Rating()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -33,7 +33,7 @@ class ResponseTask(Task):
     epoch_metrics = ("log_loss", "auc")
     evaluation = "answers"
     curve_unit = ""
-    score_label = "chance"
+    score_label = "chance of {answer}"
     dense_layers = Response.layers_name
 
     def make_head(
@@ -63,9 +63,9 @@ class ResponseTask(Task):
         """See `Task`."""
         return losses
 
-    def weakest(self, baselines: Mapping[str, Mapping[str, float]], num_items: int) -> dict[str, float]:
+    def weakest(self, data: TrainingData) -> dict[str, float]:
         """See `Task`."""
-        return {"the share of yes": baselines["global mean"][self.main_metric]}
+        return {"the share of yes": data.baselines[self.evaluation]["global mean"][self.main_metric]}
 
 
 TASK = ResponseTask()

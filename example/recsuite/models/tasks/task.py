@@ -35,11 +35,19 @@ class Labelled(Protocol):
 
 # A protocol too: models import nothing of the data sets but the schema. `Columns` is one.
 class TrainingData(Protocol):
-    """What a task may know of the data when it makes a loss."""
+    """What a task may know of the data."""
 
     @property
     def schema(self) -> Schema:
         """What the data call users and items."""
+
+    @property
+    def num_items(self) -> int:
+        """How many items there are."""
+
+    @property
+    def baselines(self) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
+        """Way of evaluation to name to metrics on the test."""
 
     def item_shares(self) -> np.ndarray:
         """Each item's share of the training events, float32 [rows of the items' table]."""
@@ -51,10 +59,10 @@ class Task(ABC):
     metrics: name in files to label for people, in the order of the results table; main_metric: the one by
     which two models are compared; epoch_metrics: those that the line of an epoch shows; evaluation: whether
     its metrics, and the baselines that it has to beat, are of predictions held against the labels, of the
-    ranks of the items chosen, or of probabilities held against answers of yes and no;
-    curve_unit: what the label of the main metric's axis adds; score_label: what a recommendation's number is
-    called; dense_layers: how its head, and so a checkpoint, names the layers, which tells the task of a model
-    that is read.
+    ranks of the items chosen, or of probabilities held against answers of yes and no; curve_unit: what the
+    label of the main metric's axis adds, with {labels} for the noun of the data; score_label: what a
+    recommendation's number is called, with {answer} for what a yes is; dense_layers: how its head, and so a
+    checkpoint, names the layers, which tells the task of a model that is read.
     """
 
     name: ClassVar[str]
@@ -87,11 +95,8 @@ class Task(ABC):
         """The training loss of an epoch in words."""
 
     @abstractmethod
-    def weakest(self, baselines: Mapping[str, Mapping[str, float]], num_items: int) -> dict[str, float]:
-        """What any model has to beat, by name: the main metric of what knows no user.
-
-        baselines: name to metrics on the test.
-        """
+    def weakest(self, data: TrainingData) -> dict[str, float]:
+        """What any model has to beat, by name: the main metric of what knows no user."""
 
     def training_curve(self, losses: np.ndarray) -> np.ndarray | None:
         """Losses, float [n], in the unit of the main metric; None where they have none in common."""
