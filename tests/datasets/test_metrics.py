@@ -13,7 +13,8 @@ from recsuite.datasets.metrics import (
     measure,
     measure_ranks,
 )
-from recsuite.datasets.preparation.baselines import fit_biases, popularity_ranks
+from recsuite.datasets.preparation.baselines import baselines_of, fit_biases, popularity_ranks
+from recsuite.datasets.preparation.histories import Stored
 
 LIKED = 4.0
 NO_CALIBRATION = Calibration(float("nan"), float("nan"))
@@ -129,3 +130,21 @@ def test_popularity_ranks_equal_counting_movie_by_movie() -> None:
         others = set(range(32)) - seen - {movie[case]}
         expected.append(1 + sum(counts[other] >= counts[movie[case]] for other in others))
     assert popularity_ranks(user, movie, num_known, 32).tolist() == expected
+
+
+@pytest.mark.parametrize("num_validation", [0, 4, 200])
+def test_the_share_of_yes_is_that_of_all_known_answers_however_few_are_for_validation(
+    num_validation: int,
+) -> None:
+    draw = np.random.default_rng(0)
+    label = draw.permutation(np.repeat([0.0, 1.0], 500)).astype(np.float32)
+    # The few of the validation would say that all answers are yes.
+    label[400:404] = 1
+    user, item = (draw.integers(0, 20, 1_000).astype(np.int32) for _ in range(2))
+    stored = Stored(user, item, label, np.arange(1_000))
+    sizes = (400, num_validation, 600 - num_validation)
+    found = baselines_of(stored, sizes, 20, None, 0.5, lambda share: None)["answers"]["global mean"]
+    share, is_yes = label[: 400 + num_validation].mean(), label[400 + num_validation :] == 1
+    expected = -(is_yes.mean() * np.log(share) + (~is_yes).mean() * np.log(1 - share))
+    assert found["log_loss"] == pytest.approx(expected)
+    assert found["log_loss"] == pytest.approx(np.log(2), abs=0.01)

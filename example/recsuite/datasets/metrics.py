@@ -99,6 +99,12 @@ def measure_probabilities(predictions: np.ndarray, is_yes: np.ndarray) -> Metric
     return {"log_loss": log_losses / len(predictions), "auc": auc(predictions, is_yes)}
 
 
+def log_loss_of(probability: float, is_yes: np.ndarray) -> float:
+    """That of one probability for all answers, bool [n]."""
+    yes, no = np.log(np.clip([probability, 1 - probability], LEAST_PROBABILITY, 1))
+    return -float(is_yes.mean() * yes + (1 - is_yes.mean()) * no)
+
+
 def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     """The share of (positive, negative) pairs that the scores, float [n], put in order; ties count half."""
     above, below = np.sort(scores[positive]), np.sort(scores[~positive])

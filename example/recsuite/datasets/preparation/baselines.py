@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recsuite.datasets.metrics import Metrics, fit_calibration, measure, measure_ranks
+from recsuite.datasets.metrics import Metrics, fit_calibration, log_loss_of, measure, measure_ranks
 from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of, highest, release
 from recsuite.datasets.preparation.arrays.order import among, events_of, for_ranges, sorted_places
 from recsuite.datasets.preparation.histories import Stored
@@ -61,6 +61,9 @@ def baselines_of(
         name: {metric: metrics[metric] for metric in ("log_loss", "auc")}
         for name, metrics in of_labels.items()
     }
+    # The share of yes is one already, and that of the few validation events only lies around it.
+    num_liked = sum(int((label[part] >= liked_label).sum()) for part in chunks(num_known, label))
+    of_answers["global mean"]["log_loss"] = log_loss_of(num_liked / num_known, liked)
     release(user, item, label)
     ranks = popularity_ranks(
         user, item, num_known, num_items, lambda share: done(1 - (1 - share) * (1 - SHARE_OF_BIASES))
