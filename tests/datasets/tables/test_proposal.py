@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.tables.description.reader import read_schema
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.guessing.proposal import propose, schema_path
-from recsuite.datasets.tables.schema_file import FeatureColumn, Files
+from recsuite.datasets.tables.reading import read_tables
+from recsuite.datasets.tables.schema_file import FeatureColumn, Files, ItemColumn, UserColumn
 from recsuite.errors import UserError
 from tests.support.launch import EXAMPLE, python, succeeded
 
@@ -104,6 +106,36 @@ def test_tables_without_telling_names_are_told_apart_by_their_columns(tmp_path: 
         "age": FeatureColumn("user", "age", "number"),
         "tags": FeatureColumn("item", "tags", "list"),
     }
+
+
+@pytest.mark.parametrize("name", ["items", "products"])
+def test_ids_that_a_table_of_its_own_calls_otherwise_are_found_by_their_values(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Numbers of suppliers are told apart too, and so are places in the file.
+    head: list[object] = ["supplier_id", "id", "place", "name", "tags"]
+    products = [[f"s{item}", *row[:1], 1_000 + item, *row[1:]] for item, row in enumerate(PRODUCTS[1:])]
+    write(tmp_path / "events.csv", EVENTS)
+    write(tmp_path / f"{name}.csv", [head, *products])
+    proposal = propose(tmp_path)
+    assert proposal.schema.item == ItemColumn("product_id", "name", table_column="id")
+    assert proposal.schema.user == UserColumn("user_id")
+    assert [*proposal.schema.features] == ["place", "tags"]
+    assert proposal.unused == ()
+    proposal.show()
+    assert "product_id = items.id " in capsys.readouterr().out
+    assert read_schema(proposal.path) == proposal.schema
+    raw = read_tables(find_tables(tmp_path, proposal.schema.files), proposal.schema, DataConfig())
+    assert raw.items["name"].tolist() == [f"Product {item[1:]}" for item in raw.items["product_id"]]
+
+
+def test_an_unrelated_table_with_ids_of_its_own_stays_left_out(tmp_path: Path) -> None:
+    towns: Rows = [["id", "town"], *([f"t{town}", f"Town {town}"] for town in range(23))]
+    write(tmp_path / "log.csv", EVENTS)
+    write(tmp_path / "towns.csv", towns)
+    proposal = propose(tmp_path)
+    assert proposal.unused == (str(tmp_path / "towns.csv"),)
+    assert proposal.schema.item.table_column == ""
 
 
 def test_parts_of_one_table_are_all_taken(tmp_path: Path) -> None:

@@ -167,6 +167,31 @@ def test_properties_come_from_the_tables_of_users_and_items(tmp_path: Path) -> N
     ]
 
 
+def test_a_table_of_its_own_may_call_the_ids_otherwise(tmp_path: Path) -> None:
+    features = {
+        "country": FeatureColumn("user", "country", "category"),
+        "year": FeatureColumn("item", "year", "number"),
+    }
+    same = dataclasses.replace(PLAIN, features=features, item=ItemColumn("item", "name"))
+    other = dataclasses.replace(
+        same,
+        user=UserColumn("user", table_column="id"),
+        item=ItemColumn("item", "name", table_column="id"),
+    )
+    found = []
+    for schema in (same, other):
+        folder = tmp_path / (schema.user.table_column or "same")
+        # The events may have another column of that name.
+        write(folder / "log.csv", {"user": [1, 2], "item": ["B2", "A1"], "id": ["x", "y"]})
+        write(folder / "users.csv", {schema.user.own_column: [3, 1], "country": ["FR", "DE"]})
+        items = {schema.item.own_column: ["A1", "C3"], "name": ["new", None], "year": [1, 3]}
+        write(folder / "items.jsonl", items)
+        raw = read(folder, schema)
+        found.append((plain(raw), raw.skipped))
+    assert found[0] == found[1]
+    assert found[0][0]["items.item"] == ["A1", "B2", "C3"]
+
+
 def test_the_newest_event_counts_whatever_the_order_of_the_rows_and_files(tmp_path: Path) -> None:
     whole = plain(read(write(tmp_path / "whole/a.parquet", TABLE)))
     for name, order in (("turned", [4, 3, 2, 1, 0]), ("mixed", [2, 0, 4, 1, 3])):

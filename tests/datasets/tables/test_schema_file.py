@@ -385,9 +385,10 @@ def test_a_schema_without_its_parts_gets_one_sentence(text: str, sentence: str) 
         (
             "users",
             "user_id",
-            '[user] column = "user_id" is not a column of the users; did you mean "user_id2"?',
+            '[user] column = "user_id" is not a column of the users, where table_column can name another '
+            'one; did you mean "user_id2"?',
         ),
-        ("items", "product_id", '[item] column = "product_id" is not a column of the items; did you mean'),
+        ("items", "product_id", '[item] column = "product_id" is not a column of the items, where table_col'),
         ("items", "name", '[item] title = "name" is not a column of the items or the events; did you mean'),
         (
             "users",
@@ -416,6 +417,34 @@ def test_without_tables_of_their_own_users_and_items_have_their_columns_in_the_e
     validate(SCHEMA, {"events": everything})
     sentence = refusal(WHOLE, {"events": [name for name in everything if name != "price"]})
     assert sentence.startswith('[features.price] column = "price" is not a column of the events; known are ')
+
+
+OWN = WHOLE.replace('column = "product_id"', 'column = "product_id"\ntable_column = "id"')
+
+
+@pytest.mark.parametrize(
+    ("text", "items", "sentence"),
+    [
+        (OWN, ["id", "name", "price", "tags", "released"], ""),
+        (OWN, COLUMNS["items"], '[item] table_column = "id" is not a column of the items; known are'),
+        (OWN, None, '[item] table_column = "id" is of a table that is not there; name its file as items in'),
+        (
+            OWN.replace('column = "price"', 'column = "id"'),
+            COLUMNS["items"],
+            '[features.price] column = "id" holds the ids of items, a feature already; leave',
+        ),
+    ],
+)
+def test_the_own_table_has_the_column_that_is_named_for_it(
+    text: str, items: list[str] | None, sentence: str
+) -> None:
+    columns = {**COLUMNS, "items": items} if items else {"events": [*COLUMNS["events"], *COLUMNS["items"]]}
+    if sentence:
+        assert refusal(text, columns).startswith(sentence)
+    else:
+        schema = parse_schema(text)
+        validate(schema, columns)
+        assert parse_schema(text_of(schema)) == schema
 
 
 def test_a_column_in_the_wrong_table_is_found() -> None:

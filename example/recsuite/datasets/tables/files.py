@@ -62,6 +62,13 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
     return Tables(root, made[EVENTS], made.get(USERS, ()), made.get(ITEMS, ()), tuple(sorted(ignored)))
 
 
+def beside(tables: Tables) -> tuple[File, ...]:
+    """The tables of a folder on this machine that were ignored, because another one is called events."""
+    if is_remote(tables.root):
+        return ()
+    return tuple(_file(path, tables.root, Files()) for path in tables.ignored if _is_table(path))
+
+
 def columns_of(tables: Tables) -> dict[str, list[str]]:
     """The columns of each role's first file, those of partitions included; none for a role without a file.
 

@@ -66,7 +66,8 @@ class _Entity:
     """Users or items: their ids, and which of them a code of each part is."""
 
     name: str
-    key: Wanted
+    # The column with the ids, by role.
+    keys: dict[str, Wanted]
     ids: Joined
     # int32, by role, one array a part.
     places: dict[str, list[np.ndarray]]
@@ -96,16 +97,19 @@ class _Reading:
         return RawData(events, frames[ITEM], frames[USER], skipped=self.notes, num_skipped=num_bad)
 
     def _entity(self, name: str) -> _Entity:
-        key = next(each for each in self.wanted[EVENTS] if each.kind == ID and each.of == name)
         roles = [role for role in (EVENTS, TABLE_OF[name]) if role in self.parts]
-        ids = joined([(part, key) for role in roles for part in self.parts[role]])
+        keys = {
+            role: next(each for each in self.wanted[role] if each.kind == ID and each.of == name)
+            for role in roles
+        }
+        ids = joined([(part, keys[role]) for role in roles for part in self.parts[role]])
         if ids.is_mixed:
             self.notes.append(
-                f"the ids of the column {key.column} are whole numbers in some files and texts in others: "
-                "all are taken as texts"
+                f"the ids of the column {keys[EVENTS].column} are whole numbers in some files and texts in "
+                "others: all are taken as texts"
             )
         places = iter(ids.places)
-        entity = _Entity(name, key, ids, {role: [next(places) for _ in self.parts[role]] for role in roles})
+        entity = _Entity(name, keys, ids, {role: [next(places) for _ in self.parts[role]] for role in roles})
         if len(roles) == 2:
             self._note_missing(entity, roles[1])
         return entity
@@ -126,7 +130,7 @@ class _Reading:
         import pandas
 
         ids = entity.ids.values.to_numpy(zero_copy_only=False)
-        columns: dict[str, Any] = {entity.key.column: ids}
+        columns: dict[str, Any] = {entity.keys[EVENTS].column: ids}
         for role in (EVENTS, TABLE_OF[entity.name]):
             for wanted in self.wanted.get(role, ()):
                 if wanted.of == entity.name and wanted.kind != ID:
@@ -144,7 +148,7 @@ class _Reading:
     def _property(self, entity: _Entity, role: str, wanted: Wanted) -> np.ndarray:
         time = self._wanted(TIME) if role == EVENTS else None
         number = len(entity.ids.values)
-        found = property_of(wanted, self.parts[role], entity.places[role], entity.key, number, time)
+        found = property_of(wanted, self.parts[role], entity.places[role], entity.keys[role], number, time)
         if found.num_varied:
             self.notes.append(
                 f"{wanted.column} varies within {counted(found.num_varied, entity.name)}: "
@@ -176,7 +180,7 @@ class _Reading:
         return events
 
     def _places(self, entity: _Entity) -> np.ndarray:
-        return self._mapped(entity.key, entity.places[EVENTS])
+        return self._mapped(entity.keys[EVENTS], entity.places[EVENTS])
 
     def _codes(self, wanted: Wanted) -> Codes:
         values = joined([(part, wanted) for part in self.parts[EVENTS]])

@@ -3,8 +3,8 @@
 A file with these sections, all of which but [user], [item] and [label] may be left out:
 
     [files]             which files hold the events, users and items
-    [user]              the column with the ids of users
-    [item]              the column with the ids of items, and that of their titles
+    [user]              the columns with the ids of users
+    [item]              the columns with the ids of items, and that of their titles
     [label]             what is predicted, and the ends of its scale
     [weight]            the column with the weights of the events
     [timestamp]         the column with their times
@@ -46,22 +46,37 @@ class Files:
 
 @dataclass(frozen=True)
 class UserColumn:
-    """The column of the events, and of the users' own table, with the ids of users, and their noun."""
+    """The column of the events with the ids of users, and their noun.
+
+    table_column: that of the users' own table; empty means that it has the same name.
+    """
 
     column: str
     noun: str = USER
+    table_column: str = ""
+
+    @property
+    def own_column(self) -> str:
+        """The column of the users' own table with their ids."""
+        return self.table_column or self.column
 
 
 @dataclass(frozen=True)
 class ItemColumn:
-    """The column of the events, and of the items' own table, with the ids of items, and their noun.
+    """The column of the events with the ids of items, and their noun.
 
-    title: the column with what people call an item; empty where there is none.
+    title: the column with what people call an item; empty where there is none. table_column: as of users.
     """
 
     column: str
     title: str = ""
     noun: str = ITEM
+    table_column: str = ""
+
+    @property
+    def own_column(self) -> str:
+        """The column of the items' own table with their ids."""
+        return self.table_column or self.column
 
 
 @dataclass(frozen=True)

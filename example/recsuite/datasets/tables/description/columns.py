@@ -27,8 +27,16 @@ def check_columns(schema: TableSchema, columns: Mapping[str, Sequence[str]], pla
         if column:
             _check(place.at(section), "column", column, (EVENTS,), columns)
     for section, table in ((USER, USERS), (ITEM, ITEMS)):
+        named = getattr(schema, section)
+        key = "table_column" if named.table_column else "column"
         if table in columns:
-            _check(place.at(section), "column", getattr(schema, section).column, (table,), columns)
+            _check(place.at(section), key, named.own_column, (table,), columns)
+        elif named.table_column:
+            raise place.at(section).wrong(
+                key,
+                named.table_column,
+                f"is of a table that is not there; name its file as {table} in [files]",
+            )
     if schema.item.title:
         _check(place.at("item"), "title", schema.item.title, TABLES_OF[ITEM], columns)
     for name, feature in schema.features.items():
@@ -46,6 +54,8 @@ def _check(
     if column in known:
         return
     where = f"is not a column of the {' or the '.join(present)}"
+    if key == "column" and present in ([USERS], [ITEMS]) and "features" not in place.section:
+        where += ", where table_column can name another one"
     others = [table for table, names in columns.items() if column in names]
     if others and key == "column" and "features" in place.section:
         raise place.wrong(key, column, f"{where} but of the {others[0]}; change of = to match")

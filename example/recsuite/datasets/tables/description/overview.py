@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from recsuite.datasets.schema import EVENT, ITEM, USER
 from recsuite.datasets.tables.derived import derived
-from recsuite.datasets.tables.description.columns import EVENTS, TABLES_OF
+from recsuite.datasets.tables.description.columns import EVENTS, ITEMS, TABLES_OF, USERS
 from recsuite.datasets.tables.schema_file import NUMBER, FeatureColumn, TableSchema
 from recsuite.errors import printable
 
@@ -33,8 +33,9 @@ def describe(schema: TableSchema, samples: Mapping[str, pa.Table]) -> str:
 
 
 def _roles(schema: TableSchema, samples: Mapping[str, pa.Table]) -> Iterator[Row]:
-    yield "user", schema.user.column, "id", USER, _values(samples, USER, schema.user.column)
-    yield "item", schema.item.column, "id", ITEM, _values(samples, ITEM, schema.item.column)
+    for of, role, named in ((USER, USERS, schema.user), (ITEM, ITEMS, schema.item)):
+        own = f" = {role}.{named.table_column}" if named.table_column else ""
+        yield of, f"{_short(named.column)}{own}", "id", of, _values(samples, of, named.column)
     if schema.item.title:
         yield "title", _short(schema.item.title), "text", ITEM, _values(samples, ITEM, schema.item.title)
     label = schema.label

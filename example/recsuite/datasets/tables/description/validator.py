@@ -226,6 +226,10 @@ def _check_column(place: Place, feature: FeatureColumn, schema: TableSchema) -> 
         schema.item.column: "the ids of items, a feature already",
         schema.label.column: "the label, which is to be predicted",
     }
+    # Another column of the events may have the name that the ids have in the own table.
+    if feature.of in ENTITIES:
+        named = schema.user if feature.of == USER else schema.item
+        taken[named.own_column] = f"the ids of {feature.of}s, a feature already"
     if feature.column in taken:
         raise place.wrong("column", feature.column, f"holds {taken[feature.column]}; leave the feature out")
     if schema.timestamp and feature.column == schema.timestamp.column:

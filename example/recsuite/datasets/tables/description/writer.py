@@ -18,6 +18,7 @@ from recsuite.datasets.tables.schema_file import (
     ItemColumn,
     LabelColumn,
     TableSchema,
+    UserColumn,
 )
 from recsuite.errors import printable
 from recsuite.files import explained, replace_file
@@ -31,11 +32,13 @@ FILES = """
 # is found by its name. encoding: utf-8, utf-16 or latin-1. delimiter: what stands between columns of text.
 """
 USER = """
-# The users: the column of the events with their ids, and what one of them is called.
+# The users: the column of the events with their ids, and what one of them is called. table_column: the column
+# with the ids in the users' own table, where it is called otherwise.
 """
 ITEM = """
-# The items: the column of the events with their ids, and what one of them is called. title: the column with
-# what people call an item.
+# The items: the column of the events with their ids, and what one of them is called. table_column: the column
+# with the ids in the items' own table, where it is called otherwise. title: the column with what people call
+# an item.
 """
 LABEL = """
 # What is predicted of an event. kind: rating (a number on a scale), yes_no (0 or 1), clicks (there is no
@@ -115,7 +118,7 @@ def _sections(schema: TableSchema, left_out: Sequence[Omission]) -> Iterator[str
     yield HEAD
     if schema.files != Files():
         yield FILES + _section("files", _changed(schema.files, Files()))
-    yield USER + _section("user", {"column": schema.user.column, "noun": schema.user.noun})
+    yield USER + _section("user", _of_user(schema.user))
     yield ITEM + _section("item", _of_item(schema.item))
     yield LABEL + LABELS[schema.label.kind] + _section("label", _of_label(schema.label))
     if schema.weight:
@@ -153,9 +156,14 @@ def _changed(section: object, default: object) -> dict[str, str | float]:
     return {name: value for name, value in vars(section).items() if value != getattr(default, name)}
 
 
+def _of_user(user: UserColumn | ItemColumn) -> dict[str, str | float]:
+    own: dict[str, str | float] = {"table_column": user.table_column} if user.table_column else {}
+    return {"column": user.column, **own, "noun": user.noun}
+
+
 def _of_item(item: ItemColumn) -> dict[str, str | float]:
     title: dict[str, str | float] = {"title": item.title} if item.title else {}
-    return {"column": item.column, **title, "noun": item.noun}
+    return {**_of_user(item), **title}
 
 
 def _of_label(label: LabelColumn) -> dict[str, str | float]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from recsuite.datasets.tables.files import Tables
+from recsuite.datasets.tables.files import Tables, beside
 from recsuite.datasets.tables.formats import first_rows
-from recsuite.datasets.tables.guessing.contents import contents_of, plain_table
+from recsuite.datasets.tables.guessing import words
+from recsuite.datasets.tables.guessing.contents import Content, contents_of, plain_table
 from recsuite.datasets.tables.guessing.features import title_of
 from recsuite.datasets.tables.guessing.roles import Roles, roles_of
 from recsuite.datasets.tables.schema_file import Files
@@ -20,6 +22,8 @@ from recsuite.errors import UserError
 MOST_TABLES = 20
 # Enough to tell ids from properties.
 SAMPLED_ROWS = 2_000
+# Of the ids in the first rows, so many are in those of the table that tells of them, where no name says so.
+LEAST_SHARED = 0.5
 
 
 def files_of(tables: Tables) -> Files:
@@ -28,21 +32,36 @@ def files_of(tables: Tables) -> Files:
     Raises:
         UserError: for a file that cannot be read.
     """
-    if not 2 <= len(tables.events) <= MOST_TABLES or any(file.partitions for file in tables.events):
+    others = beside(tables) if len(tables.events) == 1 else ()
+    files = (*tables.events, *others)
+    if not 2 <= len(files) <= MOST_TABLES or any(file.partitions for file in files):
         return Files()
     samples = {file: plain_table(first_rows([file], SAMPLED_ROWS)) for file in tables.events}
+    samples.update(_readable(others))
     headers = {tuple(sample.column_names) for sample in samples.values()}
-    roles = {file: found for file, sample in samples.items() if (found := _roles(sample))}
+    roles = {file: found for file in tables.events if (found := _roles(samples[file]))}
     # Several files with the same columns are parts of one table.
     if len(headers) < len(samples) or not roles:
         return Files()
     events = max(roles, key=lambda file: (file.size, file.name))
     rest = {file: sample for file, sample in samples.items() if file is not events}
-    users = None if tables.users else _own_table(rest, roles[events].user)
-    items = None if tables.items else _own_table(rest, roles[events].item)
-    return Files(
-        *(os.path.relpath(file.path, tables.root) if file else "" for file in (events, users, items))
+    contents = contents_of(samples[events])
+    users, items = (
+        None if there else _own_table(rest, contents[column])
+        for there, column in ((tables.users, roles[events].user), (tables.items, roles[events].item))
     )
+    # Of one that is called so, the section need not say it.
+    named = (None if others else events, users, items)
+    return Files(*(os.path.relpath(file.path, tables.root) if file else "" for file in named))
+
+
+def _readable(files: Sequence[File]) -> dict[File, pa.Table]:
+    """The first rows of tables that nobody has named, of those that can be read."""
+    found = {}
+    for file in files:
+        with contextlib.suppress(UserError):
+            found[file] = plain_table(first_rows([file], SAMPLED_ROWS))
+    return found
 
 
 def _roles(sample: pa.Table) -> Roles | None:
@@ -53,11 +72,29 @@ def _roles(sample: pa.Table) -> Roles | None:
         return None
 
 
-def _own_table(rest: Mapping[File, pa.Table], column: str) -> File | None:
-    """The table with one row for each id of a column: one with titles, else the widest."""
+def _own_table(rest: Mapping[File, pa.Table], ids: Content) -> File | None:
+    """The table with one row for each of some ids: one with their column, or titles, else the widest."""
     found = {}
     for file, sample in rest.items():
         contents = contents_of(sample)
-        if column in contents and contents[column].distinct == contents[column].size > 0:
-            found[file] = (bool(title_of(contents)), len(contents), file.name)
+        if column := own_column(contents, ids):
+            found[file] = (column == ids.name, bool(title_of(contents)), len(contents), file.name)
     return max(found, key=lambda file: found[file], default=None)
+
+
+def own_column(contents: Mapping[str, Content], ids: Content, least: float = LEAST_SHARED) -> str:
+    """The column of a table of users or items that holds these ids of the events, each once; empty without.
+
+    One of the same name, else one that is called an id and has the most values in common with them, at least
+    such a share of those in the first rows.
+    """
+    shared = {
+        name: len({*content.texts} & {*ids.texts})
+        for name, content in contents.items()
+        if content.distinct == content.size > 0
+        if name == ids.name or words.is_id(name) or words.is_thing(name)
+    }
+    if ids.name in shared:
+        return ids.name
+    found = max(shared, key=lambda name: shared[name], default="")
+    return found if found and shared[found] >= least * min(ids.distinct, contents[found].distinct) else ""

@@ -15,6 +15,7 @@ from recsuite.datasets.schema import CLICKS, COUNT, EVENT, ITEM, USER
 from recsuite.datasets.tables.description.columns import EVENTS, ITEMS, USERS
 from recsuite.datasets.tables.guessing.contents import Content, contents_of, hours_of, plain_table
 from recsuite.datasets.tables.guessing.features import TELLS, LeftOut, feature_of, kind_of, owner_of, title_of
+from recsuite.datasets.tables.guessing.folder import own_column
 from recsuite.datasets.tables.guessing.roles import Roles, roles_of
 from recsuite.datasets.tables.guessing.telling import telling_of
 from recsuite.datasets.tables.guessing.words import table_name
@@ -63,15 +64,16 @@ def guess(samples: Mapping[str, pa.Table]) -> Guess:
     contents = {role: contents_of(table) for role, table in samples.items()}
     own = {role: tuple(found) for role, found in contents.items() if role != EVENTS}
     roles = roles_of(events, contents[EVENTS], own)
-    owned = _owned(samples, contents, roles)
+    named = {of: _table_column(contents, column, role) for of, column, role in _ids(roles)}
+    owned = _owned(samples, contents, roles, named)
     tell = _telling(samples[EVENTS], owned, roles)
     title = title_of(owned[ITEM])
     owned[ITEM].pop(title, None)
     features, left_out = _features(owned, roles, tell, _numbers(samples, contents[EVENTS], roles))
     time = contents[EVENTS].get(roles.timestamp)
     schema = TableSchema(
-        user=UserColumn(roles.user),
-        item=ItemColumn(roles.item, title),
+        user=UserColumn(roles.user, table_column=named[USER]),
+        item=ItemColumn(roles.item, title, table_column=named[ITEM]),
         label=roles.label,
         weight=WeightColumn(roles.weight) if roles.weight else None,
         timestamp=TimestampColumn(roles.timestamp, time.time_format) if time else None,
@@ -80,15 +82,29 @@ def guess(samples: Mapping[str, pa.Table]) -> Guess:
     return Guess(schema, left_out, roles.other_labels)
 
 
+def _ids(roles: Roles) -> tuple[tuple[str, str, str], ...]:
+    return (USER, roles.user, USERS), (ITEM, roles.item, ITEMS)
+
+
+def _table_column(contents: Mapping[str, Mapping[str, Content]], column: str, role: str) -> str:
+    """What the own table of users or items calls the ids of a column; empty where it calls them so too."""
+    own = contents.get(role, {})
+    # The first rows of both may be of different ones.
+    return "" if column in own else own_column(own, contents[EVENTS][column], least=0)
+
+
 def _owned(
-    samples: Mapping[str, pa.Table], contents: Mapping[str, Mapping[str, Content]], roles: Roles
+    samples: Mapping[str, pa.Table],
+    contents: Mapping[str, Mapping[str, Content]],
+    roles: Roles,
+    named: Mapping[str, str],
 ) -> dict[str, dict[str, Content]]:
     """The columns without a role, by whose they are; those of the tables of users and items first."""
-    owned = {
-        USER: {name: each for name, each in contents.get(USERS, {}).items() if name != roles.user},
-        ITEM: {name: each for name, each in contents.get(ITEMS, {}).items() if name != roles.item},
-        EVENT: {},
+    owned: dict[str, dict[str, Content]] = {
+        of: {name: each for name, each in contents.get(role, {}).items() if name != (named[of] or column)}
+        for of, column, role in _ids(roles)
     }
+    owned[EVENT] = {}
     for name, content in contents[EVENTS].items():
         if name not in roles.columns:
             owned[owner_of(samples[EVENTS], name, roles)].setdefault(name, content)

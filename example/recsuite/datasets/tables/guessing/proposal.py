@@ -85,10 +85,8 @@ def propose(path: str | Path) -> Proposal:
     schema = dataclasses.replace(schema, files=files)
     write_schema(schema, written, left_out)
     read = {file.name for file in chosen.files}
-    unused = [file.name for file in tables.files if file.name not in read]
-    return Proposal(
-        written, schema, left_out, describe(schema, samples), (*tables.ignored, *unused), other_labels
-    )
+    unused = [name for name in (*tables.ignored, *(file.name for file in tables.files)) if name not in read]
+    return Proposal(written, schema, left_out, describe(schema, samples), tuple(unused), other_labels)
 
 
 def _files(path: str | Path, tables: Tables) -> Files:

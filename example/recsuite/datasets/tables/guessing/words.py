@@ -64,6 +64,11 @@ def is_id(name: str) -> bool:
     return any(word in ("id", "ids", "uuid", "guid") or ID_AT_END.fullmatch(word) for word in words_of(name))
 
 
+def is_thing(name: str) -> bool:
+    """Whether a name is one of a user or an item alone, such as "sku" or "product_key"."""
+    return rank(name, (*USERS, *ITEMS), IDS) is not None
+
+
 def rank(name: str, known: Sequence[str], beside: Sequence[str] = ()) -> int | None:
     """The place among known words of what a name says; None where it says something else.
 

@@ -116,9 +116,9 @@ def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict
     """
     of_ids = [Wanted(schema.user.column, ID, USER), Wanted(schema.item.column, ID, ITEM)]
     found = {EVENTS: [*of_ids, *_of_events(schema)]}
-    for wanted in of_ids:
-        if TABLE_OF[wanted.of] in columns:
-            found[TABLE_OF[wanted.of]] = [wanted]
+    for entity, named in ((USER, schema.user), (ITEM, schema.item)):
+        if TABLE_OF[entity] in columns:
+            found[TABLE_OF[entity]] = [Wanted(named.own_column, ID, entity)]
     for wanted in _properties(schema):
         own = TABLE_OF.get(wanted.of, EVENTS)
         table = own if wanted.column in columns.get(own, ()) else EVENTS
@@ -143,7 +143,7 @@ def _properties(schema: TableSchema) -> list[Wanted]:
     """The columns of features, of derived ones the dates, and of the titles."""
     form = schema.timestamp.format if schema.timestamp else "iso"
     # An item may be called by its id, which is read as one.
-    has_titles = schema.item.title not in ("", schema.item.column)
+    has_titles = schema.item.title not in ("", schema.item.column, schema.item.own_column)
     found = [Wanted(schema.item.title, CATEGORY, ITEM)] if has_titles else []
     for feature in schema.features.values():
         call = derived(feature.column)
