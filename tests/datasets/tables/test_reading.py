@@ -125,7 +125,7 @@ def test_the_number_of_files_and_batches_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = read(write(tmp_path / "whole/a.csv", TABLE))
-    for name, size in (("coding.WAITING_ROWS", 1), ("blocks.BLOCK_ROWS", 2), ("blocks.LARGE_BYTES", 8)):
+    for name, size in (("coding.WAITING_BYTES", 1), ("blocks.BLOCK_ROWS", 2), ("blocks.LARGE_BYTES", 8)):
         module, attribute = name.split(".")
         monkeypatch.setattr({"coding": coding, "blocks": blocks}[module], attribute, size)
     for row in range(5):

@@ -44,7 +44,7 @@ def times(column: pyarrow.Array, name: str, form: str) -> Parsed:
         return _in_range(_seconds(column), np.zeros(len(column), np.int8))
     if form in ("unix", "unix_ms"):
         found = numbers(column, name)
-        seconds = np.floor(found.values / (1000 if form == "unix_ms" else 1))
+        seconds = np.floor(found.values / 1000 if form == "unix_ms" else found.values)
         return _in_range(seconds, found.faults)
     # A year or 20201131, read as a number, is a text to a pattern.
     texts = categories(column, name).values.cast(pyarrow.string())
@@ -57,6 +57,9 @@ def times(column: pyarrow.Array, name: str, form: str) -> Parsed:
 
 def _in_range(seconds: np.ndarray, faults: np.ndarray) -> Parsed:
     """Seconds, float64 with NaN, as int64."""
+    # Of nothing but good ones, as they mostly are, it is known in a third of the time; NaN is not between.
+    if not faults.any() and ((seconds >= FIRST_SECOND) & (seconds <= LAST_SECOND)).all():
+        return Parsed(seconds.astype(np.int64), faults)
     faults[np.isnan(seconds) & (faults == 0)] = MISSING
     with np.errstate(invalid="ignore"):
         faults[(faults == 0) & ((seconds < FIRST_SECOND) | (seconds > LAST_SECOND))] = FAR_TIME

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
@@ -9,9 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow
 
-# Of batches whose codes wait: rows, and distinct values where there are few so far.
-WAITING_ROWS = 2**23
-WAITING_VALUES = 2**20
+# Of the values that wait to be looked up together.
+WAITING_BYTES = 2**26
 # Whole numbers below it are not looked up: which of them there are takes a byte for each.
 SMALL = 2**26
 
@@ -19,29 +19,30 @@ SMALL = 2**26
 class Coder:
     """Writes the codes of a column to a file, int32, -1 where a value is missing.
 
-    Small whole numbers are codes of themselves. Of other values a batch knows its own distinct ones; those of
-    several batches are brought together when there are as many of them as were known before. So each is
-    looked up a few times, and memory holds them about twice.
+    Small whole numbers are codes of themselves. Other values wait until there are as many of them as are
+    known already, and are looked up with those by a thread of the pool while the next are read: each once,
+    or twice where the known ones are counted in. Memory holds them about three times.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, pool: Executor) -> None:
+        self._file, self._pool = file, pool
         # Which small numbers there are, bool.
         self._seen = np.zeros(0, bool)
+        self._all_small = True
         self._known: pyarrow.Array | None = None
-        self._waiting: list[tuple[np.ndarray, pyarrow.Array]] = []
-        self._rows = self._values = 0
+        self._waiting: list[pyarrow.Array] = []
+        self._bytes = 0
+        self._writing: Future[None] | None = None
 
     def add(self, values: pyarrow.Array) -> None:
         """The next values: texts or int64, or codes of such."""
-        if self._known is None and not self._waiting and self._add_small(values):
+        self._all_small = self._all_small and self._add_small(values)
+        if self._all_small or not len(values):
             return
-        codes, distinct = _coded(values)
-        self._waiting.append((codes, distinct))
-        self._rows += len(codes)
-        self._values += len(distinct)
-        known = 0 if self._known is None else len(self._known)
-        if self._rows >= WAITING_ROWS or self._values >= max(WAITING_VALUES, known):
+        self._waiting.append(values)
+        self._bytes += values.nbytes
+        known = 0 if self._known is None else self._known.nbytes
+        if self._bytes >= max(WAITING_BYTES, known):
             self._write()
 
     def end(self) -> pyarrow.RecordBatch:
@@ -49,6 +50,7 @@ class Coder:
         import pyarrow
 
         self._write()
+        self._wait()
         small = np.flatnonzero(self._seen)
         known = pyarrow.array([], pyarrow.string()) if self._known is None else self._known
         values = pyarrow.concat_arrays(same_type([pyarrow.array(small, pyarrow.int64()), known]))
@@ -76,61 +78,80 @@ class Coder:
         return True
 
     def _write(self) -> None:
+        """Write what waits, in a thread of the pool; of one column not two at once, as the order counts."""
+        self._wait()
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if waiting:
+            self._writing = self._pool.submit(self._write_codes, waiting)
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+
+    def _write_codes(self, waiting: list[pyarrow.Array]) -> None:
+        coded = [_without_unused(values) if _is_coded(values) else values for values in waiting]
         before = [] if self._known is None else [self._known]
-        dictionaries = same_type([*before, *(values for _, values in self._waiting)])
-        if not dictionaries:
-            return
+        values = same_type([*before, *(each.dictionary if _is_coded(each) else each for each in coded)])
         # The values that were known come first and so keep their codes.
-        self._known, places = together(dictionaries)
-        for (codes, _), place in zip(self._waiting, places[len(before) :], strict=True):
-            place[:-1] += len(self._seen)
-            self._file.write(place[codes].astype("<i4").tobytes())
-        self._waiting, self._rows, self._values = [], 0, 0
+        self._known, places = together(values)
+        for each, place in zip(coded, places[len(before) :], strict=True):
+            # A missing value stays -1.
+            codes = np.where(place < 0, place, place + np.int32(len(self._seen)))
+            if _is_coded(each):
+                codes = np.append(codes, np.int32(-1))[_indices(each)]
+            self._file.write(codes.astype("<i4", copy=False).data)
 
 
-def _coded(values: pyarrow.Array) -> tuple[np.ndarray, pyarrow.Array]:
-    """Codes of the distinct values, int32 with -1 where one is missing, and the values."""
+def _is_coded(values: pyarrow.Array) -> bool:
     import pyarrow
 
-    is_coded = pyarrow.types.is_dictionary(values.type)
-    coded = values if is_coded else values.dictionary_encode()
-    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    if not is_coded:
-        return codes, coded.dictionary
-    # A file's own codes may count values that none of these rows has.
+    return bool(pyarrow.types.is_dictionary(values.type))
+
+
+def _indices(coded: pyarrow.Array) -> np.ndarray:
+    """The codes, int32, -1 where a value is missing."""
+    found: np.ndarray = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _without_unused(coded: pyarrow.Array) -> pyarrow.Array:
+    """Codes of such values alone as some row has: a file's own may count others."""
+    import pyarrow
+
+    codes = _indices(coded)
     is_used = np.zeros(len(coded.dictionary) + 1, bool)
     is_used[codes] = True
-    is_used[-1] = False
-    places = np.append(np.cumsum(is_used[:-1]) - 1, -1).astype(np.int32)
-    return places[codes], coded.dictionary.filter(pyarrow.array(is_used[:-1]))
+    places = (np.cumsum(is_used) - 1).astype(np.int32)
+    return pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array(places[codes], mask=codes < 0),
+        coded.dictionary.filter(pyarrow.array(is_used[:-1])),
+    )
 
 
-def same_type(dictionaries: list[pyarrow.Array]) -> list[pyarrow.Array]:
-    """Distinct values of one type: as texts where some are texts and some whole numbers."""
+def same_type(arrays: list[pyarrow.Array]) -> list[pyarrow.Array]:
+    """Values of one type: as texts where some are texts and some whole numbers."""
     import pyarrow
 
     # Those of nothing but missing values have the type of texts by chance.
-    filled = {each.type for each in dictionaries if len(each)}
-    if len(filled) == 1 and len({each.type for each in dictionaries}) == 1:
-        return dictionaries
+    filled = {each.type for each in arrays if len(each) > each.null_count}
+    if len(filled) == 1 and len({each.type for each in arrays}) == 1:
+        return arrays
     kind = pyarrow.int64() if filled == {pyarrow.int64()} else pyarrow.string()
-    return [each.cast(kind) for each in dictionaries]
+    return [each.cast(kind) for each in arrays]
 
 
-def together(dictionaries: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarray]]:
-    """Distinct values of one type as one, in the order in which they come; and for each of those that were
-    given the places of its values, int32, with -1 at the end.
+def together(arrays: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarray]]:
+    """The distinct values of arrays of one type, in the order in which they come; and for each array the
+    places of its values among those, int32, -1 where one is missing.
     """
     import pyarrow
 
-    # Arrow leaves out parts without values.
-    encoded = pyarrow.chunked_array([each for each in dictionaries if len(each)], dictionaries[0].type)
+    # Arrow leaves out arrays without values.
+    encoded = pyarrow.chunked_array([each for each in arrays if len(each)], arrays[0].type)
     chunks = iter(encoded.dictionary_encode().chunks)
-    places, known = [], dictionaries[0][:0]
-    for each in dictionaries:
-        indices = np.empty(0, np.int32)
-        if len(each):
-            chunk = next(chunks)
-            indices, known = chunk.indices.to_numpy(), chunk.dictionary
-        places.append(np.append(indices, np.int32(-1)))
+    places, known = [], arrays[0][:0]
+    for each in arrays:
+        chunk = next(chunks) if len(each) else None
+        places.append(np.empty(0, np.int32) if chunk is None else _indices(chunk))
+        known = known if chunk is None else chunk.dictionary
     return known, places

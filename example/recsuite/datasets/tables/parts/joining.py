@@ -75,7 +75,7 @@ def _sorted(dictionaries: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.n
     order = pc.array_sort_indices(values).to_numpy()
     ranks = np.empty(len(order), np.int32)
     ranks[order] = np.arange(len(order), dtype=np.int32)
-    return values.take(pyarrow.array(order)), [ranks[place[:-1]] for place in places]
+    return values.take(pyarrow.array(order)), [ranks[place] for place in places]
 
 
 def _table(codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 BATCH_ROWS = 2**18
 # Of a column that is read at once, packed as it is.
 BUFFER_BYTES = 2**20
+# Of the distinct values of a column, in a group of a Parquet file: it takes about a thousand texts.
+FEW_BYTES = 2**14
 
 
 class Parquet(Source):
@@ -32,8 +35,14 @@ class Parquet(Source):
         with explained_damage(file):
             schema = parquet.read_schema(_opened(file))
             self._names = [str(name) for name in schema.names]
-            # Texts come as codes, as they mostly lie in the file.
-            texts = [field.name for field in schema if types.is_string(field.type)]
+            metadata = parquet.read_metadata(_opened(file))
+            # As codes come texts of which there are few. Where there are many they do not lie so in the file,
+            # and would be looked up for each batch alone.
+            texts = [
+                field.name
+                for field in schema
+                if types.is_string(field.type) and _largest_dictionary(metadata, field.name) < FEW_BYTES
+            ]
             self._parquet = parquet.ParquetFile(
                 _opened(file),
                 buffer_size=BUFFER_BYTES,
@@ -134,6 +143,18 @@ class Arrow(Source):
     def close(self) -> None:
         """End it."""
         self._source.close()
+
+
+def _largest_dictionary(metadata: Any, name: str) -> float:
+    """The most bytes that the distinct values of a column take in a group of a Parquet file, if all of its
+    groups have them.
+    """
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    places = [place for place in range(metadata.num_columns) if metadata.schema.column(place).path == name]
+    chunks = [group.column(place) for group in groups for place in places]
+    if not all(chunk.dictionary_page_offset for chunk in chunks):
+        return math.inf
+    return max((chunk.data_page_offset - chunk.dictionary_page_offset for chunk in chunks), default=math.inf)
 
 
 def _refuse_packed(file: File) -> None:
