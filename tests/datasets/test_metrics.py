@@ -143,7 +143,7 @@ def test_the_share_of_yes_is_that_of_all_known_answers_however_few_are_for_valid
     user, item = (draw.integers(0, 20, 1_000).astype(np.int32) for _ in range(2))
     stored = Stored(user, item, label, np.arange(1_000))
     sizes = (400, num_validation, 600 - num_validation)
-    found = baselines_of(stored, sizes, 20, None, 0.5, lambda share: None)["answers"]["global mean"]
+    found = baselines_of(stored, sizes, 20, None, 0.5, lambda share: None)["answers"]["share of yes"]
     share, is_yes = label[: 400 + num_validation].mean(), label[400 + num_validation :] == 1
     expected = -(is_yes.mean() * np.log(share) + (~is_yes).mean() * np.log(1 - share))
     assert found["log_loss"] == pytest.approx(expected)

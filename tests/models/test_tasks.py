@@ -43,7 +43,11 @@ def test_the_metrics_of_a_task_are_those_that_are_measured() -> None:
 
 def test_what_a_model_has_to_beat_is_called_as_the_data_call_their_labels() -> None:
     schema = dataclasses.replace(SCHEMA, label="star")
-    metrics_of = {"global mean": {"rmse": 1.0, "log_loss": 0.5}, "popularity": {"ndcg_at_10": 0.1}}
+    metrics_of = {
+        "global mean": {"rmse": 1.0},
+        "share of yes": {"log_loss": 0.5},
+        "popularity": {"ndcg_at_10": 0.1},
+    }
     data = SimpleNamespace(schema=schema, num_items=100, baselines=dict.fromkeys(EVALUATIONS, metrics_of))
     assert RATING.weakest(data) == {"the mean of all stars": 1.0}
     assert task_named("response").weakest(data) == {"the share of yes": 0.5}

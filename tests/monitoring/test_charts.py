@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recsuite.monitoring.charts import EPOCHS, SECONDS, charts, learning_charts, tick_texts, ticks
+from recsuite.monitoring.charts import EPOCHS, MARGINS, SECONDS, charts, learning_charts, tick_texts, ticks
 from recsuite.monitoring.runs import find_runs
 from tests.support.reports import page, text_of, write_run
 
@@ -99,6 +99,24 @@ def test_both_axes_are_named(tmp_path: Path) -> None:
     axes = re.findall(r'class="axis"[^>]*>(.*?)<', html)
     assert len(axes) == 2 * html.count("<svg")
     assert {"epoch", "seconds of training", *units} == {*axes} - {"RMSE"}
+
+
+def test_the_speed_of_runs_on_data_with_other_nouns_is_in_events(tmp_path: Path) -> None:
+    epochs = [{**epoch, "ratings_per_second": 100} for epoch in TIMED]
+    for name in ("clicks", "ratings"):
+        write_run(tmp_path / name, epochs=epochs, events=name)
+    (both,) = charts(find_runs([tmp_path]), EPOCHS, ["ratings_per_second"])
+    (one,) = charts(find_runs([tmp_path / "clicks"]), EPOCHS, ["ratings_per_second"])
+    assert (both["unit"], one["unit"]) == ("events per second", "clicks per second")
+
+
+def test_the_name_of_an_axis_stands_clear_of_its_numbers(tmp_path: Path) -> None:
+    narrow = [{"epoch": epoch, "validation": {"rmse": 0.84195 + epoch / 1e5}} for epoch in range(1, 9)]
+    (chart, *_) = learning_charts(find_runs([write_run(tmp_path / "a", epochs=narrow)]))
+    longest = max(len(text) for _, text in chart["rows"])
+    assert longest == len("0.84195")
+    # A digit of 13 pixels is 8.3 wide in a wide font; the name is written upwards, up to 18 from the left.
+    assert MARGINS[0] - 6 - 8.3 * longest > 18
 
 
 def test_runs_that_a_profiler_slowed_are_hollow_where_time_counts(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from recsuite.monitoring.runs import DATA_WAIT, SPEED, VALIDATION, RunReport, lower_is_better
 
 CHART_WIDTH, CHART_HEIGHT = 360, 240
-# Room for the axes, their numbers and their names: left, right, top, bottom.
-MARGINS = (68, 14, 10, 46)
+# Room for the axes, their numbers of up to eight characters and their names: left, right, top, bottom.
+MARGINS = (88, 14, 10, 46)
 # What charts may be drawn over, and the name of that axis.
 EPOCHS, SECONDS = "epochs", "seconds"
 AXES = {EPOCHS: "epoch", SECONDS: "seconds of training"}
@@ -81,7 +81,7 @@ def chart(name: str, over: str, lines: Sequence[tuple[RunReport, Points]]) -> di
     return {
         "title": title_of(name, lines[0][0]),
         "over": AXES[over],
-        "unit": unit_of(name, lines[0][0]),
+        "unit": unit_of(name, [run for run, _ in lines]),
         # Where time counts, runs that a profiler slowed are told from the others.
         "timed": over == SECONDS or name in (SPEED, DATA_WAIT),
         "columns": [(place(x, rows[0])[0], text) for x, text in marks],
@@ -102,13 +102,16 @@ def title_of(name: str, run: RunReport) -> str:
 
 def heading_of(name: str, run: RunReport) -> str:
     """What a number of an epoch is called above its column, which has no axis to name a unit."""
-    return unit_of(name, run) if name == SPEED else title_of(name, run)
+    return unit_of(name, [run]) if name == SPEED else title_of(name, run)
 
 
-def unit_of(name: str, run: RunReport) -> str:
-    """What stands at the axis of a number."""
-    units = {SPEED: f"{run.events} per second", DATA_WAIT: "share of the epoch", TRAIN_LOSS: "loss"}
-    return units.get(name, label_of(name.rpartition("/")[2], run))
+def unit_of(name: str, runs: Sequence[RunReport]) -> str:
+    """What stands at the axis of a number of some runs."""
+    # Runs of other data may have other nouns.
+    nouns = {run.events for run in runs}
+    events = nouns.pop() if len(nouns) == 1 else "events"
+    units = {SPEED: f"{events} per second", DATA_WAIT: "share of the epoch", TRAIN_LOSS: "loss"}
+    return units.get(name, label_of(name.rpartition("/")[2], runs[0]))
 
 
 def label_of(metric: str, run: RunReport) -> str:

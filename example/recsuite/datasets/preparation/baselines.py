@@ -63,7 +63,8 @@ def baselines_of(
     }
     # The share of yes is one already, and that of the few validation events only lies around it.
     num_liked = sum(int((label[part] >= liked_label).sum()) for part in chunks(num_known, label))
-    of_answers["global mean"]["log_loss"] = log_loss_of(num_liked / num_known, liked)
+    of_share = {**of_answers.pop("global mean"), "log_loss": log_loss_of(num_liked / num_known, liked)}
+    of_answers = {"share of yes": of_share, **of_answers}
     release(user, item, label)
     ranks = popularity_ranks(
         user, item, num_known, num_items, lambda share: done(1 - (1 - share) * (1 - SHARE_OF_BIASES))

@@ -65,7 +65,7 @@ class ResponseTask(Task):
 
     def weakest(self, data: TrainingData) -> dict[str, float]:
         """See `Task`."""
-        return {"the share of yes": data.baselines[self.evaluation]["global mean"][self.main_metric]}
+        return {"the share of yes": data.baselines[self.evaluation]["share of yes"][self.main_metric]}
 
 
 TASK = ResponseTask()
