@@ -12,6 +12,7 @@ import builtins
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 import importlib.machinery
 import io
@@ -55,6 +56,8 @@ def imported() -> Iterator[Fresh]:
     # torch's own seeks the module of each call among all that are imported: half a second in each launcher.
     rendezvous: Any = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
     rendezvous.get_method_name = _name_of_caller
+    # Or each fork would copy all that was imported, page by page, as its collector marks what is there.
+    gc.freeze()
     # The project's modules are compiled once for all forks, wherever else Python would keep them.
     with tempfile.TemporaryDirectory(prefix="bytecode-") as bytecode:
         yield Fresh(bytecode)
