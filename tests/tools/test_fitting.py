@@ -302,3 +302,29 @@ def test_a_good_call_follows_one_that_was_refused() -> None:
     with pytest.raises(UserError, match="no rows"):
         recsuite.fit(events.head(0), items=items, **FLAGS)
     assert recsuite.fit(events, items=items, **FLAGS).metrics["rmse"] > 0
+
+
+@pytest.mark.parametrize(
+    "label", [LabelColumn("rating", "stars", 1, 5, 4), LabelColumn("yes_no", "liked"), LabelColumn("clicks")]
+)
+def test_recommendations_have_the_scores_of_the_same_values_with_numbers_and_a_coming_event(
+    label: LabelColumn,
+) -> None:
+    events, items = frames(600)
+    events = events.assign(liked=events["stars"] > 3, discount=np.linspace(0, 1, 600))
+    features = {
+        "price": FeatureColumn("item", "price", "number", "dense"),
+        "device": FeatureColumn("event", "device", "category"),
+        "discount": FeatureColumn("event", "discount", "number", "dense"),
+    }
+    schema = TableSchema(UserColumn("user_id"), ItemColumn("product_id"), label, features=features)
+    model = recsuite.fit(events, items=items, schema=schema, **FLAGS, split="random", lr=0.1)
+    coming = {"device": "phone", "discount": 0.4}
+    (found,) = model.recommend(["user-3"], k=40, event=coming, exclude=None)
+    ids = [item for item, _ in found]
+    assert len(ids) == 40
+    told = {**model._told(["user-3"] * 40), **model._items.of(ids)}
+    scores = model.score({**told, **{name: [value] * 40 for name, value in coming.items()}})
+    assert scores.tolist() == pytest.approx([score for _, score in found], abs=1e-6)
+    (other,) = model.recommend(["user-3"], k=40, event={"device": "desktop", "discount": None}, exclude=None)
+    assert other != found

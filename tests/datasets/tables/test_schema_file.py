@@ -473,6 +473,14 @@ def test_a_schema_made_in_python_is_checked_the_same(
     assert sentence in str(refused.value)
 
 
+def test_the_ends_of_a_scale_may_be_whole_numbers_in_python() -> None:
+    label = LabelColumn("rating", "stars", 1, 5, 4)
+    schema = dataclasses.replace(SCHEMA, label=label)
+    validate(schema)
+    assert parse_schema(text_of(schema)) == schema
+    assert [type(number) for number in (*label.range, label.liked_label)] == [float] * 3
+
+
 def test_a_file_that_cannot_be_a_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "schema.toml"
     with pytest.raises(UserError, match=r"schema.toml cannot be read \(No such file or directory\)"):

@@ -97,12 +97,12 @@ class LabelColumn:
     @property
     def range(self) -> tuple[float, float]:
         """The least and the greatest label that a model may predict, after what reading does to it."""
-        return (0.0, HIGHEST_COUNT) if self.kind == COUNT else (self.lowest, self.highest)
+        return (0.0, HIGHEST_COUNT) if self.kind == COUNT else (float(self.lowest), float(self.highest))
 
     @property
     def liked_label(self) -> float:
         """From which label on an item counts as liked, after what reading does to it."""
-        return math.log1p(self.liked) if self.kind == COUNT else self.liked
+        return math.log1p(self.liked) if self.kind == COUNT else float(self.liked)
 
     @property
     def name(self) -> str:

@@ -46,6 +46,7 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 MOST_FEATURES, MOST_CHARACTERS = 1_000, 1_000
 # Labels are float32: the ends of a scale must be far from its limits and from each other.
 LARGEST_END, SMALLEST_SHARE = 1e9, 1e-4
+MOST_BITS = 53
 STRANGE_DIRECTIVE = re.compile(r"%(?![A-Za-z%])")
 # A day that no pattern of strptime takes for another.
 SOME_DAY = datetime(2001, 2, 23, 4, 5, 6)
@@ -93,7 +94,7 @@ def _check_types(place: Place, section: object) -> None:
     for field in dataclasses.fields(section):  # type: ignore[arg-type]
         value = getattr(section, field.name)
         kind, noun = TYPES[str(field.type)]
-        if not isinstance(value, kind):
+        if not (isinstance(value, kind) or (kind is float and _is_whole(value))):
             raise place.wrong(field.name, value, f"is not {noun}")
         if value == "" and field.default is dataclasses.MISSING:
             raise place.wrong(field.name, value, "is empty; write the name")
@@ -101,6 +102,11 @@ def _check_types(place: Place, section: object) -> None:
             raise place.wrong(
                 field.name, value, f"is longer than {MOST_CHARACTERS:,} characters, or has a zero"
             )
+
+
+def _is_whole(value: object) -> bool:
+    """Whether it is a whole number that a float holds too; who makes a schema in Python may write such."""
+    return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MOST_BITS
 
 
 def _choose(place: Place, key: str, value: str, choices: Sequence[str]) -> None:
