@@ -52,17 +52,16 @@ def make_wide_columns(settings: Settings, config: Config, folder: Path) -> None:
         # Links: tables of ten million rows need no more ratings than small ones.
         (folder / path.name).symlink_to(path)
     raw_values = json.loads((folder / "vocabulary.json").read_text())
-    features = np.load(folder / "user_features.npy")
+    users = np.load(folder / "user_features.npy")
     # Row 0 is that of no user.
-    features[:, columns.place_of("user")] = 1 + np.arange(len(features)) * (settings.rows - 1) // len(
-        features
-    )
+    rows = 1 + np.arange(len(users)) * (settings.rows - 1) // len(users)
+    users["features"][:, columns.place_of("user")] = rows
     for name in ("vocabulary.json", "user_features.npy"):
         (folder / name).unlink()
     (folder / "vocabulary.json").write_text(
         json.dumps({**raw_values, "user": list(range(1, settings.rows))}, indent=None)
     )
-    np.save(folder / "user_features.npy", features)
+    np.save(folder / "user_features.npy", users)
 
 
 def wide_columns(settings: Settings, config: Config) -> Columns:

@@ -145,7 +145,7 @@ def events_of(columns: Columns, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Positions of the users and of the items of a split's events, int32 [n] both."""
     positions = columns.range_of(split)
     rows = columns.column("rows")[positions.start : positions.stop]
-    return rows[:, 0], rows[:, 1]
+    return rows["user"], rows["item"]
 
 
 def clicks_before(columns: Columns, split: str) -> csr_matrix:

@@ -22,6 +22,7 @@ from train_team import DIM, MEAN_RATING, MLP_DIMS, serve, take_answers
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.preparation.arrays.records import Own, write_records
 from recsuite.datasets.schema import Table
 from recsuite.monitoring.callbacks import Stopwatch
 from recsuite.runtime.process import RuntimeContext, end_process, init_runtime
@@ -30,13 +31,16 @@ from recsuite.runtime.process import RuntimeContext, end_process, init_runtime
 def make_columns(folder: Path, num_users: int, num_movies: int, num_ratings: int) -> None:
     """Write ratings of users and movies that are all as likely, as the columns of a data set."""
     generator = np.random.default_rng(0)
-    rows = np.zeros((num_ratings, 4), np.int32)
-    rows[:, 0] = generator.integers(num_users, size=num_ratings)
-    rows[:, 1] = generator.integers(num_movies, size=num_ratings)
-    rows[:, 2] = generator.integers(1, 6, size=num_ratings).astype(np.float32).view(np.int32)
-    np.save(folder / "rows.npy", rows)
+    fields = {
+        "user": generator.integers(num_users, size=num_ratings).astype(np.int32),
+        "item": generator.integers(num_movies, size=num_ratings).astype(np.int32),
+        "label": generator.integers(1, 6, size=num_ratings).astype(np.float32),
+        "end": np.zeros(num_ratings, np.int32),
+    }
+    write_records(folder / "rows.npy", fields, Own())
     for name, number in (("user", num_users), ("movie", num_movies)):
-        np.save(folder / f"{name}_features.npy", np.arange(1, number + 1, dtype=np.int32)[:, None])
+        own = Own(features=[np.arange(1, number + 1, dtype=np.int32)])
+        write_records(folder / f"{name}_features.npy", {}, own)
 
 
 def columns_of(folder: Path) -> Columns:

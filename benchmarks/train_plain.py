@@ -77,10 +77,13 @@ class Plain:
         self.model = DistributedDataParallel(model) if dist.is_initialized() else model
         # In memory, and shuffled once: what is compared are training steps, so plain PyTorch pays for no
         # loader.
-        rows = torch.from_numpy(np.load(folder / "rows.npy"))
+        rows = np.load(folder / "rows.npy")
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(int(os.environ["RANK"])))
-        self.users, self.movies = (rows[order, column].long().add_(1).to(device) for column in (0, 1))
-        self.ratings = rows[order, 2].view(torch.float32).to(device)
+        rows = rows.take(order.numpy())
+        self.users, self.movies = (
+            torch.from_numpy(rows[name].astype(np.int64)).add_(1).to(device) for name in ("user", "item")
+        )
+        self.ratings = torch.from_numpy(rows["label"].copy()).to(device)
         self.first = 0
 
     def step(self, batch_size: int) -> torch.Tensor:

@@ -83,8 +83,9 @@ def test_ranks_are_those_that_the_baseline_of_training_counts(
     popularity = np.asarray(known.sum(axis=0)).ravel()
     found = clicks.ranks_of(np.tile(popularity, (len(users), 1)), items, known[users])
     rows = columns.column("rows")
-    stored = rows[: columns.range_of(split).stop]
-    expected = popularity_ranks(stored[:, 0], stored[:, 1], columns.range_of(split).start, columns.num_items)
+    positions = columns.range_of(split)
+    stored = rows[: positions.stop]
+    expected = popularity_ranks(stored["user"], stored["item"], positions.start, columns.num_items)
     assert found.tolist() == expected.tolist()
 
 

@@ -66,7 +66,7 @@ def test_the_random_split_is_drawn_by_the_seed(folder: Path) -> None:
 
 def test_values_that_training_does_not_show_have_the_unknown_row(folder: Path) -> None:
     found = open_columns(Config.of(data_path=str(folder), test_fraction=0.5))
-    user, rows = column(found, "rows")[:, 0], column(found, "user_features")[:, 0]
+    user, rows = column(found, "rows")["user"], column(found, "user_features")["features"][:, 0]
     trained = np.unique(user[: found.num_train])
     only_tested = np.setdiff1d(user[found.num_train :], trained)
     assert len(only_tested) > 0
@@ -458,8 +458,8 @@ def test_the_oracle_is_measured_on_the_test_ratings(folder: Path) -> None:
 def stored(found: Columns, split: str) -> list[tuple[int, int, int]]:
     """User, movie and time of the ratings of a split."""
     part = slice(found.range_of(split).start, found.range_of(split).stop)
-    user, movie, _, _ = column(found, "rows")[part].T
-    return list(zip(user.tolist(), movie.tolist(), column(found, "time")[part].tolist(), strict=True))
+    user, movie = (column(found, "rows")[name][part].tolist() for name in ("user", "item"))
+    return list(zip(user, movie, column(found, "time")[part].tolist(), strict=True))
 
 
 @pytest.mark.parametrize("split", ["time", "random", "leave_one_out"])

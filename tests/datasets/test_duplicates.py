@@ -47,8 +47,8 @@ def write(folder: Path, ratings: list[tuple[int, int, float, int]]) -> Config:
 def stored(columns: Columns, split: str) -> list[tuple[int, int]]:
     """Positions of user and movie of the ratings of a split."""
     part = columns.range_of(split)
-    rows = columns.column("rows")[part.start : part.stop]
-    return [(int(user), int(movie)) for user, movie, _, _ in rows]
+    rows: list[tuple[int, int]] = columns.column("rows")[["user", "item"]][part.start : part.stop].tolist()
+    return rows
 
 
 @pytest.mark.parametrize(

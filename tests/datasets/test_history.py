@@ -57,9 +57,10 @@ def histories(columns: Columns, config: Config, split: str) -> list[tuple[list[i
 def expected(columns: Columns, position: int) -> tuple[set[tuple[int, float]], int]:
     """By brute force: all earlier ratings of the user that may be told of, and how many there are."""
     folder = Path(columns.folder)
-    user, movie, _, _ = np.load(folder / "rows.npy").T
+    rows = np.load(folder / "rows.npy")
+    user, movie = rows["user"], rows["item"]
     time, rating = np.load(folder / "time.npy"), np.load(folder / "rating.npy")
-    movie_rows = np.load(folder / "movie_features.npy")[:, 0]
+    movie_rows = np.load(folder / "movie_features.npy")["features"][:, 0]
     num_known = columns.num_train + columns.num_validation
     told = np.arange(len(user)) < (columns.num_train if position < num_known else num_known)
     earlier = np.flatnonzero(told & (user == user[position]) & (time < time[position]))
@@ -108,8 +109,7 @@ def test_the_values_of_test_ratings_change_no_history(config: Config) -> None:
     shown = histories(before, config, "test")
     path = Path(config.data.data_path) / "ratings.csv"
     lines = path.read_text().splitlines()
-    user, _, _, _ = np.load(Path(before.folder) / "rows.npy").T
-    assert len(lines) - 1 == len(user)
+    assert len(lines) - 1 == len(before.column("rows"))
     cut = np.load(Path(before.folder) / "time.npy")[before.range_of("test").start]
     changed = [
         line

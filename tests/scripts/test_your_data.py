@@ -120,9 +120,10 @@ def test_a_click_that_was_repeated_counts_as_often_in_the_loss(shops: Shops) -> 
     # Positions are those of the sorted ids.
     users = np.sort(events["user_id"].unique())
     items = np.sort(pd.read_parquet(folder / "items.parquet")["product_id"])
-    user, item = columns.column("rows")[:, :2].T
+    rows = columns.column("rows")
+    user, item = rows["user"], rows["item"]
     expected = clicks.loc[pd.MultiIndex.from_arrays([users[user], items[item]])].to_numpy()
     assert len(expected) == len(clicks)
     assert expected.max() > 2
     expected_mean = expected[: columns.num_train].mean()
-    assert columns.column("weight") == pytest.approx(expected / expected_mean, rel=1e-5)
+    assert rows["weight"] == pytest.approx(expected / expected_mean, rel=1e-5)

@@ -95,8 +95,8 @@ def raw_test_values(data: Path) -> dict[str, list[Any]]:
     config = Config.of(data_path=str(data))
     columns, raw = open_columns(config), read(locate(config.data, config.runtime.seed), config.data)
     positions = columns.range_of("test")
-    user, movie, _, _ = np.load(Path(columns.folder) / "rows.npy")[positions.start :].T
-    users, movies = raw.users.iloc[user], raw.items.iloc[movie]
+    rows = columns.column("rows")[positions.start :]
+    users, movies = raw.users.iloc[rows["user"]], raw.items.iloc[rows["item"]]
     values = {
         table.name: (users if table.feature.entity == "user" else movies)[table.feature.column].tolist()
         for table in columns.tables
@@ -111,8 +111,8 @@ def raw_test_values(data: Path) -> dict[str, list[Any]]:
 
 def history_of(columns: Columns, place: int) -> tuple[list[int | None], list[float]]:
     folder = Path(columns.folder)
-    user, _, _, end = np.load(folder / "rows.npy", mmap_mode="r")[place]
-    begin = np.load(folder / "test_history_offsets.npy", mmap_mode="r")[user]
+    row = columns.column("rows")[place]
+    begin, end = np.load(folder / "test_history_offsets.npy", mmap_mode="r")[row["user"]], row["end"]
     rows, bits = np.load(folder / "test_history.npy", mmap_mode="r")[
         max(begin, end - FLAGS.data.history) : end
     ].T

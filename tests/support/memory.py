@@ -9,6 +9,7 @@ import numpy as np
 
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.preparation.arrays.records import Own, write_records
 from recsuite.datasets.schema import Table
 
 NUM_USERS, NUM_MOVIES = 6000, 4000
@@ -18,15 +19,18 @@ def planted_columns(folder: Path, number: int) -> Columns:
     """Columns of random ratings, without the files that they would come from."""
     folder.mkdir()
     rng = np.random.default_rng(0)
-    rows = np.lib.format.open_memmap(folder / "rows.npy", "w+", np.int32, (number, 4))
-    rows[:, 0], rows[:, 1] = rng.integers(0, NUM_USERS, number), rng.integers(0, NUM_MOVIES, number)
-    rows[:, 2], rows[:, 3] = np.ones(number, np.float32).view(np.int32), 0
-    rows.flush()
-    np.save(folder / "user_features.npy", rng.integers(0, 9, (NUM_USERS, 4)).astype(np.int32))
-    # Movie, year, and where one of its genres lies.
-    movie_features = rng.integers(0, 9, (NUM_MOVIES, 4)).astype(np.int32)
-    movie_features[:, 3] = 1
-    np.save(folder / "movie_features.npy", movie_features)
+    fields = {
+        "user": rng.integers(0, NUM_USERS, number, np.int32),
+        "item": rng.integers(0, NUM_MOVIES, number, np.int32),
+        "label": np.ones(number, np.float32),
+        "end": np.zeros(number, np.int32),
+    }
+    write_records(folder / "rows.npy", fields, Own())
+    write_records(folder / "user_features.npy", {}, Own([*rng.integers(0, 9, (4, NUM_USERS), np.int32)]))
+    # Each movie has one genre.
+    genres = np.stack([rng.integers(0, 9, NUM_MOVIES, np.int32), np.ones(NUM_MOVIES, np.int32)], axis=1)
+    of_movies = Own([*rng.integers(0, 9, (2, NUM_MOVIES), np.int32)], [genres])
+    write_records(folder / "movie_features.npy", {}, of_movies)
     np.save(folder / "genres_values.npy", np.arange(9, dtype=np.int32))
     tables = tuple(Table(feature, 9) for feature in SCHEMA.features)
     num_train = number - 1000

@@ -106,7 +106,8 @@ def test_the_pipelined_loop_is_pipelined(found: dict[int, Any]) -> None:
 
 def movies_of_users(columns: Columns, num_known: int) -> dict[int, set[int]]:
     """User to the movies of the user's first ratings in the columns."""
-    user, movie, _, _ = np.load(Path(columns.folder) / "rows.npy")[:num_known].T
+    known = columns.column("rows")[:num_known]
+    user, movie = known["user"], known["item"]
     return {int(one): set(movie[user == one].tolist()) for one in np.unique(user)}
 
 
@@ -121,7 +122,7 @@ def test_ranks_equal_those_of_the_whole_matrix_of_scores_for_1_2_and_3_ranks(
     positions = columns.range_of(split)
     assert scores.shape == (len(positions), columns.num_items)
     seen = movies_of_users(columns, columns.num_train if split == "validation" else positions.start)
-    cases = np.load(Path(columns.folder) / "rows.npy")[positions.start : positions.stop, :2].tolist()
+    cases = columns.column("rows")[["user", "item"]][positions.start : positions.stop].tolist()
     expected, if_tied = [], []
     for (user, movie), row in zip(cases, scores, strict=True):
         others = [

@@ -91,7 +91,6 @@ class EventBatches:
         self.rank = rank
         self.world_size = world_size
         self.numbers = columns.numbers
-        self._has_weights = columns.has_weights
         self._place_of_user = columns.place_of(USER)
         self.features = EventFeatures(columns, config.data.history)
         # The positions of the last steps asked for, and which steps those are.
@@ -126,30 +125,27 @@ class EventBatches:
         features = self.features
         features.check()
         positions = self._positions(request)
-        rows = features.rows(positions, request.split)
-        num_real = len(rows)
-        single, lists = features.find(rows, positions, request.split)
-        numbers = features.find_numbers(rows, positions, request.split)
+        events = features.events(positions, request.split)
+        num_real = len(events)
+        single, numbers, lists = features.find(events)
         if request.split == "train":
             self._forget(single, numbers, request)
         history_labels = np.zeros(0, np.float32)
         if self.history:
             # A model in use knows the validation events by then, so the test may; training must not.
-            known, counts = features.find_history(rows, "test_" if request.split == "test" else "")
+            known, counts = features.find_history(events, "test_" if request.split == "test" else "")
             lists.append(Lists(known[:, 0], counts, padding=0))
             history_labels = empty(len(known), np.float32)
             history_labels[:] = known[:, 1].view(np.float32)
         values, lengths = features.join(self.batch_size, single, lists, empty)
         labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
-        # The four numbers of a row are int32, so that they lie together in 16 bytes and an event costs one
-        # cache line; this one holds the bits of a float32.
-        labels[:num_real], labels[num_real:] = rows[:, 2].view(np.float32), 0
+        labels[:num_real], labels[num_real:] = events["label"], 0
         step_size = self._step_size(request.split, request.step, request.first)
         weights[:num_real] = self.batch_size * self.world_size / step_size
         weights[num_real:] = 0
-        if self._has_weights and request.split == "train":
+        if "weight" in (events.dtype.names or ()) and request.split == "train":
             # Whatever is measured counts each event once.
-            weights[:num_real] *= features.column("weight").take(positions)
+            weights[:num_real] *= events["weight"]
         all_numbers = empty((self.batch_size, len(self.numbers)), np.float32)
         all_numbers[num_real:] = 0
         np.concatenate(numbers, axis=1, out=all_numbers[:num_real])

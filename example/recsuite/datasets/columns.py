@@ -1,15 +1,12 @@
 """A data set as columns on disk: parsed once, memory-mapped by every process of the machine.
 
     <cache>/<split>-<digest>-<digest of the program>/
-        rows.npy                   int32 [events, 4]: user, item, bits of the float32 label, end of history
+        rows.npy                   a record for each event: its user, item and label, where its history ends,
+                                   how much it counts in the loss, and its own features; see `record_type`
         rating.npy  time.npy       float32, int64 [events]: label, time
-        <user>_features.npy        int32 [users, features]: table rows
-        <item>_features.npy        int32 [items, features]: table rows; of a multi-valued feature two
-                                   columns: where its values begin, and their number
+        <user>_features.npy        a record for each user: its features
+        <item>_features.npy        a record for each item: its features
         <feature>_values.npy       int32: table rows of a multi-valued feature, item after item
-        <user>_numbers.npy ...     float32 [users, dense numbers]: on a common scale, NaN where there is none
-        event_features.npy         int32 [events, features], and event_numbers.npy float32: those of events
-        weight.npy                 float32 [events]: how much each counts in the loss
         history.npy                int32 [training events, 2]: row of the items' table, bits of the label;
                                    user after user, each in the order of time
         seen.npy                   int32 [training events]: their items, in the same order
@@ -23,10 +20,10 @@
 where <user> and <item> are what the schema of the data set calls them.
 
 The training events come first, then those for validation, then the test, each part in the order of time: a
-split is a range of positions. What is gathered is stored in rows, so that an event costs one cache line; what
-is scanned, the labels, in a column too. An event's history ends before the first event of its user that is
-not older than it. It holds training events alone, and for a test event also validation events, which a model
-in use would know of: neither a test event nor the event itself can be in it.
+split is a range of positions. What is gathered is stored in records, so that an event costs one random
+access; what is scanned, the labels, in a column too. An event's history ends before the first event of its
+user that is not older than it. It holds training events alone, and for a test event also validation events,
+which a model in use would know of: neither a test event nor the event itself can be in it.
 
 The folder appears in one rename. Its name holds a digest of all that it was made from (every byte of the
 source files, schema, split and other flags) and one of the code that made it, so a changed source or formula
@@ -64,6 +61,25 @@ DIGEST_THREADS = 4
 BYTES_OF_AN_EVENT = 16 + 4 + 8 + 2 * (8 + 4)
 # And in files without a name while they are made: its user and its item.
 BYTES_WHILE_MADE = 4 + 4
+
+
+def record_type(
+    fields: Sequence[tuple[str, Any]] = (), features: int = 0, lists: int = 0, numbers: int = 0
+) -> np.dtype[Any]:
+    """What a record of an event, a user or an item holds: some fields, and what it has of its own features.
+
+    The fields of an event are "user" and "item", positions int32; "label", float32; "end", the place in the
+    history of its user before which its own ends, int32; and where the data say so, "weight", float32.
+    "features" are the table rows of features with one value; "lists" are two numbers for each feature with
+    lists: where its values begin in `<feature>_values.npy`, and how many they are; "numbers" are the dense
+    ones, on a common scale, NaN where there is none.
+    """
+    own = [
+        ("features", np.int32, (features,)),
+        ("lists", np.int32, (lists, 2)),
+        ("numbers", np.float32, (numbers,)),
+    ]
+    return np.dtype([*fields, *own])
 
 
 @dataclass(frozen=True)
@@ -115,13 +131,8 @@ class Columns:
         """A column, mapped from disk."""
         return np.load(Path(self.folder) / f"{name}.npy", mmap_mode="r")
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether events count differently in the loss."""
-        return "weight.npy" in self.files
-
     def place_of(self, entity: str) -> int:
-        """The column of `<entity>_features.npy` that tells its users or items apart."""
+        """The place in "features" of `<entity>_features.npy` of the one that tells users or items apart."""
         return self.schema.place_of(entity, [table.feature for table in self.tables])
 
     def item_shares(self) -> np.ndarray:
@@ -130,8 +141,8 @@ class Columns:
         A row that no training event has, such as that of unknown items, counts as one event: the
         loss of a ranking takes the logarithm.
         """
-        row_of_item = self.column(f"{self.schema.item}_features")[:, self.place_of(ITEM)]
-        rows = row_of_item[self.column("rows")[: self.num_train, 1]]
+        row_of_item = self.column(f"{self.schema.item}_features")["features"][:, self.place_of(ITEM)]
+        rows = row_of_item[self.column("rows")["item"][: self.num_train]]
         counts = np.bincount(rows, minlength=int(row_of_item.max()) + 1)
         return (np.maximum(counts, 1) / self.num_train).astype(np.float32)
 

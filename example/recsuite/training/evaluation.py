@@ -26,6 +26,7 @@ from recsuite.datasets.metrics import (
     measure_probabilities,
     measure_ranks,
 )
+from recsuite.datasets.schema import ITEM, USER
 from recsuite.models.tasks.task import Task, task_named
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
@@ -149,11 +150,11 @@ class Cases:
         steps, places = np.indices(shape, sparse=True)
         numbers = ((steps * dataset.world_size + dataset.rank) * dataset.batch_size + places).reshape(-1)
         # Numbers beyond the split are padding, which is nobody's case.
-        rows = columns.column("rows")[positions.start + numbers[numbers < len(positions)]]
+        rows = columns.column("rows").take(positions.start + numbers[numbers < len(positions)])
         self.shape = shape
         self.number = len(positions)
-        self.items = rows[:, 1].astype(np.int64)
-        self._users = rows[:, 0].astype(np.int64)
+        self.items = rows[ITEM].astype(np.int64)
+        self._users = rows[USER].astype(np.int64)
         prefix = "test_" if split == "test" else ""
         self._seen, self._offsets = (
             columns.column(f"{prefix}{name}") for name in ("seen", "history_offsets")

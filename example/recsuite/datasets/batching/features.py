@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recsuite.datasets.columns import Columns, MappedColumn
-from recsuite.datasets.schema import ENTITIES, EVENT, UNKNOWN_ROW
+from recsuite.datasets.schema import ENTITIES, ITEM, UNKNOWN_ROW, USER
 
 
 class Lists(NamedTuple):
@@ -27,6 +27,16 @@ class Lists(NamedTuple):
     padding: int
 
 
+class Found(NamedTuple):
+    """What was found of n events: table rows of features with one value, [features, n], and dense numbers,
+    [n, numbers], of their users, of their items and of their own; and the features with lists.
+    """
+
+    single: list[np.ndarray]
+    numbers: list[np.ndarray]
+    lists: list[Lists]
+
+
 class EventFeatures:
     """The features of events by position. Pickles to paths and names; columns are mapped where they are first
     read.
@@ -36,7 +46,6 @@ class EventFeatures:
         self.folder = columns.folder
         self.schema = columns.schema
         self.tables = columns.tables
-        self.numbers = columns.numbers
         self.history = history
         self._with_lists = {
             entity: [
@@ -44,7 +53,6 @@ class EventFeatures:
             ]
             for entity in ENTITIES
         }
-        self._has_event_features = any(table.feature.entity == EVENT for table in self.tables)
         self._columns: dict[str, MappedColumn] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -61,64 +69,39 @@ class EventFeatures:
         for column in self._columns.values():
             column.check()
 
-    def rows(self, positions: np.ndarray, split: str) -> np.ndarray:
-        """What `rows.npy` holds of some events, int32 [n, 4]."""
+    def events(self, positions: np.ndarray, split: str) -> np.ndarray:
+        """The records of some events, see `record_type`, [n]."""
+        rows = self.column("rows")
         if split != "catalogue":
-            return self.column("rows").take(positions, axis=0)
-        # As if the first user had an event with each item, before any other: who asks looks at items alone.
-        rows = np.zeros((len(positions), 4), np.int32)
-        rows[:, 1] = positions
-        return rows
+            return rows.take(positions)
+        # As if the first user had an event with each item, before any other, of which nothing else is known:
+        # who asks looks at items alone.
+        events = np.zeros(len(positions), rows.dtype)
+        events[ITEM], events["features"], events["numbers"] = positions, UNKNOWN_ROW, np.nan
+        return events
 
-    def find(
-        self, rows: np.ndarray, positions: np.ndarray, split: str
-    ) -> tuple[list[np.ndarray], list[Lists]]:
-        """Table rows of the features with one value, [features, n] for users, items and, where they have some
-        of their own, events; and those with lists.
-        """
-        single, lists = [], []
-        # Of the four columns the first two are users and items.
-        for entity, ids in zip(ENTITIES, rows.T, strict=False):
-            features = self.column(f"{self.schema.name_of(entity)}_features").take(ids, axis=0).T
-            names = self._with_lists[entity]
-            num_single = len(features) - 2 * len(names)
-            single.append(features[:num_single])
-            # A feature with lists has two columns: where its values begin, and how many they are.
-            pairs = zip(features[num_single::2], features[num_single + 1 :: 2], strict=True)
-            for name, (starts, counts) in zip(names, pairs, strict=True):
+    def find(self, events: np.ndarray) -> Found:
+        """What the users, the items and the events of some records have."""
+        entities = {
+            entity: self.column(f"{self.schema.name_of(entity)}_features").take(events[entity])
+            for entity in ENTITIES
+        }
+        records = [*entities.values(), events]
+        lists = []
+        for entity, record in entities.items():
+            places = record["lists"].transpose(1, 2, 0)
+            for name, (starts, counts) in zip(self._with_lists[entity], places, strict=True):
                 known = self.column(f"{name}_values").take(places_of(starts, counts))
                 lists.append(Lists(known, counts, padding=1))
-        if self._has_event_features:
-            single.append(self._of_events("features", positions, split).T)
-        return single, lists
+        return Found(
+            [record["features"].T for record in records], [record["numbers"] for record in records], lists
+        )
 
-    def _of_events(self, kind: str, positions: np.ndarray, split: str) -> np.ndarray:
-        """The "features" or "numbers" of some events, [n, columns]; those of a catalogue are unknown."""
-        column = self.column(f"{EVENT}_{kind}")
-        if split != "catalogue":
-            return column.take(positions, axis=0)
-        nothing = np.nan if kind == "numbers" else UNKNOWN_ROW
-        return np.full((len(positions), column.shape[1]), nothing, column.dtype)
-
-    def find_numbers(self, rows: np.ndarray, positions: np.ndarray, split: str) -> list[np.ndarray]:
-        """The dense numbers of users, items and events, float32 [n, numbers] each."""
-        having = {feature.entity for feature in self.numbers}
-        # Of the four columns the first two are users and items.
-        found = [
-            self.column(f"{self.schema.name_of(entity)}_numbers").take(ids, axis=0)
-            if entity in having
-            else np.zeros((len(rows), 0), np.float32)
-            for entity, ids in zip(ENTITIES, rows.T, strict=False)
-        ]
-        if EVENT in having:
-            found.append(self._of_events("numbers", positions, split))
-        return found
-
-    def find_history(self, rows: np.ndarray, prefix: str) -> tuple[np.ndarray, np.ndarray]:
+    def find_history(self, events: np.ndarray, prefix: str) -> tuple[np.ndarray, np.ndarray]:
         """What the users had before, event after event: table rows and the bits of labels, [sum, 2]; and how
         many each event has of them, [n]. prefix: of the columns that hold it.
         """
-        begins, ends = self.column(f"{prefix}history_offsets").take(rows[:, 0]), rows[:, 3]
+        begins, ends = self.column(f"{prefix}history_offsets").take(events[USER]), events["end"]
         starts = np.maximum(begins, ends - self.history)
         counts = ends - starts
         return self.column(f"{prefix}history").take(places_of(starts, counts), axis=0), counts

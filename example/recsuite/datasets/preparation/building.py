@@ -22,12 +22,13 @@ from recsuite.datasets.preparation.arrays.mapped import (
     gather,
     temporary,
 )
+from recsuite.datasets.preparation.arrays.records import Own, write_records
 from recsuite.datasets.preparation.baselines import baselines_of
 from recsuite.datasets.preparation.histories import Stored, write_histories
 from recsuite.datasets.preparation.splits import split
 from recsuite.datasets.preparation.vocabulary import (
     Written,
-    write_event_features,
+    features_of_events,
     write_features,
     write_vocabulary,
 )
@@ -144,17 +145,18 @@ def _write_columns(
     order, sizes, notes = split(raw, schema, config, seed)
     stored, oracle = _write_events(folder, raw, order, _done(reached, "events"))
     num_train = sizes[0]
-    written = _write_features(folder, raw, stored, order, num_train, schema)
-    _write_weights(folder, raw, order, num_train)
+    written, own = _write_features(folder, raw, stored, order, num_train, schema)
+    weight = _weight(folder, raw, order, num_train)
     told = told_by_features(raw.events, order[:num_train], stored.item[:num_train], len(raw.items), schema)
     # As much memory as a column.
     del order
     tables = written.tables
     place = schema.place_of(ITEM, [table.feature for table in tables])
-    item_rows = np.load(folder / f"{schema.item}_features.npy")[:, place]
+    item_rows = np.load(folder / f"{schema.item}_features.npy")["features"][:, place]
     ends, longest_history = write_histories(folder, stored, item_rows, sizes, _done(reached, "histories"))
-    _write_rows(folder / "rows.npy", stored, ends)
-    del ends
+    fields = {"user": stored.user, "item": stored.item, "label": stored.label, "end": ends, **weight}
+    write_records(folder / "rows.npy", fields, own)
+    del ends, weight, fields, own
     if written.left_out:
         notes.append(f"left out the features that the files do not have: {', '.join(written.left_out)}")
     return {
@@ -181,19 +183,21 @@ def _write_columns(
 
 def _write_features(
     folder: Path, raw: RawData, stored: Stored, order: np.ndarray, num_train: int, schema: Schema
-) -> Written:
-    """Write the features of users, items and events, and what they and the schema are."""
+) -> tuple[Written, Own]:
+    """Write the features of users and items, and what all features and the schema are; returns those of
+    events too.
+    """
     entities = {
         entity: (frame, np.flatnonzero(counts_of(column[:num_train], len(frame))))
         for entity, frame, column in ((USER, raw.users, stored.user), (ITEM, raw.items, stored.item))
     }
     written = write_features(folder, entities, schema)
-    write_event_features(folder, written, raw.events, order, num_train, schema)
+    own = features_of_events(folder, written, raw.events, order, num_train, schema)
     write_vocabulary(folder, written)
     written.tables.sort(key=lambda table: table.feature.multi)
     features = [*(table.feature for table in written.tables), *written.numbers]
     (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1))
-    return written
+    return written, own
 
 
 def _write_events(
@@ -201,8 +205,8 @@ def _write_events(
 ) -> tuple[Stored, np.ndarray | None]:
     """Write labels and times; returns all of the events, and what the oracle predicts for them."""
     events, number = raw.events, len(order)
-    # Users and items get to the disk as rows, once it is known where histories end. Labels lie beside the
-    # rows, which hold them too: code that scans all labels then reads a quarter of the bytes.
+    # Users and items get to the disk in records, once it is known where histories end. Labels lie beside the
+    # records, which hold them too: code that scans all labels then reads a quarter of the bytes.
     user = gather(events.user, order, temporary(folder, number, np.int32))
     done(0.2)
     item = gather(events.item, order, temporary(folder, number, np.int32))
@@ -214,27 +218,18 @@ def _write_events(
     return Stored(user, item, label, time), None if raw.oracle is None else raw.oracle[order]
 
 
-def _write_rows(path: Path, stored: Stored, ends: np.ndarray) -> None:
-    """Write what a batch needs of an event in 16 bytes: one random access instead of three."""
-    # So the label's bits lie there as an int32.
-    columns = [stored.user, stored.item, stored.label.view(np.int32), ends]
-    rows = create_column(path, (len(ends), len(columns)), np.int32)
-    for part in chunks(len(ends), rows, *columns):
-        rows[part] = np.stack([column[part] for column in columns], axis=1)
-
-
-def _write_weights(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> None:
-    """Write how much each event counts in the loss, float32, where the data say so; 1 in the mean."""
+def _weight(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> dict[str, np.ndarray]:
+    """How much each event counts in the loss, float32, 1 in the mean; nothing where the data do not say."""
     if raw.events.weight is None:
-        return
-    weight = create_column(folder / "weight.npy", (len(order),), np.float32)
-    gather(raw.events.weight, order, weight)
+        return {}
+    weight = gather(raw.events.weight, order, temporary(folder, len(order), np.float32))
     # So that no rate or decay means something else with weights than without.
     mean = weight[:num_train].mean(dtype=np.float64)
     if not mean > 0:
         raise UserError("The weights of all training events are 0; give some of them a weight above 0.")
     for part in chunks(len(weight), weight):
         weight[part] /= mean
+    return {"weight": weight}
 
 
 def _recorded(table: Table, schema: Schema) -> dict[str, Any]:

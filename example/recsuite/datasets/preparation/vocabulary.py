@@ -8,14 +8,15 @@ and for a number the edges of its buckets, or its scale.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays.mapped import MOST, chunks, create_column, gather, release
+from recsuite.datasets.preparation.arrays.mapped import MOST, chunks, gather, release, temporary
+from recsuite.datasets.preparation.arrays.records import Own, write_records
 from recsuite.datasets.schema import DENSE, EVENT, UNKNOWN_ROW, Codes, Events, Feature, Schema, Table
 from recsuite.errors import UserError
 from recsuite.records import typed
@@ -66,8 +67,6 @@ class Scale:
 
 
 Encoding = Buckets | Scale
-# A column of the events, and what makes table rows or scaled numbers of some of its values.
-_Encoded = tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
@@ -135,7 +134,7 @@ class Written:
 def write_features(
     folder: Path, entities: Mapping[str, tuple[pandas.DataFrame, np.ndarray]], schema: Schema
 ) -> Written:
-    """Write what all users and items have of their features, those with table rows and the dense numbers.
+    """Write what all users and items have of their features.
 
     A table has a row for each value that the training events show, and row 0 for any other: a row that
     training never touches would be noise in the test. entities: users and items, and the positions of those
@@ -143,55 +142,57 @@ def write_features(
     """
     written = Written()
     for entity, (frame, trained) in entities.items():
-        rows: list[np.ndarray] = []
-        numbers: list[np.ndarray] = []
+        own = Own()
         for feature in _features_of(entity, schema):
             if feature.column not in frame:
                 written.left_out.append(feature.name)
             elif feature.number:
                 values = frame[feature.column].to_numpy(np.float64)
                 encoding = _add_number(written, feature, values[trained])
-                (rows if isinstance(encoding, Buckets) else numbers).append(encoding.encode(values))
+                _kind_of(encoding, own).append(encoding.encode(values))
+            elif feature.multi:
+                own.lists.append(_add_lists(folder, written, feature, frame[feature.column], trained))
             else:
-                rows += _add_categories(folder, written, feature, frame[feature.column], trained)
-        name = schema.name_of(entity)
-        np.save(folder / f"{name}_features.npy", np.stack(rows, axis=1))
-        if numbers:
-            np.save(folder / f"{name}_numbers.npy", np.stack(numbers, axis=1))
+                own.features.append(_add_categories(written, feature, frame[feature.column], trained))
+        write_records(folder / f"{schema.name_of(entity)}_features.npy", {}, own)
     return written
 
 
-def write_event_features(
+def features_of_events(
     folder: Path, written: Written, events: Events, order: np.ndarray, num_train: int, schema: Schema
-) -> None:
-    """Write what all events have of their own features, in the order in which they are stored; adds to what
-    was `written`. order: int [events]; the first `num_train` are for training.
+) -> Own:
+    """What all events have of their own features, in the order in which they are stored, in files without a
+    name; adds to what was `written`. order: int [events]; the first `num_train` are for training.
     """
-    rows: list[_Encoded] = []
-    numbers: list[_Encoded] = []
+    own = Own()
     for feature in _features_of(EVENT, schema):
         values = events.features.get(feature.column)
         if values is None:
             written.left_out.append(feature.name)
         elif isinstance(values, Codes):
             table = _add_codes(written, feature, values, order[:num_train])
-            rows.append((values.codes, table.__getitem__))
+            own.features.append(_encoded(folder, values.codes, order, table.__getitem__))
         else:
             trained = gather(values, order[:num_train], np.empty(num_train, np.float32))
             encoding = _add_number(written, feature, trained)
-            (rows if isinstance(encoding, Buckets) else numbers).append((values, encoding.encode))
-    for name, columns, dtype in (("features", rows, np.int32), ("numbers", numbers, np.float32)):
-        if columns:
-            _write_encoded(folder / f"{EVENT}_{name}.npy", columns, order, dtype)
+            _kind_of(encoding, own).append(_encoded(folder, values, order, encoding.encode))
+    return own
 
 
-def _write_encoded(path: Path, columns: Sequence[_Encoded], order: np.ndarray, dtype: type) -> None:
-    """Write columns of the events side by side, in the order in which events are stored."""
-    table = create_column(path, (len(order), len(columns)), dtype)
-    for place, (values, encode) in enumerate(columns):
-        for part in chunks(len(order), table):
-            table[part, place] = encode(values[order[part]])
-        release(values)
+def _kind_of(encoding: Encoding, own: Own) -> list[np.ndarray]:
+    """Where among features of their own a number goes: to the table rows or to the dense numbers."""
+    return own.features if isinstance(encoding, Buckets) else own.numbers
+
+
+def _encoded(
+    folder: Path, values: np.ndarray, order: np.ndarray, encode: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """A column of the events in the order in which they are stored, as table rows or scaled numbers."""
+    encoded = temporary(folder, len(order), encode(values[:0]).dtype)
+    for part in chunks(len(order), encoded):
+        encoded[part] = encode(values[order[part]])
+    release(values)
+    return encoded
 
 
 def write_vocabulary(folder: Path, written: Written) -> None:
@@ -217,27 +218,32 @@ def _add_number(written: Written, feature: Feature, trained: np.ndarray) -> Enco
 
 
 def _add_categories(
-    folder: Path, written: Written, feature: Feature, column: pandas.Series, trained: np.ndarray
-) -> list[np.ndarray]:
-    """The columns that a feature of categories takes in a file of rows, int32; writes the values of lists."""
-    values = column.explode() if feature.multi else column
+    written: Written, feature: Feature, values: pandas.Series, trained: np.ndarray, longest: int = 1
+) -> np.ndarray:
+    """Add a feature of categories to what is known; the table rows of its values, int32."""
     known = np.unique(values.loc[trained].dropna())
     # Sorted, as np.unique gives them: the same data have the same rows on every machine.
     written.vocabulary[feature.name] = known.tolist()
-    positions = _rows_of(values, known)
-    if not feature.multi:
-        written.tables.append(Table(feature, len(known) + 1))
-        return [positions]
+    written.tables.append(Table(feature, len(known) + 1, longest))
+    return _rows_of(values, known)
+
+
+def _add_lists(
+    folder: Path, written: Written, feature: Feature, column: pandas.Series, trained: np.ndarray
+) -> np.ndarray:
+    """Add a feature with lists to what is known, and write their values; where each list begins among them,
+    and how many they are, int32 [n, 2].
+    """
+    counts = column.str.len().clip(lower=1).to_numpy(np.int32)
     # An item without a value has the value "unknown": no list is empty.
-    if len(positions) > MOST:
+    rows = _add_categories(written, feature, column.explode(), trained, int(counts.max()))
+    if len(rows) > MOST:
         raise UserError(
-            f"The lists of {feature.name} hold {len(positions):,} values, and {MOST:,} is the limit; leave "
+            f"The lists of {feature.name} hold {len(rows):,} values, and {MOST:,} is the limit; leave "
             "the feature out, or shorten its lists."
         )
-    counts = column.str.len().clip(lower=1).to_numpy(np.int32)
-    np.save(folder / f"{feature.name}_values.npy", positions)
-    written.tables.append(Table(feature, len(known) + 1, int(counts.max())))
-    return [(np.cumsum(counts) - counts).astype(np.int32), counts]
+    np.save(folder / f"{feature.name}_values.npy", rows)
+    return np.stack([np.cumsum(counts) - counts, counts], axis=1).astype(np.int32)
 
 
 def _add_codes(written: Written, feature: Feature, values: Codes, trained: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ MOST = 2**31 - 1
 CHUNK = 2**20
 
 
-def temporary(folder: Path, number: int, dtype: type) -> np.ndarray:
+def temporary(folder: Path, number: int, dtype: type | np.dtype[Any]) -> np.ndarray:
     """An array [number] in a file of this folder that has no name: it is gone when nothing uses the array any
     more, and also when the process is killed.
 
@@ -35,7 +35,7 @@ def temporary(folder: Path, number: int, dtype: type) -> np.ndarray:
         return np.memmap(file, dtype, "r+", shape=(number,))
 
 
-def create_column(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+def create_column(path: Path, shape: tuple[int, ...], dtype: type | np.dtype[Any]) -> np.ndarray:
     """A new .npy file with the bytes that np.save would write, mapped to be filled.
 
     Raises:
