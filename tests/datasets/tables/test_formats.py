@@ -13,7 +13,7 @@ import pytest
 from recsuite.datasets.tables.files import File, find_tables
 from recsuite.datasets.tables.formats import ahead, batches, names_of, opened
 from recsuite.datasets.tables.schema_file import Files
-from recsuite.datasets.tables.sources.batch import BadRow
+from recsuite.datasets.tables.sources.bad_rows import BadRow
 from recsuite.errors import UserError
 from tests.support.tables import ENDS, encoded
 

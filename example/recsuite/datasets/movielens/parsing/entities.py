@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from recsuite.datasets.movielens.parsing.reader import Layout, Reader
+from recsuite.datasets.tables.sources.bad_rows import BadRow
 from recsuite.errors import UserError
 
 if TYPE_CHECKING:
@@ -85,11 +86,11 @@ def _read_entities(
         try:
             entity = parse(fields)
         except ValueError as error:
-            bad.append((line, separator.join(fields), str(error)))
+            bad.append(BadRow(line, separator.join(fields), str(error)))
             continue
         # Which of two rows is right cannot be known.
         if entity[key] in found:
-            bad.append((line, separator.join(fields), f"{key} {entity[key]} a second time"))
+            bad.append(BadRow(line, separator.join(fields), f"{key} {entity[key]} a second time"))
             continue
         found[entity[key]] = entity
     # Two checks found them; a refusal names the first one of the file.

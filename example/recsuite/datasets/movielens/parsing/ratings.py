@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from recsuite.datasets.movielens.parsing.entities import WHOLE
-from recsuite.datasets.movielens.parsing.reader import BadRow, Layout, Reader
+from recsuite.datasets.movielens.parsing.reader import Layout, Reader
 from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.tables.sources.bad_rows import BadRow
 from recsuite.errors import UserError, counted
 from recsuite.runtime.progress_bar import stage
 
@@ -159,7 +160,7 @@ def _inspect_ratings(
             continue
         reason = _rating_fault(_fields(text, layout.separator), layout, users, movies)
         if reason:
-            bad.append((number, text, reason))
+            bad.append(BadRow(number, text, reason))
         else:
             good.append(line)
     return bad, b"\n".join(good), len(good) + len(bad)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from recsuite.datasets.tables.sources.bad_rows import BadRow, Faults
 from recsuite.errors import UserError, counted
 from recsuite.files import explained
 
@@ -29,8 +30,6 @@ FOREIGN = (
     (b"\xff\xfe", "text in UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"),
     (b"\xfe\xff", "text in UTF-16", "convert it with iconv -f UTF-16 -t UTF-8"),
 )
-# Line number, content, and what is wrong with it.
-BadRow = tuple[int, str, str]
 
 
 @dataclass(frozen=True)
@@ -84,21 +83,10 @@ class Reader:
 
     def bad_rows(self, name: str, rows: list[BadRow], num_rows: int) -> None:
         """Refuse the first of the bad rows, or count them all; refuse them, too, where they are too many."""
-        if not rows:
-            return
-        line, content, reason = rows[0]
-        first = f"{self.folder / name}, line {line}: {reason}: {content[:120]!r}"
+        faults = Faults("line", len(rows), rows[0] if rows else None)
         if not self.skip:
-            raise UserError(f"{first}; mend the file, or give --bad_rows skip to leave such rows out.")
-        if len(rows) > self.max_share * num_rows:
-            allowed = int(self.max_share * num_rows)
-            raise UserError(
-                f"{first}; with it {len(rows):,} of {num_rows:,} rows of the file cannot be read, and "
-                f"--max_bad_rows {self.max_share:g} allows {allowed:,}; mend the file, or give a larger one."
-            )
-        self.notes.append(
-            f"left out {counted(len(rows), 'bad row')} of {name}, the first being line {line} ({reason})"
-        )
+            faults.refuse(self.folder / name)
+        self.notes += faults.accepted(self.folder / name, num_rows, self.max_share)
 
     def rows(
         self, name: str, separator: str, num_fields: int
@@ -111,13 +99,8 @@ class Reader:
                 if len(fields) == num_fields:
                     good.append((line, fields))
                 else:
-                    bad.append(
-                        (
-                            line,
-                            separator.join(fields),
-                            f"{counted(len(fields), 'field')} instead of {num_fields}",
-                        )
-                    )
+                    reason = f"{counted(len(fields), 'field')} instead of {num_fields}"
+                    bad.append(BadRow(line, separator.join(fields), reason))
         except csv.Error as error:
             # A quote that is never closed makes one field of the rest of the file.
             raise UserError(

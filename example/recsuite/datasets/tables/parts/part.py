@@ -26,7 +26,8 @@ from recsuite.datasets.tables.formats import ahead, batches, names_of, opened
 from recsuite.datasets.tables.parts.coding import Coder
 from recsuite.datasets.tables.parts.wanted import Wanted
 from recsuite.datasets.tables.schema_file import LIST
-from recsuite.datasets.tables.sources.batch import BadRow, Batch, Source
+from recsuite.datasets.tables.sources.bad_rows import BadRow, Faults
+from recsuite.datasets.tables.sources.batch import Batch, Source
 from recsuite.datasets.tables.sources.file import File
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, check_file, digest_of, written_aside
@@ -37,20 +38,6 @@ if TYPE_CHECKING:
 DESCRIPTION = "part.json"
 # In which distinct values are looked up, column by column: Arrow does it without Python's lock.
 THREADS = 2
-
-
-@dataclass
-class Faults:
-    """The bad rows of a file: how many, and the first of them. unit: how rows are counted."""
-
-    unit: str = "row"
-    number: int = 0
-    first: BadRow | None = None
-
-    def add(self, rows: Sequence[BadRow], number: int) -> None:
-        """Count some, of which these are known."""
-        self.number += number
-        self.first = min([*rows, *([self.first] if self.first else [])], default=None)
 
 
 @dataclass(frozen=True)
@@ -106,33 +93,18 @@ def make_part(
         columns = list(dict.fromkeys(each.column for each in wanted))
         for batch in ahead(batches(source, columns)):
             writer.add(batch)
-            if writer.faults.first and not skip:
-                raise refusal(file, writer.faults)
+            if not skip:
+                writer.faults.refuse(file)
             reached(source.done)
         writer.note_broken(len(source.bad))
-        if writer.faults.first and not skip:
-            raise refusal(file, writer.faults)
+        if not skip:
+            writer.faults.refuse(file)
         values = writer.end()
         stack.close()
         _describe(aside, writer, values)
     part = open_part(folder, file, wanted)
     assert part is not None
     return part
-
-
-def refusal(file: File, faults: Faults) -> UserError:
-    """The sentence that names the first bad row."""
-    return UserError(
-        f"{described(file, faults)}; mend the file, or give --bad_rows skip to leave such rows out."
-    )
-
-
-def described(file: File, faults: Faults) -> str:
-    """Which row is the first bad one, and why."""
-    assert faults.first is not None
-    number, content, reason = faults.first
-    shown = f": {printable(content[:120])!r}" if content else ""
-    return f"{file}, {faults.unit} {number}: {reason}{shown}"
 
 
 class _Writer:

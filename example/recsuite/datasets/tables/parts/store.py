@@ -14,11 +14,10 @@ from pathlib import Path
 
 from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.preparation.program import digest_of_program
-from recsuite.datasets.tables.parts.part import Part, described, make_part, open_part, refusal
+from recsuite.datasets.tables.parts.part import Part, make_part, open_part
 from recsuite.datasets.tables.parts.wanted import Wanted
 from recsuite.datasets.tables.sources.file import File, Tables
 from recsuite.datasets.tables.sources.remote import is_remote
-from recsuite.errors import UserError, counted
 from recsuite.files import digest_of_bytes, explained, remove
 from recsuite.runtime.progress_bar import stage
 
@@ -134,19 +133,6 @@ def _accepted(part: Part, config: DataConfig) -> list[str]:
     Raises:
         UserError: where there are more than are allowed.
     """
-    faults, num_rows = part.faults, part.num_rows + part.faults.number
-    if not faults.first:
-        return []
     if config.bad_rows != "skip":
-        raise refusal(part.file, faults)
-    if faults.number > config.max_bad_rows * num_rows:
-        raise UserError(
-            f"{described(part.file, faults)}; with it {faults.number:,} of {num_rows:,} rows of the file "
-            f"cannot be read, and --max_bad_rows {config.max_bad_rows:g} allows "
-            f"{int(config.max_bad_rows * num_rows):,}; mend the file, or give a larger one."
-        )
-    name = Path(part.file.name).name
-    return [
-        f"left out {counted(faults.number, 'bad row')} of {name}, the first being {faults.unit} "
-        f"{faults.first.number} ({faults.first.reason})"
-    ]
+        part.faults.refuse(part.file)
+    return part.faults.accepted(part.file, part.num_rows + part.faults.number, config.max_bad_rows)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from recsuite.datasets.tables.sources.bad_rows import BadRow
 from recsuite.errors import UserError
 
 if TYPE_CHECKING:
@@ -13,14 +14,6 @@ if TYPE_CHECKING:
     import pyarrow
 
     from recsuite.datasets.tables.sources.file import File
-
-
-class BadRow(NamedTuple):
-    """A row that cannot be read: the number of its line or row, counted from 1, what it holds, and why."""
-
-    number: int
-    content: str
-    reason: str
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recsuite.datasets.tables.sources.batch import BadRow, Batch, Source, check_names
+from recsuite.datasets.tables.sources.bad_rows import BadRow
+from recsuite.datasets.tables.sources.batch import Batch, Source, check_names
 from recsuite.datasets.tables.sources.text import TextFile, explained_damage
 from recsuite.errors import UserError, counted
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.datasets.tables.sources.batch import BadRow, Batch, Source
+from recsuite.datasets.tables.sources.bad_rows import BadRow
+from recsuite.datasets.tables.sources.batch import Batch, Source
 from recsuite.datasets.tables.sources.text import TextFile, explained_damage
 from recsuite.errors import UserError
 
