@@ -23,15 +23,34 @@ BUFFER_BYTES = 2**20
 FEW_BYTES = 2**14
 
 
-class Parquet(Source):
+class Typed(Source):
+    """A file whose columns have types, and which is packed by itself where it is packed."""
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
+        if file.compression:
+            raise UserError(f"{file} is a packed file of a format that is packed by itself; unpack it.")
+        self._names: list[str] = []
+        self._done = 0
+
+    @property
+    def names(self) -> list[str]:
+        """The columns; what lies within one is none."""
+        return self._names
+
+    @property
+    def done(self) -> int:
+        """How many of its bytes were read, as far as rows have the same size."""
+        return self._done
+
+
+class Parquet(Typed):
     """A Parquet file, read group by group."""
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
         from pyarrow import parquet, types
 
-        _refuse_packed(file)
-        self._done = 0
         with explained_damage(file):
             schema = parquet.read_schema(_opened(file))
             self._names = [str(name) for name in schema.names]
@@ -53,16 +72,6 @@ class Parquet(Source):
             )
         check_names(file, self._names)
 
-    @property
-    def names(self) -> list[str]:
-        """The columns; what lies within one is none."""
-        return self._names
-
-    @property
-    def done(self) -> int:
-        """How many of its bytes were read, as far as rows have the same size."""
-        return self._done
-
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
         """The rows; all of them can be read, or the file is damaged."""
         first, num_rows = 0, self._parquet.metadata.num_rows
@@ -80,7 +89,7 @@ class Parquet(Source):
         self._parquet.close(force=True)
 
 
-class Arrow(Source):
+class Arrow(Typed):
     """An Arrow file, which Feather is too, or the batches of an Arrow stream."""
 
     def __init__(self, file: File) -> None:
@@ -88,8 +97,6 @@ class Arrow(Source):
         import pyarrow
         from pyarrow import ipc
 
-        _refuse_packed(file)
-        self._done = 0
         with explained_damage(file):
             # Mapped: only the columns that are wanted are read.
             self._source = _opened(file) if is_remote(file.path) else pyarrow.memory_map(file.path)
@@ -101,16 +108,6 @@ class Arrow(Source):
             opened = ipc.open_file if self._is_file else ipc.open_stream
             self._names = [str(name) for name in opened(self._source).schema.names]
         check_names(file, self._names)
-
-    @property
-    def names(self) -> list[str]:
-        """The columns."""
-        return self._names
-
-    @property
-    def done(self) -> int:
-        """How many of its bytes were read."""
-        return self._done
 
     def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
         """The rows; all of them can be read, or the file is damaged."""
@@ -155,11 +152,6 @@ def _largest_dictionary(metadata: Any, name: str) -> float:
     if not all(chunk.dictionary_page_offset for chunk in chunks):
         return math.inf
     return max((chunk.data_page_offset - chunk.dictionary_page_offset for chunk in chunks), default=math.inf)
-
-
-def _refuse_packed(file: File) -> None:
-    if file.compression:
-        raise UserError(f"{file} is a packed file of a format that is packed by itself; unpack it.")
 
 
 def _opened(file: File) -> Any:
