@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import shutil
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 from tests.support.launch import NO_GPUS, ROOT, SUPPORT, succeeded, torchrun
+from tests.support.shared_folder import shared_folder
 
 if TYPE_CHECKING:
     from tests.support.trained import Trained
@@ -29,24 +31,34 @@ LONGEST = (
     "test_your_data",
     "test_example",
     "test_lost",
-    "test_kill",
     "test_failures",
-    "test_dumps",
+    "test_kill",
     "test_silence",
+    "test_dumps",
+    "test_bounded_memory",
+    "test_deploy",
+    "test_ends",
+    "test_benchmark_feed",
     "test_ranks",
     "test_dump_faults",
-    "test_deploy",
-    "test_benchmark_feed",
-    "test_pool",
-    "test_benchmark_checkpoint",
-    "test_elastic",
-    "test_columns",
     "test_serving",
-    "test_early_stop",
-    "test_ends",
     "test_cluster",
-    "test_process",
+    "test_elastic",
+    "test_own_tables",
+    "test_features",
+    "test_early_stop",
     "test_benchmark_wire",
+    "test_process",
+    "test_benchmark_checkpoint",
+    "test_dataloader",
+    "test_heartbeat",
+    "test_probe",
+    "test_model",
+    "test_columns",
+    "test_pool",
+    "test_memory",
+    "test_program",
+    "test_rebuild",
 )
 
 
@@ -97,12 +109,12 @@ def trained(original: Trained, tmp_path: Path) -> Trained:
 @pytest.fixture(scope="session")
 def trained_folder(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks of `states.py` leave: "dumps", and "predictions.npz"."""
-    folder = tmp_path_factory.mktemp("trained")
-    script = SUPPORT / "states.py"
-    succeeded(
-        torchrun(2, script, folder / "predictions.npz", synthetic_folder, folder / "dumps", timeout=150)
-    )
-    return folder
+
+    def make(folder: Path) -> None:
+        files = (folder / "predictions.npz", synthetic_folder, folder / "dumps")
+        succeeded(torchrun(2, SUPPORT / "states.py", *files, timeout=150))
+
+    return shared_folder(tmp_path_factory, "trained", make)
 
 
 @pytest.fixture(scope="session")
@@ -119,6 +131,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that the processes that run tests end together."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: no collection of garbage has to look at it again."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
