@@ -25,7 +25,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from environment import describe, finish, make_parser
+from environment import DOCS, describe, finish, make_parser
 from figures import bar, origin, ratio, shown_ratio, table
 
 from recsuite.config.config import Config
@@ -71,7 +71,10 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(dir=flags.folder, prefix="ingest-") as folder:
         result = measure(flags, Path(folder))
-    finish("ingest", result, render(result), flags)
+    # Of each kind of ids a table of its own.
+    name = f"ingest_{flags.ids}"
+    marks = f"<!-- {name}: made by benchmarks/ingest.py -->", f"<!-- end of {name} -->"
+    finish(name, result, render(result), flags, page=DOCS / "loader.md", marks=marks)
 
 
 def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:

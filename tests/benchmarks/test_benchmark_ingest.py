@@ -12,13 +12,13 @@ from tests.support.launch import ROOT, python, read_json, succeeded
 INGEST = ROOT / "benchmarks" / "ingest.py"
 
 
-def measured(folder: Path, *flags: object, timeout: float) -> dict[str, Any]:
+def measured(folder: Path, ids: str, *flags: object, timeout: float) -> dict[str, Any]:
     """What the benchmark writes; it leaves no events behind."""
     report = folder / "report"
     report.mkdir()
-    succeeded(python(INGEST, "--folder", folder, "--report", report, *flags, timeout=timeout))
+    succeeded(python(INGEST, "--folder", folder, "--report", report, "--ids", ids, *flags, timeout=timeout))
     assert [path.name for path in folder.iterdir()] == ["report"]
-    found: dict[str, Any] = read_json(report / "ingest.json")
+    found: dict[str, Any] = read_json(report / f"ingest_{ids}.json")
     return found
 
 
@@ -26,7 +26,7 @@ def measured(folder: Path, *flags: object, timeout: float) -> dict[str, Any]:
 def test_columns_are_made_of_parquet_beside_pyarrow_and_each_figure_has_its_bar(
     tmp_path: Path, ids: str
 ) -> None:
-    found = measured(tmp_path, "--events", 30_000, "--rounds", 1, "--ids", ids, timeout=100)
+    found = measured(tmp_path, ids, "--events", 30_000, "--rounds", 1, timeout=100)
     assert found["pyarrow"][0]["rows"] == 30_000
     made = found["ingest"][0]
     # Some repeat an earlier one.
@@ -39,5 +39,5 @@ def test_columns_are_made_of_parquet_beside_pyarrow_and_each_figure_has_its_bar(
 
 @pytest.mark.soak
 def test_a_hundred_million_events_are_taken_in_within_two_gibibytes(tmp_path: Path) -> None:
-    found = measured(tmp_path, "--events", 100_000_000, "--rounds", 1, timeout=3_600)
+    found = measured(tmp_path, "texts", "--events", 100_000_000, "--rounds", 1, timeout=3_600)
     assert found["ingest"][0]["peak"] < 2 * 2**30

@@ -13,6 +13,7 @@ import pytest
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.arrays.groups import grouped
 from recsuite.datasets.preparation.baselines import popularity_ranks
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.launch import ROOT, python, read_json, succeeded
@@ -85,7 +86,8 @@ def test_ranks_are_those_that_the_baseline_of_training_counts(
     rows = columns.column("rows")
     positions = columns.range_of(split)
     stored = rows[: positions.stop]
-    expected = popularity_ranks(stored["user"], stored["item"], positions.start, columns.num_items)
+    by_user = grouped(None, stored["user"], columns.num_users, stored["user"], stored["item"])
+    expected = popularity_ranks(by_user, popularity, positions.start)
     assert found.tolist() == expected.tolist()
 
 

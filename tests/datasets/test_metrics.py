@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -13,8 +15,9 @@ from recsuite.datasets.metrics import (
     measure,
     measure_ranks,
 )
-from recsuite.datasets.preparation.baselines import baselines_of, fit_biases, popularity_ranks
-from recsuite.datasets.preparation.histories import Stored
+from recsuite.datasets.preparation.arrays.groups import grouped
+from recsuite.datasets.preparation.baselines import Biases, baselines_of, fit_biases, popularity_ranks
+from recsuite.datasets.preparation.histories import Stored, by_users
 
 LIKED = 4.0
 NO_CALIBRATION = Calibration(float("nan"), float("nan"))
@@ -59,6 +62,15 @@ def test_order_does_not_change_any_metric() -> None:
     assert first["auc"] == pytest.approx(second["auc"], abs=1e-12)
 
 
+def fitted(user: np.ndarray, item: np.ndarray, label: np.ndarray, num_users: int, num_items: int) -> Biases:
+    """The bias baseline of all these events."""
+    by_user, by_item = (
+        grouped(None, own, number, own, other, label)
+        for own, other, number in ((user, item, num_users), (item, user, num_items))
+    )
+    return fit_biases(by_user, by_item, label, [len(label)])[0]
+
+
 def test_the_bias_baseline_finds_planted_biases() -> None:
     draw = np.random.default_rng(2)
     users, movies = draw.normal(0, 0.5, 50), draw.normal(0, 0.5, 40)
@@ -66,14 +78,14 @@ def test_the_bias_baseline_finds_planted_biases() -> None:
     # Every user rates every movie a hundred times, so that damping hardly counts.
     user = np.tile(np.repeat(np.arange(50), 40), 100)
     movie = np.tile(np.tile(np.arange(40), 50), 100)
-    biases = fit_biases(user, movie, 3.5 + users[user] + movies[movie], 50, 40)
+    biases = fitted(user, movie, 3.5 + users[user] + movies[movie], 50, 40)
     assert biases.mean == pytest.approx(3.5)
     np.testing.assert_allclose(biases.user, users, atol=2e-3)
     np.testing.assert_allclose(biases.item, movies, atol=2e-3)
 
 
 def test_a_user_without_ratings_has_bias_zero() -> None:
-    biases = fit_biases(np.array([0]), np.array([0]), np.array([5.0]), 2, 2)
+    biases = fitted(np.array([0]), np.array([0]), np.array([5.0]), 2, 2)
     assert biases.user[1] == 0
     assert biases.item[1] == 0
 
@@ -129,12 +141,14 @@ def test_popularity_ranks_equal_counting_movie_by_movie() -> None:
         seen = set(movie[:num_known][user[:num_known] == user[case]]) - {movie[case]}
         others = set(range(32)) - seen - {movie[case]}
         expected.append(1 + sum(counts[other] >= counts[movie[case]] for other in others))
-    assert popularity_ranks(user, movie, num_known, 32).tolist() == expected
+    by_user = grouped(None, user, 20, user, movie)
+    known = np.bincount(movie[:num_known], minlength=32)
+    assert popularity_ranks(by_user, known, num_known).tolist() == expected
 
 
 @pytest.mark.parametrize("num_validation", [0, 4, 200])
 def test_the_share_of_yes_is_that_of_all_known_answers_however_few_are_for_validation(
-    num_validation: int,
+    num_validation: int, tmp_path: Path
 ) -> None:
     draw = np.random.default_rng(0)
     label = draw.permutation(np.repeat([0.0, 1.0], 500)).astype(np.float32)
@@ -143,8 +157,10 @@ def test_the_share_of_yes_is_that_of_all_known_answers_however_few_are_for_valid
     user, item = (draw.integers(0, 20, 1_000).astype(np.int32) for _ in range(2))
     stored = Stored(user, item, label, np.arange(1_000))
     sizes = (400, num_validation, 600 - num_validation)
-    found = baselines_of(stored, sizes, 20, None, 0.5, lambda share: None)["answers"]["share of yes"]
+    by_user = by_users(tmp_path, stored)
+    found = baselines_of(tmp_path, stored, by_user, sizes, 20, None, 0.5, lambda share: None)
     share, is_yes = label[: 400 + num_validation].mean(), label[400 + num_validation :] == 1
     expected = -(is_yes.mean() * np.log(share) + (~is_yes).mean() * np.log(1 - share))
-    assert found["log_loss"] == pytest.approx(expected)
-    assert found["log_loss"] == pytest.approx(np.log(2), abs=0.01)
+    log_loss = found["answers"]["share of yes"]["log_loss"]
+    assert log_loss == pytest.approx(expected)
+    assert log_loss == pytest.approx(np.log(2), abs=0.01)

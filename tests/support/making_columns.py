@@ -20,7 +20,7 @@ import pandas
 
 from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.preparation import building
-from recsuite.datasets.preparation.arrays import mapped, order
+from recsuite.datasets.preparation.arrays import groups, mapped
 from recsuite.datasets.preparation.duplicates import settle
 from recsuite.datasets.schema import CLICKS, ITEM, USER, Events, Feature, RawData, Schema
 
@@ -32,7 +32,7 @@ def main() -> None:
     """Draw, make, print."""
     folder, number, split, duplicates = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5]
     # As small beside these events as they are beside a hundred million: what grows with the events is seen.
-    mapped.CHUNK, order.RANGE_EVENTS = 2**15, 2**16
+    mapped.CHUNK, groups.RANGE_EVENTS = 2**15, 2**14
     raw, schema = drawn(folder, number), SCHEMA
     if "clicks" in sys.argv:
         raw.events.label[:] = 1
@@ -44,7 +44,8 @@ def main() -> None:
     # From now on the peak is counted.
     Path("/proc/self/clear_refs").write_text("5")
     config = DataConfig(split=split, duplicates=duplicates)
-    building.make_columns(folder / "columns", settle(raw, duplicates, schema), schema, config, seed=0)
+    settled = settle(raw, duplicates, schema, folder)
+    building.make_columns(folder / "columns", settled, schema, config, seed=0)
     print(memory("VmHWM") - before)
 
 

@@ -59,8 +59,9 @@ MANIFEST = "manifest.json"
 DIGEST_THREADS = 4
 # On disk: its row, label and time, and twice its place in a history and among what was seen.
 BYTES_OF_AN_EVENT = 16 + 4 + 8 + 2 * (8 + 4)
-# And in files without a name while they are made: its user and its item.
-BYTES_WHILE_MADE = 4 + 4
+# And in files without a name while they are made: its user and its item; by ranges of users also its place,
+# label and time, and by ranges of items all of these but the time.
+BYTES_WHILE_MADE = (4 + 4) + (4 + 4 + 4 + 4 + 8) + (4 + 4 + 4 + 4)
 
 
 def record_type(

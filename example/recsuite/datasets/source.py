@@ -115,11 +115,13 @@ def is_own(config: DataConfig) -> bool:
     return schema_path(config.data_path).exists() or not movielens.is_known(Path(config.data_path))
 
 
-def read(source: Source, config: DataConfig) -> RawData:
+def read(source: Source, config: DataConfig, folder: Path | None = None) -> RawData:
     """Read all files of a set, with what --duplicates leaves of several events of one user and one item.
+
+    folder: for files that are gone at the end; without one memory has all of them.
 
     Raises:
         UserError: see `Source.read`.
     """
     # Here, so that no family of data sets has to remember it.
-    return settle(source.read(), config.duplicates, source.schema)
+    return settle(source.read(), config.duplicates, source.schema, folder)

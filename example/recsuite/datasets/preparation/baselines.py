@@ -4,15 +4,16 @@ Computed once, when columns are made, and kept with them: they depend on the dat
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from recsuite.datasets.metrics import Metrics, fit_calibration, log_loss_of, measure, measure_ranks
-from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of, highest, release
-from recsuite.datasets.preparation.arrays.order import among, events_of, for_ranges, sorted_places
+from recsuite.datasets.preparation.arrays.groups import Groups, grouped
+from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of, release
+from recsuite.datasets.preparation.arrays.order import among, sorted_places
 from recsuite.datasets.preparation.histories import Stored
 
 # Damping of the bias baseline: a user or item with this many events is believed half-way. The usual
@@ -24,7 +25,9 @@ SHARE_OF_BIASES = 0.7
 
 
 def baselines_of(
+    folder: Path,
     stored: Stored,
+    by_user: Groups,
     sizes: tuple[int, int, int],
     num_items: int,
     oracle: np.ndarray | None,
@@ -34,16 +37,47 @@ def baselines_of(
     """What a model has to beat on the test events, for each way of evaluation.
 
     Fitted on all that is not the test, which makes them harder to beat; but the calibration of a log loss is
-    that of predictions of the validation labels, made without them, as for the model. done: called with the
-    share of the work that is.
+    that of predictions of the validation labels, made without them, as for the model.
+
+    folder: for files that are gone at the end. by_user: the same events, see `histories.by_users`. done:
+    called with the share of the work that is.
     """
-    num_train, num_validation, _ = sizes
+    num_known = sizes[0] + sizes[1]
+    by_item = grouped(folder, stored.item, num_items, stored.item, stored.user, stored.label)
+    fitted = fit_biases(
+        by_user, by_item, stored.label, (sizes[0], num_known), lambda share: done(SHARE_OF_BIASES * share)
+    )
+    del by_item
+    of_labels, of_answers = _measured(stored, sizes, fitted, oracle, liked_label)
+    ranks = popularity_ranks(
+        by_user,
+        counts_of(stored.item[:num_known], num_items),
+        num_known,
+        lambda share: done(1 - (1 - share) * (1 - SHARE_OF_BIASES)),
+    )
+    popularity = measure_ranks(ranks)
+    return {"predictions": of_labels, "ranks": {"popularity": popularity}, "answers": of_answers}
+
+
+def _measured(
+    stored: Stored,
+    sizes: tuple[int, int, int],
+    fitted: Sequence[Biases],
+    oracle: np.ndarray | None,
+    liked_label: float,
+) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
+    """What predictions of the labels are worth on the test, and what they are worth as probabilities once
+    they are calibrated. fitted: without the validation events, and with them.
+    """
+    num_train, num_validation, num_test = sizes
     num_known = num_train + num_validation
     validation, test = slice(num_train, num_known), slice(num_known, None)
-    user, item, label = stored.user, stored.item, stored.label
-    early, late = _fit_both(stored, (num_train, num_known), num_items, done)
+    user, item, label, (early, late) = stored.user, stored.item, stored.label, fitted
     predictions = {
-        "global mean": (np.full(num_validation, early.mean), np.full(sizes[2], late.mean)),
+        "global mean": (
+            np.broadcast_to(early.mean, num_validation),
+            np.broadcast_to(late.mean, num_test),
+        ),
         "biases": (
             early.predict(user[validation], item[validation]),
             late.predict(user[test], item[test]),
@@ -52,11 +86,12 @@ def baselines_of(
     if oracle is not None:
         predictions["oracle"] = oracle[validation], oracle[test]
     liked_before, liked = label[validation] >= liked_label, label[test] >= liked_label
-    of_labels = {
-        name: measure(on_test, label[test], liked, fit_calibration(on_validation, liked_before))
-        for name, (on_validation, on_test) in predictions.items()
-    }
-    # What a calibrated prediction is worth as a probability.
+
+    def measured(name: str) -> Metrics:
+        on_validation, on_test = predictions[name]
+        return measure(on_test, label[test], liked, fit_calibration(on_validation, liked_before))
+
+    of_labels = {name: measured(name) for name in predictions}
     of_answers = {
         name: {metric: metrics[metric] for metric in ("log_loss", "auc")}
         for name, metrics in of_labels.items()
@@ -66,65 +101,39 @@ def baselines_of(
     of_share = {**of_answers.pop("global mean"), "log_loss": log_loss_of(num_liked / num_known, liked)}
     of_answers = {"share of yes": of_share, **of_answers}
     release(user, item, label)
-    ranks = popularity_ranks(
-        user, item, num_known, num_items, lambda share: done(1 - (1 - share) * (1 - SHARE_OF_BIASES))
-    )
-    popularity = measure_ranks(ranks)
-    return {"predictions": of_labels, "ranks": {"popularity": popularity}, "answers": of_answers}
-
-
-def _fit_both(
-    stored: Stored, numbers: tuple[int, int], num_items: int, done: Callable[[float], object]
-) -> tuple[Biases, Biases]:
-    """The bias baselines of so many of the first events each."""
-    num_users = highest(stored.user) + 1
-    rounds: list[int] = []
-
-    def fit(number: int) -> Biases:
-        def round_done() -> None:
-            rounds.append(number)
-            done(SHARE_OF_BIASES * len(rounds) / (len(numbers) * BASELINE_ROUNDS))
-
-        user, item, label = stored.user[:number], stored.item[:number], stored.label[:number]
-        return fit_biases(user, item, label, num_users, num_items, round_done)
-
-    # At once: numpy gathers without Python's lock.
-    with ThreadPoolExecutor(len(numbers)) as pool:
-        early, late = pool.map(fit, numbers)
-    return early, late
+    return of_labels, of_answers
 
 
 def popularity_ranks(
-    user: np.ndarray,
-    item: np.ndarray,
+    by_user: Groups,
+    counts: np.ndarray,
     num_known: int,
-    num_items: int,
     done: Callable[[float], object] = lambda share: None,
 ) -> np.ndarray:
     """Ranks, int64, of the events from number `num_known` on, when items are ranked by their number of
     known events; of those that the user is known to have had only the test item itself is ranked.
 
-    Takes int [n] and int [n]. Ties count against an item.
+    by_user: all events by ranges of users, then their users and items. counts: the known events of each item,
+    int64 [items]. Ties count against an item.
     """
-    counts = counts_of(item[:num_known], num_items)
-    ordered = np.sort(counts)
-    ranks = np.empty(len(user) - num_known, np.int64)
+    num_items = len(counts)
+    # From the left, so that an item which is as popular counts as above, as it does for a model.
+    popular = num_items - np.sort(counts).searchsorted(counts)
+    ranks = np.empty(len(by_user.columns[0]) - num_known, np.int64)
 
-    def rank(users: range) -> None:
-        places, user_of, item_of = events_of(users, user, item)
+    def rank(users: range, places: np.ndarray, user: np.ndarray, item: np.ndarray, *_: np.ndarray) -> None:
         # (user, item) as one number of 64 bits, as users times items exceed 32.
-        pairs = user_of.astype(np.int64) * num_items + item_of
-        known, cases = pairs[places < num_known], pairs[places >= num_known]
+        pairs = (user.astype(np.int64) - users.start) * num_items + item
+        first = int(places.searchsorted(num_known))
+        known, cases = pairs[:first], pairs[first:]
         # Sorted cases are looked up where the one before was.
         order = sorted_places(cases)
         popular_seen = _popular_seen(np.sort(known), cases[order], counts)
-        # From the left, so that an item which is as popular counts as above, as it does for a model.
-        popular = num_items - ordered.searchsorted(counts[cases[order] % num_items])
         # The test item counts once: among the popular ones, where it takes the place of the 1 of the first
         # rank.
-        ranks[places[places >= num_known][order] - num_known] = popular - popular_seen
+        ranks[places[first:][order] - num_known] = popular[item[first:][order]] - popular_seen
 
-    for_ranges(counts_of(user, highest(user) + 1), rank, done)
+    by_user.each(rank, done)
     return ranks
 
 
@@ -135,12 +144,19 @@ def _popular_seen(known: np.ndarray, cases: np.ndarray, counts: np.ndarray) -> n
     Takes numbers of user and item, int64, in ascending order; counts: how popular the items are.
     """
     num_items, step = len(counts), int(counts.max(initial=0)) + 1
-    known = known[np.diff(known, prepend=-1) != 0]
+    known = known[np.flatnonzero(np.diff(known, prepend=-1))]
     # (user, popularity) as one number each.
-    seen = np.sort(known // num_items * step + counts[known % num_items])
-    user, item = np.divmod(cases, num_items)
+    user, item = _divided(known, num_items)
+    seen = np.sort(user * step + counts[item])
+    user, item = _divided(cases, num_items)
     popular = seen.searchsorted((user + 1) * step) - seen.searchsorted(user * step + counts[item])
     return popular - among(cases, known)
+
+
+def _divided(pairs: np.ndarray, num_items: int) -> tuple[np.ndarray, np.ndarray]:
+    # numpy's divmod takes four times as long.
+    user = pairs // num_items
+    return user, pairs - user * num_items
 
 
 @dataclass(frozen=True)
@@ -157,34 +173,69 @@ class Biases:
 
 
 def fit_biases(
-    user: np.ndarray,
-    item: np.ndarray,
+    by_user: Groups,
+    by_item: Groups,
     label: np.ndarray,
-    num_users: int,
-    num_items: int,
-    round_done: Callable[[], object] = lambda: None,
-) -> Biases:
-    """Damped least squares for label = mean + user bias + item bias, by alternation.
+    numbers: Sequence[int],
+    done: Callable[[float], object] = lambda share: None,
+) -> list[Biases]:
+    """Damped least squares for label = mean + user bias + item bias, by alternation: of so many of the first
+    events, for each of the numbers.
 
-    Takes int [n], int [n] and float [n]; a user or item without an event gets bias 0.
+    by_user: all events by ranges of users, then their users, items and labels; by_item: by ranges of items,
+    then their items, users and labels. label: float [n]. A user or item without an event gets bias 0. done:
+    called with the share of the rounds that is.
     """
-    mean = float(label.mean(dtype=np.float64))
+    means = [float(label[:number].mean(dtype=np.float64)) for number in numbers]
     release(label)
-    user_bias, item_bias = np.zeros(num_users), np.zeros(num_items)
-    user_weight = DAMPING + counts_of(user, num_users)
-    item_weight = DAMPING + counts_of(item, num_items)
-
-    def sums(of: np.ndarray, other: np.ndarray, bias: np.ndarray, number: int) -> np.ndarray:
-        """What is left of the labels without mean and the biases of the other side, by user or item."""
-        found = np.zeros(number)
-        for part in chunks(len(of), of, other, label):
-            # One after the other, so the sums are the same to the last bit however long a chunk is.
-            np.add.at(found, of[part], label[part].astype(np.float64) - mean - bias[other[part]])
-        return found
-
+    users, items = (_Side(groups, means, numbers) for groups in (by_user, by_item))
+    biases = np.zeros((users.number, len(numbers)))
     # Each line solves for one side exactly while the other is kept.
-    for _ in range(BASELINE_ROUNDS):
-        item_bias = sums(item, user, user_bias, num_items) / item_weight
-        user_bias = sums(user, item, item_bias, num_users) / user_weight
-        round_done()
-    return Biases(mean, user_bias, item_bias)
+    for number in range(1, BASELINE_ROUNDS + 1):
+        of_items = items.solved(biases)
+        biases = users.solved(of_items)
+        done(number / BASELINE_ROUNDS)
+    return [Biases(*fitted) for fitted in zip(means, biases.T, of_items.T, strict=True)]
+
+
+class _Side:
+    """Users or items, and what their biases are computed from; for several numbers of first events."""
+
+    def __init__(self, groups: Groups, means: Sequence[float], numbers: Sequence[int]) -> None:
+        self.groups, self.means, self.numbers = groups, means, numbers
+        self.number = groups.ranges[-1].stop
+        self.weights = np.full((self.number, len(numbers)), DAMPING)
+
+        def count(owners: range, places: np.ndarray, own: np.ndarray, *_: np.ndarray) -> None:
+            for place, number in enumerate(numbers):
+                known = own[: places.searchsorted(number)] - owners.start
+                self.weights[owners.start : owners.stop, place] += np.bincount(known, minlength=len(owners))
+
+        groups.each(count)
+
+    def solved(self, biases: np.ndarray) -> np.ndarray:
+        """The biases of this side, float64 [users or items, numbers], given those of the other."""
+        sums = np.empty_like(self.weights)
+
+        def add(
+            owners: range,
+            places: np.ndarray,
+            own: np.ndarray,
+            other: np.ndarray,
+            label: np.ndarray,
+            *_: np.ndarray,
+        ) -> None:
+            # As numpy takes them, once for all. The biases of all numbers lie side by side: looking them up
+            # takes most of the time, and so one access of memory is enough.
+            own, others = own.astype(np.intp) - owners.start, biases.take(other, axis=0)
+            labels = label.astype(np.float64)
+            for place, number in enumerate(self.numbers):
+                known = slice(int(places.searchsorted(number)))
+                # What is left of the labels without mean and the biases of the other side.
+                rest = labels[known] - self.means[place]
+                rest -= others[known, place]
+                # One after the other, in the order in which events are stored, whatever the ranges are.
+                sums[owners.start : owners.stop, place] = np.bincount(own[known], rest, len(owners))
+
+        self.groups.each(add)
+        return sums / self.weights

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,7 @@ from recsuite.datasets.preparation.arrays.mapped import (
 )
 from recsuite.datasets.preparation.arrays.records import Own, write_records
 from recsuite.datasets.preparation.baselines import baselines_of
-from recsuite.datasets.preparation.histories import Stored, write_histories
+from recsuite.datasets.preparation.histories import Stored, by_users, write_histories
 from recsuite.datasets.preparation.splits import split
 from recsuite.datasets.preparation.vocabulary import (
     Written,
@@ -142,7 +144,7 @@ def _write_columns(
     seed: int,
     reached: Callable[[int], None],
 ) -> dict[str, Any]:
-    order, sizes, notes = split(raw, schema, config, seed)
+    order, sizes, notes = split(raw, schema, config, seed, folder)
     stored, oracle = _write_events(folder, raw, order, _done(reached, "events"))
     num_train = sizes[0]
     written, own = _write_features(folder, raw, stored, order, num_train, schema)
@@ -153,10 +155,16 @@ def _write_columns(
     tables = written.tables
     place = schema.place_of(ITEM, [table.feature for table in tables])
     item_rows = np.load(folder / f"{schema.item}_features.npy")["features"][:, place]
-    ends, longest_history = write_histories(folder, stored, item_rows, sizes, _done(reached, "histories"))
+    by_user = by_users(folder, stored)
+    ends, longest_history = write_histories(
+        folder, stored, by_user, item_rows, sizes, _done(reached, "histories")
+    )
     fields = {"user": stored.user, "item": stored.item, "label": stored.label, "end": ends, **weight}
     write_records(folder / "rows.npy", fields, own)
     del ends, weight, fields, own
+    with _flushing(folder):
+        liked, progress = schema.liked_label, _done(reached, "baselines")
+        baselines = baselines_of(folder, stored, by_user, sizes, len(raw.items), oracle, liked, progress)
     if written.left_out:
         notes.append(f"left out the features that the files do not have: {', '.join(written.left_out)}")
     return {
@@ -173,12 +181,19 @@ def _write_columns(
         "mean_rating": float(stored.label[:num_train].mean(dtype=np.float64)),
         "tables": [_recorded(table, schema) for table in tables],
         "numbers": [dataclasses.asdict(schema.recorded(feature)) for feature in written.numbers],
-        "baselines": baselines_of(
-            stored, sizes, len(raw.items), oracle, schema.liked_label, _done(reached, "baselines")
-        ),
+        "baselines": baselines,
         "told": told,
         "notes": [*raw.skipped, *notes],
     }
+
+
+@contextlib.contextmanager
+def _flushing(folder: Path) -> Iterator[None]:
+    """Let the disk write what is there meanwhile, so that there is less to wait for at the end."""
+    with ThreadPoolExecutor(1) as pool:
+        flushing = pool.map(flush, sorted(folder.glob("*.npy")))
+        yield
+        list(flushing)
 
 
 def _write_features(

@@ -58,7 +58,7 @@ def open_columns(config: Config, launch: str = "") -> Columns:
 
     def read_again() -> RawData:
         with stage("reading the files"):
-            raw = read(source, data)
+            raw = read(source, data, cache)
         # What was read must be what the folder is named after.
         if _digests(source.files) != digests:
             raise UserError(f"The files in {source.folder} changed while they were read; start again.")

@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays.mapped import (
-    MOST,
-    chunks,
-    counts_of,
-    highest,
-    keep,
-    release,
-    writeable,
-)
-from recsuite.datasets.preparation.arrays.order import among, events_of, for_ranges, sorted_places
+from recsuite.datasets.preparation.arrays.groups import grouped
+from recsuite.datasets.preparation.arrays.mapped import MOST, highest, keep, release, writeable
+from recsuite.datasets.preparation.arrays.order import among, sorted_places
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, Events, RawData, Schema, with_columns
 from recsuite.errors import UserError, an, counted
 from recsuite.runtime.progress_bar import stage
@@ -33,11 +27,12 @@ COUNTS = {
 }
 
 
-def settle(raw: RawData, how: str, schema: Schema) -> RawData:
+def settle(raw: RawData, how: str, schema: Schema, folder: Path | None = None) -> RawData:
     """A data set with one event of a user and an item, or with "keep" as it is; says what was repeated.
 
     What happened several times counts so many times as much: the weights of clicks and of counts add up, but
-    for those of later events than the one that counts. Its arrays are those of `raw`, changed.
+    for those of later events than the one that counts. Its arrays are those of `raw`, changed. folder: for
+    files that are gone at the end; without one memory has all of them.
 
     Raises:
         UserError: when there are more events than can be counted.
@@ -57,10 +52,10 @@ def settle(raw: RawData, how: str, schema: Schema) -> RawData:
     is_left = np.ones(number, bool)
     repeated: list[tuple[int, int]] = []
 
-    def settle_pairs(places: np.ndarray, pairs: np.ndarray) -> None:
-        repeated.append(_settle(events, places, pairs, rule, adds_up, is_left))
+    def settle_pairs(places: np.ndarray, pairs: np.ndarray, time: np.ndarray) -> None:
+        repeated.append(_settle(events, places, pairs, time, rule, adds_up, is_left))
 
-    _for_pairs(events, "looking for repeated events", settle_pairs)
+    _for_pairs(events, "looking for repeated events", folder, settle_pairs)
     num_events, num_pairs = (sum(numbers[place] for numbers in repeated) for place in (0, 1))
     if num_events == 0:
         return raw
@@ -85,22 +80,29 @@ def _with_weights(events: Events) -> Events:
 
 
 def _settle(
-    events: Events, places: np.ndarray, pairs: np.ndarray, how: str, adds_up: bool, is_left: np.ndarray
+    events: Events,
+    places: np.ndarray,
+    pairs: np.ndarray,
+    time: np.ndarray,
+    how: str,
+    adds_up: bool,
+    is_left: np.ndarray,
 ) -> tuple[int, int]:
     """Unmark the events of these pairs that do not count; how many events repeat one, and how many pairs."""
-    # Sorting finds that none is repeated in a tenth of the time that hashing takes, and seldom is one.
-    ordered = np.sort(pairs)
-    if not (ordered[1:] == ordered[:-1]).any():
+    order = sorted_places(pairs)
+    ordered = pairs[order]
+    is_same = np.concatenate([[False], ordered[1:] == ordered[:-1], [False]])
+    repeated = order[is_same[1:] | is_same[:-1]]
+    if not len(repeated):
         return 0, 0
-    del ordered
-    # The places rise, so that few pages are needed at once.
-    time = np.concatenate([events.time[places[part]] for part in chunks(len(places), events.time)])
-    # Pair after pair, each in the order of time, and of one time in the order of the file.
-    order = sorted_places(pairs, time)
+    del order, ordered, is_same
+    # In the order of the file again, which events of one time keep.
+    repeated.sort()
+    places, pairs = places[repeated], pairs[repeated]
+    order = sorted_places(pairs, time[repeated])
     places, pairs = places[order], pairs[order]
     begins = np.flatnonzero(np.diff(pairs, prepend=-1))
     ends = np.append(begins[1:], len(pairs)) - 1
-    is_repeated = ends > begins
     if how != "keep":
         is_left[places] = False
         counting = places[begins if how == "first" else ends]
@@ -113,18 +115,22 @@ def _settle(
         sums = np.add.reduceat(events.label[places], begins, dtype=np.float64)
         events.label[counting] = sums / (ends - begins + 1)
     release(*(column for column in (events.label, events.weight) if column is not None))
-    return int((ends - begins + 1)[is_repeated].sum()), int(is_repeated.sum())
+    return len(places), len(begins)
 
 
-def describe_leak(events: Events, is_test: np.ndarray, schema: Schema) -> list[str]:
-    """What to say where a split comes between events of one pair. is_test: bool [events]."""
+def describe_leak(
+    events: Events, is_test: np.ndarray, schema: Schema, folder: Path | None = None
+) -> list[str]:
+    """What to say where a split comes between events of one pair. is_test: bool [events]; folder: as for
+    `settle`.
+    """
     leaks: list[int] = []
 
-    def count(places: np.ndarray, pairs: np.ndarray) -> None:
+    def count(places: np.ndarray, pairs: np.ndarray, _: np.ndarray) -> None:
         is_case = is_test[places]
         leaks.append(int(among(np.sort(pairs[is_case]), np.sort(pairs[~is_case])).sum()))
 
-    _for_pairs(events, "looking for leaks", count)
+    _for_pairs(events, "looking for leaks", folder, count)
     if not sum(leaks):
         return []
     return [
@@ -134,22 +140,26 @@ def describe_leak(events: Events, is_test: np.ndarray, schema: Schema) -> list[s
     ]
 
 
-def _for_pairs(events: Events, title: str, work: Callable[[np.ndarray, np.ndarray], object]) -> None:
-    """Do some work for the events of ranges of users: their places, int32, and a number for user and item,
-    int64. title: what it is called meanwhile.
+def _for_pairs(
+    events: Events,
+    title: str,
+    folder: Path | None,
+    work: Callable[[np.ndarray, np.ndarray, np.ndarray], object],
+) -> None:
+    """Do some work for the events of ranges of users: their places, int32, a number for user and item, int64,
+    and their times. title: what it is called meanwhile.
     """
     num_items = highest(events.item) + 1
 
-    def of_range(users: range) -> None:
-        places, user, item = events_of(users, events.user, events.item)
-        pairs = user.astype(np.int64) * num_items + item
-        # As much memory as the pairs.
-        del user, item
-        work(places, pairs)
+    def of_range(
+        users: range, places: np.ndarray, user: np.ndarray, item: np.ndarray, time: np.ndarray
+    ) -> None:
+        work(places, (user.astype(np.int64) - users.start) * num_items + item, time)
 
     with stage(title, 100, "percent") as reached:
-        counts = counts_of(events.user, highest(events.user) + 1)
-        for_ranges(counts, of_range, lambda share: reached(round(100 * share)))
+        columns = events.user, events.item, events.time
+        groups = grouped(folder, events.user, highest(events.user) + 1, *columns)
+        groups.each(of_range, lambda share: reached(round(100 * share)))
 
 
 def _only(raw: RawData, is_left: np.ndarray) -> RawData:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from recsuite.datasets.preparation.arrays.groups import Groups, grouped
 from recsuite.datasets.preparation.arrays.mapped import counts_of, create_column, highest, release
-from recsuite.datasets.preparation.arrays.order import events_of, for_ranges, sorted_places
+from recsuite.datasets.preparation.arrays.order import sorted_places
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,16 @@ class _History:
         release(self.history, self.seen)
 
 
+def by_users(folder: Path, stored: Stored) -> Groups:
+    """The events by ranges of users: their places, users, items, labels and times."""
+    columns = stored.user, stored.item, stored.label, stored.time
+    return grouped(folder, stored.user, highest(stored.user) + 1, *columns)
+
+
 def write_histories(
     folder: Path,
     stored: Stored,
+    groups: Groups,
     item_rows: np.ndarray,
     sizes: tuple[int, int, int],
     done: Callable[[float], object],
@@ -55,11 +63,12 @@ def write_histories(
     """Write what users had, as training and validation know it, and as the test does; returns where the
     histories of all events end, int32 [events], and how long the longest is.
 
-    item_rows: the table row of each item, int32 [items]; done: called with the share that is.
+    groups: the same events, see `by_users`; item_rows: the table row of each item, int32 [items]; done:
+    called with the share that is.
     """
     num_train, num_validation, _ = sizes
     num_known = num_train + num_validation
-    num_users = highest(stored.user) + 1
+    num_users = groups.ranges[-1].stop
     in_training = _History(folder, "", stored.user[:num_train], num_users)
     # A model in use knows the validation events when a test event comes. A training event must not: under a
     # random split they lie between those of the training.
@@ -67,25 +76,23 @@ def write_histories(
     ends = np.empty(len(stored.user), np.int32)
     lengths: list[int] = []
 
-    def write(users: range) -> None:
-        places, user, item, label, time = events_of(
-            users, stored.user, stored.item, stored.label, stored.time
-        )
+    def write(users: range, *columns: np.ndarray) -> None:
         # User after user, each in the order of time.
-        order = sorted_places(user, time)
-        places, user, item, label, time = (column[order] for column in (places, user, item, label, time))
-        group = _first_of_time(user, time)
+        order = sorted_places(columns[1], columns[4])
+        places, user, item, label, time = (column[order] for column in columns)
+        first = _first_of_time(user, time)
         for history, is_own in ((in_training, places < num_known), (in_test, places >= num_known)):
             # Known events are stored first, so their place tells.
             is_known = places < history.num_known
-            history.write(users, item[is_known], item_rows[item[is_known]], label[is_known])
+            known, own = np.flatnonzero(is_known), np.flatnonzero(is_own)
+            history.write(users, item[known], item_rows[item[known]], label[known])
             # How many known events stand before each one in this order: it is a place in the stored history.
             before = history.offsets[users.start] + np.cumsum(is_known) - is_known
-            end, own = before[group][is_own], user[is_own]
-            ends[places[is_own]] = end
-            lengths.append(int((end - history.offsets[own]).max(initial=0)))
+            end = before[first[own]]
+            ends[places[own]] = end
+            lengths.append(int((end - history.offsets[user[own]]).max(initial=0)))
 
-    for_ranges(counts_of(stored.user, num_users), write, done)
+    groups.each(write, done)
     return ends, max(lengths)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,19 +19,24 @@ if TYPE_CHECKING:
 
 
 def split(
-    raw: RawData, schema: Schema, config: DataConfig, seed: int
+    raw: RawData, schema: Schema, config: DataConfig, seed: int, folder: Path | None = None
 ) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
     """The order in which events are stored, int32 [events]; how many are for training, validation and the
-    test; and what there is to say of it.
+    test; and what there is to say of it. folder: for files that are gone at the end.
 
     Raises:
         UserError: when there are too few events for these fractions.
     """
     number = len(raw.events.user)
-    # Stable, so that events of one second keep the order of the file on every machine.
-    by_time = sorted_places(raw.events.time)
-    is_test, notes = _choose_test(raw, schema, by_time, config, seed)
-    is_validation = _choose_validation(raw.events, by_time, is_test, config, seed)
+    with ThreadPoolExecutor(1) as pool:
+        # Stable, so that events of one second keep the order of the file on every machine. Beside the
+        # drawing, which takes as long: numpy does neither with Python's lock.
+        sorting = pool.submit(sorted_places, raw.events.time)
+        is_test, notes = _choose_test(raw, schema, sorting, config, seed)
+        is_validation = _choose_validation(raw.events, sorting, is_test, config, seed)
+        by_time = sorting.result()
+    if config.split == "time" and raw.official_test is None:
+        notes += _describe_cut(raw.events.time, by_time, _cut_of(number, config), schema)
     is_train = ~(is_test | is_validation)
     parts = is_train, is_validation, is_test
     num_train, num_validation, num_test = (int(np.count_nonzero(part)) for part in parts)
@@ -47,32 +54,35 @@ def split(
     if config.duplicates == "keep":
         in_file = np.zeros(number, bool)
         in_file[by_time[is_test]] = True
-        notes += describe_leak(raw.events, in_file, schema)
+        notes += describe_leak(raw.events, in_file, schema, folder)
     # One split after the other, so each is a range of positions: a list of them would cost a second random
     # read for every event of a batch.
     return np.concatenate([by_time[part] for part in parts]), (num_train, num_validation, num_test), notes
 
 
 def _choose_test(
-    raw: RawData, schema: Schema, by_time: np.ndarray, config: DataConfig, seed: int
+    raw: RawData, schema: Schema, by_time: Future[np.ndarray], config: DataConfig, seed: int
 ) -> tuple[np.ndarray, list[str]]:
     """Whether each event, in the order of time, is for the test, bool [events]; and what to say of it."""
-    number = len(by_time)
+    number = len(raw.events.user)
     is_test = np.zeros(number, bool)
     if raw.official_test is not None:
-        return gather(raw.official_test, by_time, is_test), []
+        return gather(raw.official_test, by_time.result(), is_test), []
     if config.split == "leave_one_out":
-        newest, notes = _choose_newest_of_each(raw.events, by_time, schema)
+        newest, notes = _choose_newest_of_each(raw.events, by_time.result(), schema)
         is_test[newest] = True
         return is_test, notes
-    cut = number - round(number * config.test_fraction)
-    is_test[cut:] = True
+    is_test[_cut_of(number, config) :] = True
     if config.split == "random":
         # Each draw has a stream of its own, so that the test stays the same whatever is drawn for validation.
         # Marks that are permuted stay as many, unlike those drawn one by one.
         np.random.default_rng([seed, 1]).shuffle(is_test)
-        return is_test, []
-    return is_test, _describe_cut(raw.events.time, by_time, cut, schema)
+    return is_test, []
+
+
+def _cut_of(number: int, config: DataConfig) -> int:
+    """Where the newest of so many events begin, which are the test."""
+    return number - round(number * config.test_fraction)
 
 
 def _describe_cut(time: np.ndarray, by_time: np.ndarray, cut: int, schema: Schema) -> list[str]:
@@ -132,7 +142,7 @@ def _num_tied(events: Events, newest: np.ndarray) -> int:
 
 
 def _choose_validation(
-    events: Events, by_time: np.ndarray, is_test: np.ndarray, config: DataConfig, seed: int
+    events: Events, by_time: Future[np.ndarray], is_test: np.ndarray, config: DataConfig, seed: int
 ) -> np.ndarray:
     """Whether each event, in the order of time, is for validation, bool [events]: --validation_fraction of
     those that are left beside the test, drawn by the seed; for leave_one_out among the newest left of each
@@ -143,9 +153,9 @@ def _choose_validation(
     among = where(~is_test)
     wanted = round(len(among) * config.validation_fraction)
     if config.split == "leave_one_out":
-        among = among[_newest_of_each(events.user, by_time[among])[0]]
+        among = among[_newest_of_each(events.user, by_time.result()[among])[0]]
     np.random.default_rng([seed, 2]).shuffle(among)
-    is_validation = np.zeros(len(by_time), bool)
+    is_validation = np.zeros(len(is_test), bool)
     is_validation[among[:wanted]] = True
     return is_validation
 

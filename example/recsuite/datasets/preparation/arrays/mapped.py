@@ -115,9 +115,8 @@ def keep(column: np.ndarray, marks: np.ndarray) -> np.ndarray:
 def counts_of(column: np.ndarray, number: int) -> np.ndarray:
     """How often each of range(number) is in a column, int64 [number]."""
     counts = np.zeros(number, np.int64)
-    # Not bincount, which makes a copy of the whole column, as int64.
     for part in chunks(len(column), column):
-        np.add.at(counts, column[part], 1)
+        counts += np.bincount(column[part], minlength=number)
     return counts
 
 
