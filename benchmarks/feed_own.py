@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from drawn_events import FIRST_TIME, YEAR, blocks_of, skewed_ids, write_parquet
 
 SCHEMA = """\
 [user]
@@ -54,12 +53,8 @@ kind = "category"
 """
 DEVICES = ("phone", "desktop", "tablet")
 CHANNELS = ("search", "mail", "shop", "advertisement", "friend")
-BLOCK_EVENTS = 2**20
 # As many users and items as the synthetic ratings have, at 20 million.
 EVENTS_PER_USER, EVENTS_PER_ITEM = 165, 1_150
-# Of 2023.
-FIRST_TIME = 1_672_531_200
-YEAR = 365 * 86_400
 
 
 def write_own_tables(folder: Path, number: int) -> None:
@@ -73,14 +68,12 @@ def write_own_tables(folder: Path, number: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     draw = np.random.default_rng(0)
     num_users, num_items = max(1, number // EVENTS_PER_USER), max(1, number // EVENTS_PER_ITEM)
-    _write(folder / "users.parquet", [_users(draw, num_users)])
-    _write(folder / "items.parquet", [_items(draw, num_items)])
-    firsts = range(0, number, BLOCK_EVENTS)
-    stretches = (range(first, min(first + BLOCK_EVENTS, number)) for first in firsts)
+    write_parquet(folder / "users.parquet", [_users(draw, num_users)])
+    write_parquet(folder / "items.parquet", [_items(draw, num_items)])
     times = FIRST_TIME + YEAR * np.linspace(0, 1, number)
-    _write(
+    write_parquet(
         folder / "events.parquet",
-        (_events(draw, times[part.start : part.stop], num_users, num_items) for part in stretches),
+        (_events(draw, times[part.start : part.stop], num_users, num_items) for part in blocks_of(number)),
     )
     schema.write_text(SCHEMA)
 
@@ -98,10 +91,10 @@ def _events(draw: np.random.Generator, times: np.ndarray, num_users: int, num_it
     discount = draw.random(number)
     # Some events have none.
     discount[::9] = np.nan
+    user, item = skewed_ids(draw, num_users, num_items, number)
     return {
-        # The square and the cube make some of them popular.
-        "user_id": (num_users * draw.random(number) ** 2).astype(np.int64),
-        "item_id": (num_items * draw.random(number) ** 3).astype(np.int64),
+        "user_id": user,
+        "item_id": item,
         "stars": draw.integers(1, 6, number).astype(np.float32),
         "trust": draw.integers(1, 4, number).astype(np.float32),
         "time": times.astype(np.int64),
@@ -109,15 +102,3 @@ def _events(draw: np.random.Generator, times: np.ndarray, num_users: int, num_it
         "device": np.take(DEVICES, draw.integers(0, len(DEVICES), number)),
         "channel": np.take(CHANNELS, draw.integers(0, len(CHANNELS), number)),
     }
-
-
-def _write(path: Path, blocks: Iterable[dict[str, Any]]) -> None:
-    # Workers import this file too.
-    import pyarrow
-    from pyarrow import parquet
-
-    with contextlib.ExitStack() as stack:
-        writer = None
-        for block in map(pyarrow.table, blocks):
-            writer = writer or stack.enter_context(parquet.ParquetWriter(path, block.schema))
-            writer.write_table(block)

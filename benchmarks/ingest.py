@@ -25,6 +25,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from drawn_events import DAY, FIRST_TIME, YEAR, blocks_of, skewed_ids, write_parquet
 from environment import DOCS, describe, finish, make_parser
 from figures import bar, origin, ratio, shown_ratio, table
 
@@ -47,11 +48,7 @@ liked = 4.0
 column = "time"
 format = "unix"
 """
-BLOCK_EVENTS = 2**20
 EVENTS_PER_USER, EVENTS_PER_ITEM = 100, 500
-# Of 2023.
-FIRST_TIME = 1_672_531_200
-DAY, YEAR = 86_400, 365 * 86_400
 STAGES = ("reading", "columns", "all")
 LEAST_SHARE = 0.5
 MOST_MEMORY = 2 * 2**30
@@ -100,29 +97,20 @@ def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def write_events(path: Path, number: int, has_texts: bool) -> None:
     """Write so many events, drawn from a seed."""
-    import pyarrow
-    from pyarrow import parquet
-
     draw = np.random.default_rng(0)
-    writer = None
-    for first in range(0, number, BLOCK_EVENTS):
-        rows = min(BLOCK_EVENTS, number - first)
-        # The square and the cube make some of them popular.
-        ids = [
-            (max(1, number // each) * draw.random(rows) ** power).astype(np.int64)
-            for each, power in ((EVENTS_PER_USER, 2), (EVENTS_PER_ITEM, 3))
-        ]
-        rising = FIRST_TIME + np.arange(first, first + rows) * YEAR // number
-        columns = [
-            *(_texts(prefix, each) if has_texts else each for prefix, each in zip("UB", ids, strict=True)),
-            draw.integers(1, 6, rows).astype(np.float32),
-            rising + draw.integers(0, DAY, rows),
-        ]
-        block = pyarrow.table(dict(zip(COLUMNS, columns, strict=True)))
-        writer = writer or parquet.ParquetWriter(path, block.schema)
-        writer.write_table(block)
-    if writer:
-        writer.close()
+    write_parquet(path, (_events(draw, part, number, has_texts) for part in blocks_of(number)))
+
+
+def _events(draw: np.random.Generator, places: range, number: int, has_texts: bool) -> dict[str, Any]:
+    rows = len(places)
+    ids = skewed_ids(draw, max(1, number // EVENTS_PER_USER), max(1, number // EVENTS_PER_ITEM), rows)
+    rising = FIRST_TIME + np.arange(places.start, places.stop) * YEAR // number
+    columns = [
+        *(_texts(prefix, each) if has_texts else each for prefix, each in zip("UB", ids, strict=True)),
+        draw.integers(1, 6, rows).astype(np.float32),
+        rising + draw.integers(0, DAY, rows),
+    ]
+    return dict(zip(COLUMNS, columns, strict=True))
 
 
 def _texts(prefix: str, ids: np.ndarray) -> Any:
