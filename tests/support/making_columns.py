@@ -2,6 +2,7 @@
 
 python making_columns.py FOLDER NUM_EVENTS SPLIT DUPLICATES            prints the bytes that it took
 python making_columns.py FOLDER NUM_EVENTS SPLIT DUPLICATES clicks     of clicks, not ratings
+python making_columns.py FOLDER NUM_EVENTS SPLIT DUPLICATES own        with a weight and features of the event
 python making_columns.py FOLDER NUM_EVENTS SPLIT DUPLICATES stop       stops where histories are written
 """
 
@@ -19,12 +20,30 @@ import numpy as np
 import pandas
 
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.preparation import building
+from recsuite.datasets import telling
+from recsuite.datasets.preparation import building, vocabulary
 from recsuite.datasets.preparation.arrays import groups, mapped
 from recsuite.datasets.preparation.duplicates import settle
-from recsuite.datasets.schema import CLICKS, ITEM, USER, Events, Feature, RawData, Schema
+from recsuite.datasets.schema import (
+    BUCKETS,
+    CLICKS,
+    DENSE,
+    EVENT,
+    ITEM,
+    USER,
+    Codes,
+    Events,
+    Feature,
+    RawData,
+    Schema,
+)
 
 FEATURES = (Feature("user", USER, "user_id"), Feature("item", ITEM, "item_id"))
+OF_EVENTS = (
+    Feature("device", EVENT, "device"),
+    Feature("price", EVENT, "price", number=BUCKETS),
+    Feature("discount", EVENT, "discount", number=DENSE),
+)
 SCHEMA = Schema(FEATURES, "user", "item", "title", "rating", 1.0, 5.0, 4.0)
 
 
@@ -33,11 +52,15 @@ def main() -> None:
     folder, number, split, duplicates = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5]
     # As small beside these events as they are beside a hundred million: what grows with the events is seen.
     mapped.CHUNK, groups.RANGE_EVENTS = 2**15, 2**14
+    telling.MOST_EVENTS, vocabulary.MOST_FITTED = 2**12, 2**14
     raw, schema = drawn(folder, number), SCHEMA
     if "clicks" in sys.argv:
         raw.events.label[:] = 1
         mapped.release(raw.events.label)
         schema = dataclasses.replace(SCHEMA, label_kind=CLICKS)
+    if "own" in sys.argv:
+        schema = dataclasses.replace(SCHEMA, features=(*FEATURES, *OF_EVENTS))
+        add_own(folder, raw.events)
     if "stop" in sys.argv:
         mock.patch.object(building, "write_histories", stop).start()
     before = memory("VmRSS")
@@ -64,6 +87,21 @@ def drawn(folder: Path, number: int) -> RawData:
     items = pandas.DataFrame({"item_id": np.arange(num_items), "title": "Title"})
     users = pandas.DataFrame({"user_id": np.arange(num_users)})
     return RawData(Events(user, item, label, seconds), items, users)
+
+
+def add_own(folder: Path, events: Events) -> None:
+    """Give each event a weight, a category and two numbers."""
+    draw, number = np.random.default_rng(1), len(events.user)
+    device = mapped.temporary(folder, number, np.int32)
+    weight, price, discount = (mapped.temporary(folder, number, np.float32) for _ in range(3))
+    for part in mapped.chunks(number, device, weight, price, discount):
+        rows = part.stop - part.start
+        device[part] = draw.integers(-1, 3, rows)
+        for column in (weight, price, discount):
+            column[part] = draw.random(rows)
+    events.weight = weight
+    codes = Codes(device, ["desktop", "phone", "tablet"])
+    events.features = {"device": codes, "price": price, "discount": discount}
 
 
 def stop(*arguments: Any) -> None:

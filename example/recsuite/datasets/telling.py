@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of
+from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of, release
 from recsuite.datasets.schema import EVENT, ITEM, Codes, Events, Feature, Schema
 from recsuite.datasets.tables.derived import derived
 
@@ -102,7 +102,10 @@ def _told(
     # With its date of release an age at any time tells the item, though few ages are the same.
     if call is not None and call.of == ITEM:
         return 1.0
-    values = (column.codes if isinstance(column, Codes) else column)[rows]
+    stored = column.codes if isinstance(column, Codes) else column
+    values = stored[rows]
+    # These lie anywhere, so their pages are nearly all there are.
+    release(stored)
     known = values >= 0 if isinstance(column, Codes) else np.isfinite(values)
     return telling(values[known], items[known], not isinstance(column, Codes)).share
 

@@ -27,6 +27,7 @@ MOST_BYTES, ANYWAY = 21, 16_000_000
         ("leave_one_out", "first", "ratings"),
         ("random", "keep", "ratings"),
         ("time", "last", "clicks"),
+        ("time", "keep", "own"),
     ],
 )
 def test_columns_are_made_in_few_bytes_of_memory_an_event(
