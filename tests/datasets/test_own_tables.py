@@ -15,7 +15,7 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.batches import Batch, EventBatches, Request
-from recsuite.datasets.columns import Columns
+from recsuite.datasets.columns import Columns, record_type
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.opening import check_leaks, fitted_to_tables
 from recsuite.datasets.preparation.cache import _name, open_columns
@@ -257,6 +257,24 @@ def test_weights_count_in_training_in_the_proportion_that_the_table_gives_and_no
     assert weights.mean() == pytest.approx(2048 / columns.num_train, rel=1e-5)
     assert np.unique((weights / weights.min()).round(4)).tolist() == [1, 2, 3]
     assert len(np.unique(test.weights.numpy()[: columns.num_test])) == 1
+
+
+def test_all_that_a_batch_needs_of_an_event_lies_in_its_record(tmp_path: Path) -> None:
+    folder = write_tables(tmp_path / "recorded", more='[weight]\ncolumn = "trust"')
+    columns = open_columns(Config.of(data_path=str(folder)))
+    rows = columns.column("rows")
+    fields = [("user", np.int32), ("item", np.int32), ("label", np.float32), ("end", np.int32)]
+    # The device and the hour, and the discount.
+    assert rows.dtype == record_type([*fields, ("weight", np.float32)], features=2, numbers=1)
+    assert rows.dtype.itemsize == 4 * 8
+    np.testing.assert_array_equal(rows["label"], columns.column("rating"))
+    newest = slice(columns.range_of("test").start, len(rows))
+    told = events().iloc[-columns.num_test :]
+    assert (rows["weight"][newest] / rows["weight"].min()).round(4).tolist() == told["trust"].tolist()
+    assert np.isnan(rows["numbers"][newest, 0]).tolist() == told["discount"].isna().tolist()
+    # Prices are numbers of the items.
+    items = columns.column(f"{columns.schema.item}_features")
+    assert items.dtype == record_type(features=1, numbers=1)
 
 
 @pytest.mark.parametrize(

@@ -130,12 +130,12 @@ class EventFeatures:
 
     def column(self, name: str) -> np.ndarray:
         """A column, mapped from disk."""
-        folder = Path(self.folder)
         if not self._columns:
             # All at once: a training continues when the files are removed, and comes to the test at its end.
-            self._columns = {path.stem: MappedColumn(path) for path in sorted(folder.glob("*.npy"))}
+            paths = sorted(Path(self.folder).glob("*.npy"))
+            self._columns = {path.stem: MappedColumn(path) for path in paths}
         if name not in self._columns:
-            self._columns[name] = MappedColumn(folder / f"{name}.npy")
+            self._columns[name] = MappedColumn(Path(self.folder) / f"{name}.npy")
         return self._columns[name].values
 
 
