@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
-import torch
 
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
@@ -22,6 +21,11 @@ from tests.support.shared_folder import shared_folder
 
 if TYPE_CHECKING:
     from tests.support.trained import Trained
+
+# Threads of a test that wait for each other leave the cores to the tests beside it, as those of ranks do by
+# themselves. It is read when torch is loaded, which nothing above does, and is not for what tests launch.
+with mock.patch.dict(os.environ, OMP_WAIT_POLICY="passive"):
+    import torch
 
 # Counted before this process, too, is left without them; counting starts no CUDA context.
 NUM_GPUS = torch.cuda.device_count()
