@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
 from pathlib import Path
+
+from tests.support import shared_memory
 
 # From the fault to the end of all ranks.
 END_SECONDS = 30
@@ -21,7 +22,7 @@ class Place:
         self.temporary = tmp_path / "temporary"
         self.temporary.mkdir()
         self.env = {"TMPDIR": str(self.temporary), "TEST_MARK": str(tmp_path)}
-        self.shared_memory = set(os.listdir("/dev/shm"))
+        self.shared_memory = shared_memory.names()
 
     def processes(self) -> list[str]:
         """The processes that inherited the mark."""
@@ -42,7 +43,7 @@ class Place:
         while self.processes():
             assert time.monotonic() < deadline, self.processes()
             time.sleep(0.1)
-        assert set(os.listdir("/dev/shm")) <= self.shared_memory
+        shared_memory.check_nothing_stays(self.shared_memory)
         launches = list(self.temporary.glob("launch-*"))
         assert len(launches) <= killed_launchers
         files = [path for path in self.temporary.rglob("*") if path.is_file()]

@@ -82,12 +82,12 @@ def test_a_cache_without_room_is_a_warning_and_one_that_cannot_be_written_a_faul
     class Usage(NamedTuple):
         free: int
 
-    monkeypatch.setattr(data_checks.shutil, "disk_usage", lambda path: Usage(99 * 2**20))
-    # A rating takes 52 bytes.
+    monkeypatch.setattr(data_checks.shutil, "disk_usage", lambda path: Usage(130 * 2**20))
+    # A rating takes 100 bytes.
     assert data_checks.check_cache(cache, None, num_ratings=1_000_000).state == "ok"
     finding = data_checks.check_cache(cache, None, num_ratings=10_000_000)
     assert finding.state == "warning"
-    assert finding.text.endswith("99.0 MiB free for up to 582.2 MiB")
+    assert finding.text.endswith("130.0 MiB free for up to 963.7 MiB")
     assert "--cache_dir" in finding.remedy
     monkeypatch.setattr(data_checks.os, "access", lambda path, mode: path != tmp_path)
     finding = data_checks.check_cache(cache, None, num_ratings=0)

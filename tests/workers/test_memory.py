@@ -13,6 +13,7 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
+from tests.support import shared_memory
 from tests.support.launch import python, succeeded
 from tests.support.memory import memory, planted_columns
 
@@ -34,7 +35,7 @@ def test_a_workers_memory_is_small_and_flat(tmp_path: Path, number: int) -> None
     config = Config.of(batch_size=8192, history=0, num_workers=2)
     dataset = EventBatches(planted_columns(tmp_path / "columns", number), config, 0, 1)
     sampler = EpochSampler(dataset)
-    shared_memory = sorted(os.listdir("/dev/shm"))
+    names = shared_memory.names()
     own, anonymous, descriptors = [], [], []
     with build_dataloader(dataset, sampler, config) as loader:
         assert loader.pool is not None
@@ -49,7 +50,7 @@ def test_a_workers_memory_is_small_and_flat(tmp_path: Path, number: int) -> None
             )
             # The ring is shared with the trainer, so a worker's part is at most its slots.
             assert max(part["ring"] for part in found) <= loader.pool.ring.num_bytes / 2 / MIB
-        assert sorted(os.listdir("/dev/shm")) == shared_memory
+        shared_memory.check_nothing_stays(names)
     assert np.max(own) < alone("torch")
     # The same for both sizes, so at most 12 MB more than its imports for any; no growth once all is warm.
     assert np.max(own) - alone("numpy") < 12

@@ -22,6 +22,7 @@ from recsuite.runtime import host as machine
 from recsuite.workers.failure import WorkerDiedError, WorkerError, WorkerRaisedError, WorkerSilentError
 from recsuite.workers.handle import CLOSE_SECONDS
 from recsuite.workers.pool import MAX_PREFETCH_FACTOR, SLOTS_BEYOND_PREFETCH, WorkerPool
+from tests.support import shared_memory
 from tests.support.launch import is_alive, python, succeeded
 from tests.support.pools import make_pool, numbers
 from tests.support.sources import FAILING_STEP, SIZE, Numbers
@@ -424,7 +425,8 @@ def test_pools_leave_no_descriptor_and_no_shared_memory(method: str) -> None:
 
     # The first starts what Python keeps: its resource tracker, its fork server.
     use()
-    before = machine.num_descriptors(), sorted(os.listdir("/dev/shm"))
+    descriptors, names = machine.num_descriptors(), shared_memory.names()
     for _ in range(2):
         use()
-    assert (machine.num_descriptors(), sorted(os.listdir("/dev/shm"))) == before
+    assert machine.num_descriptors() == descriptors
+    shared_memory.check_nothing_stays(names)
