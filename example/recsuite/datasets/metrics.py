@@ -102,7 +102,8 @@ def measure_probabilities(predictions: np.ndarray, is_yes: np.ndarray) -> Metric
 def log_loss_of(probability: float, is_yes: np.ndarray) -> float:
     """That of one probability for all answers, bool [n]."""
     yes, no = np.log(np.clip([probability, 1 - probability], LEAST_PROBABILITY, 1))
-    return -float(is_yes.mean() * yes + (1 - is_yes.mean()) * no)
+    # A sum of negatives, so that all answers alike cost 0, not -0.
+    return float(is_yes.mean() * -yes + (1 - is_yes.mean()) * -no) + 0.0
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float:

@@ -131,14 +131,16 @@ def check_leaks(columns: Columns, task: str) -> None:
         UserError: names the feature, how much it says, and how much it may.
     """
     # Whatever wrote the schema, and whatever the labels are: predictions of a label may have such features.
-    for name, share in columns.told.items() if task == "ranking" else ():
+    if task != "ranking":
+        return
+    item, user = columns.schema.item, columns.schema.user
+    for name, share in columns.told.items():
         if share > MOST_TOLD:
-            item = columns.schema.item
             raise UserError(
                 f"--task ranking cannot have the feature {name} of the event: it says {share:.0%} of what it "
-                f"could of which {item} an event is of, which is not known before one is chosen, and at most "
-                f"{MOST_TOLD:.0%} are allowed; in schema.toml, take [features.{name}] out, or let it be "
-                'of = "item".'
+                f"could of which {item} the event is of, and at most {MOST_TOLD:.0%} are allowed, because "
+                f"the {item} is what is looked for; in schema.toml, take [features.{name}] out, or let it be "
+                f'of = "item", or of = "user" if it is the same in all events of a {user}.'
             )
 
 

@@ -22,10 +22,12 @@ MOST_TOLD, NEARLY_CONSTANT = 0.1, 0.9
 ERRORS = 2
 # In nats: of less information that chance leaves over, no share is taken.
 LEAST_INFORMATION = 0.05
+# Chance is what events say whose items were shuffled: the mean of so many draws, and standard deviations.
+SHUFFLES, DEVIATIONS = 10, 4
 # Ranges of a number: what lies within one is the same number.
 NUM_RANGES = 32
-# Events that are looked at, all that some items have: enough, and counted in a fraction of a second.
-MOST_EVENTS = 2**18
+# Events that are looked at, and those of one item: enough, and counted in a second.
+MOST_EVENTS, MOST_OF_ITEM = 2**18, 2**10
 
 
 class Telling(NamedTuple):
@@ -111,16 +113,25 @@ def _told(
 
 
 def _sampled(items: np.ndarray, num_items: int) -> np.ndarray:
-    """The places of all events that some items have, drawn so that these are about MOST_EVENTS."""
+    """The places of the events of some items, drawn so that these are about MOST_EVENTS."""
     if len(items) <= MOST_EVENTS:
         return np.arange(len(items))
-    counts = counts_of(items, num_items)
-    drawn = np.random.default_rng(0).permutation(num_items)
-    is_drawn = np.zeros(num_items, bool)
-    is_drawn[drawn[: max(2, int(np.searchsorted(np.cumsum(counts[drawn]), MOST_EVENTS)))]] = True
-    places = [np.flatnonzero(is_drawn[items[part]]) + part.start for part in chunks(len(items), items)]
-    found = np.concatenate(places)
-    return found[:: -(-len(found) // (2 * MOST_EVENTS))]
+    # No item takes the places of the others, however many events it has.
+    counts = np.minimum(counts_of(items, num_items), MOST_OF_ITEM)
+    drawn = np.random.default_rng(0).permutation(np.flatnonzero(counts))
+    enough = int(np.searchsorted(np.cumsum(counts[drawn]), MOST_EVENTS)) + 1
+    left = np.zeros(num_items, np.int64)
+    left[drawn[:enough]] = MOST_OF_ITEM
+    places = []
+    for part in chunks(len(items), items):
+        found = np.flatnonzero(left[items[part]])
+        # The events of an item side by side, so that each knows how many were before it.
+        found = found[items[part][found].argsort(kind="stable")]
+        own, first, sizes = np.unique(items[part][found], return_index=True, return_counts=True)
+        before = np.arange(len(found)) - np.repeat(first, sizes)
+        places.append(found[before < np.repeat(left[own], sizes)] + part.start)
+        left[own] = np.maximum(left[own] - sizes, 0)
+    return np.concatenate(places)
 
 
 def _ranks(numbers: np.ndarray) -> np.ndarray:
@@ -148,11 +159,14 @@ def _share_of_information(values: np.ndarray, items: np.ndarray) -> float:
     Either may have more values: a brand has many items, and an item many sizes with a code for each.
     """
     values = np.unique(values, return_inverse=True)[1]
-    shuffled = np.random.default_rng(0).permutation(items)
-    most = min(_entropy(values), _entropy(items))
-    separate = _entropy(values) + _entropy(items)
-    found, by_chance = (separate - _entropy(values * len(items) + each) for each in (items, shuffled))
-    return (found - by_chance) / (most - by_chance) if most - by_chance > LEAST_INFORMATION else 0.0
+    draw = np.random.default_rng(0)
+    orders = [items, *(draw.permutation(items) for _ in range(SHUFFLES))]
+    alone = _entropy(values), _entropy(items)
+    found, *by_chance = (sum(alone) - _entropy(values * len(items) + order) for order in orders)
+    mean, deviation = np.mean(by_chance), np.std(by_chance, ddof=1)
+    left = min(alone) - mean
+    # Of little that is left, the error of chance would be a large share.
+    return float((found - mean - DEVIATIONS * deviation) / left) if left > LEAST_INFORMATION else 0.0
 
 
 def _entropy(codes: np.ndarray) -> float:

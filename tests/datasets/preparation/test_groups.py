@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from pathlib import Path
 
 import numpy as np
@@ -67,3 +69,43 @@ def test_biases_are_those_of_sums_in_the_order_of_events_to_the_last_bit() -> No
             biases = sums / (DAMPING + np.bincount(own, minlength=size))
         assert found.mean == mean
         assert found.user.tobytes() == biases.tobytes()
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_what_fails_in_one_range_ends_the_work_and_is_raised(
+    fault: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "RANGE_EVENTS", 1)
+    user, *_ = drawn()
+    found = grouped(None, user, NUM_USERS, user)
+    begun: list[int] = []
+
+    def work(users: range, places: np.ndarray, user: np.ndarray) -> None:
+        begun.append(users.start)
+        time.sleep(0.01)
+        if users == found.ranges[1]:
+            raise fault
+
+    with pytest.raises(type(fault)):
+        found.each(work)
+    assert len(begun) < len(found.ranges) / 2
+
+
+def test_an_interrupt_between_two_ranges_waits_for_none_of_those_that_are_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(groups, "RANGE_EVENTS", 1)
+    user, *_ = drawn()
+    found = grouped(None, user, NUM_USERS, user)
+    begun: list[int] = []
+
+    def work(users: range, places: np.ndarray, user: np.ndarray) -> None:
+        begun.append(users.start)
+        time.sleep(0.01)
+
+    def interrupt(share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        found.each(work, interrupt)
+    assert len(begun) < len(found.ranges) / 2

@@ -103,9 +103,9 @@ def _settle(
     places, pairs = places[order], pairs[order]
     begins = np.flatnonzero(np.diff(pairs, prepend=-1))
     ends = np.append(begins[1:], len(pairs)) - 1
+    counting = places[begins if how == "first" else ends]
     if how != "keep":
         is_left[places] = False
-        counting = places[begins if how == "first" else ends]
         is_left[counting] = True
     if adds_up:
         assert events.weight is not None

@@ -47,8 +47,13 @@ class Groups:
             release(*self.columns)
 
         with ThreadPoolExecutor(THREADS) as pool:
-            for number, _ in enumerate(pool.map(of_range, range(len(self.ranges))), 1):
-                done(number / len(self.ranges))
+            try:
+                for number, _ in enumerate(pool.map(of_range, range(len(self.ranges))), 1):
+                    done(number / len(self.ranges))
+            except BaseException:
+                # Whoever interrupts does not wait for all ranges that are left.
+                pool.shutdown(cancel_futures=True)
+                raise
 
 
 def grouped(folder: Path | None, by: np.ndarray, number: int, *columns: np.ndarray) -> Groups:
