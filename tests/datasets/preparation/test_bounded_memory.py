@@ -14,9 +14,9 @@ from tests.support.launch import SUPPORT, python, started, succeeded, wait_for
 
 MAKING = SUPPORT / "making_columns.py"
 NUM_EVENTS = 1_500_000
-# What does not grow; then, for each event: numbers to sort, 8, and the order that comes of it, 4; where nothing
-# is settled, also marks of the splits, 3, and two ranges of users at work, 6. An argsort of the times alone
-# would take 24.
+# What does not grow; then, for each event: numbers to sort, 8, and the order that comes of it, 4; where
+# nothing is settled, also marks of the splits, 3, and two ranges of users at work, 6. An argsort of the times
+# alone would take 24.
 ANYWAY, SORTED, KEPT = 16_000_000, 12, 21
 
 
