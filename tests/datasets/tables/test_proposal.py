@@ -138,6 +138,51 @@ def test_an_unrelated_table_with_ids_of_its_own_stays_left_out(tmp_path: Path) -
     assert proposal.schema.item.table_column == ""
 
 
+def counted(column: str, number: int, *properties: str) -> Rows:
+    """A table of things with whole numbers as ids, and properties that say nothing."""
+    return [
+        [column, *properties],
+        *([each, *(f"{name} {each % 3}" for name in properties)] for each in range(1, number)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tables", "users", "items"),
+    [
+        ({"catalogue": ("item_id", 40)}, "", "catalogue.csv"),
+        ({"goods": ("id", 40)}, "", "goods.csv"),
+        ({"people": ("id", 60)}, "people.csv", ""),
+        ({"people": ("id", 60), "goods": ("id", 40)}, "people.csv", "goods.csv"),
+        ({"table": ("user_id", 60), "other": ("item_id", 40)}, "table.csv", "other.csv"),
+        ({"users": ("id", 60), "goods": ("id", 40)}, "users.csv", "goods.csv"),
+        ({"towns": ("id", 90)}, "", ""),
+    ],
+)
+@pytest.mark.parametrize("events", ["log", "events"])
+def test_ids_that_are_counted_from_one_are_those_of_whom_a_name_says(
+    tmp_path: Path, events: str, tables: dict[str, tuple[str, int]], users: str, items: str
+) -> None:
+    head: list[object] = ["user_id", "item_id", "rating", "timestamp"]
+    log = [[each % 59 + 1, each % 39 + 1, each % 5 + 1, 1_600_000_000 + each] for each in range(600)]
+    write(tmp_path / f"{events}.csv", [head, *log])
+    for name, (column, number) in tables.items():
+        write(tmp_path / f"{name}.csv", counted(column, number, f"color_of_{name}", f"size_of_{name}"))
+    proposal = propose(tmp_path)
+    found = find_tables(tmp_path, proposal.schema.files)
+    assert [Path(file.path).name for file in found.users] == [users] * bool(users)
+    assert [Path(file.path).name for file in found.items] == [items] * bool(items)
+    assert len(proposal.unused) == len(tables) - bool(users) - bool(items)
+    owners = {
+        name.rpartition("_of_")[2]: feature.of
+        for name, feature in proposal.schema.features.items()
+        if "_of_" in name
+    }
+    assert owners == {
+        **({users.removesuffix(".csv"): "user"} if users else {}),
+        **({items.removesuffix(".csv"): "item"} if items else {}),
+    }
+
+
 def test_parts_of_one_table_are_all_taken(tmp_path: Path) -> None:
     for part in range(3):
         write(tmp_path / f"part-{part}.csv", [EVENTS[0], *EVENTS[1 + 100 * part : 101 + 100 * part]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -46,13 +47,25 @@ def files_of(tables: Tables) -> Files:
     events = max(roles, key=lambda file: (file.size, file.name))
     rest = {file: sample for file, sample in samples.items() if file is not events}
     contents = contents_of(samples[events])
-    users, items = (
-        None if there else _own_table(rest, contents[column])
-        for there, column in ((tables.users, roles[events].user), (tables.items, roles[events].item))
-    )
-    # Of one that is called so, the section need not say it.
-    named = (None if others else events, users, items)
-    return Files(*(os.path.relpath(file.path, tables.root) if file else "" for file in named))
+    user, item = contents[roles[events].user], contents[roles[events].item]
+    items = None if tables.items else _own_table(rest, item, user.name, words.ITEMS)
+    # A table tells of one or the other.
+    rest = {file: sample for file, sample in rest.items() if file is not items}
+    users = None if tables.users else _own_table(rest, user, item.name, words.USERS)
+    if others:
+        # Of what is called so, the section need not say it.
+        return Files("", _named(tables, users), _named(tables, items))
+    # But where it names the events, nothing else is looked for.
+    users, items = users or _single(tables.users), items or _single(tables.items)
+    return Files(*(_named(tables, file) for file in (events, users, items)))
+
+
+def _named(tables: Tables, file: File | None) -> str:
+    return os.path.relpath(file.path, tables.root) if file else ""
+
+
+def _single(files: Sequence[File]) -> File | None:
+    return files[0] if len(files) == 1 else None
 
 
 def _readable(files: Sequence[File]) -> dict[File, pa.Table]:
@@ -72,26 +85,33 @@ def _roles(sample: pa.Table) -> Roles | None:
         return None
 
 
-def _own_table(rest: Mapping[File, pa.Table], ids: Content) -> File | None:
-    """The table with one row for each of some ids: one with their column, or titles, else the widest."""
+def _own_table(rest: Mapping[File, pa.Table], ids: Content, other: str, things: Sequence[str]) -> File | None:
+    """The table with one row for each of some ids: one with their column, or titles, else the widest.
+
+    other: the column with the ids that are not wanted; things: words for what has those that are.
+    """
+    # Any two things are counted from 1 on.
+    are_numbers = all(text.lstrip("-").isdigit() for text in ids.texts)
     found = {}
     for file, sample in rest.items():
         contents = contents_of(sample)
-        if column := own_column(contents, ids):
+        column = own_column(contents, ids, other)
+        says_so = words.has_thing(Path(file.name).stem, things) or words.has_thing(column, things)
+        if column and (column == ids.name or says_so or not are_numbers):
             found[file] = (column == ids.name, bool(title_of(contents)), len(contents), file.name)
     return max(found, key=lambda file: found[file], default=None)
 
 
-def own_column(contents: Mapping[str, Content], ids: Content, least: float = LEAST_SHARED) -> str:
+def own_column(contents: Mapping[str, Content], ids: Content, other: str, least: float = LEAST_SHARED) -> str:
     """The column of a table of users or items that holds these ids of the events, each once; empty without.
 
     One of the same name, else one that is called an id and has the most values in common with them, at least
-    such a share of those in the first rows.
+    such a share of those in the first rows. other: the column that holds others' ids.
     """
     shared = {
         name: len({*content.texts} & {*ids.texts})
         for name, content in contents.items()
-        if content.distinct == content.size > 0
+        if content.distinct == content.size > 0 and name != other
         if name == ids.name or words.is_id(name) or words.is_thing(name)
     }
     if ids.name in shared:

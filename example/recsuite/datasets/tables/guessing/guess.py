@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from recsuite.datasets.schema import CLICKS, COUNT, EVENT, ITEM, USER
+from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, EVENT, ITEM, USER
 from recsuite.datasets.tables.description.columns import EVENTS, ITEMS, USERS
 from recsuite.datasets.tables.guessing.contents import Content, contents_of, hours_of, plain_table
 from recsuite.datasets.tables.guessing.features import TELLS, LeftOut, feature_of, kind_of, owner_of, title_of
@@ -64,7 +64,7 @@ def guess(samples: Mapping[str, pa.Table]) -> Guess:
     contents = {role: contents_of(table) for role, table in samples.items()}
     own = {role: tuple(found) for role, found in contents.items() if role != EVENTS}
     roles = roles_of(events, contents[EVENTS], own)
-    named = {of: _table_column(contents, column, role) for of, column, role in _ids(roles)}
+    named = {of: _table_column(contents, roles, of) for of in ENTITIES}
     owned = _owned(samples, contents, roles, named)
     tell = _telling(samples[EVENTS], owned, roles)
     title = title_of(owned[ITEM])
@@ -86,11 +86,12 @@ def _ids(roles: Roles) -> tuple[tuple[str, str, str], ...]:
     return (USER, roles.user, USERS), (ITEM, roles.item, ITEMS)
 
 
-def _table_column(contents: Mapping[str, Mapping[str, Content]], column: str, role: str) -> str:
-    """What the own table of users or items calls the ids of a column; empty where it calls them so too."""
-    own = contents.get(role, {})
+def _table_column(contents: Mapping[str, Mapping[str, Content]], roles: Roles, of: str) -> str:
+    """What the own table of users or items calls their ids; empty where it calls them as the events do."""
+    column, other = (roles.user, roles.item) if of == USER else (roles.item, roles.user)
+    own = contents.get({USER: USERS, ITEM: ITEMS}[of], {})
     # The first rows of both may be of different ones.
-    return "" if column in own else own_column(own, contents[EVENTS][column], least=0)
+    return "" if column in own else own_column(own, contents[EVENTS][column], other, least=0)
 
 
 def _owned(

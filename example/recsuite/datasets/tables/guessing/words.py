@@ -8,12 +8,14 @@ from collections.abc import Sequence
 # The first that fits is taken.
 USERS = (
     *("user", "customer", "member", "visitor", "client", "buyer", "reviewer", "shopper", "subscriber"),
-    *("listener", "viewer", "reader", "player", "person", "account", "household", "uid", "session"),
+    *("listener", "viewer", "reader", "player", "person", "people", "account", "household", "uid"),
+    "session",
 )
 ITEMS = (
     *("item", "product", "sku", "asin", "article", "song", "track", "artist", "book", "isbn", "film"),
     *("video", "game", "recipe", "course", "show", "post", "story", "news", "doc", "document", "listing"),
     *("business", "restaurant", "hotel", "place", "venue", "app", "ad", "offer", "content", "iid", "pid"),
+    *("goods", "catalogue", "catalog"),
 )
 RATINGS = ("rating", "ratings", "star", "stars", "score", "overall", "label", "target", "grade", "vote")
 ANSWERS = (
@@ -82,6 +84,11 @@ def rank(name: str, known: Sequence[str], beside: Sequence[str] = ()) -> int | N
 def has_word(name: str, known: Sequence[str]) -> bool:
     """Whether one of the words is in a name."""
     return any(word in known for word in words_of(name))
+
+
+def has_thing(name: str, things: Sequence[str]) -> bool:
+    """Whether a name holds a word for such a thing, or for several of it."""
+    return has_word(name, (*things, *(f"{thing}s" for thing in things)))
 
 
 def table_name(name: str, taken: Sequence[str]) -> str:
