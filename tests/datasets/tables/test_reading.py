@@ -19,6 +19,7 @@ from recsuite.datasets.tables.parts import blocks, coding
 from recsuite.datasets.tables.reading import read_tables
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
+    Files,
     ItemColumn,
     LabelColumn,
     TableSchema,
@@ -359,6 +360,13 @@ def test_a_file_that_is_no_table_is_left_out_and_that_is_said(tmp_path: Path) ->
     for name in ("notes.md", "plot.png"):
         (tmp_path / name).write_bytes(b"\0")
     assert read(tmp_path, PLAIN).skipped == ["left out 2 files that are no tables, such as notes.md"]
+
+
+def test_a_table_that_the_schema_names_is_not_said_to_be_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "events.csv", {"user": [1], "item": [2]})
+    write(tmp_path / "products.csv", {"item": [2], "kind": ["toy"]})
+    assert len(read(tmp_path, PLAIN).skipped) == 1
+    assert read(tmp_path, dataclasses.replace(PLAIN, files=Files(items="products.csv"))).skipped == []
 
 
 def test_tables_without_an_event_are_refused(tmp_path: Path) -> None:

@@ -59,7 +59,8 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
             "Parquet or Arrow files."
         )
     made = {role: _files(folder, role, paths, files) for role, paths in roles.items()}
-    return Tables(root, made[EVENTS], made.get(USERS, ()), made.get(ITEMS, ()), tuple(sorted(ignored)))
+    left = tuple(sorted({*ignored} - taken))
+    return Tables(root, made[EVENTS], made.get(USERS, ()), made.get(ITEMS, ()), left)
 
 
 def beside(tables: Tables) -> tuple[File, ...]:
