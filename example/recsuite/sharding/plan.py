@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,8 +38,14 @@ from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
 from recsuite.runtime.host import allowed_memory
 from recsuite.runtime.process import RuntimeContext
-from recsuite.sharding.cpu_tables import CpuTablesSharder
+from recsuite.sharding.cpu.cpu_tables import CpuTablesSharder
 from recsuite.sharding.data_parallel import FixedBuckets
+from recsuite.sharding.dynamic.placement import rows_per_rank
+from recsuite.sharding.dynamic.rows import DynamicRows
+from recsuite.sharding.dynamic.sharded.capacity import specs_of
+from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
+from recsuite.sharding.dynamic.spec import DynamicSpec
+from recsuite.sharding.managed.tables import ManagedTablesSharder
 from recsuite.sharding.recommender import TrainableModel, make_model
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the table.
@@ -56,67 +63,98 @@ def build_model(
     """The model of a data set, sharded over all ranks, with the optimizer of its tables in the backward.
 
     table_optimizer: FBGEMM's parameters of it. Collective: every rank.
+
+    Raises:
+        UserError: see `make_plan`.
     """
     # Again, right before the dense weights are drawn: they must not depend on what else has drawn from
     # torch's generator since the process began.
     torch.manual_seed(config.runtime.seed)
-    model = make_model(columns, config.model)
-    sharder = make_sharder(table_optimizer, config.training, config.runtime.timeout, context)
-    plan = make_plan(model, sharder, columns, config.loader.batch_size, context)
+    specs = dynamic_specs(columns, config, context)
+    num_rows = rows_of_tables(columns, specs, context.world_size)
+    model = make_model(columns, config.model, num_rows)
+    sharder = make_sharder(table_optimizer, config, specs, context)
+    plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context)
     # Tables are allocated here, each shard on the rank that owns it; before, they exist as shapes alone.
     sharded = DistributedModelParallel(
         model, device=context.device, plan=plan, sharders=[sharder], data_parallel_wrapper=FixedBuckets()
     )
     # TorchRec's own initial rows come from the generator of each rank, so they would depend on the plan.
-    fill_tables(sharded, config.runtime.seed)
+    fill_tables(sharded, config.runtime.seed, specs)
     return sharded
 
 
-def make_sharder(
-    table_optimizer: Mapping[str, Any], config: TrainingConfig, timeout: float, context: RuntimeContext
-) -> EmbeddingCollectionSharder:
-    """What shards the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses.
+def dynamic_specs(columns: Columns, config: Config, context: RuntimeContext) -> dict[str, DynamicSpec]:
+    """What the dynamic tables of a data set are told, by their names."""
+    memory = int((1 - RESERVED_FOR_DENSE) * _memory_per_rank(context)) * context.world_size
+    dim, seed = config.model.embedding_dim, config.runtime.seed
+    is_stream = config.stream.stream
+    return specs_of(columns.tables, config.tables, dim, INIT_STD, seed, memory, is_stream)
 
-    timeout: seconds that a rank waits for the rows of another one.
-    """
+
+def rows_of_tables(columns: Columns, specs: Mapping[str, DynamicSpec], world_size: int) -> dict[str, int]:
+    """How many rows the table of each feature has for TorchRec."""
+    return {
+        table.name: world_size * rows_per_rank(specs[table.name], world_size)
+        if table.name in specs
+        else table.rows
+        for table in columns.tables
+    }
+
+
+def make_sharder(
+    table_optimizer: Mapping[str, Any],
+    config: Config,
+    specs: Mapping[str, DynamicSpec],
+    context: RuntimeContext,
+) -> EmbeddingCollectionSharder:
+    """What shards the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses."""
+    cpu_tables = config.training.cpu_tables
     # A row out of range is a bug of ours: it must end the run, not turn into row 0.
     fused_params = {**table_optimizer, "bounds_check_mode": BoundsCheckMode.FATAL}
     if context.device.type != "cpu":
-        if config.cpu_tables != TrainingConfig.cpu_tables:
-            context.say(f"--cpu_tables {config.cpu_tables} changes nothing on a GPU")
+        if cpu_tables != TrainingConfig.cpu_tables:
+            context.say(f"--cpu_tables {cpu_tables} changes nothing on a GPU")
+        if specs:
+            return ManagedTablesSharder(fused_params, specs)
         return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=True)
-    if config.cpu_tables == "torchrec":
+    if cpu_tables == "torchrec":
+        if specs:
+            return ManagedTablesSharder(fused_params, specs)
         # Without use_index_dedup, which has no kernel on a CPU.
         return EmbeddingCollectionSharder(fused_params=fused_params)
-    return CpuTablesSharder(fused_params, timeout)
+    return CpuTablesSharder(fused_params, config.runtime.timeout, specs)
 
 
 def make_plan(
     model: TrainableModel,
     sharder: EmbeddingCollectionSharder,
-    columns: Columns,
+    num_rows: Mapping[str, int],
+    specs: Mapping[str, DynamicSpec],
     batch_size: int,
     context: RuntimeContext,
 ) -> ShardingPlan:
     """TorchRec's plan: rank 0 makes it, all use it. Collective: every rank.
 
-    batch_size: of each rank.
+    num_rows: of each table; batch_size: of each rank.
 
-    The constraints: tables with many rows per rank are split by rows, so that their memory and work are
-    shared by all; small ones lie whole on the rank that the planner chooses, because splitting them buys
-    nothing and costs an exchange with everybody.
+    The constraints: dynamic tables are split by rows, as many on each rank. Of others, those with many rows
+    per rank are split too, so that their memory and work are shared by all; small ones lie whole on the rank
+    that the planner chooses, because splitting them buys nothing and costs an exchange with everybody.
 
     Raises:
         UserError: when the tables do not fit the memory of the ranks.
     """
+    # TorchRec's managed collisions know no table that lies whole on a rank.
+    splits_all = isinstance(sharder, ManagedTablesSharder)
     constraints = {
-        table.name: ParameterConstraints(
-            sharding_types=[_sharding_type(table.rows, context.world_size).value],
+        name: ParameterConstraints(
+            sharding_types=[_sharding_type(rows, context.world_size, name in specs or splits_all).value],
             # The kernel whose backward is the optimizer's step. Left to choose, the planner may take one that
             # keeps rows in the host's memory and copies them to a GPU as they are needed, which is slower.
             compute_kernels=[EmbeddingComputeKernel.FUSED.value],
         )
-        for table in columns.tables
+        for name, rows in num_rows.items()
     }
     memory = _memory_per_rank(context)
     planner = EmbeddingShardingPlanner(
@@ -135,7 +173,7 @@ def make_plan(
         raise UserError(
             f"The tables need {needed:.1f} GiB and room for their optimizer, and {context.world_size} ranks "
             f"have {memory / 2**30:.1f} GiB each ({str(error).strip().splitlines()[0]}); start more "
-            "processes or give a smaller --embedding_dim."
+            f"processes or give a smaller --embedding_dim{' or --capacity' if specs else ''}."
         ) from error
 
 
@@ -152,8 +190,8 @@ def _topology(memory: int, context: RuntimeContext) -> Topology:
     return TopologyFactory.create_topology(trainer, kernel_config=kernels)
 
 
-def _sharding_type(rows: int, world_size: int) -> ShardingType:
-    large = rows >= ROWS_PER_RANK_WORTH_SPLITTING * world_size
+def _sharding_type(rows: int, world_size: int, is_split: bool) -> ShardingType:
+    large = is_split or rows >= ROWS_PER_RANK_WORTH_SPLITTING * world_size
     return ShardingType.ROW_WISE if large else ShardingType.TABLE_WISE
 
 
@@ -164,11 +202,15 @@ def _memory_per_rank(context: RuntimeContext) -> int:
 
 
 @torch.no_grad()
-def fill_tables(model: DistributedModelParallel, seed: int) -> None:
-    """Draw the initial rows of this rank's shards: normal, but zero for the unknown row. Not collective."""
+def fill_tables(
+    model: DistributedModelParallel, seed: int, specs: Mapping[str, DynamicSpec] = MappingProxyType({})
+) -> None:
+    """Draw the initial rows of this rank's shards: normal, but zero for the unknown row. Dynamic tables have
+    none yet. Not collective.
+    """
     for name, value in model.state_dict().items():
-        if isinstance(value, ShardedTensor):
-            table = name.split(".")[-2]
+        table = name.split(".")[-2]
+        if isinstance(value, ShardedTensor) and table not in specs:
             for shard in value.local_shards():
                 _fill_shard(shard, table, value.size(1), seed)
 
@@ -196,15 +238,25 @@ def _fill_shard(shard: Shard, table: str, embedding_dim: int, seed: int) -> None
 def describe_plan(model: DistributedModelParallel, columns: Columns, config: ModelConfig) -> str:
     """A line a table: rows, dimension, how it is split, on which ranks, MiB of weights."""
     lines = [f"{'table':<12}{'rows':>12}{'dim':>5}  {'sharding':<12}{'ranks':<10}{'MiB':>8}"]
+    dynamic = dynamic_rows(model)
     # One sharded module: all tables are in one collection.
     (module_plan,) = model.plan.plan.values()
     for table in columns.tables:
         parameter = module_plan[table.name]
         ranks = sorted(parameter.ranks or [])
         shown = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else ",".join(map(str, ranks))
-        mib = table.rows * config.embedding_dim * 4 / 2**20
-        lines.append(
-            f"{table.name:<12}{table.rows:>12,}{config.embedding_dim:>5}  "
+        rows = dynamic[table.name].spec.capacity if table.name in dynamic else table.rows
+        mib = rows * config.embedding_dim * 4 / 2**20
+        line = (
+            f"{table.name:<12}{rows:>12,}{config.embedding_dim:>5}  "
             f"{parameter.sharding_type:<12}{shown:<10}{mib:>8.2f}"
         )
+        lines.append(line + (_describe_dynamic(dynamic[table.name]) if table.name in dynamic else ""))
     return "\n".join(lines)
+
+
+def _describe_dynamic(rows: DynamicRows) -> str:
+    """What is more to say of a dynamic table."""
+    spec = rows.spec
+    growth = f", grows to {spec.max_capacity:,}" if spec.max_capacity > spec.capacity else ""
+    return f"  dynamic, {spec.distribution}, evicts {spec.evict}{growth}"

@@ -6,7 +6,7 @@ Shapes: B events.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from torchrec.streamable import Pipelineable
 
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import Table
 from recsuite.models.heads import Head
 from recsuite.models.tasks.task import task_named
 from recsuite.runtime.ranges import named
@@ -81,9 +80,9 @@ class Recommender(nn.Module):
     torch.fx, which takes those as they are.
     """
 
-    def __init__(self, tables: Sequence[Table], embedding_dim: int, head: Head) -> None:
+    def __init__(self, num_rows: Mapping[str, int], embedding_dim: int, head: Head) -> None:
         super().__init__()
-        self.embeddings = make_embeddings(tables, embedding_dim)
+        self.embeddings = make_embeddings(num_rows, embedding_dim)
         self.head = head
 
     def forward(
@@ -121,27 +120,40 @@ class TrainableModel(nn.Module):
         return LossAndOutput(loss, Output(loss.detach(), predictions.detach()))
 
 
-def make_embeddings(tables: Sequence[Table], embedding_dim: int) -> EmbeddingCollection:
-    """The tables on the meta device: only the shards are ever allocated, when they are sharded."""
+def make_embeddings(num_rows: Mapping[str, int], embedding_dim: int) -> EmbeddingCollection:
+    """The tables on the meta device: only the shards are ever allocated, when they are sharded.
+
+    num_rows: of each table, by its name.
+    """
     return EmbeddingCollection(
         tables=[
             EmbeddingConfig(
-                name=table.name,
+                name=name,
                 embedding_dim=embedding_dim,
-                num_embeddings=table.rows,
+                num_embeddings=rows,
+                # Drawn later, from the seed. TorchRec's own draw would touch all memory of tables that are
+                # to fill slowly.
+                init_fn=_as_it_is,
                 # One feature for each table. Two features that shared a table would need another way from the
                 # names of features to those of tables, in checkpoints and in the tracking of rows too.
-                feature_names=[table.name],
+                feature_names=[name],
             )
-            for table in tables
+            for name, rows in num_rows.items()
         ],
         device=torch.device("meta"),
     )
 
 
-def make_model(columns: Columns, config: ModelConfig) -> TrainableModel:
-    """The model of a data set with the loss of its task; its tables are not allocated yet."""
+def _as_it_is(table: torch.Tensor) -> None:
+    """Leave what is in a table."""
+
+
+def make_model(columns: Columns, config: ModelConfig, num_rows: Mapping[str, int]) -> TrainableModel:
+    """The model of a data set with the loss of its task; its tables are not allocated yet.
+
+    num_rows: of each table, by its name.
+    """
     task = task_named(config.task)
     features = [*(table.feature for table in columns.tables), *columns.numbers]
     head = task.make_head(features, config.embedding_dim, config.mlp_dims, columns.mean_label)
-    return TrainableModel(Recommender(columns.tables, config.embedding_dim, head), task.make_loss(columns))
+    return TrainableModel(Recommender(num_rows, config.embedding_dim, head), task.make_loss(columns))

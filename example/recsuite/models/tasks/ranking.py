@@ -22,13 +22,20 @@ class SampledSoftmax(nn.Module):
     """Which of the items of the batch did each user choose?
 
     item: the feature that tells items apart; item_shares: of the training events, float32 [rows of its
-    table], none of them 0.
+    table], none of them 0; item_ids: where a batch has ids and not rows, int64, the id of each share, first
+    that of the unknown, whose share is also that of all others.
     """
 
-    def __init__(self, item: str, item_shares: torch.Tensor) -> None:
+    def __init__(self, item: str, item_shares: torch.Tensor, item_ids: torch.Tensor | None = None) -> None:
         super().__init__()
         self.item = item
         self.log_shares: torch.Tensor
+        self.item_ids: torch.Tensor | None
+        if item_ids is not None:
+            # The unknown's is the lowest number there is, and stays first.
+            item_ids, order = item_ids.sort()
+            item_shares = item_shares[order]
+        self.register_buffer("item_ids", item_ids, persistent=False)
         # In no checkpoint: it follows from the data.
         self.register_buffer("log_shares", item_shares.log(), persistent=False)
 
@@ -38,11 +45,17 @@ class SampledSoftmax(nn.Module):
         # All rows of a batch against all would cost the square of the batch, and ranked no better.
         parts = (tensor.split(COMPETITORS) for tensor in (vectors, rows, batch.weights))
         losses = [
-            sampled_softmax(part[:, 0], part[:, 1], items, self.log_shares[items], real > 0)
+            sampled_softmax(part[:, 0], part[:, 1], items, self._log_shares_of(items), real > 0)
             for part, items, real in zip(*parts, strict=True)
         ]
         # Over all rows, padding too: the weights of the real ones make up for it.
         return (batch.weights * torch.cat(losses)).mean()
+
+    def _log_shares_of(self, items: torch.Tensor) -> torch.Tensor:
+        if self.item_ids is None:
+            return self.log_shares[items]
+        places = torch.searchsorted(self.item_ids, items).clamp(max=len(self.item_ids) - 1)
+        return self.log_shares[torch.where(self.item_ids[places] == items, places, 0)]
 
 
 def sampled_softmax(
@@ -92,7 +105,10 @@ class Ranking(Task):
 
     def make_loss(self, data: TrainingData) -> SampledSoftmax:
         """See `Task`."""
-        return SampledSoftmax(data.schema.item, torch.as_tensor(data.item_shares()))
+        ids = data.item_ids()
+        # A copy: the columns are mapped, and cannot be written to.
+        item_ids = None if ids is None else torch.from_numpy(ids.copy())
+        return SampledSoftmax(data.schema.item, torch.as_tensor(data.item_shares()), item_ids)
 
     def describe_loss(self, train_loss: float) -> str:
         """See `Task`."""

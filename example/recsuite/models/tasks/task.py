@@ -49,8 +49,13 @@ class TrainingData(Protocol):
     def baselines(self) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
         """Way of evaluation to name to metrics on the test."""
 
+    def item_ids(self) -> np.ndarray | None:
+        """The ids of items that are known by such, int64; None where batches have their table rows."""
+
     def item_shares(self) -> np.ndarray:
-        """Each item's share of the training events, float32 [rows of the items' table]."""
+        """Each item's share of the training events, float32 [rows of the items' table], or one for each of
+        `item_ids`.
+        """
 
 
 class Task(ABC):

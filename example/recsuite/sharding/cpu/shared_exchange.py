@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from recsuite.errors import LostPeerError
-from recsuite.sharding.exchange import Exchange, KeyMessages, KeyTransfer, Outgoing, starts_of
-from recsuite.sharding.shared_memory import (
+from recsuite.sharding.cpu.exchange import Exchange, KeyMessages, KeyTransfer, Outgoing, starts_of
+from recsuite.sharding.cpu.shared_memory import (
     CHANNELS,
     SLOTS,
     data_of,

@@ -8,11 +8,14 @@ the arithmetic, and FBGEMM updates rows at a third of the speed of PyTorch's own
     gradients of ids -> sums for distinct keys -> to the owners     as many bytes as the rows
     -> sums over ranks -> row-wise Adagrad on the rows, in place    FBGEMM's EXACT_ROWWISE_ADAGRAD
 
+Dynamic tables are asked for by ids, which the ranks that own them turn into rows (`sharding/dynamic`).
+
 R: keys that come to a rank; D: numbers in a row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,14 +26,25 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recsuite.runtime.ranges import named
-from recsuite.sharding.lookup import CountsExchange, LookupRequest, TableGroup, TableLayout, learn
-from recsuite.sharding.shared_exchange import open_exchange
+from recsuite.sharding.cpu.groups import DynamicPart, TableGroup
+from recsuite.sharding.cpu.lookup import LookupRequest, TableLayout, learn
+from recsuite.sharding.cpu.request import CountsExchange
+from recsuite.sharding.cpu.resolution import mark_missing, resolve, take_unknown
+from recsuite.sharding.cpu.shared_exchange import open_exchange
+from recsuite.sharding.dynamic.placement import rows_per_rank
+from recsuite.sharding.dynamic.rows import DynamicRows
+from recsuite.sharding.dynamic.spec import DynamicSpec
 
 
 class CpuTables(ShardedEmbeddingCollection):
-    """The sharded tables of a model on the CPU, split by rows or whole."""
+    """The sharded tables of a model on the CPU, split by rows or whole.
 
-    def __init__(self, timeout: float, *arguments: Any, **options: Any) -> None:
+    dynamic: those of them that take ids in.
+    """
+
+    def __init__(
+        self, timeout: float, dynamic: Mapping[str, DynamicSpec], *arguments: Any, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
         self.exchange = open_exchange(self._env.process_group, timeout)
         # TorchRec's pipelines ask whether its exchange still waits for a first batch; ours does not.
@@ -38,9 +52,9 @@ class CpuTables(ShardedEmbeddingCollection):
         # Autograd calls the backward only for inputs that want a gradient. The rows themselves are none, so
         # this empty tensor is what makes it come, also on a rank that holds no rows.
         self.anchor = torch.zeros(0, requires_grad=True)
-        self.layout = self._lay_out()
+        self.layout = self._lay_out(dynamic)
 
-    def _lay_out(self) -> TableLayout:
+    def _lay_out(self, dynamic: Mapping[str, DynamicSpec]) -> TableLayout:
         """Give the rows of all ranks their keys, and find the kernels of this rank."""
         plan = {name: self.module_sharding_plan[name] for name in self._table_names}
         num_rows = {name: config.num_embeddings for name, config in self._table_name_to_config.items()}
@@ -52,8 +66,37 @@ class CpuTables(ShardedEmbeddingCollection):
                 first_key, tables = layout.add_group(rank, kind)
                 if rank == self._env.rank:
                     layout.groups.append(TableGroup(_kernel_of(lookup, tables), first_key, tables))
+        for name, spec in dynamic.items():
+            layout.dynamic[name] = self._share_of(spec, layout)
         layout.close()
         return layout
+
+    def _share_of(self, spec: DynamicSpec, layout: TableLayout) -> DynamicPart:
+        """This rank's share of a dynamic table."""
+        ((group, first_row),) = [
+            (group, first_row)
+            for group in layout.groups
+            for name, first_row in group.tables
+            if name == spec.name
+        ]
+        rank, world_size = self._env.rank, self._env.world_size
+        rows = slice(first_row, first_row + rows_per_rank(spec, world_size))
+        share = DynamicRows(spec, rank, world_size, group.weights[rows], group.state[rows])
+        if share.unknown is not None:
+            # Learned like any other, and zero to begin with.
+            share.unknown[0].zero_()
+        return DynamicPart(share, group, first_row)
+
+    def dynamic_rows(self) -> dict[str, DynamicRows]:
+        """This rank's share of each dynamic table, by its name."""
+        return {name: part.share for name, part in self.layout.dynamic.items()}
+
+    def on_growth(self) -> None:
+        """Shares have moved between the ranks: what was asked for before is to be asked for again."""
+        self.layout.generation += 1
+
+    def end_step(self) -> None:
+        """Nothing is left to do: the rank that has the unknown's row got all gradients of it."""
 
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> KJTListSplitsAwaitable:
         """Ask the ranks for the rows of features. Collective: every rank."""
@@ -65,6 +108,13 @@ class CpuTables(ShardedEmbeddingCollection):
     def compute_and_output_dist(self, ctx: Any, input: Any) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """The rows of features; in the backward the tables learn. Collective: every rank."""
         (request,) = input
+        if request.generation != self.layout.generation:
+            # A pipeline asked for it before a table grew, and its ids went to the ranks that had them then.
+            # It is so on all ranks.
+            request = CountsExchange(self.layout, self.exchange, request.features).wait().wait()
+        if not request.is_resolved:
+            with named("lookup"):
+                resolve(self.layout, request, self.training)
         if self.post_lookup_tracker_fn is not None:
             # Here, because TorchRec calls its tracker in the lookup that this one replaces.
             self._track(request)
@@ -77,6 +127,9 @@ class CpuTables(ShardedEmbeddingCollection):
     def _track(self, request: LookupRequest) -> None:
         """Tell TorchRec's tracker, from which deltas are made, which rows of this rank are looked up."""
         for group, piece in self.layout.pieces(request):
+            # Dynamic tables note by themselves what changes.
+            if not isinstance(group, TableGroup):
+                continue
             names = [name for name, _ in group.tables]
             firsts = torch.tensor([first for _, first in group.tables])
             rows = request.rows[piece]
@@ -110,26 +163,30 @@ class Rows(torch.autograd.Function):
         ctx.tables, ctx.request = tables, request
         with named("lookup"):
             mine = tables.exchange.outgoing("rows", (len(request.rows), tables._embedding_dim))
-            for group, piece in tables.layout.pieces(request):
+            rows = request.rows if request.missing is None else request.rows.clamp(min=0)
+            for part, piece in tables.layout.pieces(request):
                 # Written where other ranks read it: rows are copied once on this side.
-                torch.index_select(group.weights, 0, request.rows[piece], out=mine.rows[piece])
+                torch.index_select(part.group.weights, 0, rows[piece], out=mine.rows[piece])
+            mark_missing(request, mine.rows)
         with named("output exchange"):
-            found = tables.exchange.swap(mine, request.received, request.sent)()
+            found = tables.exchange.swap(mine, request.received, request.num_sent)()
         with named("lookup"):
+            if tables.layout.dynamic:
+                take_unknown(request, found)
             return tuple(found.index_select(0, inverse) for inverse in request.inverse_of_features())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:
         """Collective: every rank."""
         tables, request = ctx.tables, ctx.request
-        sums = tables.exchange.outgoing("gradients", (sum(request.sent), tables._embedding_dim))
+        sums = tables.exchange.outgoing("gradients", (sum(request.num_sent), tables._embedding_dim))
         # The slot still holds an earlier step. Adding up here, before the exchange, sends as many rows as
         # came.
         sums.rows.zero_()
         for inverse, gradient in zip(request.inverse_of_features(), gradients, strict=True):
             sums.rows.index_add_(0, inverse, gradient)
         with named("output exchange"):
-            mine = tables.exchange.swap(sums, request.sent, request.received)()
+            mine = tables.exchange.swap(sums, request.num_sent, request.received)()
         with named("optimizer"):
             if tables._env.world_size > 1:
                 # The loss is the mean over ranks, and each rank's backward began with its own loss alone.
@@ -141,11 +198,17 @@ class Rows(torch.autograd.Function):
 
 
 class CpuTablesSharder(EmbeddingCollectionSharder):
-    """Makes `CpuTables` of the tables of a model; timeout: seconds that a rank waits for another one."""
+    """Makes `CpuTables` of the tables of a model.
 
-    def __init__(self, fused_params: dict[str, Any], timeout: float) -> None:
+    timeout: seconds that a rank waits for another one; dynamic: the tables that take ids in.
+    """
+
+    def __init__(
+        self, fused_params: dict[str, Any], timeout: float, dynamic: Mapping[str, DynamicSpec]
+    ) -> None:
         super().__init__(fused_params=fused_params)
         self.timeout = timeout
+        self.dynamic = dynamic
 
     def shard(
         self,
@@ -156,7 +219,9 @@ class CpuTablesSharder(EmbeddingCollectionSharder):
         module_fqn: str | None = None,
     ) -> CpuTables:
         """The sharded tables. Collective: every rank."""
-        return CpuTables(self.timeout, module, params, env, self.fused_params, device, module_fqn=module_fqn)
+        return CpuTables(
+            self.timeout, self.dynamic, module, params, env, self.fused_params, device, module_fqn=module_fqn
+        )
 
     @property
     def sharded_module_type(self) -> type[CpuTables]:

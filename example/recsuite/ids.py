@@ -1,0 +1,81 @@
+"""Ids of raw values: what a table without a vocabulary knows a user, an item or a category by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from recsuite.errors import UserError, printable
+
+# Marks a place of a table that is empty, and asks for the row of the unknown.
+UNKNOWN_ID = -(2**63)
+
+
+def ids_of(values: Sequence[Any] | np.ndarray) -> np.ndarray:
+    """The ids of raw values, int64 [n]: a whole number is its own, a text has the 64 bits of its XXH3 digest.
+
+    values: texts, or whole numbers, which may be floats.
+
+    Raises:
+        UserError: for a value whose id is the sentinel, and for a number of more than 64 bits.
+    """
+    if len(values) == 0:
+        return np.zeros(0, np.int64)
+    is_text = isinstance(values[0], str)
+    ids = _digests(values) if is_text else _numbers(values)
+    taken = np.flatnonzero(ids == UNKNOWN_ID)
+    if len(taken):
+        raise UserError(
+            f"The raw id {_shown(values[taken[0]])} cannot be one: {UNKNOWN_ID} marks the empty places of a "
+            "table; give it another one, or let its feature have a vocabulary (--ids vocabulary)."
+        )
+    return ids
+
+
+def check_distinct(name: str, values: Sequence[Any] | np.ndarray, ids: np.ndarray) -> None:
+    """Refuse two values of a feature that have the same id. values: distinct, [n]; ids: theirs, int64 [n].
+
+    Raises:
+        UserError: names both.
+    """
+    order = np.argsort(ids, kind="stable")
+    twice = np.flatnonzero(ids[order[1:]] == ids[order[:-1]])
+    if len(twice):
+        one, other = (_shown(values[order[place]]) for place in (twice[0], twice[0] + 1))
+        raise UserError(
+            f"{one} and {other}, two values of {name}, have the same 64-bit id {ids[order[twice[0]]]}, and "
+            "would share a row; rename one of them, or let the feature have a vocabulary (--ids vocabulary)."
+        )
+
+
+def _digests(texts: Sequence[str] | np.ndarray) -> np.ndarray:
+    # A text from a file that is no UTF-8 may hold halves of a character, which have bytes too.
+    digests = [id_of_bytes(text.encode("utf-8", "surrogatepass")) for text in texts]
+    return np.array(digests, np.uint64).view(np.int64)
+
+
+def id_of_bytes(content: bytes) -> int:
+    """The XXH3 digest of a text's bytes, 64 bits without a sign."""
+    return xxhash.xxh3_64_intdigest(content)
+
+
+def _numbers(values: Sequence[Any] | np.ndarray) -> np.ndarray:
+    if isinstance(values, np.ndarray) and values.dtype.kind == "i":
+        return values.astype(np.int64)
+    # Not by numpy: it would round, or wrap around, in silence.
+    wholes = [int(value) for value in values]
+    ids = np.array([max(min(whole, 2**63 - 1), UNKNOWN_ID) for whole in wholes], np.int64)
+    for value, whole, kept in zip(values, wholes, ids.tolist(), strict=True):
+        if whole != value or whole != kept:
+            raise UserError(
+                f"The raw id {_shown(value)} is not a whole number of 64 bits; write it as a text, or let "
+                "its feature have a vocabulary (--ids vocabulary)."
+            )
+    return ids
+
+
+def _shown(value: Any) -> str:
+    return printable(repr(str(value)) if isinstance(value, str) else value)
