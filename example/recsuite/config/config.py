@@ -17,9 +17,10 @@ from recsuite.config.sections.checkpoint import NEWEST, CheckpointConfig
 from recsuite.config.sections.data import DataConfig, LoaderConfig
 from recsuite.config.sections.model import ModelConfig, OptimizerConfig
 from recsuite.config.sections.monitoring import MonitoringConfig
-from recsuite.config.sections.runtime import RuntimeConfig
 from recsuite.config.sections.serving import ServingConfig
-from recsuite.config.sections.training import TrainingConfig
+from recsuite.config.sections.stream import StreamConfig
+from recsuite.config.sections.tables import TablesConfig
+from recsuite.config.sections.training import RuntimeConfig, TrainingConfig
 
 # Of --weight_decay in all passes: rows are held divided by what they decayed to, which has to be a float32.
 MOST_DECAY = 60
@@ -34,9 +35,11 @@ class Config:
 
     data: DataConfig = field(default_factory=DataConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
+    tables: TablesConfig = field(default_factory=TablesConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     serving: ServingConfig = field(default_factory=ServingConfig)
     monitoring: MonitoringConfig = field(default_factory=MonitoringConfig)
@@ -108,6 +111,10 @@ class Config:
             f"--checkpoint {self.checkpoint.checkpoint} says what is read, and nothing is; give --load too",
         )
         trains = "train" in self.modes and not (flags["export"] or flags["recommend"])
+        require(
+            trains or not self.stream.follow_data,
+            "--follow_data waits for more to train on, and no training is asked for; leave it out",
+        )
         for name in ("report_dir", "profile", "tensorboard"):
             require(
                 trains or self.monitoring.is_default(name),
@@ -145,6 +152,11 @@ class Config:
             loader.num_workers == 0 or loader.worker_timeout < timeout,
             f"--worker_timeout {loader.worker_timeout} is not below --timeout {timeout}, so other ranks "
             "would give up before a silent worker is named; give a smaller one",
+        )
+        require(
+            not self.stream.stream or self.model.task != "ranking",
+            "--task ranking and --stream exclude each other: a ranking corrects for how often an item is "
+            "chosen in all of its training, which a stream does not know; leave one out",
         )
         decay, epochs = self.optimizer.weight_decay, self.training.epochs
         require(

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.section import Section, require
 from recsuite.config.sections.checkpoint import NEWEST
+from recsuite.config.sections.stream import check_given
 from recsuite.errors import UserError, script_name
 
 # Flags that have a second, longer name.
@@ -51,6 +52,7 @@ def parse_given(argv: list[str] | None = None) -> tuple[Config, frozenset[str]]:
         not config.serving.follow or "checkpoint" not in values or checkpoint == "latest",
         f"--follow takes the latest checkpoint, not the {checkpoint}; leave out --checkpoint",
     )
+    check_given(config.stream.stream, values, config.data.duplicates)
     return config, frozenset(values)
 
 

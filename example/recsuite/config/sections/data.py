@@ -31,6 +31,7 @@ class DataConfig(Section):
 
     CHOICES: ClassVar = {
         "dataset": DATASETS,
+        "world": ("fixed", "moving"),
         "split": ("time", "random", "leave_one_out", *OFFICIAL_SPLITS),
         "bad_rows": ("error", "skip"),
         "duplicates": ("last", "first", "mean", "keep"),
@@ -59,6 +60,10 @@ class DataConfig(Section):
 
     synthetic_ratings: int = 1_000_000
     """Number of ratings in the synthetic data set."""
+
+    world: str = "fixed"
+    """What synthetic ratings are drawn from: users, items and tastes that stay (fixed), or users and items
+    that come and go, and tastes that turn (moving)."""
 
     split: str = "time"
     """Which ratings are the test: the newest (time), some drawn by the seed (random), the newest of each user
@@ -106,6 +111,11 @@ class DataConfig(Section):
         require(
             1_000 <= self.synthetic_ratings <= 1_000_000_000,
             f"--synthetic_ratings {self.synthetic_ratings} is out of range; give 1,000 to 1,000,000,000",
+        )
+        require(
+            self.is_synthetic or self.is_default("world"),
+            f"--world {self.world} says what synthetic ratings are drawn from, and these are others; leave "
+            "it out, or give --dataset synthetic",
         )
         self.require_at_least_0("history")
         require(

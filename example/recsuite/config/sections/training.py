@@ -1,4 +1,4 @@
-"""The flags of the training."""
+"""The flags of the training, and of the processes that run together in it."""
 
 from __future__ import annotations
 
@@ -51,3 +51,28 @@ class TrainingConfig(Section):
         """
         super().validate()
         require(self.patience >= 0, f"--patience {self.patience} is negative; give 0 to never stop early")
+
+
+@dataclass(frozen=True)
+class RuntimeConfig(Section):
+    """What all processes of a run share."""
+
+    POSITIVE: ClassVar = ("timeout",)
+
+    seed: int = 0
+    """Seed of everything that is drawn: data, split, order, initial weights."""
+
+    timeout: int = 300
+    """Seconds that a rank waits for the others in training; preparing data may take longer."""
+
+    def validate(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            UserError: for the first fault found.
+        """
+        super().validate()
+        require(self.timeout <= 604_800, f"--timeout {self.timeout} is more than a week; give less")
+        require(
+            0 <= self.seed < 2**31, f"--seed {self.seed} is out of range; give a number from 0 to 2147483647"
+        )
