@@ -35,7 +35,8 @@ class Request(NamedTuple):
     from 0; or over the "catalogue", where each item has a row.
 
     first: the place in the pass at which step 0 begins; a pass that was interrupted continues from there, on
-    any number of ranks. noun: what an event, or an item, is called.
+    any number of ranks. noun: what an event, or an item, is called. window: the positions of the events in
+    columns that have one stretch of all events alone, (begin, end), instead of those of the split.
     """
 
     # The epoch travels with each request: a worker that remembered one could be asked for a step of another.
@@ -44,6 +45,7 @@ class Request(NamedTuple):
     step: int
     first: int = 0
     noun: str = "event"
+    window: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         begin = f", counted from {self.noun} {self.first:,}" if self.first else ""
@@ -55,11 +57,12 @@ class Batch(NamedTuple):
     """One rank's part of a global batch, B rows, as plain tensors.
 
     `values` (int64) and `lengths` (int32 [features * B]) are those of a KeyedJaggedTensor whose keys are the
-    data set's features in order. `labels` is float32 [B]. `weights` is float32 [B]: 0 for the rows that pad
-    the last batch, and for real rows global batch size / real rows in the global batch, so that the mean
-    over ranks of the weighted mean over B is the mean over real rows; in training times the event's own
-    weight. `history_labels` is float32, one for each value of the feature "history". `numbers` is float32
-    [B, dense numbers], in the order of the data set's, NaN where there is none.
+    data set's features in order: ids of dynamic features, rows of the tables of all others. `labels` is
+    float32 [B]. `weights` is float32 [B]: 0 for the rows that pad the last batch, and for real rows global
+    batch size / real rows in the global batch, so that the mean over ranks of the weighted mean over B is the
+    mean over real rows; in training times the event's own weight. `history_labels` is float32, one for each
+    value of the feature "history". `numbers` is float32 [B, dense numbers], in the order of the data set's,
+    NaN where there is none.
     """
 
     values: torch.Tensor
@@ -94,22 +97,28 @@ class EventBatches:
         self._place_of_user = columns.place_of(USER)
         self.features = EventFeatures(columns, config.data.history)
         # The positions of the last steps asked for, and which steps those are.
-        self._block: tuple[tuple[str, int, int, int], np.ndarray] | None = None
+        self._block: tuple[tuple[Any, ...], np.ndarray] | None = None
 
     @property
     def batch_bytes(self) -> int:
         """The most bytes that a batch can take: the longest list of every feature in every row."""
         return largest_batch(self.tables, len(self.numbers), self.batch_size, self.history)
 
-    def num_steps(self, split: str, first: int = 0) -> int:
-        """Batches in the pass over a split from place `first` on: the same number on every rank."""
+    def positions_of(self, split: str, window: tuple[int, int] | None = None) -> range:
+        """The positions of a pass: those of a split, or of a window where there is one."""
+        return self.ranges[split] if window is None else range(*window)
+
+    def num_steps(self, split: str, first: int = 0, window: tuple[int, int] | None = None) -> int:
+        """Batches in the pass over a split or a window from place `first` on, as many on every rank."""
         # Rounded up, and of the whole pass: ranks that made different numbers of steps would wait for each
         # other for ever.
-        return -(-(len(self.ranges[split]) - first) // (self.batch_size * self.world_size))
+        number = len(self.positions_of(split, window)) - first
+        return -(-number // (self.batch_size * self.world_size))
 
-    def step_sizes(self, split: str, first: int = 0) -> list[int]:
+    def step_sizes(self, split: str, first: int = 0, window: tuple[int, int] | None = None) -> list[int]:
         """Events in each global batch of a pass: all are alike but the last."""
-        return [self._step_size(split, step, first) for step in range(self.num_steps(split, first))]
+        full, left = self.batch_size * self.world_size, len(self.positions_of(split, window)) - first
+        return [min(full, left - step * full) for step in range(self.num_steps(split, first, window))]
 
     def __getitem__(self, request: Request) -> Batch:
         """The batch of a request, as tensors in memory of this process."""
@@ -140,7 +149,7 @@ class EventBatches:
         values, lengths = features.join(self.batch_size, single, lists, empty)
         labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
         labels[:num_real], labels[num_real:] = events["label"], 0
-        step_size = self._step_size(request.split, request.step, request.first)
+        step_size = self._step_size(request)
         weights[:num_real] = self.batch_size * self.world_size / step_size
         weights[num_real:] = 0
         if "weight" in (events.dtype.names or ()) and request.split == "train":
@@ -172,15 +181,18 @@ class EventBatches:
         # A block would make what is sent to a worker large.
         return {**self.__dict__, "_block": None}
 
-    def _step_size(self, split: str, step: int, first: int) -> int:
-        full = self.batch_size * self.world_size
-        return min(full, len(self.ranges[split]) - first - step * full)
+    def _step_size(self, request: Request) -> int:
+        full, number = (
+            self.batch_size * self.world_size,
+            len(self.positions_of(request.split, request.window)),
+        )
+        return min(full, number - request.first - request.step * full)
 
     def _positions(self, request: Request) -> np.ndarray:
         """Positions in the columns of events, int64 [at most batch_size]: this rank's slice of the step."""
         num_steps = max(1, POSITIONS_AT_ONCE // self.batch_size)
         block, place = divmod(request.step, num_steps)
-        wanted = (request.split, request.epoch, request.first, block)
+        wanted = (request.split, request.epoch, request.first, request.window, block)
         # Steps are asked for in their order, so this block has the positions of the next ones too.
         if self._block is None or self._block[0] != wanted:
             self._block = (
@@ -190,7 +202,7 @@ class EventBatches:
         return self._block[1][place * self.batch_size : (place + 1) * self.batch_size]
 
     def _block_positions(self, request: Request, steps: range) -> np.ndarray:
-        split = self.ranges[request.split]
+        split = self.positions_of(request.split, request.window)
         # A step is one stretch of the pass, cut into a slice for each rank: what it holds depends on the size
         # of the global batch alone, not on the number of ranks.
         begins = (np.arange(steps.start, steps.stop) * self.world_size + self.rank) * self.batch_size

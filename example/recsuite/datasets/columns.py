@@ -7,6 +7,8 @@
         <user>_features.npy        a record for each user: its features
         <item>_features.npy        a record for each item: its features
         <feature>_values.npy       int32: table rows of a multi-valued feature, item after item
+        <feature>_ids.npy          int64: the ids of a dynamic feature's values, of which all other files have
+                                   the numbers instead of table rows; first that of "unknown"
         history.npy                int32 [training events, 2]: row of the items' table, bits of the label;
                                    user after user, each in the order of time
         seen.npy                   int32 [training events]: their items, in the same order
@@ -89,8 +91,8 @@ class Columns:
 
     numbers: the features that are dense inputs; baselines: way of evaluation, such as "ranks", to name to
     metrics on the test; told: feature of the event to how much it says of which item that is of, see
-    `datasets.telling`; digest: of the events in their order, and of where the splits begin; files: name to
-    digest.
+    `datasets.telling`; num_late: events of a stream that came too late, and are left out; digest: of the
+    events in their order, and of where the splits begin; files: name to digest.
     """
 
     folder: str
@@ -109,6 +111,7 @@ class Columns:
     baselines: dict[str, dict[str, Metrics]]
     notes: tuple[str, ...]
     told: dict[str, float] = field(default_factory=dict)
+    num_late: int = 0
     digest: str = ""
     files: dict[str, str] = field(default_factory=dict)
 
@@ -136,8 +139,20 @@ class Columns:
         """The place in "features" of `<entity>_features.npy` of the one that tells users or items apart."""
         return self.schema.place_of(entity, [table.feature for table in self.tables])
 
+    def ids_of(self, table: str) -> np.ndarray | None:
+        """The ids of a dynamic table's values, int64 [rows], by the numbers that the columns have for them;
+        None where those are table rows.
+        """
+        feature = next(each.feature for each in self.tables if each.name == table)
+        return self.column(f"{self.schema.vocabulary_of(table)}_ids") if feature.is_dynamic else None
+
+    def item_ids(self) -> np.ndarray | None:
+        """`ids_of` the items."""
+        return self.ids_of(self.schema.item)
+
     def item_shares(self) -> np.ndarray:
-        """The share of the training events that is of each row of the items' table, float32 [rows].
+        """The share of the training events that is of each row of the items' table, float32 [rows]; of
+        dynamic items, of each of `item_ids`.
 
         A row that no training event has, such as that of unknown items, counts as one event: the
         loss of a ranking takes the logarithm.

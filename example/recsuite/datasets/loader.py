@@ -36,16 +36,17 @@ class EpochSampler:
         self.split = "train"
         self.epoch = 0
         self.first = 0
+        self.window: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[Request]:
         # Bound now: workers ask ahead, and must not be asked for another pass in the middle of this one.
-        split, epoch, first = self.split, self.epoch, self.first
+        split, epoch, first, window = self.split, self.epoch, self.first, self.window
         schema = self.dataset.schema
         noun = schema.item if split == "catalogue" else schema.label
-        return (Request(split, epoch, step, first, noun) for step in range(len(self)))
+        return (Request(split, epoch, step, first, noun, window) for step in range(len(self)))
 
     def __len__(self) -> int:
-        return self.dataset.num_steps(self.split, self.first)
+        return self.dataset.num_steps(self.split, self.first, self.window)
 
 
 class BatchLoader:

@@ -17,6 +17,8 @@ from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
 from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_own, locate
+from recsuite.datasets.streams.following import Following
+from recsuite.datasets.streams.past import BEGINNING, Past
 from recsuite.datasets.telling import MOST_TOLD
 from recsuite.errors import UserError, counted
 from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, once_per_node
@@ -53,34 +55,62 @@ class Data:
 
     columns: Columns
     loader: BatchLoader
+    # Of a stream: what it remembers of its data, and what looks whether there are more of them.
+    past: Past = BEGINNING
+    following: Following | None = None
 
 
 @contextlib.contextmanager
-def open_data(config: Config, context: RuntimeContext) -> Iterator[Data]:
+def open_data(config: Config, context: RuntimeContext, past: Past = BEGINNING) -> Iterator[Data]:
     """The data set and its loader; the workers end with the context. Collective: every rank.
+
+    past: of a stream that goes on.
 
     Raises:
         UserError: when the data cannot be had, differ between machines, or the workers cannot start.
+    """
+    # Before they are read: what comes meanwhile is new.
+    following = Following(config) if config.stream.follow_data else None
+    columns = find_same(config, context, past)
+    check_leaks(columns, config.model.task)
+    context.say(describe_data(columns, config))
+    # Before the model is built: workers start, and make their first batches, meanwhile.
+    with load(columns, config, context) as loader:
+        yield Data(columns, loader, past, following)
+
+
+def find_same(config: Config, context: RuntimeContext, past: Past = BEGINNING) -> Columns:
+    """The columns of the configured data set, the same on every machine. Collective: every rank.
+
+    Raises:
+        UserError: when the data cannot be had, or differ between machines.
     """
     # Every byte is read and digested once on a machine, by its first rank, and not once for each rank.
     # That of rank 0: machines may share a folder, and only the first of them is to make it again.
     launch = broadcast_from_rank0(launch_name) if config.data.rebuild else ""
     everyones = once_per_node(
-        context, lambda: (gethostname(), open_columns(config, launch)), PREPARATION_DEADLINE
+        context, lambda: (gethostname(), open_columns(config, launch, past)), PREPARATION_DEADLINE
     )
     _check_same_data(everyones)
-    columns = everyones[context.rank][1]
-    check_leaks(columns, config.model.task)
-    context.say(describe_data(columns, config.data.split))
+    return everyones[context.rank][1]
+
+
+def load(columns: Columns, config: Config, context: RuntimeContext) -> BatchLoader:
+    """A loader of this rank's batches. Not collective."""
     dataset = EventBatches(columns, config, context.rank, context.world_size)
-    # Before the model is built: workers start, and make their first batches, meanwhile.
-    with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
-        yield Data(columns, loader)
+    return build_dataloader(dataset, EpochSampler(dataset), config)
 
 
-def describe_data(columns: Columns, split: str) -> str:
+def describe_data(columns: Columns, config: Config) -> str:
     """What is trained on, and whatever was left out of it."""
-    schema = columns.schema
+    schema, split = columns.schema, config.data.split
+    if config.stream.stream:
+        sizes = (
+            f"{columns.source}: a stream of {columns.num_train:,} {schema.labels} (--window "
+            f"{config.stream.window}), {counted(columns.num_users, schema.user)}, "
+            f"{counted(columns.num_items, schema.item)}"
+        )
+        return "\n".join([sizes, *columns.notes])
     sizes = (
         f"{columns.source}: {columns.num_train:,} {schema.labels} for training, "
         f"{columns.num_validation:,} for validation, {columns.num_test:,} for the test "
@@ -103,6 +133,8 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
     if not is_own(config.data):
         return _with_task(config, FIRST_SCHEMA, given)
     source = locate(config.data, config.runtime.seed)
+    if not source.has_times and config.stream.stream:
+        raise UserError("The events have no times, so --stream has no order to follow; leave it out.")
     if not source.has_times and config.data.split == "time":
         if "split" in given:
             raise UserError("The events have no times, so --split time cannot be; give --split random.")

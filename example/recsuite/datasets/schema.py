@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from recsuite.errors import UserError
-from recsuite.records import typed
+from recsuite.records import OPTIONAL, plain, typed
 
 # For types alone: a data worker imports this file, and starting it must not take an import of pandas.
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ USER, ITEM, EVENT = "user", "item", "event"
 ENTITIES = (USER, ITEM)
 # How a number becomes an input: by the row of its bucket, or as it is, on a common scale.
 BUCKETS, DENSE = "buckets", "dense"
+# How the values of categories become rows of a table: by a list of those that the training shows, or by ids,
+# of which the table takes in any.
+VOCABULARY, DYNAMIC = IDS = ("vocabulary", "dynamic")
 # What a label can be: a number on a scale, one of two answers, that an event happened at all, or how often.
 RATING, YES_NO, CLICKS, COUNT = LABEL_KINDS = ("rating", "yes_no", "clicks", "count")
 # The feature that --history adds, and its entity: what the user had before an event, each with its label.
@@ -43,7 +46,7 @@ class Feature:
     The name is the key in the KeyedJaggedTensor and the name of the table; the entity is USER, ITEM, EVENT or
     HISTORY; the column is where the parsed files keep the raw values, hashable and of one type (lists of them
     when multi, floats when it is a number). number: "" for categories; BUCKETS, where each quantile of the
-    training has a table row; or DENSE, an input of the dense part.
+    training has a table row; or DENSE, an input of the dense part. ids: of categories, one of IDS.
     """
 
     name: str
@@ -51,6 +54,12 @@ class Feature:
     column: str
     multi: bool = False
     number: str = ""
+    ids: str = field(default=VOCABULARY, metadata=OPTIONAL)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether batches have ids of its values, and not rows of its table."""
+        return self.ids == DYNAMIC
 
     @property
     def has_table(self) -> bool:
@@ -111,7 +120,8 @@ class Schema:
         table of their own.
         """
         # A shared row would have to say both what an item is and what it reveals about those who had it.
-        return Feature(HISTORY, HISTORY, self.column_of(ITEM), multi=True)
+        items = next(feature for feature in self.features if feature.name == self.item)
+        return Feature(HISTORY, HISTORY, items.column, multi=True, ids=items.ids)
 
     def learned(self, label: float) -> float:
         """A label as it is learned: counts by their logarithm, all others as they are."""
@@ -128,6 +138,13 @@ class Schema:
     def column_of(self, entity: str) -> str:
         """Where the parsed files keep the raw ids of users or items."""
         return next(feature.column for feature in self.features if feature.name == self.name_of(entity))
+
+    def with_ids(self, ids: str) -> Schema:
+        """The same with other ids for all features of categories. ids: one of IDS."""
+        features = (
+            feature if feature.number else dataclasses.replace(feature, ids=ids) for feature in self.features
+        )
+        return dataclasses.replace(self, features=tuple(features))
 
     def place_of(self, entity: str, features: Sequence[Feature]) -> int:
         """Where, among an entity's features with one value, the one is that tells its members apart."""
@@ -152,7 +169,7 @@ def record_of(schema: Schema, features: Sequence[Feature]) -> dict[str, Any]:
     them up.
     """
     # Sums of floats in another order are rounded otherwise, and a served model would score otherwise.
-    recorded = [dataclasses.asdict(schema.recorded(feature)) for feature in features]
+    recorded = [plain(schema.recorded(feature)) for feature in features]
     return {**dataclasses.asdict(schema), "features": recorded}
 
 
@@ -184,7 +201,8 @@ def _single(entity: str, features: Sequence[Feature]) -> list[str]:
 
 @dataclass(frozen=True)
 class Table:
-    """A feature as one data set shows it: how many rows its table has, row 0 included.
+    """A feature as one data set shows it: how many rows its table has, row 0 included. Of a dynamic one that
+    is how many values the data have, and one more.
 
     longest: the most values that one event has of it.
     """

@@ -7,10 +7,12 @@ which one it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
 from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections.tables import TablesConfig
 from recsuite.datasets.movielens import formats as movielens
 from recsuite.datasets.movielens.formats import DATA_DEADLINE, DATA_ROOT, PREPARATION_DEADLINE
 from recsuite.datasets.movielens.formats import NUM_RATINGS as NUM_EVENTS
@@ -89,6 +91,49 @@ def locate(config: DataConfig, seed: int) -> Source:
     from recsuite.datasets.tables import source as tables
 
     return tables.locate(config, DATA_ROOT)
+
+
+@dataclass(frozen=True)
+class _OtherIds:
+    """A data set whose features have other ids than its schema says, see `Source`."""
+
+    source: Source
+    ids: str
+
+    @property
+    def folder(self) -> Path:
+        """See `Source`."""
+        return self.source.folder
+
+    @property
+    def schema(self) -> Schema:
+        """See `Source`."""
+        return self.source.schema.with_ids(self.ids)
+
+    @property
+    def key(self) -> object:
+        """See `Source`."""
+        # --ids that asks for what the schema says anyway must not make a second copy of the columns.
+        return self.source.key if self.schema == self.source.schema else [self.source.key, self.ids]
+
+    @property
+    def has_times(self) -> bool:
+        """See `Source`."""
+        return self.source.has_times
+
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        """See `Source`."""
+        return self.source.files
+
+    def read(self) -> RawData:
+        """See `Source`."""
+        return self.source.read()
+
+
+def with_ids(source: Source, config: TablesConfig) -> Source:
+    """A data set with the ids that --ids asks for."""
+    return source if config.ids == "schema" else _OtherIds(source, config.ids)
 
 
 def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:

@@ -6,6 +6,7 @@ pandas.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,6 +55,12 @@ class EventFeatures:
             for entity in ENTITIES
         }
         self._columns: dict[str, MappedColumn] = {}
+        # By the place of a table, the column with the ids of what is found for it.
+        self._ids = {
+            place: f"{self.schema.vocabulary_of(table.name)}_ids"
+            for place, table in enumerate(self.tables)
+            if table.feature.is_dynamic
+        }
 
     def __getstate__(self) -> dict[str, Any]:
         # A mapping cannot be sent to a worker, which makes its own.
@@ -109,7 +116,9 @@ class EventFeatures:
     def join(
         self, batch_size: int, single: list[np.ndarray], lists: list[Lists], empty: Callable[..., np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The values and lengths of a `Batch`, of what was found for its real rows."""
+        """The values and lengths of a `Batch`, of what was found for its real rows: ids of dynamic tables,
+        rows of all others.
+        """
         num_real, num_single = single[0].shape[1], sum(map(len, single))
         num_padding = batch_size - num_real
         lengths = empty((len(self.tables), batch_size), np.int32)
@@ -126,7 +135,16 @@ class EventFeatures:
             values[first:last] = part.values
             first, last = last, last + part.padding * num_padding
             values[first:last] = UNKNOWN_ROW
+        self._turn_into_ids(values, [batch_size] * num_single + [_size(part, num_padding) for part in lists])
         return values, lengths.reshape(-1)
+
+    def _turn_into_ids(self, values: np.ndarray, sizes: list[int]) -> None:
+        """Put ids in the place of what the columns have of dynamic tables. sizes: values of each table."""
+        ends = [0, *itertools.accumulate(sizes)]
+        for place, name in self._ids.items():
+            part = slice(ends[place], ends[place + 1])
+            # What stands for an unknown value has an id too, the first.
+            values[part] = self.column(name).take(values[part])
 
     def column(self, name: str) -> np.ndarray:
         """A column, mapped from disk."""
@@ -137,6 +155,10 @@ class EventFeatures:
         if name not in self._columns:
             self._columns[name] = MappedColumn(Path(self.folder) / f"{name}.npy")
         return self._columns[name].values
+
+
+def _size(part: Lists, num_padding: int) -> int:
+    return len(part.values) + part.padding * num_padding
 
 
 def places_of(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:

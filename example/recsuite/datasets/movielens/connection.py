@@ -82,6 +82,8 @@ def connecting(patience: Patience) -> Iterator[urllib.request.OpenerDirector]:
     finally:
         timer.cancel()
         timer.join()
+        # Closing a duplicate ends no connection, and an error may hold on to the other.
+        hang_up()
         for connection in connections:
             connection.close()
 
@@ -96,10 +98,21 @@ def _connect(address: tuple[str, int], timeout: float, patience: Patience) -> so
         except Exception as error:
             made.set_exception(error)
 
+    left = patience.left()
     threading.Thread(target=connect, daemon=True).start()
-    concurrent.futures.wait([made], patience.left() + 0.01)
-    patience.left()
+    concurrent.futures.wait([made], left + 0.01)
+    try:
+        patience.left()
+    except DownloadError:
+        # One that comes too late is nobody's, and a server would wait for a request.
+        made.add_done_callback(_close)
+        raise
     return made.result()
+
+
+def _close(made: concurrent.futures.Future[socket.socket]) -> None:
+    if made.exception() is None:
+        made.result().close()
 
 
 class _Connecting(urllib.request.AbstractHTTPHandler):

@@ -7,7 +7,6 @@ batches or models. A data worker never imports it.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from dataclasses import dataclass
 from os.path import isfile
@@ -136,7 +135,9 @@ def locate(config: DataConfig, seed: int) -> MovieLens:
             "give another --data_path, or leave --dataset out to read what lies there."
         )
     if dataset == "synthetic":
-        _check_synthetic(folder, config, seed)
+        from recsuite.datasets.movielens.synthetic import check_synthetic
+
+        check_synthetic(folder, config.synthetic_ratings, seed, config.world)
     return MovieLens(folder, layout, config)
 
 
@@ -153,6 +154,7 @@ def look(config: DataConfig, seed: int) -> tuple[Path, MovieLens | None]:
 def _look(config: DataConfig, seed: int) -> tuple[str, Path, Layout | None]:
     dataset = "synthetic" if config.is_synthetic else config.dataset
     name = f"synthetic-{config.synthetic_ratings}-seed{seed}" if dataset == "synthetic" else dataset
+    name += "" if config.is_default("world") else f"-{config.world}"
     folder = Path(config.data_path) if config.data_path else DATA_ROOT / name
     # A folder such as "." has no name until then.
     folder = folder.absolute()
@@ -245,6 +247,7 @@ def _find_layout(folder: Path) -> Layout | None:
 
 def _obtain(dataset: str, folder: Path, config: DataConfig, seed: int) -> None:
     from recsuite.datasets.movielens.download import download
+    from recsuite.datasets.movielens.moving import WORLDS
     from recsuite.datasets.movielens.synthetic import write_synthetic
 
     with explained(f"{folder} cannot be made", "give a --data_path that can be written"):
@@ -255,25 +258,9 @@ def _obtain(dataset: str, folder: Path, config: DataConfig, seed: int) -> None:
             if _find_layout(folder) is not None:
                 return
             if dataset == "synthetic":
-                write_synthetic(folder, config.synthetic_ratings, seed)
+                write_synthetic(folder, config.synthetic_ratings, seed, WORLDS[config.world])
             else:
                 download(dataset, folder)
-
-
-def _check_synthetic(folder: Path, config: DataConfig, seed: int) -> None:
-    oracle = folder / "oracle.json"
-    try:
-        found = json.loads(oracle.read_bytes()) if oracle.is_file() else {}
-    # A damaged one describes no ratings.
-    except ValueError:
-        found = {}
-    wanted = {"num_ratings": config.synthetic_ratings, "seed": seed}
-    if not isinstance(found, dict) or any(found.get(name) != value for name, value in wanted.items()):
-        raise UserError(
-            f"{folder} holds other ratings than --synthetic_ratings {config.synthetic_ratings} --seed "
-            f"{seed}; give another --data_path, or leave --dataset out to read what lies "
-            "there."
-        )
 
 
 def _read_oracle(reader: Reader, num_ratings: int) -> np.ndarray | None:

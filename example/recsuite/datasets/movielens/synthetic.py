@@ -9,6 +9,9 @@ the parameters are known, so is the best possible prediction: the files carry it
            users.dat     UserID::Gender::Age::Occupation::Zip
            oracle.npy    float32 [num_ratings], the expected rating of each line of ratings.dat
            oracle.json   {"rmse", "num_ratings", "num_users", "num_movies", "seed", "format"}
+
+Of a world that moves, oracle.json has its name too, and first_day.npy, in the form of the oracle, the
+expectations that the parameters of the first day give.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ from recsuite.datasets.movielens.world import (
     USER_EXPLAINED,
     World,
     draw_counts,
-    draw_ratings,
     standardized,
     with_unknown,
 )
+from recsuite.errors import UserError
 from recsuite.files import explained, remove, written_aside
 from recsuite.runtime.progress_bar import stage
 
@@ -100,6 +103,26 @@ def write_synthetic(folder: Path, num_ratings: int, seed: int, world: World = DE
         _write_files(partial, num_ratings, seed, world)
 
 
+def check_synthetic(folder: Path, num_ratings: int, seed: int, world: str) -> None:
+    """Refuse a folder that does not hold what `write_synthetic` writes. world: its name.
+
+    Raises:
+        UserError: says what was asked for.
+    """
+    oracle = folder / "oracle.json"
+    try:
+        found = json.loads(oracle.read_bytes()) if oracle.is_file() else {}
+    # A damaged one describes no ratings.
+    except ValueError:
+        found = {}
+    wanted = {"num_ratings": num_ratings, "seed": seed, "world": world}
+    if not isinstance(found, dict) or not wanted.items() <= {"world": World.NAME, **found}.items():
+        raise UserError(
+            f"{folder} holds other ratings than --synthetic_ratings {num_ratings} --seed {seed} --world "
+            f"{world}; give another --data_path, or leave --dataset out to read what lies there."
+        )
+
+
 def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> None:
     # Smaller sets get less active users, or the few of them would have to rate the whole catalogue.
     ratings_per_user = min(max(25.0, math.sqrt(num_ratings) / 4), world.mean_ratings_per_user)
@@ -108,17 +131,19 @@ def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> Non
     users = _write_users(folder / "users.dat", num_users, world, _generator(seed, 2))
     rng = _generator(seed, 3)
     counts = draw_counts(rng, num_ratings, num_users, num_movies)
-    blocks = draw_ratings(rng, users, movies, counts, picks, world)
-    oracle, done, squared_error = np.empty(num_ratings, np.float32), 0, 0.0
+    blocks = world.draw(rng, users, movies, counts, picks)
+    oracles, done = np.empty((len(world.ORACLES), num_ratings), np.float32), 0
+    squared_error = 0.0
     drawing = stage("drawing synthetic ratings", num_ratings, "ratings")
     with (folder / "ratings.dat").open("wb") as file, drawing as reached:
-        for user_rows, movie_rows, ratings, times, expected in blocks:
+        for user_rows, movie_rows, ratings, times, *expected in blocks:
             _append_lines(file, [user_rows + 1, movie_ids[movie_rows], ratings, times])
-            oracle[done : done + len(expected)] = expected
-            done += len(expected)
+            oracles[:, done : done + len(ratings)] = expected
+            done += len(ratings)
             reached(done)
-            squared_error += float(np.square(ratings - expected, dtype=np.float64).sum())
-    np.save(folder / "oracle.npy", oracle)
+            squared_error += float(np.square(ratings - expected[0], dtype=np.float64).sum())
+    for name, column in zip(world.ORACLES, oracles, strict=True):
+        np.save(folder / f"{name}.npy", column)
     summary = {
         # Rounded, since another machine may add up in another order.
         "rmse": round(math.sqrt(squared_error / num_ratings), 9),
@@ -127,6 +152,8 @@ def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> Non
         "num_movies": num_movies,
         "seed": seed,
         "format": FORMAT,
+        # The name of the first world goes without saying: its files are older than any other.
+        **({} if world.NAME == World.NAME else {"world": world.NAME}),
     }
     (folder / "oracle.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="ascii", newline="\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -44,6 +45,10 @@ class World:
     mean_ratings_per_user: at most; smaller sets have less.
     """
 
+    NAME: ClassVar = "fixed"
+    # What is predicted of each rating, by the names of its files: the first one is the best there can be.
+    ORACLES: ClassVar[tuple[str, ...]] = ("oracle",)
+
     noise_std: float = 0.9
     factor_stds: tuple[float, ...] = (0.3, 0.1, 0.06, 0.04)
     mean_ratings_per_user: float = 165
@@ -52,6 +57,22 @@ class World:
     def rank(self) -> int:
         """The number of planted factors."""
         return len(self.factor_stds)
+
+    def draw(
+        self,
+        rng: np.random.Generator,
+        users: np.ndarray,
+        movies: np.ndarray,
+        counts: np.ndarray,
+        picks: np.ndarray,
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        """Yield (user row, movie row, rating, time, and what each of ORACLES predicts), each [ratings of a
+        block of users].
+
+        users, movies: planted parameters, float64 [users or movies, 1 + rank], the bias first; counts:
+        ratings of each user, int64 [users]; picks: cumulative chance of the movies, float64 [movies].
+        """
+        return draw_ratings(rng, users, movies, counts, picks, self)
 
 
 # A full-size one, like ml-1m.
@@ -88,8 +109,8 @@ def draw_ratings(
     picks: np.ndarray,
     world: World,
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yield (user row, movie row, rating, time, expected rating), each [ratings of a block of users]."""
-    expected_of_step = _expected_ratings(world)
+    """See `World.draw`."""
+    expected_of_step = expected_ratings(world)
     for first in range(0, len(users), USERS_PER_BLOCK):
         block = counts[first : first + USERS_PER_BLOCK]
         user_rows, movie_rows = _draw_pairs(rng, block, picks)
@@ -98,13 +119,22 @@ def draw_ratings(
         scores = MEAN_SCORE + users[user_rows, 0] + movies[movie_rows, 0]
         for factor in range(1, 1 + world.rank):
             scores += users[user_rows, factor] * movies[movie_rows, factor]
-        steps = np.rint((np.clip(scores, MIN_SCORE, MAX_SCORE) - MIN_SCORE) * SCORE_STEPS).astype(np.int64)
-        noisy = MIN_SCORE + steps / SCORE_STEPS + world.noise_std * rng.standard_normal(len(steps))
-        ratings = np.rint(np.clip(noisy, 1, 5)).astype(np.int64)
-        yield user_rows, movie_rows, ratings, times, expected_of_step[steps]
+        steps = steps_of(scores)
+        yield user_rows, movie_rows, draw_stars(rng, steps, world), times, expected_of_step[steps]
 
 
-def _expected_ratings(world: World) -> np.ndarray:
+def steps_of(scores: np.ndarray) -> np.ndarray:
+    """The place of each score on the grid, int64 of any shape."""
+    return np.rint((np.clip(scores, MIN_SCORE, MAX_SCORE) - MIN_SCORE) * SCORE_STEPS).astype(np.int64)
+
+
+def draw_stars(rng: np.random.Generator, steps: np.ndarray, world: World) -> np.ndarray:
+    """Ratings of scores at these places of the grid, int64 [n]."""
+    noisy = MIN_SCORE + steps / SCORE_STEPS + world.noise_std * rng.standard_normal(len(steps))
+    return np.rint(np.clip(noisy, 1, 5)).astype(np.int64)
+
+
+def expected_ratings(world: World) -> np.ndarray:
     """The expected rating at each step of the score, float32 [steps].
 
     A rating is 1 plus the number of thresholds 1.5, 2.5, 3.5 and 4.5 below the noisy score, so its
@@ -143,9 +173,21 @@ def _draw_pairs(
 
 
 def _draw_times(rng: np.random.Generator, num_users: int, user_rows: np.ndarray) -> np.ndarray:
-    """Draw the second of each rating, int64 [ratings]: a few sessions per user, the first the longest."""
+    """Draw the second of each rating, int64 [ratings], of users who come in the first part of the period and
+    stay.
+    """
     joined = JOIN_PERIOD * rng.random((num_users, 1))
-    later = joined + (1 - joined) * rng.random((num_users, SESSIONS - 1))
+    return draw_sessions(rng, joined, np.ones_like(joined), user_rows)
+
+
+def draw_sessions(
+    rng: np.random.Generator, joined: np.ndarray, left: np.ndarray, user_rows: np.ndarray
+) -> np.ndarray:
+    """Draw the second of each rating, int64 [ratings]: a few sessions per user, the first the longest.
+
+    joined, left: when each user comes and goes, as shares of the period, float64 [users, 1].
+    """
+    later = joined + (left - joined) * rng.random((len(joined), SESSIONS - 1))
     sessions = np.concatenate([joined, later], axis=1) * (LAST_TIME - FIRST_TIME - SESSION_SECONDS)
     # Squared, so that the first session has four ratings in ten.
     session = (SESSIONS * np.square(rng.random(len(user_rows)))).astype(np.int64)

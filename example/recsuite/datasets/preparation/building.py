@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections.model import EVALUATIONS
 from recsuite.datasets.columns import MANIFEST, Columns
+from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.preparation.arrays.mapped import (
     chunks,
     counts_of,
@@ -27,7 +29,7 @@ from recsuite.datasets.preparation.arrays.mapped import (
 from recsuite.datasets.preparation.arrays.records import Own, write_records
 from recsuite.datasets.preparation.baselines import baselines_of
 from recsuite.datasets.preparation.histories import Stored, by_users, write_histories
-from recsuite.datasets.preparation.splits import split
+from recsuite.datasets.preparation.splits import split, stream_order
 from recsuite.datasets.preparation.vocabulary import (
     Written,
     features_of_events,
@@ -35,10 +37,11 @@ from recsuite.datasets.preparation.vocabulary import (
     write_vocabulary,
 )
 from recsuite.datasets.schema import ITEM, SCHEMA_FILE, USER, Schema, Table, record_of
+from recsuite.datasets.streams.past import HEAD, Past, digests_of, keys_of
 from recsuite.datasets.telling import told_by_features
 from recsuite.errors import UserError
 from recsuite.files import digest_of, flush, flushed
-from recsuite.records import sealed
+from recsuite.records import plain, sealed
 from recsuite.runtime.progress_bar import stage
 
 if TYPE_CHECKING:
@@ -70,11 +73,12 @@ def make_columns(
     config: DataConfig,
     seed: int,
     there: Columns | None = None,
+    past: Past | None = None,
 ) -> None:
     """Write columns, and put them where they are to be. Call it with the lock.
 
     there: the whole columns that the folder has, if it has them. New ones with the same bits take their
-    place, any others that of a successor.
+    place, any others that of a successor. past: of a stream, whose events lie in the order of time alone.
     """
     # The lock is ours, so whatever lies here unfinished was left by a process that died.
     for leftover in filter(_is_leftover, folder.parent.iterdir()):
@@ -84,7 +88,7 @@ def make_columns(
     try:
         with stage("making columns", sum(PARTS.values()), "percent") as reached:
             # Written under a name of its own: a process that dies here leaves no columns that look complete.
-            manifest = _write_columns(making, raw, schema, config, seed, reached)
+            manifest = _write_columns(making, raw, schema, config, seed, reached, past)
         # The rename must not get to the disk before what it names.
         written = [flushed(path) for path in sorted(making.iterdir())]
         files = [dataclasses.asdict(entry) for entry in written]
@@ -143,30 +147,30 @@ def _write_columns(
     config: DataConfig,
     seed: int,
     reached: Callable[[int], None],
+    past: Past | None,
 ) -> dict[str, Any]:
-    order, sizes, notes = split(raw, schema, config, seed, folder)
+    order, sizes, notes = (
+        stream_order(raw, schema, past) if past else split(raw, schema, config, seed, folder)
+    )
     stored, oracle = _write_events(folder, raw, order, _done(reached, "events"))
     num_train = sizes[0]
-    written, own = _write_features(folder, raw, stored, order, num_train, schema)
-    weight = _weight(folder, raw, order, num_train)
-    told = told_by_features(raw.events, order[:num_train], stored.item[:num_train], len(raw.items), schema)
+    written, own = _write_features(folder, raw, stored, order, num_train, schema, past)
+    num_head = min(num_train, HEAD) if past else num_train
+    weight = _weight(folder, raw, order, num_head)
+    told = _told_or_keys(folder, raw, stored, order[:num_train], schema, past)
     # As much memory as a column.
     del order
-    tables = written.tables
-    place = schema.place_of(ITEM, [table.feature for table in tables])
-    item_rows = np.load(folder / f"{schema.item}_features.npy")["features"][:, place]
-    by_user = by_users(folder, stored)
-    ends, longest_history = write_histories(
-        folder, stored, by_user, item_rows, sizes, _done(reached, "histories")
-    )
+    item_rows, by_user = _rows_of_items(folder, written, schema), by_users(folder, stored)
+    done = _done(reached, "histories")
+    ends, longest_history = write_histories(folder, stored, by_user, item_rows, sizes, done)
     fields = {"user": stored.user, "item": stored.item, "label": stored.label, "end": ends, **weight}
     write_records(folder / "rows.npy", fields, own)
     del ends, weight, fields, own
-    with _flushing(folder):
-        liked, progress = schema.liked_label, _done(reached, "baselines")
-        baselines = baselines_of(folder, stored, by_user, sizes, len(raw.items), oracle, liked, progress)
-    if written.left_out:
-        notes.append(f"left out the features that the files do not have: {', '.join(written.left_out)}")
+    baselines: dict[str, dict[str, Metrics]] = {name: {} for name in EVALUATIONS}
+    if not past:
+        with _flushing(folder):
+            liked, progress = schema.liked_label, _done(reached, "baselines")
+            baselines = baselines_of(folder, stored, by_user, sizes, len(raw.items), oracle, liked, progress)
     return {
         # Of all that a position of the training stands for, which is how a checkpoint says how far it is.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
@@ -177,14 +181,27 @@ def _write_columns(
         "num_users": len(raw.users),
         f"num_{schema.items}": len(raw.items),
         "longest_history": longest_history,
-        # The model begins from it, so it may know nothing of the test.
-        "mean_rating": float(stored.label[:num_train].mean(dtype=np.float64)),
-        "tables": [_recorded(table, schema) for table in tables],
-        "numbers": [dataclasses.asdict(schema.recorded(feature)) for feature in written.numbers],
+        # The model begins from it, so it may know nothing of what is predicted.
+        "mean_rating": float(stored.label[:num_head].mean(dtype=np.float64)),
+        "tables": [_recorded(table, schema) for table in written.tables],
+        "numbers": [plain(schema.recorded(feature)) for feature in written.numbers],
         "baselines": baselines,
         "told": told,
-        "notes": [*raw.skipped, *notes],
+        "notes": [*raw.skipped, *notes, *_notes_on(written)],
+        "num_late": len(raw.events.user) - sum(sizes),
     }
+
+
+def _notes_on(written: Written) -> list[str]:
+    left_out = ", ".join(written.left_out)
+    return [f"left out the features that the files do not have: {left_out}"] if left_out else []
+
+
+def _rows_of_items(folder: Path, written: Written, schema: Schema) -> np.ndarray:
+    """The table row of each item, int32."""
+    place = schema.place_of(ITEM, [table.feature for table in written.tables])
+    rows: np.ndarray = np.load(folder / f"{schema.item}_features.npy")["features"][:, place]
+    return rows
 
 
 @contextlib.contextmanager
@@ -197,16 +214,22 @@ def _flushing(folder: Path) -> Iterator[None]:
 
 
 def _write_features(
-    folder: Path, raw: RawData, stored: Stored, order: np.ndarray, num_train: int, schema: Schema
+    folder: Path,
+    raw: RawData,
+    stored: Stored,
+    order: np.ndarray,
+    num_train: int,
+    schema: Schema,
+    past: Past | None,
 ) -> tuple[Written, Own]:
     """Write the features of users and items, and what all features and the schema are; returns those of
-    events too.
+    events too. past: of a stream, with what its earlier columns say of them.
     """
     entities = {
         entity: (frame, np.flatnonzero(counts_of(column[:num_train], len(frame))))
         for entity, frame, column in ((USER, raw.users, stored.user), (ITEM, raw.items, stored.item))
     }
-    written = write_features(folder, entities, schema)
+    written = write_features(folder, entities, schema, past.known if past else {})
     own = features_of_events(folder, written, raw.events, order, num_train, schema)
     write_vocabulary(folder, written)
     written.tables.sort(key=lambda table: table.feature.multi)
@@ -233,6 +256,28 @@ def _write_events(
     return Stored(user, item, label, time), None if raw.oracle is None else raw.oracle[order]
 
 
+def _told_or_keys(
+    folder: Path, raw: RawData, stored: Stored, trained: np.ndarray, schema: Schema, past: Past | None
+) -> dict[str, float]:
+    """What features of the event say of items, which a stream has no use for: it gets its keys."""
+    if past is not None:
+        _write_keys(folder, raw, stored, schema)
+        return {}
+    return told_by_features(raw.events, trained, stored.item[: len(trained)], len(raw.items), schema)
+
+
+def _write_keys(folder: Path, raw: RawData, stored: Stored, schema: Schema) -> None:
+    """Write the numbers by which a stream knows its events again."""
+    users, items = (
+        digests_of(frame[schema.column_of(entity)])
+        for entity, frame in ((USER, raw.users), (ITEM, raw.items))
+    )
+    keys = create_column(folder / "keys.npy", (len(stored.user),), np.uint64)
+    for part in chunks(len(keys), keys):
+        user, item = users[stored.user[part]], items[stored.item[part]]
+        keys[part] = keys_of(user, item, stored.label[part], stored.time[part])
+
+
 def _weight(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> dict[str, np.ndarray]:
     """How much each event counts in the loss, float32, 1 in the mean; nothing where the data do not say."""
     if raw.events.weight is None:
@@ -249,4 +294,5 @@ def _weight(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> di
 
 def _recorded(table: Table, schema: Schema) -> dict[str, Any]:
     """What the manifest holds of a table."""
-    return dataclasses.asdict(dataclasses.replace(table, feature=schema.recorded(table.feature)))
+    recorded: dict[str, Any] = plain(dataclasses.replace(table, feature=schema.recorded(table.feature)))
+    return recorded

@@ -27,18 +27,22 @@ from recsuite.datasets.source import (
     locate,
     look,
     read,
+    with_ids,
 )
+from recsuite.datasets.streams.past import BEGINNING, Past
 from recsuite.errors import UserError
 from recsuite.files import explained, locked, replace_file
 from recsuite.runtime.console import say
 from recsuite.runtime.progress_bar import stage
 
+# The one part that a stream has, by which its columns are called.
+STREAM, VOCABULARY = "stream", "vocabulary.json"
 # What `_name` gives, and what it gave before the digest of the program was in it; then the number of a
 # successor.
 NAME = re.compile(r"\w+-[0-9a-f]{12}(?:-(?P<program>[0-9a-f]{12})(?:\.\d+)?)?")
 
 
-def open_columns(config: Config, launch: str = "") -> Columns:
+def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Columns:
     """The columns of the configured data set, made first if they are not there or are damaged.
 
     Reads every byte of the files and of the columns: once on a machine is enough. Safe when several processes
@@ -47,14 +51,19 @@ def open_columns(config: Config, launch: str = "") -> Columns:
     launch: what tells one launch from another. --rebuild makes columns again once for each, or at each call
     without it.
 
+    past: of a stream that goes on.
+
     Raises:
         UserError: when the data cannot be had, read or stored.
     """
-    data, seed = config.data, config.runtime.seed
-    source = locate(data, seed)
+    data, seed = _data_of(config), config.runtime.seed
+    source = with_ids(locate(data, seed), config.tables)
+    known = past if config.stream.stream else None
+    if known is not None and not source.has_times:
+        raise UserError("The events have no times, so --stream has no order to follow; leave it out.")
     cache = _cache_folder(source.folder, data)
     digests = _digests(source.files)
-    name = _name(digests, source.key, data, seed)
+    name = _name(digests, source.key, data, seed, known)
 
     def read_again() -> RawData:
         with stage("reading the files"):
@@ -65,23 +74,43 @@ def open_columns(config: Config, launch: str = "") -> Columns:
         return raw
 
     columns = None
+    for before in past.before:
+        found = newest_of(cache, _name(digests, source.key, data, seed, before))
+        columns = columns or _unchanged(found, source, past)
     # Without the lock first: most runs find their columns, also in a folder that they may not write.
-    if not _is_due(data, cache, name, launch):
+    if columns is None and not _is_due(data, cache, name, launch):
         columns, _ = load_columns(newest_of(cache, name), source.folder, source.schema)
     if columns is None:
         advice = "give --cache_dir a folder with space that can be written"
         with explained(f"The columns of {source.folder} cannot be stored in {cache}", advice):
             cache.mkdir(parents=True, exist_ok=True)
             with locked(cache / ".lock", f"writing columns to {cache}", DATA_DEADLINE):
-                columns = _with_lock(cache, name, source, config, launch, read_again)
+                columns = _with_lock(cache, name, source, (data, seed), launch, read_again, known)
     return _checked(columns, data)
 
 
+def _unchanged(folder: Path, source: Source, past: Past) -> Columns | None:
+    """The columns of a stream, if they are there and those of the data that it knows."""
+    columns, _ = load_columns(folder, source.folder, source.schema)
+    if columns is None or columns.num_train + columns.num_late != past.rows:
+        return None
+    is_same = (folder / VOCABULARY).read_text() == past.vocabulary
+    return columns if is_same else None
+
+
 def _with_lock(
-    cache: Path, name: str, source: Source, config: Config, launch: str, read_again: Callable[[], RawData]
+    cache: Path,
+    name: str,
+    source: Source,
+    settings: tuple[DataConfig, int],
+    launch: str,
+    read_again: Callable[[], RawData],
+    past: Past | None,
 ) -> Columns:
-    """The columns of this name, made unless whoever had the lock before has made them."""
-    data, folder = config.data, newest_of(cache, name)
+    """The columns of this name, made unless whoever had the lock before has made them. settings: of the data,
+    and the seed.
+    """
+    (data, seed), folder = settings, newest_of(cache, name)
     there, fault = load_columns(folder, source.folder, source.schema)
     if there is not None and not _is_due(data, cache, name, launch):
         return there
@@ -90,7 +119,7 @@ def _with_lock(
     elif there is not None:
         say(f"the columns in {folder} are made again, as --rebuild asks")
     say(f"reading {source.folder}; its columns will lie in {folder}")
-    make_columns(folder, read_again(), source.schema, data, config.runtime.seed, there)
+    make_columns(folder, read_again(), source.schema, data, seed, there, past)
     made = newest_of(cache, name)
     if data.rebuild:
         replace_file(_mark_of(cache, name), launch.encode())
@@ -141,21 +170,32 @@ def find_columns(config: Config) -> tuple[Path, Columns | None]:
     Raises:
         UserError: when there are no files that columns could be made from, and no set to obtain was named.
     """
-    data = config.data
+    data = _data_of(config)
     folder, source = look(data, config.runtime.seed)
     if source is None:
         return Path(data.cache_dir or folder / ".columns"), None
+    source = with_ids(source, config.tables)
     cache = _cache_folder(folder, data)
-    name = _name(_digests(source.files), source.key, data, config.runtime.seed)
+    past = BEGINNING if config.stream.stream else None
+    name = _name(_digests(source.files), source.key, data, config.runtime.seed, past)
     columns, _ = load_columns(newest_of(cache, name), folder, source.schema, every_byte=False)
     return cache, None if columns is None else _checked(columns, config.data)
+
+
+def _data_of(config: Config) -> DataConfig:
+    """How the data are read: a stream has one part, and takes every event as it comes."""
+    if not config.stream.stream:
+        return config.data
+    return dataclasses.replace(config.data, split=STREAM, duplicates="keep")
 
 
 def _checked(columns: Columns, config: DataConfig) -> Columns:
     """With the table of the history if that is wanted; refuses a set of a known name and another size."""
     number = columns.num_train + columns.num_validation + columns.num_test + columns.num_skipped
+    number += columns.num_late
     wanted = NUM_EVENTS.get(config.dataset, number)
-    if number != wanted:
+    # A stream may have grown.
+    if number != wanted and not (config.split == STREAM and number > wanted):
         raise UserError(
             f"{columns.source} holds {number:,} {columns.schema.labels}, but {config.dataset} has "
             f"{wanted:,}; remove the folder to download it again, or leave --dataset out to read it as it is."
@@ -180,7 +220,9 @@ def _cache_folder(source: Path, config: DataConfig) -> Path:
     return (DATA_ROOT / "columns" / f"{source.resolve().name}-{name}").absolute()
 
 
-def _name(digests: dict[str, str], key: object, config: DataConfig, seed: int) -> str:
+def _name(
+    digests: dict[str, str], key: object, config: DataConfig, seed: int, past: Past | None = None
+) -> str:
     """The folder for columns of files with these digests, made by the program as it is."""
     # A flag that changes nothing must not make a second copy. So --history is not in the name either:
     # histories are stored whole, and a batch takes the end of each.
@@ -197,6 +239,8 @@ def _name(digests: dict[str, str], key: object, config: DataConfig, seed: int) -
         # Always: whatever the split, validation is drawn by it.
         "seed": seed,
     }
+    if past is not None:
+        made_from["past"] = past.key
     digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]
     # Two digests, for what other versions of the program made to be told from columns of other data.
     return f"{config.split}-{digest}-{digest_of_program()}"

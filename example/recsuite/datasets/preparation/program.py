@@ -25,6 +25,7 @@ MAKERS = (
     "datasets/preparation",
     "datasets/schema.py",
     "datasets/source.py",
+    "datasets/streams/past.py",
     "datasets/tables/derived.py",
     "datasets/tables/description",
     "datasets/tables/files.py",
@@ -37,6 +38,7 @@ MAKERS = (
     "datasets/tables/times.py",
     "datasets/tables/values.py",
     "datasets/telling.py",
+    "ids.py",
 )
 # What decides where a statement, a text and a comment begin and end.
 PIECES = re.compile(

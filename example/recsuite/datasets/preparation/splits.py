@@ -12,6 +12,7 @@ from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.preparation.arrays.mapped import chunks, gather, highest, release, where
 from recsuite.datasets.preparation.arrays.order import sorted_places
 from recsuite.datasets.preparation.duplicates import describe_leak
+from recsuite.datasets.streams.past import Past
 from recsuite.errors import UserError, counted
 
 if TYPE_CHECKING:
@@ -58,6 +59,29 @@ def split(
     # One split after the other, so each is a range of positions: a list of them would cost a second random
     # read for every event of a batch.
     return np.concatenate([by_time[part] for part in parts]), (num_train, num_validation, num_test), notes
+
+
+def stream_order(
+    raw: RawData, schema: Schema, past: Past
+) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
+    """As `split`, of a stream: the events in the order of time, without those that came too late; and what is
+    to be said of them.
+
+    Raises:
+        UserError: when there are none.
+    """
+    order = sorted_places(raw.events.time)
+    if raw.events.time[order[:1]].min(initial=0) < 0:
+        raise UserError(f"A stream of {schema.labels} from before 1970 is not known; leave --stream out.")
+    late = past.is_late(raw.events.time)
+    num_late = int(np.count_nonzero(late))
+    if num_late:
+        order = order[~late[order]]
+    if len(order) == 0:
+        raise UserError(f"A stream needs {schema.labels}, and there are none; give files that hold some.")
+    were = counted(num_late, f"{schema.label} was", f"{schema.labels} were")
+    note = f"{were} older than what was trained when they came, and are left out"
+    return order, (len(order), 0, 0), [note] if num_late else []
 
 
 def _choose_test(

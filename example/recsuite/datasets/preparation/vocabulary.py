@@ -2,7 +2,8 @@
 
 Known from the training events alone, and kept with a model, so that what serves it does the same:
 vocabulary.json has for a feature of categories its raw values, in the order of their table rows 1, 2, ...,
-and for a number the edges of its buckets, or its scale.
+and for a number the edges of its buckets, or its scale. Of a dynamic feature these are no rows, but numbers
+of all values that the files have, and <feature>_ids.npy has the id of each.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from recsuite.datasets.preparation.arrays.mapped import MOST, chunks, gather, re
 from recsuite.datasets.preparation.arrays.records import Own, write_records
 from recsuite.datasets.schema import DENSE, EVENT, UNKNOWN_ROW, Codes, Events, Feature, Schema, Table
 from recsuite.errors import UserError
+from recsuite.ids import UNKNOWN_ID, check_distinct, ids_of
 from recsuite.records import typed
 
 if TYPE_CHECKING:
@@ -129,22 +131,31 @@ class Written:
     numbers: list[Feature] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     vocabulary: dict[str, Any] = field(default_factory=dict)
+    # What earlier columns of a stream say, which holds for what comes after them too.
+    known: Mapping[str, Any] = field(default_factory=dict)
+
+    def lacks(self, feature: Feature) -> bool:
+        """Whether earlier columns had other features, but not this one: a model has no table for it."""
+        return bool(self.known) and feature.name not in self.known
 
 
 def write_features(
-    folder: Path, entities: Mapping[str, tuple[pandas.DataFrame, np.ndarray]], schema: Schema
+    folder: Path,
+    entities: Mapping[str, tuple[pandas.DataFrame, np.ndarray]],
+    schema: Schema,
+    known: Mapping[str, Any] | None = None,
 ) -> Written:
     """Write what all users and items have of their features.
 
     A table has a row for each value that the training events show, and row 0 for any other: a row that
     training never touches would be noise in the test. entities: users and items, and the positions of those
-    that the training has.
+    that the training has; known: what vocabulary.json of earlier columns says, which holds for what it names.
     """
-    written = Written()
+    written = Written(known=known or {})
     for entity, (frame, trained) in entities.items():
         own = Own()
         for feature in _features_of(entity, schema):
-            if feature.column not in frame:
+            if feature.column not in frame or written.lacks(feature):
                 written.left_out.append(feature.name)
             elif feature.number:
                 values = frame[feature.column].to_numpy(np.float64)
@@ -167,7 +178,7 @@ def features_of_events(
     own = Own()
     for feature in _features_of(EVENT, schema):
         values = events.features.get(feature.column)
-        if values is None:
+        if values is None or written.lacks(feature):
             written.left_out.append(feature.name)
         elif isinstance(values, Codes):
             table = _add_codes(written, feature, values, order[:num_train])
@@ -196,8 +207,13 @@ def _encoded(
 
 
 def write_vocabulary(folder: Path, written: Written) -> None:
-    """Write what table rows and scaled numbers stand for."""
+    """Write what table rows and scaled numbers stand for, and the ids of dynamic features."""
     (folder / "vocabulary.json").write_text(json.dumps(written.vocabulary))
+    for name in (table.name for table in written.tables if table.feature.is_dynamic):
+        values = written.vocabulary[name]
+        ids = ids_of(values)
+        check_distinct(name, values, ids)
+        np.save(folder / f"{name}_ids.npy", np.concatenate([[UNKNOWN_ID], ids]))
 
 
 def _features_of(entity: str, schema: Schema) -> list[Feature]:
@@ -208,7 +224,8 @@ def _features_of(entity: str, schema: Schema) -> list[Feature]:
 
 def _add_number(written: Written, feature: Feature, trained: np.ndarray) -> Encoding:
     """Add a number to what is known, and say how it is encoded. trained: of the training, float [n]."""
-    encoding = fit(trained, feature.number)
+    held = written.known.get(feature.name)
+    encoding = fit(trained, feature.number) if held is None else encoding_of(held)
     written.vocabulary[feature.name] = asdict(encoding)
     if isinstance(encoding, Buckets):
         written.tables.append(Table(feature, encoding.rows))
@@ -221,7 +238,10 @@ def _add_categories(
     written: Written, feature: Feature, values: pandas.Series, trained: np.ndarray, longest: int = 1
 ) -> np.ndarray:
     """Add a feature of categories to what is known; the table rows of its values, int32."""
-    known = np.unique(values.loc[trained].dropna())
+    held = None if feature.is_dynamic else written.known.get(feature.name)
+    # A dynamic table learns of values when they come, so all of them have a number here.
+    shown = values if feature.is_dynamic else values.loc[trained]
+    known = np.unique(shown.dropna()) if held is None else np.array(held)
     # Sorted, as np.unique gives them: the same data have the same rows on every machine.
     written.vocabulary[feature.name] = known.tolist()
     written.tables.append(Table(feature, len(known) + 1, longest))
@@ -250,14 +270,21 @@ def _add_codes(written: Written, feature: Feature, values: Codes, trained: np.nd
     """Add a category of events to what is known; the table row of each of its codes, int32, of which the last
     is that of the code -1. trained: the places of the events of the training.
     """
-    parts = [np.unique(values.codes[trained[part]]) for part in chunks(len(trained))]
-    known = np.unique(np.concatenate(parts))
-    known = known[known >= 0]
-    written.vocabulary[feature.name] = [values.values[code] for code in known.tolist()]
-    written.tables.append(Table(feature, len(known) + 1))
-    rows = np.full(len(values.values) + 1, UNKNOWN_ROW, np.int32)
-    rows[known] = np.arange(len(known), dtype=np.int32) + UNKNOWN_ROW + 1
-    return rows
+    if feature.is_dynamic:
+        known = np.arange(len(values.values))
+    else:
+        parts = [np.unique(values.codes[trained[part]]) for part in chunks(len(trained))]
+        known = np.unique(np.concatenate(parts))
+        known = known[known >= 0]
+    raw, rows = [values.values[code] for code in known.tolist()], np.arange(len(known)) + UNKNOWN_ROW + 1
+    if (held := written.known.get(feature.name)) is not None and not feature.is_dynamic:
+        row_of = {value: row for row, value in enumerate(held, start=UNKNOWN_ROW + 1)}
+        raw, rows = held, np.array([row_of.get(value, UNKNOWN_ROW) for value in raw], np.int64)
+    written.vocabulary[feature.name] = raw
+    written.tables.append(Table(feature, len(raw) + 1))
+    row_of_code = np.full(len(values.values) + 1, UNKNOWN_ROW, np.int32)
+    row_of_code[known] = rows
+    return row_of_code
 
 
 def _rows_of(values: pandas.Series, known: np.ndarray) -> np.ndarray:

@@ -17,7 +17,17 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from recsuite.datasets.schema import BUCKETS, COUNT, EVENT, ITEM, USER, YES_NO, Feature, Schema
+from recsuite.datasets.schema import (
+    BUCKETS,
+    COUNT,
+    EVENT,
+    ITEM,
+    USER,
+    VOCABULARY,
+    YES_NO,
+    Feature,
+    Schema,
+)
 
 # What the file is called, beside the data.
 FILENAME = "schema.toml"
@@ -48,12 +58,14 @@ class Files:
 class UserColumn:
     """The column of the events with the ids of users, and their noun.
 
-    table_column: that of the users' own table; empty means that it has the same name.
+    table_column: that of the users' own table; empty means that it has the same name. ids: one of
+    `datasets.schema.IDS`.
     """
 
     column: str
     noun: str = USER
     table_column: str = ""
+    ids: str = VOCABULARY
 
     @property
     def own_column(self) -> str:
@@ -65,13 +77,15 @@ class UserColumn:
 class ItemColumn:
     """The column of the events with the ids of items, and their noun.
 
-    title: the column with what people call an item; empty where there is none. table_column: as of users.
+    title: the column with what people call an item; empty where there is none. table_column, ids: as of
+    users.
     """
 
     column: str
     title: str = ""
     noun: str = ITEM
     table_column: str = ""
+    ids: str = VOCABULARY
 
     @property
     def own_column(self) -> str:
@@ -135,7 +149,8 @@ class FeatureColumn:
 
     of: "user", "item" or "event". column: a column of the table of those or of the events, or a derived one,
     such as hour(timestamp). kind: category, list or number. input: of a number, buckets or dense. separator:
-    what stands between the entries of a list in a text; lists of typed files have none.
+    what stands between the entries of a list in a text; lists of typed files have none. ids: as of users, of
+    a category or a list.
     """
 
     of: str
@@ -143,6 +158,7 @@ class FeatureColumn:
     kind: str
     input: str = BUCKETS
     separator: str = "|"
+    ids: str = VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -177,9 +193,9 @@ class TableSchema:
         lowest, highest = self.label.range
         return Schema(
             features=(
-                Feature(self.user.noun, USER, self.user.column),
+                Feature(self.user.noun, USER, self.user.column, ids=self.user.ids),
                 *self._features_of(USER),
-                Feature(self.item.noun, ITEM, self.item.column),
+                Feature(self.item.noun, ITEM, self.item.column, ids=self.item.ids),
                 *self._features_of(ITEM),
                 *self._features_of(EVENT),
             ),
@@ -196,7 +212,7 @@ class TableSchema:
 
     def _features_of(self, entity: str) -> list[Feature]:
         return [
-            Feature(name, entity, feature.column, feature.kind == LIST, _input_of(feature))
+            Feature(name, entity, feature.column, feature.kind == LIST, _input_of(feature), feature.ids)
             for name, feature in self.features.items()
             if feature.of == entity
         ]

@@ -97,7 +97,7 @@ def categories(column: pyarrow.Array, name: str) -> Parsed:
     column = plain(column, name)
     if types.is_list(column.type) or types.is_large_list(column.type):
         raise UserError(f"The column {name!r} holds lists, and is to be one value; name it a list.")
-    if types.is_unsigned_integer(column.type) and (pc.max(column).as_py() or 0) >= 2**63:
+    if beyond_int64(column):
         column = column.cast(pyarrow.string())
     elif types.is_integer(column.type):
         column = column.cast(pyarrow.int64())
@@ -109,6 +109,18 @@ def categories(column: pyarrow.Array, name: str) -> Parsed:
     if types.is_string(column.type):
         column = pc.if_else(pc.equal(column, ""), None, column)
     return Parsed(column, np.zeros(num_rows, np.int8))
+
+
+def beyond_int64(column: pyarrow.Array) -> int:
+    """The largest of unsigned numbers, or of what codes stand for, where int64 cannot hold it; else 0."""
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    values = column.dictionary if types.is_dictionary(column.type) else column
+    if not types.is_unsigned_integer(values.type):
+        return 0
+    largest: int = pc.max(values).as_py() or 0
+    return largest if largest >= 2**63 else 0
 
 
 def _recoded(column: pyarrow.Array, values: pyarrow.Array) -> pyarrow.Array:

@@ -53,9 +53,9 @@ KEYS_OF_LABELS = {
     CLICKS: (),
     COUNT: ("column", "liked"),
 }
-KEYS_OF_FEATURES = {CATEGORY: (), LIST: ("separator",), NUMBER: ("input",)}
+KEYS_OF_FEATURES = {CATEGORY: ("ids",), LIST: ("separator", "ids"), NUMBER: ("input",)}
 # What may be left out of them.
-OPTIONAL = ("liked", "separator", "input")
+OPTIONAL = ("liked", "separator", "input", "ids")
 # What to write of a rating without its scale.
 ENDS = "both ends of the scale, such as lowest = 1 and highest = 5"
 

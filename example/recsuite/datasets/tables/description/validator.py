@@ -20,10 +20,12 @@ from recsuite.datasets.schema import (
     ENTITIES,
     EVENT,
     HISTORY,
+    IDS,
     ITEM,
     LABEL_KINDS,
     RATING,
     USER,
+    VOCABULARY,
 )
 from recsuite.datasets.tables.derived import FUNCTIONS, TIMESTAMP, Derived, derived
 from recsuite.datasets.tables.description.columns import check_columns
@@ -133,6 +135,7 @@ def _check_nouns(place: Place, schema: TableSchema) -> None:
             raise place.at(section).wrong(
                 "noun", noun, "is not a name for it; write a word of letters that nothing else is called"
             )
+        _choose(place.at(section), "ids", getattr(schema, section).ids, IDS)
     if schema.user.column == schema.item.column:
         raise place.at(ITEM).wrong("column", schema.item.column, "is the column of the users too")
 
@@ -214,6 +217,9 @@ def _check_kind(place: Place, feature: FeatureColumn) -> None:
         )
     _choose(place, "kind", feature.kind, KINDS)
     _choose(place, "input", feature.input, (BUCKETS, DENSE))
+    _choose(place, "ids", feature.ids, IDS)
+    if feature.kind == NUMBER and feature.ids != VOCABULARY:
+        raise place.wrong("ids", feature.ids, f'says nothing where kind = "{NUMBER}"; leave it out')
     if feature.kind == LIST and not feature.separator:
         raise place.wrong(
             "separator", feature.separator, 'is empty; write what is between the entries, such as "|"'

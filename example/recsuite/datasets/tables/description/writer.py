@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO
+from recsuite.datasets.schema import CLICKS, COUNT, RATING, VOCABULARY, YES_NO
 from recsuite.datasets.tables.description.validator import validate
 from recsuite.datasets.tables.schema_file import (
     LIKED_COUNT,
@@ -74,6 +74,8 @@ FEATURES = """
 # kind: category (one of several values), list (several of them; separator: what stands between them in a
 # text) or number (input: buckets learns something of its own for each range of the numbers, dense takes them
 # as they are, on a common scale).
+# ids of a category or a list, and of users and items: vocabulary (rows for the values of the training, as
+# where nothing is written) or dynamic (the table takes in values as they come).
 """
 LEFT_OUT = """
 # Columns that are not learned from, and why. Take the # away from a section to use it all the same.
@@ -158,7 +160,7 @@ def _changed(section: object, default: object) -> dict[str, str | float]:
 
 def _of_user(user: UserColumn | ItemColumn) -> dict[str, str | float]:
     own: dict[str, str | float] = {"table_column": user.table_column} if user.table_column else {}
-    return {"column": user.column, **own, "noun": user.noun}
+    return {"column": user.column, **own, "noun": user.noun, **_ids(user)}
 
 
 def _of_item(item: ItemColumn) -> dict[str, str | float]:
@@ -184,4 +186,8 @@ def _of_feature(feature: FeatureColumn) -> dict[str, str | float]:
         values["input"] = feature.input
     if feature.kind == LIST:
         values["separator"] = feature.separator
-    return values
+    return {**values, **_ids(feature)}
+
+
+def _ids(section: UserColumn | ItemColumn | FeatureColumn) -> dict[str, str | float]:
+    return {"ids": section.ids} if section.ids != VOCABULARY else {}

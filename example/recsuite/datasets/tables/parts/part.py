@@ -29,6 +29,7 @@ from recsuite.datasets.tables.schema_file import LIST
 from recsuite.datasets.tables.sources.bad_rows import BadRow, Faults
 from recsuite.datasets.tables.sources.batch import Batch, Source
 from recsuite.datasets.tables.sources.file import File
+from recsuite.datasets.tables.values import beyond_int64
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, check_file, digest_of, written_aside
 
@@ -120,6 +121,8 @@ class _Writer:
         texts = set(source.names) if source.file.is_text else set()
         texts |= {*names_of(source)} - {*source.names}
         self.untyped = [each.column in texts for each in wanted]
+        # The columns whose numbers int64 cannot hold.
+        self.large: set[str] = set()
 
     def add(self, batch: Batch) -> None:
         """Write the rows of a batch."""
@@ -139,6 +142,7 @@ class _Writer:
         for place, each in enumerate(parsed):
             if place in self.coders:
                 self._note_type(place, batch)
+                self._note_large(self.wanted[place].column, batch)
                 self.coders[place].add(
                     each.values if is_whole else each.values.filter(pyarrow.array(is_good))
                 )
@@ -164,6 +168,16 @@ class _Writer:
         kind = batch.columns.schema.field(self.wanted[place].column).type
         if self.wanted[place].kind == LIST and not types.is_null(kind) and self.num_rows == 0:
             self.untyped[place] |= hasattr(kind, "value_type") and types.is_integer(kind.value_type)
+
+    def _note_large(self, name: str, batch: Batch) -> None:
+        """Say once of a column that its numbers become texts: a model is asked for other ids then."""
+        if name not in self.large and (value := beyond_int64(batch.columns.column(name))):
+            self.large.add(name)
+            self.source.notes.append(
+                f"{self.source.file} has {value} in the column {name}, and whole numbers go up to "
+                f"{2**63 - 1}: all values of {name} are taken as texts; write them as signed 64-bit integers "
+                "to have them as numbers"
+            )
 
     def _bad_row(self, batch: Batch, place: int, faults: list[np.ndarray]) -> BadRow:
         wanted, fault = next(
