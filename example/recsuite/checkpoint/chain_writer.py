@@ -14,7 +14,16 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from recsuite.checkpoint.delta import TouchedRows, Vocabulary, write_delta
-from recsuite.checkpoint.full import OPTIMIZER, FullWriter, features_of, shapes_of, tensors_of
+from recsuite.checkpoint.dynamic.loading import add_texts
+from recsuite.checkpoint.full import (
+    OPTIMIZER,
+    FullWriter,
+    digest_of_vocabulary,
+    dynamic_of,
+    features_of,
+    shapes_of,
+    tensors_of,
+)
 from recsuite.checkpoint.storage.chain import CheckpointChain
 from recsuite.checkpoint.storage.directory import delta_name, full_name, making_name, new_attempt
 from recsuite.checkpoint.storage.manifest import VOCABULARY, Manifest, ParentLink, Progress, link_after
@@ -22,8 +31,8 @@ from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
-from recsuite.files import digest_of, reason_of
-from recsuite.runtime.collectives import broadcast_from_rank0
+from recsuite.files import reason_of
+from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import installed_versions
 from recsuite.sharding.plan import describe_plan
@@ -55,17 +64,18 @@ class ChainWriter:
         self.config = config
         self.context = context
         self.save_dir = Path(config.checkpoint.save_dir)
-        self.vocabulary = Path(columns.folder) / VOCABULARY
         # Why the last checkpoint could not be written; empty where it was.
         self.failure = ""
         # Found once, and right for the whole training: what learns or restores changes these tensors in
         # place.
         self.tensors = tensors_of(train_state)
+        self.dynamic = dynamic_of(train_state)
+        raise_on_all(lambda: add_texts(self.dynamic, columns, chain))
         self.shapes = shapes_of(self.tensors)
         self.plan = describe_plan(train_state.model, columns, config.model)
         # Found once: to look them up takes as long as to write a small delta.
         self.versions = installed_versions()
-        self.vocabulary_digest = digest_of(self.vocabulary)
+        self.vocabulary_digest = digest_of_vocabulary(columns)
         # A rank on another machine can outlive its attempt. What it still writes must not come into a folder
         # of this one, so unfinished folders bear the name of their attempt, which all ranks have to share.
         self.attempt: str = broadcast_from_rank0(new_attempt)
@@ -80,8 +90,19 @@ class ChainWriter:
         if config.checkpoint.inc_dump:
             # Only where deltas are written: the marks take a byte for each row, and are set in every lookup.
             self.touched = TouchedRows(train_state.model, self.tensors)
-            self.raw_values = Vocabulary(self.vocabulary, columns.schema)
+            self.raw_values = Vocabulary(Path(columns.folder) / VOCABULARY, columns.schema)
             self.link = None if chain is None else link_after(chain.folder)
+
+    def take_up(self, columns: Columns) -> None:
+        """Go on with data that have grown, whose static tables have the rows that they had. Collective.
+
+        Raises:
+            UserError: when two texts have the same id.
+        """
+        # What is under way may still copy files of the data before.
+        self.finish()
+        self.columns = columns
+        raise_on_all(lambda: self.dynamic.add_texts(columns))
 
     @property
     def next_is_delta(self) -> bool:
@@ -102,6 +123,8 @@ class ChainWriter:
         writer = FullWriter(
             making,
             self._describe(progress, link=None),
+            # A copy of this moment, also for what is written beside the training.
+            self.dynamic.arrays(is_delta=False),
             Path(self.columns.folder),
             self.config,
             lambda: publish(making, final, self.config.checkpoint.keep),
@@ -121,6 +144,7 @@ class ChainWriter:
         if self.config.checkpoint.inc_dump:
             # What changes from here on, while the copy is written, is not in it.
             self.touched.clear()
+            self.dynamic.clear_changes()
         if not self.config.checkpoint.async_dump:
             self.finish()
 
@@ -134,6 +158,7 @@ class ChainWriter:
                 making,
                 self.touched.get_unique_ids(),
                 self.tensors,
+                self.dynamic,
                 self._describe(progress, self.link),
                 self.raw_values,
                 self.config,
@@ -145,6 +170,7 @@ class ChainWriter:
             return
         # Only now: what a delta failed to hold belongs to the next one.
         self.touched.clear()
+        self.dynamic.clear_changes()
         self.link = self.link.after(progress.step)
         self._note_success(final)
 
@@ -185,6 +211,7 @@ class ChainWriter:
         return timedelta(seconds=self.config.runtime.timeout + num_bytes / SLOWEST_DISK)
 
     def _describe(self, progress: Progress, link: ParentLink | None) -> Manifest:
+        """Collective where there are dynamic tables."""
         return Manifest(
             run=self.run,
             progress=progress,
@@ -200,6 +227,7 @@ class ChainWriter:
             # A resume works out the global batch of before with it, on which the tables' learning rate
             # depends.
             world_size=self.context.world_size,
+            dynamic=self.dynamic.records(lambda mine: all_gather_object(mine, self.group)),
         )
 
     def _note_success(self, final: Path) -> None:

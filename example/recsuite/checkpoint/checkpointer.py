@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from recsuite.checkpoint.chain_writer import ChainWriter
@@ -61,6 +62,12 @@ class Checkpointer:
         """See `callbacks.CheckpointerProtocol`."""
         return self.writer.tensors
 
+    @property
+    def changed(self) -> dict[str, torch.Tensor] | None:
+        """See `callbacks.CheckpointerProtocol`."""
+        # Only these rows get into a delta, and to look at all rows of large tables costs far more.
+        return self.writer.touched.get_unique_ids() if self.writer.next_is_delta else None
+
     def begin(self, train_state: TrainState) -> None:
         """Restore what is resumed, and write what deltas will build on."""
         if self.resumed is not None:
@@ -100,13 +107,28 @@ class Checkpointer:
         self.writer.write(epoch.progress, in_full=self.config.checkpoint.dump)
         self._end_if(stop, epoch.progress)
 
+    def on_wait(self, progress: Progress) -> None:
+        """End the process if any rank was told to: what was learned is in a checkpoint already."""
+        self._end_if(self.termination.agreed(), progress)
+
+    def on_fold(self) -> None:
+        """Write the next checkpoint in full."""
+        self.writer.finish()
+        self.writer.link = None
+
+    def on_growth(self, columns: Columns) -> None:
+        """Write of these from now on."""
+        self.columns = columns
+        self.writer.take_up(columns)
+
     def _check(self, step: Step) -> None:
         """Refuse weights of a training that diverged. The loss alone does not tell: it is that of the weights
         before this step's update.
         """
-        # Only these rows get into the delta, and to look at all rows of large tables costs far more.
-        rows = self.writer.touched.get_unique_ids() if self.writer.next_is_delta else None
-        everyones = all_gather_object(lambda: (float(step.loss), unsound(self.tensors, rows)), self.group)
+        rows, shares = self.changed, self.writer.dynamic.shares
+        everyones = all_gather_object(
+            lambda: (float(step.loss), unsound(self.tensors, shares, rows)), self.group
+        )
         losses, faults = zip(*everyones, strict=True)
         check_finite(np.array(losses).max(keepdims=True), step.progress.step - 1, self.config.optimizer)
         check_sound(faults, step.progress.step, self.config.optimizer)

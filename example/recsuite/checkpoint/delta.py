@@ -11,6 +11,8 @@
 As in a full checkpoint, a row is its "weight" times the number "dense.row_scale", which the delta has anew:
 with it all rows decay, also those that are not in it.
 
+Of dynamic tables a delta has the rows that changed and the ids that left, see `storage/dynamic/files.py`.
+
 Raw values that are numbers are int64 or float64, and what stands for row 0, which has none, is the smallest
 number or nan; texts are uint8 [n, longest], in UTF-8 and filled up with zeros.
 """
@@ -32,7 +34,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.model_tracker.model_delta_tracker import ModelDeltaTrackerTrec
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recsuite.checkpoint.dynamic.tables import DynamicTables
 from recsuite.checkpoint.full import Tensors, write_config
+from recsuite.checkpoint.storage.dynamic.files import PREFIX, name_of
 from recsuite.checkpoint.storage.manifest import Manifest, write_manifest
 from recsuite.checkpoint.storage.shards import shard_file_name, shard_files_of, write_shard_file
 from recsuite.config.config import Config
@@ -72,7 +76,9 @@ class TouchedRows(ModelDeltaTrackerTrec):
             # A table has one feature, of the same name. Ids may repeat: to mark a row twice changes nothing,
             # so they need not be made unique first.
             for table, jagged in kjt.to_dict().items():
-                self.marks[table].index_fill_(0, jagged.values(), True)
+                # Dynamic tables note by themselves what changes.
+                if table in self.marks:
+                    self.marks[table].index_fill_(0, jagged.values(), True)
 
     # This and `clear` have the names that TorchRec's trackers give them.
     def get_unique_ids(self, consumer: str | None = None) -> dict[str, torch.Tensor]:
@@ -128,6 +134,7 @@ def write_delta(
     folder: Path,
     touched: dict[str, torch.Tensor],
     tensors: Tensors,
+    dynamic: DynamicTables,
     manifest: Manifest,
     vocabulary: Vocabulary,
     config: Config,
@@ -144,6 +151,9 @@ def write_delta(
     rank = dist.get_rank(group)
     arrays = _changed(touched, tensors, vocabulary)
     counts = {table: len(arrays[f"tables.{table}.rows"]) for table in shards_of(tensors)}
+    changed = dynamic.arrays(is_delta=True)
+    counts |= {table: len(changed[name_of(table, "ids")]) for table in dynamic.tables}
+    arrays |= changed
     # It is the same on every rank, so one writes it.
     if rank == 0:
         dense = {name: value for name, value in tensors.items() if not isinstance(value, ShardedTensor)}
@@ -209,7 +219,7 @@ def apply_delta(folder: Path, manifest: Manifest, tensors: Tensors) -> None:
                 for shard in held:
                     _put(shard, rows, file.get_tensor(f"tables.{table}.{slot}"))
         for name in file.keys():  # noqa: SIM118
-            if not name.startswith("tables."):
+            if not name.startswith(("tables.", PREFIX)):
                 # In place: the model and its optimizer hold these very tensors.
                 tensors[name].detach().copy_(file.get_tensor(name))
 

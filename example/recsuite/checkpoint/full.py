@@ -10,6 +10,8 @@
         schema.json              what the data set says of its users, items and events
         manifest.json            progress, run, tensors, files with sizes and digests, plan, versions
 
+Dynamic tables lie in the shard files by their ids, see `storage/dynamic/files.py`.
+
 A row is what its table holds times "dense.row_scale", the number with which all rows decay.
 
 The shard files are those of `torch.distributed.checkpoint`: each rank writes its own shards, at the same
@@ -35,19 +37,21 @@ from safetensors import SafetensorError
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from recsuite.checkpoint.dynamic.tables import DynamicTable, DynamicTables
 from recsuite.checkpoint.storage.manifest import CONFIG, VOCABULARY, Manifest, write_manifest
 from recsuite.checkpoint.storage.shards import OFFSETS_KEY, shard_file_name, write_shard_file
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import SCHEMA_FILE, Feature
 from recsuite.errors import UserError, printable
-from recsuite.files import FileEntry, digest_of, flushed
+from recsuite.files import FileEntry, digest_of, digest_of_bytes, flushed
 from recsuite.runtime.collectives import all_gather_object
+from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
 from recsuite.training.state import TrainState
 
 # Held against the manifest at every load: the state of another optimizer may have the same names and shapes.
@@ -58,7 +62,24 @@ Tensors = dict[str, "torch.Tensor | ShardedTensor"]
 
 
 def tensors_of(train_state: TrainState) -> Tensors:
-    """All that a checkpoint holds: the tensors themselves, not copies. Not collective."""
+    """All that a checkpoint holds but dynamic tables: the tensors themselves, not copies. Not collective."""
+    dynamic = dynamic_rows(train_state.model)
+    return {name: value for name, value in _named(train_state).items() if _table_of(name) not in dynamic}
+
+
+def _table_of(name: str) -> str:
+    """The table that a tensor is of; "" where it is of none."""
+    whole, *rest = name.split(".")
+    return rest[0] if whole == "tables" else ""
+
+
+def dynamic_of(train_state: TrainState) -> DynamicTables:
+    """The dynamic tables that a checkpoint holds, themselves. Not collective."""
+    shares = dynamic_rows(train_state.model)
+    return DynamicTables({name: DynamicTable(rows) for name, rows in shares.items()})
+
+
+def _named(train_state: TrainState) -> Tensors:
     found = {_name(key): value for key, value in train_state.model.state_dict().items()}
     for key, slots in train_state.optimizer.state_dict()["state"].items():
         for slot, value in slots.items():
@@ -102,11 +123,19 @@ class FullWriter(HuggingFaceStorageWriter):
     """Writes each rank's shard file from where its tensors lie; torch's own writer copies them twice."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, columns: Path, config: Config, publish: Callable[[], None]
+        self,
+        folder: Path,
+        manifest: Manifest,
+        dynamic: dict[str, np.ndarray],
+        columns: Path,
+        config: Config,
+        publish: Callable[[], None],
     ) -> None:
         super().__init__(path=str(folder), save_distributed=True)
         self.folder = folder
         self.manifest = manifest
+        # Of this rank, by their names in its shard file.
+        self.dynamic = dynamic
         self.columns = columns
         self.config = config
         self.publish = publish
@@ -140,12 +169,17 @@ class FullWriter(HuggingFaceStorageWriter):
             assert name not in arrays, f"two shards of {name} on one rank"
             arrays[name] = _array(planner.resolve_data(item))
             offsets[name] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+        for name, value in self.dynamic.items():
+            arrays[name] = value
+            # No part of a tensor that the reader of others puts together.
+            offsets[name] = {"saved_offsets": [0] * value.ndim}
         # A rank may have been given nothing to write: a table that is not split lies on one rank, and one
         # rank writes a dense tensor for all. It then leaves no file.
         if arrays:
             path = self.folder / shard_file_name(plan.storage_data["shard_index"] - 1)
             entry = write_shard_file(path, arrays, {OFFSETS_KEY: json.dumps(offsets)})
-        return [WriteResult(item.index, 0, entry) for item in plan.items]
+        indices = [*(item.index for item in plan.items), *map(MetadataIndex, self.dynamic)]
+        return [WriteResult(index, 0, entry) for index in indices]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On rank 0, when all shard files are on the disk: say what there is, and publish it."""
@@ -180,9 +214,21 @@ def features_of(columns: Columns) -> dict[str, Any]:
     return {table.name: _recorded(columns.schema.recorded(table.feature)) for table in columns.tables}
 
 
+def digest_of_vocabulary(columns: Columns) -> str:
+    """By which the raw values of the rows of static tables are known; ids of dynamic ones come and go."""
+    path = Path(columns.folder) / VOCABULARY
+    dynamic = {table.name for table in columns.tables if table.feature.is_dynamic}
+    if not dynamic:
+        return digest_of(path)
+    static = {name: held for name, held in json.loads(path.read_bytes()).items() if name not in dynamic}
+    return digest_of_bytes(json.dumps(static).encode())
+
+
 def _recorded(feature: Feature) -> dict[str, Any]:
     # Checkpoints of earlier versions say nothing of numbers: none was.
-    return {name: value for name, value in vars(feature).items() if name != "number" or value}
+    # Nor do they of ids: all had a vocabulary.
+    left_out = {"number": "", "ids": Feature.ids}
+    return {name: value for name, value in vars(feature).items() if left_out.get(name) != value}
 
 
 def check_fit(
@@ -204,7 +250,7 @@ def check_fit(
                 f"program has it as {ours}; load it with the program that wrote it."
             )
     # Rows are known by their numbers alone, and with other raw values row 7 is somebody else's.
-    digest = digest_of(Path(columns.folder) / VOCABULARY)
+    digest = digest_of_vocabulary(columns)
     if manifest.vocabulary != digest:
         raise UserError(
             f"{folder} was trained on other data: the digest of its raw values is {manifest.vocabulary}, and "

@@ -8,7 +8,9 @@ from pathlib import Path
 from torch.distributed.checkpoint.api import CheckpointException
 
 from recsuite.checkpoint.delta import apply_delta
-from recsuite.checkpoint.full import Tensors, check_fit, read_full, shapes_of, tensors_of
+from recsuite.checkpoint.dynamic.loading import check_room, check_tables, load_tables
+from recsuite.checkpoint.dynamic.tables import DynamicTables
+from recsuite.checkpoint.full import Tensors, check_fit, dynamic_of, read_full, shapes_of, tensors_of
 from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at, check_whole
 from recsuite.checkpoint.storage.choice import (
     asked_for,
@@ -20,6 +22,7 @@ from recsuite.checkpoint.storage.choice import (
     suggestion,
 )
 from recsuite.checkpoint.storage.directory import others_in
+from recsuite.checkpoint.storage.dynamic.files import opened
 from recsuite.checkpoint.storage.manifest import Manifest, Progress
 from recsuite.checkpoint.storage.shards import check_shard_files, reading
 from recsuite.config.sections.checkpoint import CheckpointConfig
@@ -27,7 +30,7 @@ from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted
 from recsuite.models.tasks.task import task_named
-from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
+from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.state import TrainState
 
@@ -81,7 +84,7 @@ def _load(
     describe: Callable[[Progress], str],
 ) -> Manifest:
     """`restore` without the suggestion."""
-    tensors = tensors_of(train_state)
+    tensors, dynamic = tensors_of(train_state), dynamic_of(train_state)
     shapes = shapes_of(tensors)
     # Each check ends on all ranks before the next begins, and all end before a byte is changed: a rank that
     # read on while another one refused would hold half of another model.
@@ -92,7 +95,9 @@ def _load(
     raise_on_all(lambda: check_fit(chain.folder, manifests[-1], shapes, columns))
     # The digests are right, and still a forged file may hold other tensors than its manifest names.
     raise_on_all(lambda: _check_shards(chain, manifests))
+    raise_on_all(lambda: _check_dynamic(chain, manifests, dynamic))
     raise_on_all(lambda: _read(chain, manifests, tensors))
+    _load_dynamic(chain, manifests, tensors, dynamic, context)
     context.say(_describe_load(chain, manifests[-1], set(shapes), describe))
     return manifests[-1]
 
@@ -148,12 +153,49 @@ def _read(chain: CheckpointChain, manifests: Sequence[Manifest], tensors: Tensor
         raise UserError(f"{gone} was removed while it was read.") from error
 
 
+def _check_dynamic(chain: CheckpointChain, manifests: Sequence[Manifest], dynamic: DynamicTables) -> None:
+    records = manifests[-1].dynamic
+    check_tables(chain.folder, records, dynamic)
+    with reading(chain.folder), opened(chain.folders, manifests) as files:
+        check_room(chain.folder, files, records, dynamic)
+
+
+def _load_dynamic(
+    chain: CheckpointChain,
+    manifests: Sequence[Manifest],
+    tensors: Tensors,
+    dynamic: DynamicTables,
+    context: RuntimeContext,
+) -> None:
+    """Put this rank's rows into dynamic tables, and say how many found no place. Collective where there are
+    any.
+    """
+    if not dynamic:
+        return
+    scale = next(float(value) for name, value in tensors.items() if name.endswith("row_scale"))
+
+    def load() -> dict[str, int]:
+        with reading(chain.folder), opened(chain.folders, manifests) as files:
+            return load_tables(files, manifests[-1].dynamic, dynamic, scale)
+
+    everyones: list[dict[str, int]] = all_gather_object(load)
+    for name, table in dynamic.tables.items():
+        dropped = sum(mine[name] for mine in everyones)
+        if dropped:
+            spec = table.rows.spec
+            context.say(
+                f"{dropped:,} of {manifests[-1].dynamic[name].live:,} rows of {name} found no place among "
+                f"{spec.capacity:,} and were left out by --evict {spec.evict}"
+            )
+
+
 def _describe_load(
     chain: CheckpointChain, manifest: Manifest, names: set[str], describe: Callable[[Progress], str]
 ) -> str:
     tables = {name: shape for name, (shape, _) in manifest.tensors.items() if name.startswith("tables.")}
-    rows = [shape[0] for name, shape in tables.items() if name.endswith(".weight")]
-    optimizer_rows = [shape[0] for name, shape in tables.items() if name.endswith(".momentum1")]
+    live = [record.live for record in manifest.dynamic.values()]
+    rows = [*(shape[0] for name, shape in tables.items() if name.endswith(".weight")), *live]
+    optimizer_rows = [*(shape[0] for name, shape in tables.items() if name.endswith(".momentum1")), *live]
     replayed = f" and {counted(len(chain.deltas), 'delta')} after it" if chain.deltas else ""
     missing, unexpected = len(names - manifest.tensors.keys()), len(manifest.tensors.keys() - names)
     return (

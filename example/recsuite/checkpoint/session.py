@@ -11,11 +11,12 @@ from recsuite.checkpoint.checkpointer import Checkpointer
 from recsuite.checkpoint.storage.chain import CheckpointChain, chain_at
 from recsuite.checkpoint.storage.choice import suggesting
 from recsuite.checkpoint.storage.directory import newest_in
-from recsuite.checkpoint.storage.manifest import CONFIG, read_manifest
-from recsuite.checkpoint.storage.recorded import LEARNING_FLAGS, read_recorded
+from recsuite.checkpoint.storage.manifest import CONFIG, Manifest, Progress, read_manifest
+from recsuite.checkpoint.storage.recorded import LEARNING_FLAGS, TABLE_FLAGS, read_recorded
 from recsuite.checkpoint.storage.writer import LOCK, set_aside, writing
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.streams.past import check_prefix
 from recsuite.errors import UserError
 from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
 from recsuite.runtime.process import RuntimeContext
@@ -92,6 +93,38 @@ def _check_continues(
 ) -> None:
     """Refuse other ratings than those of the progress, and say which flags have changed."""
     manifest = read_manifest(chain.folder)
+    _check_kind(chain, manifest.progress, config)
+    if manifest.progress.stream is not None:
+        _check_stream(chain, manifest.progress, columns)
+    else:
+        _check_ratings(chain, manifest, columns)
+    _say_changes(chain, manifest, config, context)
+
+
+def _check_kind(chain: CheckpointChain, progress: Progress, config: Config) -> None:
+    # Before its first window a stream has no place yet.
+    is_stream = progress.stream is not None or (progress.step == 0 and config.stream.stream)
+    if is_stream != config.stream.stream:
+        was, given = ("a stream", "without") if is_stream else ("epochs", "with")
+        raise UserError(
+            f"{chain.folder} is of a training in {was}, and cannot go on {given} --stream; leave out "
+            "--resume to train anew."
+        )
+
+
+def _check_stream(chain: CheckpointChain, progress: Progress, columns: Columns) -> None:
+    """Refuse data whose past is not what the stream has learned from; what was added behind it is fine."""
+    stream = progress.stream
+    assert stream is not None
+    check_prefix(columns.column("keys"), stream.end, stream.digest, columns.source)
+    if not (stream.begin <= stream.end and progress.samples <= stream.end - stream.begin):
+        raise UserError(
+            f"{chain.folder} says that {progress.samples:,} {columns.schema.labels} of its window are used, "
+            f"and the window has {stream.end - stream.begin:,}; resume from another checkpoint."
+        )
+
+
+def _check_ratings(chain: CheckpointChain, manifest: Manifest, columns: Columns) -> None:
     # The progress is a place in the order of the ratings: with other ratings, what was learned from already
     # would come again, and what was not would be left out.
     theirs = manifest.ratings
@@ -109,10 +142,13 @@ def _check_continues(
             f"{chain.folder} says that {used:,} {columns.schema.labels} of its epoch are used, and an epoch "
             f"has {columns.num_train:,}; resume from another checkpoint."
         )
+
+
+def _say_changes(chain: CheckpointChain, manifest: Manifest, config: Config, context: RuntimeContext) -> None:
     before = read_recorded(chain.folder)
     changed = [
         f"--{name} {config.flags[name]} (was {before.get(name)})"
-        for name in (*LEARNING_FLAGS, "seed")
+        for name in (*LEARNING_FLAGS, *TABLE_FLAGS, "seed")
         if config.flags[name] != before.get(name)
     ]
     # Neither number tells alone: half as many ranks with twice the --batch_size make the same steps.

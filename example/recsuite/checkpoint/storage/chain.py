@@ -132,6 +132,8 @@ def check_chain(chain: CheckpointChain) -> list[Manifest]:
         # A delta is applied by the numbers of rows, so these have to mean what they mean in the base.
         if (manifest.tensors, manifest.vocabulary) != (base.tensors, base.vocabulary):
             raise UserError(f"{delta} holds another model than {chain.base}.")
+        if manifest.dynamic.keys() != base.dynamic.keys():
+            raise UserError(f"{delta} holds other dynamic tables than {chain.base}.")
         manifests.append(manifest)
     return manifests
 

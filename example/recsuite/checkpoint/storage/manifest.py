@@ -15,6 +15,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from recsuite.checkpoint.storage.dynamic.record import DynamicRecord
+from recsuite.checkpoint.storage.stream_progress import StreamProgress
 from recsuite.errors import UserError, printable
 from recsuite.files import (
     FileEntry,
@@ -26,7 +28,7 @@ from recsuite.files import (
     flush,
     reason_of,
 )
-from recsuite.records import LARGEST, parsed, refuse_twice, sealed, typed
+from recsuite.records import LARGEST, OPTIONAL, parsed, plain, refuse_twice, sealed, typed
 
 FORMAT = 1
 # What a field is called in the file, which older programs read too, where that is not its name here.
@@ -59,7 +61,8 @@ class Progress:
     """How far a training is: steps made, the epoch under way, counted from 0, and its ratings that were used.
 
     What comes next is place `samples` of the epoch's order, on any number of ranks. best: the best validation
-    result so far, None before the first; epochs_since_best: how many have ended since.
+    result so far, None before the first; epochs_since_best: how many have ended since. In a stream an epoch
+    is a window, and `stream` says where it is; it is None elsewhere.
     """
 
     step: int = 0
@@ -67,6 +70,17 @@ class Progress:
     samples: int = 0
     best: float | None = None
     epochs_since_best: int = 0
+    stream: StreamProgress | None = field(default=None, metadata=OPTIONAL)
+
+    @property
+    def window(self) -> int:
+        """The number of windows of a stream that are learned; 0 elsewhere."""
+        return self.epoch if self.stream else 0
+
+    @property
+    def time(self) -> int:
+        """Up to when the events of a stream are learned, in seconds since 1970; 0 elsewhere."""
+        return self.stream.time if self.stream else 0
 
     @property
     def is_best(self) -> bool:
@@ -102,7 +116,7 @@ class Manifest:
     tensors: name to (shape, dtype), of the whole model also in a delta; vocabulary, ratings: digests of
     the raw values and of the ratings in their order; features: table to what its rows stand for; world_size:
     of the ranks that wrote; time: when, ISO 8601 with its zone; about: plan, versions and, in a delta,
-    the rows it holds of each table.
+    the rows it holds of each table; dynamic: what there is of each dynamic table, which is not in `tensors`.
     """
 
     run: str
@@ -117,12 +131,16 @@ class Manifest:
     ratings: str = ""
     world_size: int = 1
     time: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    dynamic: dict[str, DynamicRecord] = field(default_factory=dict)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest, and wait until it and the folder are on the disk."""
     path = folder / MANIFEST
-    fields = {IN_FILE.get(name, name): value for name, value in dataclasses.asdict(manifest).items()}
+    fields = {IN_FILE.get(name, name): value for name, value in plain(manifest).items()}
+    # Only where there are any, as in checkpoints of before there were.
+    if not manifest.dynamic:
+        del fields["dynamic"]
     # Sealed: as long as no delta builds on it, only its own digest can show that a manifest is damaged.
     path.write_text(json.dumps(sealed({"format": FORMAT, **fields}), indent=1))
     flush(path)
@@ -162,7 +180,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _manifest(found: dict[str, Any]) -> Manifest:
     names = {part.name: IN_FILE.get(part.name, part.name) for part in dataclasses.fields(Manifest)}
-    held = {name: found[key] for name, key in names.items()}
+    held = {name: found[key] for name, key in names.items() if name != "dynamic"}
+    held["dynamic"] = found.get("dynamic", {})
     # The first checkpoints knew nothing of a best one.
     held["progress"] = {**dataclasses.asdict(Progress()), **held["progress"]}
     manifest: Manifest = typed(Manifest, held)

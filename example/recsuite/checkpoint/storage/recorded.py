@@ -19,12 +19,13 @@ from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, read_config
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.sections.model import ModelConfig, OptimizerConfig
+from recsuite.config.sections.stream import check_given
 from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
 from recsuite.runtime.console import say
 
 # What the ratings are called. Another place does not make other data: their digest tells.
-NAME_FLAGS = ("dataset", "synthetic_ratings")
+NAME_FLAGS = ("dataset", "synthetic_ratings", "world")
 # Which ratings are for what, and in what order they stand.
 DATA_FLAGS = (
     "split",
@@ -34,6 +35,7 @@ DATA_FLAGS = (
     "max_bad_rows",
     "duplicates",
     "seed",
+    "stream",
 )
 # Those of the data flags that say no more than what is still accepted: with a higher share of bad rows the
 # ratings are the same, as their digest tells, or there were none. So another may be given; where none is,
@@ -41,7 +43,10 @@ DATA_FLAGS = (
 # say which ratings there are.
 TOLERANCES = ("max_bad_rows",)
 # The history is a flag of the data, but its length decides the tables that a model has.
-MODEL_FLAGS = (*(field.name for field in dataclasses.fields(ModelConfig)), "history")
+MODEL_FLAGS = (*(field.name for field in dataclasses.fields(ModelConfig)), "history", "ids")
+# Which ids have rows in dynamic tables, for a load too: those of a stream cannot be counted anew. Their
+# places are planned anew, so they may be others from now on.
+TABLE_FLAGS = ("capacity", "admit", "evict", "ttl", "half_life", "grow", "max_growth")
 LEARNING_FLAGS = (
     "epochs",
     "patience",
@@ -49,6 +54,8 @@ LEARNING_FLAGS = (
     *(field.name for field in dataclasses.fields(OptimizerConfig)),
     # Both steps give the same but for rounding, and a training is to be continued bit for bit.
     "cpu_tables",
+    # A window that was begun is finished as it was; the next ones are those of the flag.
+    "window",
 )
 
 
@@ -69,19 +76,22 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     if found is None:
         return config
     folder, recorded = found[0], checked_flags(*found)
-    data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), "synthetic_ratings")
+    data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), *NAME_FLAGS[1:])
     # The progress of a resume is a place in the order of its training's ratings, so the data are fixed as
     # well.
     fixed = (*MODEL_FLAGS, *data) if config.checkpoint.resume else MODEL_FLAGS
     _refuse_others(folder, fixed, recorded, config, given)
-    names = (*MODEL_FLAGS, *(LEARNING_FLAGS if config.checkpoint.resume else ()))
+    tables = TABLE_FLAGS if config.checkpoint.resume or recorded.get("ids") == "dynamic" else ()
+    names = (*MODEL_FLAGS, *tables, *(LEARNING_FLAGS if config.checkpoint.resume else ()))
     _say_differences(folder, (*names, *NAME_FLAGS, *DATA_FLAGS), recorded)
     chosen = _open(names, recorded, given) | data_flags_of(folder, recorded, given)
     others = {name: value for name, value in chosen.items() if value != config.flags[name]}
     if others:
         shown = " ".join(f"--{name} {_shown(value)}" for name, value in others.items())
         say(f"as in the training: {shown}")
-    return merged(folder, config, others)
+    found_config = merged(folder, config, others)
+    check_given(found_config.stream.stream, given, found_config.data.duplicates)
+    return found_config
 
 
 def merged(folder: Path, config: Config, recorded: dict[str, Any]) -> Config:

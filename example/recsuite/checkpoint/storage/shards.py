@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from recsuite.checkpoint.storage.dynamic.files import check_dynamic
 from recsuite.checkpoint.storage.manifest import TYPES, Manifest
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, explained, flushed
@@ -143,7 +144,7 @@ def check_shard_files(folder: Path, manifest: Manifest) -> None:
         UserError: names the file, and what in it does not fit.
     """
     with reading(folder):
-        pieces = list(_pieces(folder, manifest))
+        pieces = check_dynamic(folder, manifest, list(_pieces(folder, manifest)))
         if manifest.link is None:
             _check_shards(folder, manifest, pieces)
         else:

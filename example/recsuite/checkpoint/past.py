@@ -1,0 +1,59 @@
+"""What a checkpoint of a stream remembers of its data, for whoever opens those again. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from recsuite.checkpoint.storage.chain import chain_at
+from recsuite.checkpoint.storage.directory import newest_in
+from recsuite.checkpoint.storage.manifest import VOCABULARY, read_manifest
+from recsuite.config.config import Config
+from recsuite.datasets.opening import Data, open_data
+from recsuite.datasets.streams.past import BEGINNING, Past
+from recsuite.files import explained
+from recsuite.runtime.collectives import broadcast_from_rank0
+from recsuite.runtime.process import RuntimeContext
+
+
+@contextlib.contextmanager
+def reopen_data(config: Config, context: RuntimeContext, trains: bool) -> Iterator[Data]:
+    """`open_data`, as a checkpoint knows them that is continued or read; trains: for a training. Collective:
+    every rank.
+
+    Raises:
+        UserError: as `open_data`, and as `find_past`.
+    """
+    with open_data(config, context, find_past(config, trains)) as data:
+        yield data
+
+
+def find_past(config: Config, trains: bool) -> Past:
+    """What is known of the data of a stream before they are opened, for a training or to read a checkpoint.
+    Collective: every rank.
+
+    Raises:
+        UserError: when a checkpoint that is needed for it cannot be read.
+    """
+    section = config.checkpoint
+    if not config.stream.stream or (trains and not section.resume):
+        return BEGINNING
+    folder = Path(section.save_dir if trains or section.compact else section.folder_to_load)
+    # One rank reads: on a network file system ranks see a new checkpoint at different moments.
+    past: Past = broadcast_from_rank0(lambda: _read(folder))
+    return past
+
+
+def _read(folder: Path) -> Past:
+    # A --resume without a checkpoint begins.
+    if newest_in(folder) is None and not (folder / "manifest.json").is_file():
+        return BEGINNING
+    chain = chain_at(folder)
+    with explained(f"{chain.base} cannot be read"):
+        vocabulary = (chain.base / VOCABULARY).read_text()
+    stream = read_manifest(chain.folder).progress.stream
+    if stream is None:
+        return BEGINNING
+    # What the files hold behind those rows came later, and too late where it is older than what was learned.
+    return Past(vocabulary, (*stream.late, (stream.rows, stream.time)), stream.rows)

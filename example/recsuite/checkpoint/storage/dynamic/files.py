@@ -1,0 +1,235 @@
+"""The rows of dynamic tables in shard files: by their ids, without a word of where they lay.
+
+Of each table NAME every file of a full checkpoint has, for ids of its rank: "dynamic.NAME.ids" int64 [n],
+ascending, ".weight" float32 [n, D], ".momentum1" float32 [n], ".seen" int64 [n] and ".count" int32 [n]; of
+ids that wait for admission ".waiting.ids", ".waiting.count" and ".waiting.seen"; one file has the row of the
+unknown, ".unknown.weight" [1, D] and ".unknown.momentum1" [1]. Where ids are of texts, ".texts.ids",
+".texts.bytes" and ".texts.ends" say which, see `texts.py`. In a delta these are what changed, and ".gone" and
+".waiting.gone", int64, ascending, are the ids that left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+from safetensors import safe_open
+
+from recsuite.checkpoint.storage.dynamic.record import DynamicRecord
+from recsuite.checkpoint.storage.dynamic.texts import Texts
+from recsuite.checkpoint.storage.manifest import Manifest
+from recsuite.errors import UserError
+
+PREFIX = "dynamic."
+# Slot to type, and whether it has the D numbers of a row: one entry for each of the ids.
+ROWS = {"ids": "int64", "weight": "float32", "momentum1": "float32", "seen": "int64", "count": "int32"}
+WAITING = {"waiting.ids": "int64", "waiting.count": "int32", "waiting.seen": "int64"}
+GONE = ("gone", "waiting.gone")
+UNKNOWN = ("unknown.weight", "unknown.momentum1")
+TEXTS = {"texts.ids": "int64", "texts.bytes": "uint8", "texts.ends": "int64"}
+# No id of the data: of a file that has it somebody else is the author.
+EMPTY = -(2**63)
+
+Slots = dict[str, torch.Tensor]
+
+
+def name_of(table: str, slot: str) -> str:
+    """What a shard file calls a slot of a dynamic table."""
+    return f"{PREFIX}{table}.{slot}"
+
+
+class Header(Protocol):
+    """What the header of a shard file says of a tensor in it."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its name there."""
+        ...
+
+    @property
+    def shape(self) -> list[int]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The type of its numbers."""
+        ...
+
+
+Headers = dict[str, tuple[list[int], str]]
+Anything = TypeVar("Anything", bound=Header)
+
+
+def check_dynamic(folder: Path, manifest: Manifest, pieces: Sequence[Anything]) -> list[Anything]:
+    """Compare what shard files have of dynamic tables with the manifest, and their ids with each other;
+    returns what is of other tables.
+
+    Raises:
+        UserError: names the file, and what in it does not fit.
+    """
+    entries = [entry for entry in manifest.files if entry.name.endswith(".safetensors")]
+    headers: dict[Path, Headers] = {folder / entry.name: {} for entry in entries}
+    for piece in pieces:
+        if piece.name.startswith(PREFIX):
+            headers[piece.path][piece.name] = (piece.shape, piece.dtype)
+    is_delta = manifest.link is not None
+    for path, held in headers.items():
+        left = dict(held)
+        for table, record in manifest.dynamic.items():
+            _check_slots(path, table, record, is_delta, left)
+        if left:
+            raise UserError(f"{path} does not fit its manifest: it has {min(left)}, which is no part of it.")
+    for table in manifest.dynamic:
+        homes = [path for path, held in headers.items() if name_of(table, UNKNOWN[0]) in held]
+        if len(homes) != 1:
+            raise UserError(f"{folder} has the row of unknown ids of {table} {len(homes)} times, not once.")
+        _check_ids(folder, table, is_delta, [safe_open(path, framework="pt") for path in headers])
+    return [piece for piece in pieces if not piece.name.startswith(PREFIX)]
+
+
+def _check_slots(path: Path, table: str, record: DynamicRecord, is_delta: bool, left: Headers) -> None:
+    """Take what a file has of a table out of `left`, after it was held against the manifest."""
+    found: Headers = {}
+    kinds = {**ROWS, **WAITING, **(dict.fromkeys(GONE, "int64") if is_delta else {})}
+    kinds |= TEXTS if record.has_texts else {}
+    if name_of(table, UNKNOWN[0]) in left:
+        kinds |= dict.fromkeys(UNKNOWN, "float32")
+    for slot, kind in kinds.items():
+        shape, dtype = found[slot] = left.pop(name_of(table, slot), ([], "nothing"))
+        dim = [record.embedding_dim] if slot.endswith("weight") else []
+        if dtype != kind or len(shape) != 1 + len(dim) or shape[1:] != dim:
+            raise UserError(
+                f"{path} does not fit its manifest: it has {dtype} {shape} for {name_of(table, slot)}, "
+                f"which should be {kind} [n{', ' if dim else ''}{', '.join(map(str, dim))}]."
+            )
+    of_texts = {"texts.ids": "", "texts.ends": ""} if record.has_texts else {}
+    for group in (ROWS, WAITING, of_texts):
+        if len({found[slot][0][0] for slot in group}) > 1:
+            raise UserError(f"{path} does not fit its manifest: rows of {table} are not all as many.")
+    if any(found[slot][0][0] != 1 for slot in UNKNOWN if slot in found):
+        raise UserError(f"{path} does not fit its manifest: {table} has not one row for unknown ids.")
+
+
+def _check_ids(folder: Path, table: str, is_delta: bool, files: Sequence[safe_open]) -> None:
+    """Ids ascend in each file, and each is there once."""
+    for slots in (("ids", "gone"), ("waiting.ids", "waiting.gone")):
+        parts = [
+            file.get_tensor(name_of(table, slot))
+            for file in files
+            for slot in (slots if is_delta else slots[:1])
+        ]
+        ids = torch.cat(parts).sort().values
+        ascend = all(bool((part[1:] > part[:-1]).all()) for part in parts)
+        if not ascend or bool((ids[1:] == ids[:-1]).any()) or bool((ids[:1] == EMPTY).any()):
+            raise UserError(f"{folder} has ids of {table} that do not ascend, or one of them twice.")
+
+
+@contextlib.contextmanager
+def opened(folders: Sequence[Path], manifests: Sequence[Manifest]) -> Iterator[list[list[safe_open]]]:
+    """The shard files of a chain, checkpoint by checkpoint."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            [
+                stack.enter_context(safe_open(folder / entry.name, framework="pt"))
+                for entry in manifest.files
+                if entry.name.endswith(".safetensors")
+            ]
+            for folder, manifest in zip(folders, manifests, strict=True)
+        ]
+
+
+def everybody(ids: torch.Tensor) -> torch.Tensor:
+    """Any id is wanted, see `replayed`: bool [n]."""
+    return torch.ones_like(ids, dtype=torch.bool)
+
+
+def replayed(
+    files: Sequence[Sequence[safe_open]],
+    table: str,
+    is_wanted: Callable[[torch.Tensor], torch.Tensor],
+    slots: Sequence[str] = (*ROWS, *WAITING),
+) -> Iterator[Slots]:
+    """What a full checkpoint and the deltas after it leave of a table, in parts without an id in common.
+
+    files: of each checkpoint of the chain, in its order. is_wanted: of ids, bool [n]. slots: those that are
+    read, of ROWS and WAITING.
+    """
+    # From the newest on: who was there knows what became of an id, and nothing is read that a later delta
+    # replaces.
+    rows, waiting = _Newest(is_wanted, ("ids", "gone")), _Newest(is_wanted, ("waiting.ids", "waiting.gone"))
+    for checkpoint in reversed(files):
+        for file in checkpoint:
+            yield {
+                **rows.read(file, table, [slot for slot in slots if slot in ROWS]),
+                **waiting.read(file, table, [slot for slot in slots if slot in WAITING]),
+            }
+        rows.turn()
+        waiting.turn()
+
+
+class _Newest:
+    """Takes of each id only what the newest file has of it."""
+
+    def __init__(self, is_wanted: Callable[[torch.Tensor], torch.Tensor], slots: tuple[str, str]) -> None:
+        self._is_wanted = is_wanted
+        self._slots = slots
+        self._known = torch.empty(0, dtype=torch.int64)
+        self._new: list[torch.Tensor] = []
+
+    def read(self, file: safe_open, table: str, slots: Sequence[str]) -> Slots:
+        """What a file has of wanted ids of which no newer checkpoint says anything."""
+        there, gone = (self._unknown(file, name_of(table, slot)) for slot in self._slots)
+        ids, which = there
+        self._new += [ids, gone[0]]
+        if not len(ids):
+            # Nothing is read that nobody wants.
+            which = slice(0, 0)
+        return {
+            slot: file.get_slice(name_of(table, slot))[0:0]
+            if isinstance(which, slice)
+            else file.get_tensor(name_of(table, slot))[which]
+            for slot in slots
+        }
+
+    def _unknown(self, file: safe_open, name: str) -> tuple[torch.Tensor, torch.Tensor | slice]:
+        # A full checkpoint has no list of those that left.
+        ids = file.get_tensor(name) if name in file.keys() else self._known[:0]  # noqa: SIM118
+        which = self._is_wanted(ids) & ~torch.isin(ids, self._known)
+        return ids[which], which
+
+    def turn(self) -> None:
+        """Go on to the checkpoint before."""
+        self._known = torch.cat([self._known, *self._new])
+        self._new = []
+
+
+def unknown_of(files: Sequence[safe_open], table: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The row of unknown ids and its optimizer's number, float32 [D] and [], of one checkpoint's files."""
+    (file,) = (file for file in files if name_of(table, UNKNOWN[0]) in file.keys())  # noqa: SIM118
+    weight, state = (file.get_tensor(name_of(table, slot)) for slot in UNKNOWN)
+    return weight[0], state[0]
+
+
+def with_texts(files: Sequence[safe_open], table: str, known: Texts) -> Texts:
+    """The texts of ids that files have, and those that were known.
+
+    Raises:
+        UserError: when they cannot be read, or one id stands for two texts.
+    """
+    for file in files:
+        if name_of(table, "texts.ids") in file.keys():  # noqa: SIM118
+            ids, content, ends = (file.get_tensor(name_of(table, slot)).numpy() for slot in TEXTS)
+            try:
+                known = known.with_others(Texts.of_arrays(ids, content, ends), table)
+            except ValueError as error:
+                raise UserError(f"The texts of {table} cannot be read ({error}).") from None
+    return known
