@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from recsuite.datasets.schema import ITEM, UNKNOWN_ROW, Schema
+from recsuite.datasets.schema import ITEM, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import Head
 from recsuite.models.retrieval import NearestItems, without
@@ -25,15 +25,15 @@ from recsuite.serving.snapshot import Found, Snapshot
 class Items:
     """Items in the order in which equal scores are listed.
 
-    ids: raw; vectors: float32 [N, D], of `head`; rows: the raw ids that the training has seen; is_choice:
-    whether these are candidates, and not all items.
+    ids: raw; vectors: float32 [N, D], of `head`; kind: the type of the raw ids that the training has seen;
+    is_choice: whether these are candidates, and not all items.
     """
 
     head: Head
     schema: Schema
     ids: list[Any]
     vectors: torch.Tensor
-    rows: Mapping[Any, int]
+    kind: type[Any] | None
     is_choice: bool = False
 
     @functools.cached_property
@@ -71,11 +71,11 @@ class Items:
 
     def only(self, candidates: Any) -> Items:
         """Those of the candidates that the training has seen, each once and in this order."""
-        wanted = set(check_ids("candidates", candidates, self.rows, self.schema))
+        wanted = set(check_ids("candidates", candidates, self.kind, self.schema))
         places = sorted(self.places[item] for item in wanted & self.places.keys())
         ids = [self.ids[place] for place in places]
         vectors = self.vectors[torch.tensor(places, dtype=torch.int64)]
-        return Items(self.head, self.schema, ids, vectors, self.rows, is_choice=True)
+        return Items(self.head, self.schema, ids, vectors, self.kind, is_choice=True)
 
     def pairs(self, lists: Sequence[Any], name: str) -> torch.Tensor:
         """Numbers of users and places of items, int64 [2, E], of a list of raw ids for each user.
@@ -85,7 +85,7 @@ class Items:
         found = [
             (user, self.places[item])
             for user, ids in enumerate(lists)
-            for item in dict.fromkeys(check_ids(name, ids, self.rows, self.schema))
+            for item in dict.fromkeys(check_ids(name, ids, self.kind, self.schema))
             if item in self.places
         ]
         return torch.tensor(found, dtype=torch.int64).view(-1, 2).t()
@@ -96,7 +96,7 @@ class Items:
         Raises:
             UserError: when one is not here, or is of another type than in training.
         """
-        wanted = check_ids("similar_items", ids, self.rows, self.schema)
+        wanted = check_ids("similar_items", ids, self.kind, self.schema)
         for item in wanted:
             if item not in self.places:
                 raise UserError(
@@ -127,14 +127,21 @@ class Items:
 
 @dataclass(frozen=True)
 class Located:
-    """Items whose rows were found: ids, feature to rows, and dense numbers, float32 [N, numbers]; they stay
-    the same while the vocabulary does.
+    """Items by what their rows are found by: ids, by features, and dense numbers, float32 [N, numbers].
+
+    holder: the object whose others they are, by which it is seen that they still are.
     """
 
-    vocabulary: Mapping[str, Mapping[Any, int]]
+    holder: object
     ids: list[Any]
     found: dict[str, Found]
     numbers: torch.Tensor
+
+    def only(self, which: torch.Tensor, holder: object) -> Located:
+        """Some of them. which: bool [N]."""
+        ids = [self.ids[place] for place in which.nonzero().view(-1).tolist()]
+        found = {name: each.only(which) for name, each in self.found.items()}
+        return Located(holder, ids, found, self.numbers[which])
 
 
 class Catalogue:
@@ -146,6 +153,8 @@ class Catalogue:
 
     def __init__(self, values: Mapping[str, Sequence[Any]] | None = None) -> None:
         self._values = values
+        # All that are described, and those of them that the training has seen.
+        self._described: Located | None = None
         self._located: Located | None = None
         self._items: Items | None = None
 
@@ -155,28 +164,32 @@ class Catalogue:
         if self._items is None or self._items.head is not snapshot.head:
             located = self._locate(snapshot)
             vectors = snapshot.head.item_vectors(snapshot.rows_of(located.found), located.numbers)
-            rows = snapshot.vocabulary[snapshot.schema.item]
-            self._items = Items(snapshot.head, snapshot.schema, located.ids, vectors, rows)
+            kind = snapshot.kind_of(snapshot.schema.item)
+            self._items = Items(snapshot.head, snapshot.schema, located.ids, vectors, kind)
         return self._items
 
     def _locate(self, snapshot: Snapshot) -> Located:
-        if self._located is None or self._located.vocabulary is not snapshot.vocabulary:
-            name_of_item = snapshot.schema.item
-            rows = snapshot.vocabulary[name_of_item]
-            values = {name_of_item: list(rows)} if self._values is None else self._values
+        known = snapshot.known_items
+        if self._located is None or self._located.holder is not known:
+            described, item = self._describe(snapshot), snapshot.schema.item
             # Of any other item the model has no row that it learned.
-            known = [place for place, item in enumerate(values[name_of_item]) if item in rows]
-            # Another training may have had other features.
-            names = snapshot.names_of([ITEM])
-            chosen = {
-                name: [given[place] for place in known] for name, given in values.items() if name in names
-            }
-            # As the training has them, whatever type of number the caller has.
-            originals = list(rows)
-            ids = [originals[rows[item] - UNKNOWN_ROW - 1] for item in chosen[name_of_item]]
-            found, numbers = snapshot.find(chosen, [ITEM]), snapshot.numbers_of(chosen)
-            self._located = Located(snapshot.vocabulary, ids, found, numbers)
+            self._located = described.only(snapshot.is_known(item, described.found[item].keys), known)
         return self._located
+
+    def _describe(self, snapshot: Snapshot) -> Located:
+        """What is described; the same while the vocabulary is, whoever comes and goes in dynamic tables."""
+        values, item = self._values, snapshot.schema.item
+        if values is not None and self._described and self._described.holder is snapshot.vocabulary:
+            return self._described
+        if values is None:
+            values = {item: snapshot.items()}
+        # Another training may have had other features.
+        names = snapshot.names_of([ITEM])
+        values = {name: given for name, given in values.items() if name in names}
+        found, numbers = snapshot.find(values, [ITEM]), snapshot.numbers_of(values)
+        ids = snapshot.originals(values[item], found[item].keys)
+        self._described = Located(snapshot.vocabulary, ids, found, numbers)
+        return self._described
 
 
 def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot) -> Catalogue:

@@ -2,7 +2,8 @@
 
 PATH/
     model.safetensors   all rows of the tables ("tables.user.weight"), the dense part
-                        ("dense.mlp.0.weight")
+                        ("dense.mlp.0.weight"), and dynamic tables as in `storage/dynamic/files.py`, with
+                        zeros for what only a training needs, and of texts those of the items
     vocabulary.json     for every feature the raw value of table row 1, 2, ..., or how a number is encoded
     schema.json         what the data set says of its users, items and events
     features.json       the tables in the order in which a model adds them up: feature, entity, column,
@@ -26,7 +27,9 @@ from recsuite.config.sections.checkpoint import CheckpointConfig
 from recsuite.datasets.schema import SCHEMA_FILE, record_of
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, written_aside
+from recsuite.records import plain
 from recsuite.runtime.console import say
+from recsuite.serving.dynamic.tables import Contents, arrays_of
 from recsuite.serving.reader import read_settled
 from recsuite.serving.snapshot import Snapshot
 
@@ -88,7 +91,7 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
     encodings = {name: dataclasses.asdict(encoding) for name, encoding in snapshot.encodings.items()}
     schema = snapshot.schema
     tables = [
-        {**dataclasses.asdict(schema.recorded(feature)), "rows": len(snapshot.tables[feature.name])}
+        {**plain(schema.recorded(feature)), "rows": _num_rows(snapshot, feature.name)}
         for feature in snapshot.features
         if feature.has_table
     ]
@@ -102,14 +105,22 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
     for name, text in texts.items():
         (folder / name).write_text(text)
     arrays = {name: tensor.numpy() for name, tensor in _tensors_of(snapshot).items()}
+    for name, directory in snapshot.dynamic.items():
+        arrays |= arrays_of(name, Contents(snapshot.tables[name], directory))
     return (write_shard_file(folder / MODEL, arrays), *(flushed(folder / name) for name in texts))
 
 
+def _num_rows(snapshot: Snapshot, table: str) -> int:
+    """How many rows a table has, that of the unknown included."""
+    return len(snapshot.dynamic.get(table, snapshot.tables[table][1:])) + 1
+
+
 def _tensors_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
-    """The weights under the names that they have in a checkpoint."""
+    """The weights but those of dynamic tables, under the names that they have in a checkpoint."""
     dense = snapshot.head.state_dict()
+    static = {name: rows for name, rows in snapshot.tables.items() if name not in snapshot.dynamic}
     return {
-        **{f"tables.{name}.weight": rows for name, rows in snapshot.tables.items()},
+        **{f"tables.{name}.weight": rows for name, rows in static.items()},
         # A checkpoint has no tensor without a dimension either.
         **{f"dense.{name}": value if value.dim() else value.view(1) for name, value in dense.items()},
     }
@@ -125,6 +136,7 @@ def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
         files=files,
         optimizer=NO_OPTIMIZER,
         about={**about, "follows": dataclasses.asdict(snapshot.follows)},
+        dynamic={name: directory.record for name, directory in snapshot.dynamic.items()},
         # It is read without what it was made from; only the next delta has to know that, from "follows".
         link=None,
     )

@@ -18,6 +18,7 @@ from recsuite.datasets.schema import Feature
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import Head
 from recsuite.models.tasks.task import all_tasks
+from recsuite.serving.dynamic.tables import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot
 
 
@@ -42,11 +43,13 @@ def empty_head(folder: Path, features: Sequence[Feature], manifest: Manifest) ->
         (match for match in map(pattern.fullmatch, manifest.tensors) if match),
         key=lambda match: int(match[2]),
     )
-    tables = [f"tables.{feature.name}.weight" for feature in features if feature.has_table]
-    shapes = {name: shape_of(folder, manifest, name) for name in (*tables, *(match[0] for match in layers))}
+    tables = [feature.name for feature in features if feature.has_table]
+    static = [f"tables.{name}.weight" for name in tables if name not in manifest.dynamic]
+    shapes = {name: shape_of(folder, manifest, name) for name in (*static, *(match[0] for match in layers))}
     flat = [name for name, shape in shapes.items() if len(shape) != 2 or min(shape) < 1]
-    embedding_dims = set() if flat else {shapes[name][1] for name in tables}
-    if len(embedding_dims) != 1 or min(embedding_dims) < 2:
+    embedding_dims = set() if flat else {shapes[name][1] for name in static}
+    embedding_dims |= {manifest.dynamic[name].embedding_dim for name in tables if name in manifest.dynamic}
+    if flat or len(embedding_dims) != 1 or min(embedding_dims) < 2:
         raise UserError(f"{folder} has tables and layers of {printable(shapes)}, which do not make a model.")
     (embedding_dim,) = embedding_dims
     # The width of the last layer is none of --mlp_dims: the head decides it.
@@ -85,12 +88,14 @@ def filled(empty: Head, tensors: Mapping[str, torch.Tensor]) -> Head:
 class Change:
     """What a delta puts in place.
 
-    tables: name to rows, int64 [n], and their new weights, float32 [n, D].
+    tables: name to rows, int64 [n], and their new weights, float32 [n, D]; dynamic: the directory of each
+    dynamic table, and its memory, of which these are rows.
     """
 
     manifest: Manifest
     tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
     head: Head
+    dynamic: dict[str, Contents]
 
 
 def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
@@ -103,15 +108,17 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
     if _is_there(delta, read_manifest(delta), snapshot):
         return None
     with checked(delta) as manifest:
+        check_records(delta, manifest.dynamic, snapshot.dynamic)
         # A new dense part, not the old one changed: others may be scoring with that.
         empty = empty_head(delta, snapshot.features, manifest)
-        for name, table in snapshot.tables.items():
+        static = {name: table for name, table in snapshot.tables.items() if name not in snapshot.dynamic}
+        for name, table in static.items():
             shape = shape_of(delta, manifest, f"tables.{name}.weight")
             if shape != list(table.shape):
                 raise UserError(f"{delta} has {shape} for {name}, and the model {list(table.shape)}.")
         names = dense_names(empty)
         dense: dict[str, torch.Tensor] = {}
-        tables: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in snapshot.tables}
+        tables: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {name: [] for name in static}
         # All of it is read before anything changes: a model must not be left with half of a delta.
         for file in shard_files_of(delta, manifest):
             for name, found in tables.items():
@@ -119,9 +126,12 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
                 found.append((rows, weights))
             held = set(file.keys())
             dense |= {name: file.get_tensor(name) for name in names if name in held}
-        return Change(
-            manifest, {name: _joined(found) for name, found in tables.items()}, filled(empty, dense)
-        )
+        contents = {name: Contents(snapshot.tables[name], each) for name, each in snapshot.dynamic.items()}
+        changed = read_changes(delta, manifest, contents, snapshot.schema.item)
+        rows = {name: _joined(found) for name, found in tables.items()}
+        rows |= {name: (each.rows, each.weights) for name, each in changed.items()}
+        dynamic = {name: each.contents for name, each in changed.items()}
+        return Change(manifest, rows, filled(empty, dense), dynamic)
 
 
 def _is_there(delta: Path, manifest: Manifest, snapshot: Snapshot) -> bool:
@@ -161,6 +171,9 @@ def put(snapshot: Snapshot, delta: Path, change: Change) -> Snapshot:
     """The model after a delta; its tables are those of the model before, changed in place."""
     # In place: a copy of the tables for every delta would take twice their memory. That the rows lie in their
     # tables was checked when the delta was read.
+    for name, contents in change.dynamic.items():
+        # The same, or a larger one with all that is in it.
+        snapshot.tables[name] = contents.matrix
     for name, (rows, weights) in change.tables.items():
         snapshot.tables[name][rows] = weights
     assert change.manifest.link is not None
@@ -170,4 +183,5 @@ def put(snapshot: Snapshot, delta: Path, change: Change) -> Snapshot:
         head=change.head,
         manifest=change.manifest,
         follows=change.manifest.link.after(change.manifest.progress.step),
+        dynamic={name: contents.directory for name, contents in change.dynamic.items()},
     )

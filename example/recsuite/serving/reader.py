@@ -35,6 +35,7 @@ from recsuite.datasets.schema import (
 from recsuite.datasets.source import FIRST_SCHEMA
 from recsuite.errors import UserError, an, printable
 from recsuite.records import parsed, typed
+from recsuite.serving.dynamic.tables import read_tables
 from recsuite.serving.model_files import checked, dense_names, empty_head, filled, put, read_change
 from recsuite.serving.snapshot import Snapshot
 
@@ -70,18 +71,21 @@ def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
 def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
     schema = _read_schema(folder, manifest)
     features = _read_features(folder, manifest, schema)
-    tables = {feature.name: f"tables.{feature.name}.weight" for feature in features if feature.has_table}
+    static = [feature.name for feature in features if feature.has_table and not feature.is_dynamic]
+    tables = {name: f"tables.{name}.weight" for name in static}
     head = empty_head(folder, features, manifest)
-    vocabulary, encodings = _read_vocabulary(folder)
+    vocabulary, encodings = _read_vocabulary(folder, manifest)
     _check_rows(folder, features, manifest, schema, vocabulary, encodings)
     tensors = read_whole(folder, manifest, [*tables.values(), *dense_names(head)])
+    dynamic = read_tables(folder, manifest, schema.item)
     # An export has none: it says nothing of its training.
     named = any(entry.name == CONFIG for entry in manifest.files)
     return Snapshot(
         folder=folder,
         schema=schema,
         features=features,
-        tables={name: tensors[held] for name, held in tables.items()},
+        tables={name: tensors[held] for name, held in tables.items()}
+        | {name: each.matrix for name, each in dynamic.items()},
         head=filled(head, tensors),
         vocabulary=vocabulary,
         encodings=encodings,
@@ -89,6 +93,7 @@ def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
         follows=_follows(folder, manifest),
         trained=folder,
         config=read_config(folder) if named else {},
+        dynamic={name: each.directory for name, each in dynamic.items()},
     )
 
 
@@ -123,11 +128,15 @@ def _read_schema(folder: Path, manifest: Manifest) -> Schema:
         raise UserError(f"{folder / SCHEMA_FILE} is not a schema ({printable(error)}).") from None
 
 
-def _read_vocabulary(folder: Path) -> tuple[dict[str, dict[Any, int]], dict[str, Encoding]]:
-    """Of every feature of categories the row of each raw value, all of which have one type; and of every
-    number what encodes it.
+def _read_vocabulary(
+    folder: Path, manifest: Manifest
+) -> tuple[dict[str, dict[Any, int]], dict[str, Encoding]]:
+    """Of every feature of categories the row of each raw value, all of which have one type, unless its table
+    is dynamic; and of every number what encodes it.
     """
-    found = _read_json(folder / VOCABULARY)
+    named = _read_json(folder / VOCABULARY).items()
+    # Of a dynamic table these are what the data had, and not what has a row.
+    found = {name: values for name, values in named if name not in manifest.dynamic}
     encodings: dict[str, Encoding] = {}
     for name, values in found.items():
         if isinstance(values, dict):
@@ -164,7 +173,7 @@ def _check_rows(
             raise UserError(
                 f"{folder / VOCABULARY} does not say how {feature.name} is encoded, as the model needs it."
             )
-        if not feature.has_table:
+        if not feature.has_table or feature.is_dynamic:
             continue
         # A raw value without a row would be looked up beyond the end of its table.
         rows = shape_of(folder, manifest, f"tables.{feature.name}.weight")[0]
@@ -177,6 +186,7 @@ def _check_rows(
 def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Feature, ...]:
     """The features of a model, in the order in which it adds them up."""
     names = {name.split(".")[1] for name in manifest.tensors if name.startswith("tables.")}
+    names |= manifest.dynamic.keys()
     if any(entry.name == FEATURES_FILE for entry in manifest.files):
         features = _read_exported_features(folder / FEATURES_FILE, schema)
     else:
@@ -195,6 +205,10 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
             raise UserError(
                 f"{folder} has no feature of {an(schema.name_of(entity))}, and a model needs one."
             )
+    dynamic = {feature.name for feature in features if feature.is_dynamic}
+    if dynamic != manifest.dynamic.keys():
+        said, held = (printable(", ".join(sorted(each)) or "none") for each in (dynamic, manifest.dynamic))
+        raise UserError(f"{folder} has the dynamic tables {held}, and its schema names {said}.")
     return (*features, *(feature for feature in schema.features if not feature.has_table))
 
 

@@ -6,20 +6,18 @@ An item is recommended if the training saw it and the user has not had it; see `
 from __future__ import annotations
 
 import signal
-import sys
 import threading
-import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from recsuite.checkpoint.storage.choice import asked_for, describe_choice
-from recsuite.checkpoint.storage.directory import LATEST, newest_in, step_of
+from recsuite.checkpoint.storage.directory import LATEST
 from recsuite.checkpoint.storage.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
 from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, ITEM, RATING, YES_NO
-from recsuite.datasets.source import locate, read
-from recsuite.errors import UserError, counted, duration, printable, signed
+from recsuite.datasets.source import locate, look, read
+from recsuite.errors import UserError, counted, duration, printable
 from recsuite.models.tasks.task import task_of_head
 from recsuite.runtime.console import say
 from recsuite.serving.display.viewer import (
@@ -31,9 +29,9 @@ from recsuite.serving.display.viewer import (
     popular,
     values_of,
 )
+from recsuite.serving.followers.following import follow, wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 
-POLL_SECONDS = 1.0
 # What a user did with items, by the kind of the label, and which of them are shown first, see `Viewer.liked`.
 PAST = {
     RATING: ("rated", "and liked most"),
@@ -55,13 +53,15 @@ def recommend(config: Config, given: Collection[str]) -> None:
     checkpoint = LATEST if follows else config.checkpoint.checkpoint
     # A `Follower` refuses a folder in which nothing was learned yet.
     if follows:
-        _wait_for_first(save_dir)
+        wait_for_first(save_dir)
     follower = Follower(save_dir) if follows else None
     model = follower.model if follower else ServedModel.open(save_dir, checkpoint)
+    # Before they are read: what comes meanwhile is read again.
+    seen = _seen(model, config, given) if follower else None
     viewer = open_viewer(model, config, given)
     say(page(model, viewer, config.serving.top, asked_for(save_dir, checkpoint)))
     if follower:
-        _follow(follower, viewer, config, given)
+        _follow(follower, viewer, seen, config, given)
 
 
 def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> Viewer:
@@ -74,25 +74,40 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     Raises:
         UserError: when the data cannot be had, or are not those of the model.
     """
-    written = model.snapshot.trained
-    recorded = checked_flags(written, model.snapshot.config)
-    config = _with_data_of(written, recorded, config, given)
+    recorded = checked_flags(model.snapshot.trained, model.snapshot.config)
+    config = _data_of(model, config, given)
     schema = model.snapshot.schema
     source = locate(config.data, config.runtime.seed)
     raw = read(source, config.data)
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
-        name, ids = schema.name_of(entity), frame[schema.column_of(entity)]
-        # One way only: data that have grown since the training still have all that it saw.
-        strange = model.snapshot.vocabulary.get(name, {}).keys() - set(ids.tolist())
-        if strange:
-            raise UserError(
-                f"{source.folder} has no {name} {min(strange)}, and the model was trained on one; give the "
-                "--data_path of its training."
-            )
+        _check_ids(source.folder, model, schema.name_of(entity), frame[schema.column_of(entity)].tolist())
     say(f"titles and {schema.labels} are those of {source.folder}")
     model.describe_items(values_of(raw.items, model.snapshot.features, ITEM))
     # A history as long as in the training; an export does not record it, and there the flag counts.
     return Viewer(raw, schema, config.serving.user, int(recorded.get("history", config.data.history)))
+
+
+def _data_of(model: ServedModel, config: Config, given: Collection[str]) -> Config:
+    """The configuration with the data of a model's training."""
+    written = model.snapshot.trained
+    return _with_data_of(written, checked_flags(written, model.snapshot.config), config, given)
+
+
+def _check_ids(folder: Path, model: ServedModel, name: str, ids: list[Any]) -> None:
+    """Refuse data that cannot be those of the training. ids: of all users or all items, whose name it is."""
+    trained, dynamic = model.snapshot.vocabulary.get(name, {}), model.snapshot.dynamic.get(name, ())
+    # One way only: data that have grown since the training still have all that it saw.
+    strange = trained.keys() - set(ids)
+    if strange:
+        raise UserError(
+            f"{folder} has no {name} {min(strange)}, and the model was trained on one; give the --data_path "
+            "of its training."
+        )
+    # Who has a row in a dynamic table may have left the data, but not all of them.
+    if dynamic and not bool(model.snapshot.known(name, ids).any()):
+        raise UserError(
+            f"{folder} has no {name} that the model was trained on; give the --data_path of its training."
+        )
 
 
 def _with_data_of(written: Path, recorded: dict[str, Any], config: Config, given: Collection[str]) -> Config:
@@ -106,39 +121,28 @@ def _with_data_of(written: Path, recorded: dict[str, Any], config: Config, given
     return merged(written, config, data_flags_of(written, recorded, named))
 
 
-def _wait_for_first(save_dir: Path) -> None:
-    """Wait for the first checkpoint of a training that has begun, or will; SIGINT ends it."""
-    if not _has_learned(save_dir):
-        say(f"waiting for the first checkpoint in {save_dir}")
-    while not _has_learned(save_dir):
-        time.sleep(POLL_SECONDS)
+def _seen(model: ServedModel, config: Config, given: Collection[str]) -> object:
+    """Which training it is, and the sizes of the files of its data; see `open_viewer`."""
+    source = look(_data_of(model, config, given).data, config.runtime.seed)[1]
+    return model.run, None if source is None else {file.name: file.size for file in source.files}
 
 
-def _has_learned(save_dir: Path) -> bool:
-    """Whether there is a checkpoint after a step."""
-    newest = newest_in(save_dir)
-    return newest is not None and step_of(newest) > 0
-
-
-def _follow(follower: Follower, viewer: Viewer, config: Config, given: Collection[str]) -> None:
+def _follow(follower: Follower, viewer: Viewer, seen: object, config: Config, given: Collection[str]) -> None:
     """Look for a newer checkpoint every second; SIGINT ends it."""
     # From here on SIGINT ends the wait between two pages, and cuts none of them short.
     stop = threading.Event()
     signal.signal(signal.SIGINT, lambda number, frame: stop.set())
-    run, said = follower.model.run, ""
-    while not stop.wait(POLL_SECONDS):
-        try:
-            if follower.refresh():
-                # Another training may have had other data.
-                if follower.model.run != run:
-                    viewer, run = open_viewer(follower.model, config, given), follower.model.run
-                say(f"\n{page(follower.model, viewer, config.serving.top, LATEST)}")
-            said = ""
-        except UserError as error:
-            # The model before is still good. Said once, for the fault may stay.
-            if str(error) != said:
-                print(signed(error), file=sys.stderr, flush=True)
-            said = str(error)
+
+    def show() -> None:
+        nonlocal viewer, seen
+        # Another training may have had other data, and this one more of them than were read: users and items
+        # that came, and what those did who were there.
+        now = _seen(follower.model, config, given)
+        if now != seen:
+            viewer, seen = open_viewer(follower.model, config, given), now
+        say(f"\n{page(follower.model, viewer, config.serving.top, LATEST)}")
+
+    follow(follower, stop, show)
 
 
 def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> str:

@@ -5,8 +5,9 @@ They are held against what the model was trained on.
 
 from __future__ import annotations
 
+import math
 import numbers
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from recsuite.datasets.schema import HISTORY, ITEM, Feature, Schema
 from recsuite.errors import UserError, an, counted, printable
+from recsuite.ids import UNKNOWN_ID, ids_of
 
 # What a model takes beside the features: the label of each item of a history.
 HISTORY_RATINGS = "history_ratings"
@@ -43,22 +45,28 @@ def check_list(name: str, value: Any, schema: Schema) -> None:
         )
 
 
-def check_types(feature: Feature, given: Sequence[Any], rows: Mapping[Any, int], schema: Schema) -> None:
+def check_types(feature: Feature, given: Sequence[Any], known: type[Any] | None, schema: Schema) -> None:
     """`check_values` of one feature, whose values may be lists."""
     if not feature.multi:
-        check_values(feature.name, given, rows)
+        check_values(feature.name, given, known)
         return
     for value in given:
         check_list(feature.name, value, schema)
-        check_values(feature.name, value, rows)
+        check_values(feature.name, value, known)
 
 
-def check_values(name: str, values: Sequence[Any], rows: Mapping[Any, int]) -> None:
-    """Refuse values of another type than the training's, which would never be known; None is unknown."""
-    # Nothing is known of a feature that the training has never seen with a value.
-    if not rows:
+def type_of(rows: Iterable[Any]) -> type[Any] | None:
+    """The type of the raw values of a vocabulary; None where the training has never seen one."""
+    return next(map(type, rows), None)
+
+
+def check_values(name: str, values: Sequence[Any], known: type[Any] | None) -> None:
+    """Refuse values of another type than the training's, which would never be known; None is unknown.
+
+    known: that type; None where the training has never seen a value, and so nothing is known of it.
+    """
+    if known is None:
         return
-    known = type(next(iter(rows)))
     # Any real number stands for another one of the same value, also numpy's: they are one key of a
     # dictionary.
     strange = not_of(str if known is str else numbers.Real, [*values], type(None))
@@ -66,6 +74,30 @@ def check_values(name: str, values: Sequence[Any], rows: Mapping[Any, int]) -> N
         raise UserError(
             f"The feature {name} takes values of type {known.__name__}, not {printable(repr(strange[0]))}."
         )
+
+
+def ids_of_values(name: str, values: Sequence[Any]) -> np.ndarray:
+    """The ids of raw values of a dynamic feature, int64 [n]; of None and NaN that of the unknown.
+
+    Raises:
+        UserError: for a number that is no id.
+    """
+    texts = {place: value for place, value in enumerate(values) if isinstance(value, str)}
+    others = {place: value for place, value in enumerate(values) if not isinstance(value, str | None)}
+    strange = not_of(numbers.Real, [*others.values()])
+    if not strange:
+        others = {place: value for place, value in others.items() if not math.isnan(value)}
+        # A float may be infinite, and of such a one there is no rest.
+        strange = [value for value in others.values() if not (abs(value) < 2**63 and value % 1 == 0)]
+    if strange:
+        raise UserError(
+            f"The feature {name} takes whole numbers between -2**63 and 2**63, and got "
+            f"{printable(repr(strange[0]))}."
+        )
+    ids = np.full(len(values), UNKNOWN_ID)
+    for given in (texts, others):
+        ids[[*given]] = ids_of([*given.values()])
+    return ids
 
 
 def numbers_of(name: str, given: Sequence[Any]) -> np.ndarray:
@@ -185,8 +217,8 @@ def check_items(values: Mapping[str, Sequence[Any]], features: Sequence[Feature]
         )
 
 
-def check_ids(name: str, ids: Any, rows: Mapping[Any, int], schema: Schema) -> list[Any]:
-    """Raw ids of items as a list; rows: those of the items of the training.
+def check_ids(name: str, ids: Any, known: type[Any] | None, schema: Schema) -> list[Any]:
+    """Raw ids of items as a list; known: the type of those of the training, see `check_values`.
 
     Raises:
         UserError: when it is not a list, or has ids of another type than the training; `name` says whose.
@@ -194,7 +226,7 @@ def check_ids(name: str, ids: Any, rows: Mapping[Any, int], schema: Schema) -> l
     if isinstance(ids, (str, bytes, Mapping)) or not isinstance(ids, Collection):
         raise UserError(f"{name} takes a list of {schema.items}, and got {printable(repr(ids))}.")
     found = [*ids]
-    check_values(schema.item, found, rows)
+    check_values(schema.item, found, known)
     return found
 
 

@@ -28,7 +28,6 @@ from recsuite.checkpoint.storage.choice import settled
 from recsuite.checkpoint.storage.directory import BEST, LATEST, newest_in, seen_in
 from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
-from recsuite.errors import UserError, printable
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.serving.catalogue import Catalogue, Items, described
 from recsuite.serving.model_files import put, read_change
@@ -37,7 +36,6 @@ from recsuite.serving.request import (
     SEEN,
     check_items,
     check_k,
-    check_values,
     flat_ratings,
     lists_of,
     values_of_users,
@@ -84,20 +82,12 @@ class ServedModel:
         return (datetime.now(timezone.utc) - written).total_seconds()
 
     def knows(self, feature: str, value: Any) -> bool:
-        """Whether a raw value was there in the training.
+        """Whether a raw value was there in the training, and still has a row.
 
         Raises:
             UserError: when the model has no such feature, or it has values of another type.
         """
-        snapshot = self._snapshot
-        name = snapshot.schema.vocabulary_of(feature) if isinstance(feature, str) else ""
-        rows = snapshot.vocabulary.get(name)
-        if rows is None:
-            raise UserError(
-                f"There is no feature {printable(feature)}; the model has {', '.join(snapshot.vocabulary)}."
-            )
-        check_values(feature, [value], rows)
-        return value in rows
+        return bool(self._snapshot.known(feature, [value]))
 
     @torch.inference_mode()
     def score(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:

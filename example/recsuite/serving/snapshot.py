@@ -6,7 +6,7 @@ Shapes: B ratings, D numbers in a table row.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,16 @@ from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, UNKNOWN_ROW, Feat
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import Head
 from recsuite.models.tasks.task import task_of_head
-from recsuite.serving.request import HISTORY_RATINGS, check_types, length_of, numbers_of
+from recsuite.serving.dynamic.directory import Directory
+from recsuite.serving.request import (
+    HISTORY_RATINGS,
+    check_types,
+    check_values,
+    ids_of_values,
+    length_of,
+    numbers_of,
+    type_of,
+)
 
 # Whose features a model may have.
 EVERYTHING = (*ENTITIES, EVENT, HISTORY)
@@ -42,13 +51,18 @@ class Rows:
 
 @dataclass(frozen=True)
 class Found:
-    """Where the rows of one feature for B ratings are.
+    """What the rows of one feature for B ratings are found by, which a delta does not change.
 
-    rows: int64 [their number]; counts: how many of them are each rating's, int64 [B].
+    keys: rows of a table with a vocabulary, or ids of a dynamic one, int64 [their number]; counts: how many
+    of them are each rating's, int64 [B].
     """
 
-    rows: torch.Tensor
+    keys: torch.Tensor
     counts: torch.Tensor
+
+    def only(self, which: torch.Tensor) -> Found:
+        """Those of some ratings. which: bool [B]."""
+        return Found(self.keys[which.repeat_interleave(self.counts)], self.counts[which])
 
 
 # Frozen: a delta makes another one, by which `ServedModel.apply` sees whether one came in between.
@@ -57,10 +71,11 @@ class Snapshot:
     """A whole model in memory.
 
     schema: of the data of its training; features: those that the model has, in the order in which it adds
-    them up; tables: name to all rows, float32 [rows, D]; vocabulary: feature to raw value to row; encodings:
-    feature to what makes a row or an input of a number; manifest: of the checkpoint; follows: what the next
-    delta must say that it builds on; config: that of the training, nothing in an export; trained: the folder
-    that says so; folder: where it was read.
+    them up; tables: name to all rows, float32 [rows, D], of dynamic tables also those that nobody has;
+    vocabulary: feature to raw value to row, but of dynamic ones; encodings: feature to what makes a row or an
+    input of a number; manifest: of the checkpoint; follows: what the next delta must say that it builds on;
+    config: that of the training, nothing in an export; trained: the folder that says so; folder: where it was
+    read; dynamic: name of a dynamic table to where the rows of its ids are.
     """
 
     folder: Path
@@ -74,6 +89,7 @@ class Snapshot:
     follows: ParentLink
     trained: Path
     config: dict[str, Any]
+    dynamic: Mapping[str, Directory] = field(default_factory=dict)
 
     @property
     def metric(self) -> str:
@@ -98,7 +114,7 @@ class Snapshot:
     def find(
         self, values: Mapping[str, Sequence[Any]], entities: Collection[str] = EVERYTHING
     ) -> dict[str, Found]:
-        """Where the rows of raw values are, see `look_up`. The same after a delta.
+        """What the rows of raw values are found by, see `look_up`. The same after a delta.
 
         Raises:
             UserError: see `ServedModel.score`.
@@ -141,18 +157,85 @@ class Snapshot:
         if feature.number:
             rows_of_numbers = self._encoded(feature, given, size).to(torch.int64)
             return Found(rows_of_numbers, torch.ones(size, dtype=torch.int64))
-        rows = self.vocabulary[self.schema.vocabulary_of(feature.name)]
         if given is None:
             given = [[] if feature.multi else None] * size
-        check_types(feature, given, rows, self.schema)
+        check_types(feature, given, self.kind_of(feature.name), self.schema)
         # As in training: an item without a value has the value "unknown".
         empty = [] if feature.name == HISTORY else [None]
         lists = [list(value) or empty if feature.multi else [value] for value in given]
-        found = torch.tensor([rows.get(value, UNKNOWN_ROW) for values in lists for value in values])
-        counts = torch.tensor([len(values) for values in lists], dtype=torch.int64)
-        # Of an empty list torch makes a tensor of floats.
-        return Found(found.to(torch.int64), counts)
+        keys = self.keys_of(feature.name, [value for values in lists for value in values])
+        return Found(keys, torch.tensor([len(values) for values in lists], dtype=torch.int64))
+
+    def kind_of(self, name: str) -> type[Any] | None:
+        """The type of the raw values of a feature of categories; None where the training has seen none.
+
+        Raises:
+            UserError: when the model has no such feature.
+        """
+        known = self.schema.vocabulary_of(name) if isinstance(name, str) else ""
+        if known in self.dynamic:
+            return self.dynamic[known].kind
+        if known not in self.vocabulary:
+            names = sorted({*map(self.schema.vocabulary_of, self.dynamic)})
+            raise UserError(
+                f"There is no feature {printable(name)}; the model has "
+                f"{', '.join([*self.vocabulary, *names])}."
+            )
+        return type_of(self.vocabulary[known])
+
+    def keys_of(self, name: str, values: Sequence[Any]) -> torch.Tensor:
+        """What the rows of raw values are found by, int64 [n], see `Found`.
+
+        Raises:
+            UserError: when one cannot be an id.
+        """
+        known = self.schema.vocabulary_of(name)
+        if known in self.dynamic:
+            return torch.from_numpy(ids_of_values(name, values))
+        rows = self.vocabulary[known]
+        return torch.tensor([rows.get(value, UNKNOWN_ROW) for value in values], dtype=torch.int64)
+
+    def known(self, name: str, values: Sequence[Any]) -> torch.Tensor:
+        """Which raw values of a feature of categories have a row that was learned, bool [n].
+
+        Raises:
+            UserError: when the model has no such feature, or it has values of another type.
+        """
+        check_values(name, values, self.kind_of(name))
+        return self.is_known(name, self.keys_of(name, values))
+
+    def is_known(self, name: str, keys: torch.Tensor) -> torch.Tensor:
+        """Which keys of a feature have a row that was learned, bool [n]. keys: int64 [n], see `Found`."""
+        return self._rows(self.schema.vocabulary_of(name), keys) != UNKNOWN_ROW
+
+    def originals(self, items: Sequence[Any], keys: torch.Tensor) -> list[Any]:
+        """Raw ids of items as the training has them, whatever type of number the caller has; None for those
+        that are not in the vocabulary. keys: theirs, int64 [n].
+        """
+        name = self.schema.item
+        if name not in self.dynamic:
+            known = [None, *self.vocabulary[name]]
+            return [known[row] for row in keys.tolist()]
+        return [
+            item if isinstance(item, str) else key for item, key in zip(items, keys.tolist(), strict=True)
+        ]
+
+    def _rows(self, name: str, keys: torch.Tensor) -> torch.Tensor:
+        return self.dynamic[name].find(keys) if name in self.dynamic else keys
 
     def rows_of(self, found: Mapping[str, Found]) -> dict[str, Rows]:
         """The rows that were found, copied out of their tables."""
-        return {name: Rows(self.tables[name][each.rows], each.counts) for name, each in found.items()}
+        return {
+            name: Rows(self.tables[name][self._rows(name, each.keys)], each.counts)
+            for name, each in found.items()
+        }
+
+    @property
+    def known_items(self) -> object:
+        """Another object wherever other items have a row, or lie elsewhere in the vocabulary."""
+        return self.dynamic[self.schema.item].ids if self.schema.item in self.dynamic else self.vocabulary
+
+    def items(self) -> list[Any]:
+        """The raw ids of the items that have a row, in the order in which equal scores are listed."""
+        name = self.schema.item
+        return self.dynamic[name].raw_values() if name in self.dynamic else list(self.vocabulary[name])

@@ -99,7 +99,7 @@ class Viewer:
         """The items that the user has not rated and the training has seen, int64 [n]."""
         ids = self.raw.items[self.schema.column_of(ITEM)].to_numpy()
         # Of any other item the model has no row that it learned.
-        trained = np.array([model.knows(self.schema.item, item) for item in ids.tolist()], bool)
+        trained = model.snapshot.known(self.schema.item, ids.tolist()).numpy()
         trained[self.items] = False
         return np.flatnonzero(trained)
 
