@@ -65,14 +65,14 @@ def run(config: Config, given: frozenset[str] = frozenset()) -> None:
 
 def train_and_report(config: Config, context: RuntimeContext) -> None:
     """Train, with checkpoints if the flags ask for them, and report. Collective: every rank."""
-    from recsuite.datasets.opening import open_data
+    from recsuite.checkpoint.past import reopen_data
     from recsuite.monitoring.callbacks import observing
     from recsuite.monitoring.report import report_run
 
     with observing(config, context) as (stopwatch, callbacks):
         with contextlib.ExitStack() as stack:
             with stopwatch.part("data"):
-                data = stack.enter_context(open_data(config, context))
+                data = stack.enter_context(reopen_data(config, context, trains=True))
             # The workers start while this imports TorchRec.
             with stopwatch.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
                 from recsuite.checkpoint.session import checkpointing
@@ -87,28 +87,32 @@ def train_and_report(config: Config, context: RuntimeContext) -> None:
 
 def restore_and_report(config: Config, context: RuntimeContext) -> None:
     """Restore a checkpoint, and evaluate it. Collective: every rank."""
-    from recsuite.datasets.opening import open_data
+    from recsuite.checkpoint.past import reopen_data
     from recsuite.monitoring.results import say_results
 
-    with open_data(config, context) as data:
+    with reopen_data(config, context, trains=False) as data:
         from recsuite.checkpoint.restore import restore_chosen
         from recsuite.checkpoint.storage.choice import describe_step
         from recsuite.training.evaluation import make_evaluator
         from recsuite.training.input_pipeline import InputPipeline
+        from recsuite.training.loops.rest import say_rest
         from recsuite.training.state import build_train_state
 
         train_state = build_train_state(data.columns, config, context)
         restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
         evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
+        if config.stream.stream:
+            say_rest(evaluator, train_state.model, restored.progress, data.columns, context)
+            return
         test = evaluator.test(train_state.model, restored.progress.epoch)
     say_results(describe_step(restored.progress), test, data.columns, config.model, context)
 
 
 def compact_checkpoints(config: Config, context: RuntimeContext) -> None:
     """Merge deltas into one full checkpoint. Collective: every rank."""
-    from recsuite.datasets.opening import open_data
+    from recsuite.checkpoint.past import reopen_data
 
-    with open_data(config, context) as data:
+    with reopen_data(config, context, trains=False) as data:
         from recsuite.checkpoint.compaction import compact
         from recsuite.training.state import build_train_state
 

@@ -21,6 +21,8 @@ SEAL = "xxh3_128"
 LARGEST = 2**53
 # No path on Linux is longer.
 LONGEST_TEXT = 4096
+# Of a field of a record: a file has it only where it is not the default, so older files need not have it.
+OPTIONAL = {"is_optional": True}
 
 
 def sealed(fields: dict[str, Any]) -> dict[str, Any]:
@@ -61,6 +63,24 @@ def _not_a_number(text: str) -> None:
     raise ValueError(f"{text} is not a number")
 
 
+def plain(record: Any) -> Any:
+    """A record, and all records in it, as JSON can have them; fields that are OPTIONAL and have their default
+    are left out. `typed` is the inverse.
+    """
+    if isinstance(record, dict):
+        return {name: plain(value) for name, value in record.items()}
+    if isinstance(record, (list, tuple)):
+        return [plain(value) for value in record]
+    if not dataclasses.is_dataclass(record):
+        return record
+    fields = {field.name: (field, getattr(record, field.name)) for field in dataclasses.fields(record)}
+    return {
+        name: plain(value)
+        for name, (field, value) in fields.items()
+        if not (field.metadata == OPTIONAL and value == field.default)
+    }
+
+
 def typed(kind: Any, found: Any, name: str = "it", least: int = 0) -> Any:
     """A value of a type, of what JSON held for it: a dataclass, also of such, a list, tuple or dict of a
     type, a text, number or truth value, one of these or None, or Any.
@@ -92,8 +112,9 @@ def typed(kind: Any, found: Any, name: str = "it", least: int = 0) -> Any:
 
 def _record(kind: Any, found: dict[str, Any], least: int) -> Any:
     fields = _types_of(kind)
-    # Also those with a default: what is missing may be damage.
-    if found.keys() != fields.keys():
+    # Also those with a default, unless they are optional: what is missing may be damage.
+    needed = {field.name for field in dataclasses.fields(kind) if field.metadata != OPTIONAL}
+    if not needed <= found.keys() <= fields.keys():
         raise ValueError(f"{kind.__name__} has {', '.join(found)} instead of {', '.join(fields)}")
     return kind(**{name: typed(fields[name], value, name, least) for name, value in found.items()})
 

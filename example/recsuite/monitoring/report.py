@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,16 @@ from recsuite.config.config import Config
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.metrics import Metrics
 from recsuite.files import explained, replace_file
-from recsuite.monitoring.results import describe_nothing_left, say_results
+from recsuite.monitoring.results import describe_nothing_left, say_results, say_stream
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import installed_versions
+from recsuite.training.callbacks import TrainedWindow
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from recsuite.models.tasks.task import Task
     from recsuite.training.callbacks import Epoch, Run
 
 
@@ -44,6 +50,11 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
         UserError: when the report cannot be written.
     """
     # Without an epoch there is nothing to draw, and the report of the training itself would be replaced.
+    if run.is_stream:
+        if context.rank == 0 and config.monitoring.report_dir and run.epochs:
+            write_report(run, seconds, config, context)
+        say_stream(run, config.model, context)
+        return
     if not run.epochs:
         context.say(describe_nothing_left(run, config.training))
     elif context.rank == 0 and config.monitoring.report_dir:
@@ -96,16 +107,27 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         "test": finite(run.test),
         "test_epoch": run.test_epoch,
         "stopped_early": run.stopped_early,
-        "epochs": [epoch_report(epoch) for epoch in run.epochs],
+        "epochs": [] if run.is_stream else [epoch_report(epoch) for epoch in run.epochs],
+        **(_windows(run) if run.is_stream else {}),
     }
+
+
+def _windows(run: Run) -> dict[str, Any]:
+    """What is known of a stream alone: its windows, and how many had no event and were passed over."""
+    return {"windows": [epoch_report(window) for window in run.epochs], "num_empty": run.num_empty}
 
 
 def epoch_report(epoch: Epoch) -> dict[str, Any]:
     """What metrics.json holds of one epoch."""
+    # That of a window is of predictions which were made before it was learned.
+    metrics: dict[str, Any] = {"validation": finite(epoch.validation)}
+    if isinstance(epoch, TrainedWindow):
+        metrics = {"progressive": metrics["validation"], "of all windows": finite(epoch.overall)}
+        metrics |= {"events": epoch.num_events, "time": epoch.last_time}
     return {
         "epoch": epoch.number,
         "train_loss": epoch.train_loss,
-        "validation": finite(epoch.validation),
+        **metrics,
         "seconds": epoch.seconds,
         "ratings_per_second": epoch.events_per_second,
         "data_wait": epoch.data_wait,
@@ -123,8 +145,6 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
     """The curves as PNG: what validation says after each epoch, the test at the end, baselines as lines; and
     of ratings, where it has the same unit, the training step by step.
     """
-    import io
-
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -135,6 +155,8 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     task = task_named(config.task)
+    if run.is_stream:
+        return _png(figure, lambda: _draw_windows(axes, run, task))
     smooth = task.training_curve(_smooth(run))
     if smooth is not None:
         places = np.linspace(run.epochs[0].number - 1, run.epochs[-1].number, len(smooth))
@@ -156,10 +178,27 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
     # What lies above all baselines, as the first losses do, would leave little room for what matters.
     if task.lower_is_better:
         axes.set_ylim(top=max(metrics[name] for metrics in baselines.values()) * 1.02)
-    axes.legend()
+    return _png(figure, axes.legend)
+
+
+def _png(figure: Figure, finish: Callable[[], Any]) -> bytes:
+    import io
+
+    finish()
     content = io.BytesIO()
     figure.savefig(content)
     return content.getvalue()
+
+
+def _draw_windows(axes: Axes, run: Run, task: Task) -> None:
+    """The progressive error: what each window of a stream was predicted with, and all of them up to it."""
+    name, numbers = task.main_metric, [window.number for window in run.epochs]
+    axes.plot(numbers, [window.validation[name] for window in run.epochs], ".", color="0.65", label="window")
+    overall = [window.overall[name] for window in run.epochs if isinstance(window, TrainedWindow)]
+    axes.plot(numbers, overall, color="C0", label="all windows up to it")
+    source = Path(run.columns.source).name
+    axes.set(xlabel="window", ylabel=f"{task.main_label}, predicted before learned", title=source)
+    axes.legend()
 
 
 def _smooth(run: Run) -> np.ndarray:

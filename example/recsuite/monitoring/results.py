@@ -31,6 +31,19 @@ def say_results(
         context.say(failure)
 
 
+def say_stream(run: Run, config: ModelConfig, context: RuntimeContext) -> None:
+    """Show what the predictions of a stream's windows were worth, each made before its window was learned."""
+    from recsuite.models.tasks.task import task_named
+
+    task, unit, number = task_named(config.task), run.columns.schema.labels, run.num_epochs
+    empty = counted(run.num_empty, f"window without {unit} was", f"windows without {unit} were")
+    passed = f"; {empty} passed over" if run.num_empty else ""
+    learned = counted(number, "window of the stream is", "windows of the stream are")
+    context.say(f"{learned} learned{passed}")
+    name = f"predicted before learned, {counted(number, 'window')}"
+    context.say(results_table(run.columns, task, name, run.test, "stream"), tagged=False)
+
+
 def describe_nothing_left(result: Run, config: TrainingConfig) -> str:
     """One line on a training that was resumed, and had no epoch to make."""
     epochs = config.epochs
@@ -44,7 +57,7 @@ def describe_nothing_left(result: Run, config: TrainingConfig) -> str:
     return f"nothing is left to train: {result.num_epochs} of {epochs} epochs are done{stopped}"
 
 
-def results_table(columns: Columns, task: Task, name: str, test: Metrics) -> str:
+def results_table(columns: Columns, task: Task, name: str, test: Metrics, of: str = "test") -> str:
     """A model beside the baselines of its task, on the test ratings; "-" is a metric that is not defined."""
     rows = {**columns.baselines[task.evaluation], name: test}
     # The oracle is a bound, not a rival: it comes last.
@@ -57,7 +70,7 @@ def results_table(columns: Columns, task: Task, name: str, test: Metrics) -> str
     width = max(map(len, rows))
     lines = [
         f"| {name:<{width}} | {' | '.join(map(str.rjust, row, widths))} |"
-        for name, row in zip([f"test {columns.schema.labels}", *rows], cells, strict=True)
+        for name, row in zip([f"{of} {columns.schema.labels}", *rows], cells, strict=True)
     ]
     rule = f"|{'-' * (width + 2)}|{'|'.join('-' * (width + 1) + ':' for width in widths)}|"
     return "\n".join([lines[0], rule, *lines[1:]])

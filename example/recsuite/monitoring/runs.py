@@ -40,6 +40,7 @@ OPTIONAL: dict[str, type] = {
     "metrics": dict,
     "main_metric": str,
     "test_epoch": int,
+    "windows": list,
 }
 # How people call the metrics of older reports. A run is judged by the first of these that it has.
 OLDER_METRICS = {
@@ -56,7 +57,7 @@ VALIDATION = "validation/"
 # Numbers of an epoch that say how fast it was, and nothing of what was learned; the second is a share.
 SPEED, DATA_WAIT = "ratings_per_second", "data_wait"
 # Numbers of an epoch that are not drawn over the epochs.
-NO_CURVES = ("epoch", "steps", "seconds")
+NO_CURVES = ("epoch", "steps", "seconds", "events", "time")
 # The page has so many colours; further runs use them again, with broken lines.
 NUM_COLORS = 8
 
@@ -143,7 +144,9 @@ class RunReport:
     @property
     def epoch_rows(self) -> list[dict[str, float]]:
         """The numbers of each epoch, by name."""
-        return [dict(numbers(epoch)) for epoch in self.report["epochs"]]
+        # A stream has windows instead.
+        rows = [*self.report["epochs"], *self.report.get("windows", ())]
+        return [dict(numbers(row)) for row in rows]
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -252,7 +255,7 @@ def find_fault(report: Any) -> str:
     for name, label in report.get("metrics", {}).items():
         if not isinstance(label, str):
             return f"its name for {name!r} is {label!r:.40}"
-    for epoch in report["epochs"]:
+    for epoch in [*report["epochs"], *report.get("windows", ())]:
         if not (isinstance(epoch, dict) and isinstance(epoch.get("epoch"), int)):
             return f"an epoch of it is {epoch!r:.40}"
         # Python's JSON has infinities and NaN, and a chart has no place for them.

@@ -23,7 +23,7 @@ from recsuite.datasets.tables.parts.wanted import ID, TIME, Wanted
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.errors import UserError, printable
 from recsuite.serving.export import write_export
-from recsuite.serving.request import HISTORY_RATINGS, SEEN, check_values, length_of
+from recsuite.serving.request import HISTORY_RATINGS, SEEN, check_values, length_of, type_of
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
 
@@ -142,8 +142,9 @@ class FittedModel(ServedModel):
 
     def _event_values(self, feature: Feature, values: Any) -> list[Any]:
         kind = NUMBER if feature.number else CATEGORY
-        rows = self.snapshot.vocabulary.get(feature.name)
-        return raw_values(values, Wanted(feature.column, kind, EVENT), _type_of(rows))
+        is_held = feature in self.snapshot.features and not feature.number
+        known = self.snapshot.kind_of(feature.name) if is_held else None
+        return raw_values(values, Wanted(feature.column, kind, EVENT), known)
 
     def save(self, folder: str | Path) -> None:
         """Write the model into a new folder, which `ServedModel.open` reads without the tables.
@@ -164,8 +165,8 @@ class FittedModel(ServedModel):
         schema, known = self.snapshot.schema, (self._users if entity == USER else self._items).places
         # Arrow would call them a column of lists.
         nested = [each for each in values if isinstance(each, (list, tuple, set, dict))]
-        check_values(schema.name_of(entity), nested, known)
-        return raw_values(values, Wanted(schema.column_of(entity), ID, entity), _type_of(known))
+        check_values(schema.name_of(entity), nested, type_of(known))
+        return raw_values(values, Wanted(schema.column_of(entity), ID, entity), type_of(known))
 
     def _told(self, users: list[Any], time: np.ndarray | None = None) -> dict[str, Any]:
         """What a model receives of users: their features and, where it takes one, their history.
@@ -223,11 +224,6 @@ class Known:
             for name, values in self.values.items()
         }
         return {**found, self.name: [*ids]}
-
-
-def _type_of(known: Mapping[Any, int] | None) -> type[Any] | None:
-    """The type of the values that a training has; None where it has none."""
-    return type(next(iter(known))) if known else None
 
 
 def _with(

@@ -20,7 +20,7 @@ from recsuite.tools.findings import Finding, judge
 from recsuite.workers.failure import WorkerSilentError
 
 # What a start may take, in seconds; a machine on which it takes longer has a fault.
-WORKER_DEADLINE = 8.0
+WORKER_DEADLINE = 30.0
 SLOW_START_SECONDS = 5.0
 
 

@@ -71,21 +71,40 @@ class Epoch:
 
 
 @dataclass(frozen=True)
+class TrainedWindow(Epoch):
+    """What was done with one window of a stream, the same on every rank: `validation` is of its predictions,
+    which were made before anything was learned from it.
+
+    num_events: of the window; first_time, last_time: of its events, in seconds since 1970; overall: the
+    metrics of all windows up to it. Of a window that was resumed the losses are those of the steps since
+    then.
+    """
+
+    num_events: int
+    first_time: int
+    last_time: int
+    overall: Metrics
+
+
+@dataclass(frozen=True)
 class Run:
     """What a training run leaves for the report, the same on every rank.
 
     epochs: those of this process, which may be none of a training that was complete; test: of the weights
     after epoch `test_epoch`, the best one by validation; num_epochs: those that are done; stopped_early:
-    whether --patience ended it.
+    whether --patience ended it. In a stream epochs are windows, and the test is that of all their
+    predictions; num_empty: the windows that had no event, and were passed over.
     """
 
     columns: Columns
     plan: str
-    epochs: list[Epoch]
+    epochs: Sequence[Epoch]
     test: Metrics
     test_epoch: int
     num_epochs: int
     stopped_early: bool
+    is_stream: bool = False
+    num_empty: int = 0
 
 
 class Callback:
@@ -124,6 +143,12 @@ class CheckpointerProtocol(Protocol):
     def tensors(self) -> Mapping[str, torch.Tensor | ShardedTensor]:
         """All that is kept of the train state, once it has begun: the tensors themselves."""
 
+    @property
+    def changed(self) -> Mapping[str, torch.Tensor] | None:
+        """Table to the rows of this rank's shards that may have changed since the last one was kept; None
+        where that is not known.
+        """
+
     def begin(self, train_state: TrainState) -> None:
         """Put the train state where it was at `start`."""
 
@@ -136,6 +161,18 @@ class CheckpointerProtocol(Protocol):
         Its losses and `tensors` were checked before, and are those of a trained model: what is written here
         replaces checkpoints that were good.
         """
+
+    def on_wait(self, progress: Progress) -> None:
+        """There is nothing to train on at present, and what was trained is kept; may end the process."""
+        return
+
+    def on_fold(self) -> None:
+        """All rows of all tables were written anew, and mean what they meant."""
+        return
+
+    def on_growth(self, columns: Columns) -> None:
+        """The data have grown, and are these from now on; no file of those before is there for long."""
+        return
 
     def restore_best(self, train_state: TrainState) -> Progress | None:
         """Put the train state where it was best; where the training was then, None if that was not kept."""
@@ -187,13 +224,27 @@ class ProgressBar(Callback):
         if name != "steps":
             yield
             return
-        title = f"epoch {progress.epoch + 1}/{self.num_epochs}"
+        title, number = self.extent(progress)
         # A resumed epoch begins where its checkpoint was written, and not at 0.
-        with stage(
-            title, self.num_events, self.unit, done=progress.samples, quiet=self.quiet
-        ) as self._reached:
+        with stage(title, number, self.unit, done=progress.samples, quiet=self.quiet) as self._reached:
             yield
+
+    def extent(self, progress: Progress) -> tuple[str, int]:
+        """What is under way, in words, and how many events that has."""
+        return f"epoch {progress.epoch + 1}/{self.num_epochs}", self.num_events
 
     def on_step(self, step: Step) -> None:
         """See `Callback`."""
         self._reached(step.progress.samples)
+
+
+class WindowBar(ProgressBar):
+    """Shows how far a window of a stream is."""
+
+    def __init__(self, unit: str, quiet: bool) -> None:
+        super().__init__(0, unit, 0, quiet)
+
+    def extent(self, progress: Progress) -> tuple[str, int]:
+        """See `ProgressBar`."""
+        assert progress.stream is not None
+        return f"window {progress.epoch + 1}", progress.stream.end - progress.stream.begin

@@ -35,6 +35,8 @@ from recsuite.training.input_pipeline import InputPipeline
 
 # Users times items that are scored at once: 32 MiB as float64.
 SCORES_AT_ONCE = 2**22
+# Of windows: a calibration would have to be that of windows before; no log loss is given without one.
+UNCALIBRATED = Calibration(float("nan"), float("nan"))
 
 
 class Evaluator(Protocol):
@@ -86,6 +88,12 @@ class PredictionEvaluator:
         calibration = self._calibration(self.predict(model, "validation", epoch), self.labels["validation"])
         return self._measure(self.predict(model, "test", epoch), self.labels["test"], calibration)
 
+    def window(
+        self, model: DistributedModelParallel, number: int, window: tuple[int, int], labels: np.ndarray
+    ) -> Metrics:
+        """The metrics on the events of a stream from one position to before another; labels: of them."""
+        return self._measure(self.predict(model, "validation", number, window), labels, UNCALIBRATED)
+
     def _measure(self, predictions: np.ndarray, labels: np.ndarray, calibration: Calibration) -> Metrics:
         liked = labels >= self.liked_label
         if self.task.evaluation == "answers":
@@ -97,28 +105,43 @@ class PredictionEvaluator:
         return fit_calibration(predictions, labels >= self.liked_label)
 
     @torch.no_grad()
-    def predict(self, model: DistributedModelParallel, split: str, epoch: int) -> np.ndarray:
-        """Predictions for all events of a split, float32, in their order, the same on every rank."""
+    def predict(
+        self,
+        model: DistributedModelParallel,
+        split: str,
+        epoch: int,
+        window: tuple[int, int] | None = None,
+    ) -> np.ndarray:
+        """Predictions for all events of a split, or of a window, float32, in their order, the same on every
+        rank.
+        """
         # Not for layers alone: in this mode the tracker of a delta marks no row as changed.
         model.eval()
         # Allocated once: tensors of each step, kept between its temporaries, would leave holes in the heap.
         dataset = self.input_pipeline.loader.dataset
-        mine = torch.empty(dataset.num_steps(split), dataset.batch_size, device=self.context.device)
-        for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context)):
+        shape = dataset.num_steps(split, window=window), dataset.batch_size
+        mine = torch.empty(*shape, device=self.context.device)
+        for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context, window)):
             output = model(batch.to(self.context.device, non_blocking=True)).output.predictions
             mine[step] = self.task.labels_of(output)
-        return in_order(mine, len(self.labels[split]), self.context)
+        return in_order(mine, len(dataset.positions_of(split, window)), self.context)
 
 
 def shown_batches(
-    input_pipeline: InputPipeline, split: str, epoch: int, context: RuntimeContext
+    input_pipeline: InputPipeline,
+    split: str,
+    epoch: int,
+    context: RuntimeContext,
+    window: tuple[int, int] | None = None,
 ) -> Iterator[ModelInput]:
     """The batches of a pass, and how far it has come. Not collective."""
-    sizes, done = input_pipeline.loader.dataset.step_sizes(split), 0
+    sizes, done = input_pipeline.loader.dataset.step_sizes(split, window=window), 0
     schema, quiet = input_pipeline.loader.dataset.schema, context.rank != 0
     unit = schema.items if split == "catalogue" else schema.labels
-    with stage(f"evaluation, {split}", sum(sizes), unit, quiet=quiet) as reached:
-        for size, batch in zip(sizes, input_pipeline.batches(split, epoch), strict=True):
+    title = f"evaluation, {split}" if window is None else f"predicting window {epoch + 1}"
+    with stage(title, sum(sizes), unit, quiet=quiet) as reached:
+        batches = input_pipeline.batches(split, epoch, window=window)
+        for size, batch in zip(sizes, batches, strict=True):
             yield batch
             done += size
             reached(done)

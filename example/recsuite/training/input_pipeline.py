@@ -33,21 +33,23 @@ class InputPipeline:
         self.phase = phase
         self.keys = [table.name for table in loader.dataset.tables]
         self.seconds_waited = 0.0
-        self._prepared: tuple[tuple[str, int, int], Iterator[Batch]] | None = None
+        self._prepared: tuple[tuple[Any, ...], Iterator[Batch]] | None = None
 
-    def prepare(self, split: str, epoch: int, first: int = 0) -> None:
+    def prepare(self, split: str, epoch: int, first: int = 0, window: tuple[int, int] | None = None) -> None:
         """Have the workers begin a pass, from event number `first` on, whose batches are asked for later."""
         sampler = self.loader.sampler
-        sampler.split, sampler.epoch, sampler.first = split, epoch, first
-        self._prepared = ((split, epoch, first), iter(self.loader))
+        sampler.split, sampler.epoch, sampler.first, sampler.window = split, epoch, first, window
+        self._prepared = ((split, epoch, first, window), iter(self.loader))
 
-    def batches(self, split: str, epoch: int, first: int = 0) -> Iterator[ModelInput]:
+    def batches(
+        self, split: str, epoch: int, first: int = 0, window: tuple[int, int] | None = None
+    ) -> Iterator[ModelInput]:
         """One pass over a split, on the host; counts the seconds that its consumer waits."""
         self.seconds_waited = 0.0
         with self._waiting():
             # What was begun ahead is for that very pass alone: an evaluation may come in between.
-            if self._prepared is None or self._prepared[0] != (split, epoch, first):
-                self.prepare(split, epoch, first)
+            if self._prepared is None or self._prepared[0] != (split, epoch, first, window):
+                self.prepare(split, epoch, first, window)
             assert self._prepared is not None
             source, self._prepared = self._prepared[1], None
         while True:

@@ -4,13 +4,15 @@
     dense part  AdamW, after the backward                --dense_lr, --dense_weight_decay
 
 Both rates fall linearly to zero over the run, counted in events and not in steps, so that they are the same
-on any number of ranks. The tables decay through one number, the row scale; see `RowScale`.
+on any number of ranks; in a stream they stay as they are. The tables decay through one number, the row scale;
+see `RowScale`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +28,8 @@ from recsuite.config.sections.model import OptimizerConfig
 REFERENCE_BATCH = 4096
 # Keeps a row without a gradient so far from dividing by zero, and is too small for anything else.
 TABLE_EPS = 1e-8
+# Over so many events of a stream, which has no passes, the tables decay by --weight_decay.
+EVENTS_OF_DECAY = 1_000_000
 # The parts of the combined optimizer, in their order.
 PARAMETER_GROUPS = ("tables", "dense")
 
@@ -72,10 +76,42 @@ def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> 
     return optimizer
 
 
-def share_left(progress: Progress, num_train: int, epochs: int) -> float:
-    """The share of the first rates at which the next step learns: what is left of the run, in events."""
-    # Of the epochs that were asked for, so an early stop ends at a rate above zero.
-    return 1 - (progress.epoch + progress.samples / num_train) / epochs
+class Schedule(Protocol):
+    """How fast a training learns while it goes on.
+
+    num_events: over so many the tables decay by --weight_decay.
+    """
+
+    @property
+    def num_events(self) -> int:
+        """See above."""
+
+    def left(self, progress: Progress) -> float:
+        """The share of the first rates at which the next step learns."""
+
+
+@dataclass(frozen=True)
+class Falling:
+    """Rates that fall to zero over some epochs of so many events each."""
+
+    num_events: int
+    epochs: int
+
+    def left(self, progress: Progress) -> float:
+        """What is left of the run, in events."""
+        # Of the epochs that were asked for, so an early stop ends at a rate above zero.
+        return 1 - (progress.epoch + progress.samples / self.num_events) / self.epochs
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Rates that stay: a stream has no end to which they could fall."""
+
+    num_events: int = EVENTS_OF_DECAY
+
+    def left(self, progress: Progress) -> float:
+        """All of them."""
+        return 1.0
 
 
 def set_rates(optimizer: CombinedOptimizer, left: float, scale: float) -> None:

@@ -6,6 +6,7 @@ what the table holds times the model's `row_scale`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,6 +20,9 @@ from recsuite.errors import UserError
 from recsuite.runtime.collectives import all_gather_object
 from recsuite.runtime.host import free_memory
 from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding.dynamic.contents import LiveRows
+from recsuite.sharding.dynamic.rows import DynamicRows
+from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
 from recsuite.training.state import TrainState, has_epochs_left
 
@@ -27,16 +31,21 @@ from recsuite.training.state import TrainState, has_epochs_left
 LARGEST_WEIGHT = 1e6
 # The most that a copy of all weights may take of what is free.
 SHARE_OF_FREE = 0.5
+# That of a row scale which is moved into the tables: far from the ends of float32 on both sides.
+SMALLEST_EXPONENT = -32
 # What optimizers keep is to be finite, and may be large.
 OPTIMIZER_SLOTS = ("momentum1", "exp_avg", "exp_avg_sq", "step")
 
 
 def unsound(
-    tensors: Mapping[str, torch.Tensor | ShardedTensor], rows: Mapping[str, torch.Tensor] | None = None
+    tensors: Mapping[str, torch.Tensor | ShardedTensor],
+    shares: Mapping[str, DynamicRows],
+    rows: Mapping[str, torch.Tensor] | None = None,
 ) -> str:
     """What this rank holds that no trained model does, in words; nothing where all is well. Not collective.
 
-    rows: table to the rows of this rank's shards that are looked at; all of all tables where it is None.
+    shares: of dynamic tables; rows: table to the rows of this rank's shards that are looked at, and then of
+    dynamic tables those that changed; all of all tables where it is None.
     """
     scale = next(float(value) for name, value in tensors.items() if name.endswith("row_scale"))
     for name, value in tensors.items():
@@ -52,6 +61,12 @@ def unsound(
             # A comparison with NaN is false.
             if not largest < limit:
                 return f"{_in_words(name, slot, value)} has {largest:.3g}"
+    for name, share in shares.items():
+        largest, kept = share.largest(changed=rows is not None)
+        if not scale * largest < LARGEST_WEIGHT:
+            return f"the table {name} (tables.{name}.weight) has {scale * largest:.3g}"
+        if not kept < float("inf"):
+            return f"the optimizer of the table {name} (tables.{name}.momentum1) has {kept:.3g}"
     return ""
 
 
@@ -70,6 +85,23 @@ def local_parts(
         return [value.detach()]
     shards = [shard.tensor.detach() for shard in value.local_shards()]
     return shards if rows is None else [shard[rows[name.split(".")[-2]]] for shard in shards]
+
+
+def fold_scale(train_state: TrainState) -> bool:
+    """Move what is small of the row scale into the tables; whether there was something to move.
+
+    By a power of two, so that no bit of a row changes. Without it the scale of a stream would end at zero.
+    Not collective; the scale is the same on every rank.
+    """
+    mantissa, exponent = math.frexp(float(train_state.row_scale))
+    if exponent > SMALLEST_EXPONENT:
+        return False
+    for name, value in train_state.model.state_dict().items():
+        if isinstance(value, ShardedTensor) and name.endswith(".weight"):
+            for part in local_parts(name, value):
+                part.mul_(2.0**exponent)
+    train_state.row_scale.fill_(mantissa)
+    return True
 
 
 class BestInMemory(CheckpointerProtocol):
@@ -97,11 +129,21 @@ class BestInMemory(CheckpointerProtocol):
         """The weights, without what optimizers keep."""
         return self._tensors
 
+    @property
+    def changed(self) -> None:
+        """See `CheckpointerProtocol`: of all rows."""
+
     def begin(self, train_state: TrainState) -> None:
         """See `CheckpointerProtocol`."""
-        self._tensors = train_state.model.state_dict()
+        self._shares = dynamic_rows(train_state.model)
+        state = train_state.model.state_dict()
+        dynamic = {name for name in state if name.endswith(".weight") and name.split(".")[-2] in self._shares}
+        # Of dynamic tables by their ids: a place is not always the same one's.
+        self._tensors = {name: value for name, value in state.items() if name not in dynamic}
         # The tensors themselves.
         self._held = [part for name, value in self._tensors.items() for part in local_parts(name, value)]
+        self._held += [rows.unknown[0] for rows in self._shares.values() if rows.unknown is not None]
+        self._rows: dict[str, LiveRows] = {}
 
     def on_step(self, step: Step) -> None:
         """Do nothing: the best weights are those of the end of an epoch."""
@@ -122,10 +164,13 @@ class BestInMemory(CheckpointerProtocol):
         if self._copies:
             for copy, part in zip(self._copies, self._held, strict=True):
                 copy.copy_(part)
+            self._rows = {name: rows.live() for name, rows in self._shares.items()}
             self._best = progress
 
     def _fit(self) -> bool:
-        mine = sum(part.numel() * part.element_size() for part in self._held), free_memory()
+        size = sum(part.numel() * part.element_size() for part in self._held)
+        size += sum(rows.weights.nbytes for rows in self._shares.values())
+        mine = size, free_memory()
         # One answer for all ranks: a copy of some shards would be of no use.
         sizes, rooms = zip(*all_gather_object(lambda: mine), strict=True)
         # The ranks of a machine share its memory, and each makes a copy.
@@ -143,6 +188,9 @@ class BestInMemory(CheckpointerProtocol):
         if self._copies and self._best:
             for copy, part in zip(self._copies, self._held, strict=True):
                 part.copy_(copy)
+            for name, rows in self._shares.items():
+                rows.clear()
+                rows.put(self._rows[name])
         return self._best
 
 

@@ -20,6 +20,8 @@ from recsuite.workers.ring import AnonymousFile, Ring
 from recsuite.workers.worker import STACK_SIGNALS, BatchSource, Task, Worker, serve
 
 CLOSE_SECONDS = 2.0
+# How long one whose connection is closed may take to be gone, before it is said to run still.
+DEATH_SECONDS = 30.0
 # What a stack needs to be written in.
 STACK_SECONDS = 0.3
 # Its connection and its crash log, and the two that multiprocessing keeps until it has ended.

@@ -21,7 +21,7 @@ import numpy as np
 from recsuite.errors import UserError
 from recsuite.workers.failure import WorkerDiedError, WorkerFailure, WorkerRaisedError, WorkerSilentError
 from recsuite.workers.handle import (
-    CLOSE_SECONDS,
+    DEATH_SECONDS,
     WorkerHandle,
     check_pickle,
     end_workers,
@@ -199,7 +199,7 @@ class WorkerPool:
                 worker.free_slots.append(task.slot)
 
     def _died(self, worker: WorkerHandle) -> WorkerDiedError:
-        worker.process.join(CLOSE_SECONDS)
+        worker.process.join(DEATH_SECONDS)
         # What it had answered before lies in the pipe; the task after that is the one that it died with.
         with contextlib.suppress(EOFError, OSError):
             while worker.tasks and worker.connection.poll():

@@ -1,0 +1,116 @@
+"""Day two: a training follows the ratings in the order of time, and a server follows the training.
+
+    python online.py                           a small synthetic world in which all changes
+    python online.py --data_path ml-1m         the ratings of a MovieLens folder, replayed by their times
+    python online.py --window 7d --ttl 180d    further flags are those of example.py
+
+The training is another process: it predicts each window of ratings, learns from it, and leaves a delta. This
+one serves, takes every delta, and in the end says what a model would be worth that nobody trained further.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from recsuite.checkpoint.storage.directory import newest_in, step_of
+from recsuite.checkpoint.storage.manifest import Progress
+from recsuite.checkpoint.storage.stream_progress import StreamProgress
+from recsuite.errors import UserError
+from recsuite.runtime.console import say
+from recsuite.tools import script
+
+TRAINING = Path(__file__).with_name("example.py")
+# Places for the users and movies of a moderate set; where more come, tables grow.
+TABLES = ("--ids", "dynamic", "--capacity", "10000")
+STREAM = ("--stream", *TABLES, "--inc_dump", "--window", "30d", "--batch_size", "512")
+WORLD = ("--dataset", "synthetic", "--world", "moving", "--synthetic_ratings", "30000")
+# Seconds between two looks at the folder of the checkpoints.
+LOOK_EVERY = 0.2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, serve and compare; returns the exit status: 2 for a user's mistake."""
+    return script.exit_status(lambda: run(*parse(argv)))
+
+
+def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The flags of this script, and the others, which are those of example.py."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "--data_path", type=Path, help="a folder of MovieLens files; synthetic ratings without one"
+    )
+    parser.add_argument(
+        "--save_dir", type=Path, help="keeps the checkpoints here; without one they are removed"
+    )
+    return parser.parse_known_args(argv)
+
+
+def run(flags: argparse.Namespace, others: list[str]) -> int:
+    """Train and serve side by side, then compare."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="online-")))
+        save_dir = flags.save_dir or folder / "dumps"
+        data: tuple[str, ...] = ("--data_path", str(flags.data_path or folder / "ratings"))
+        data += () if flags.data_path else WORLD
+        command = [sys.executable, str(TRAINING), "--save_dir", str(save_dir), *data]
+        with subprocess.Popen([*command, *STREAM, *others]) as training:
+            stack.callback(training.kill)
+            served = list(serve(save_dir, training))
+        if training.returncode != 0 or not served:
+            raise UserError("The training has ended before its first window; see what it said.")
+        for then in (served[0], served[len(served) // 2]):
+            goes_on = rmse_since(stream_of(then), stream_of(served[-1]))
+            say(
+                f"beside RMSE {goes_on:.4f} of the training that goes on, a model that nobody trained after "
+                f"window {then.epoch}:"
+            )
+            subprocess.run([*command, "--load", "--until", str(then.step)], check=True)
+    return 0
+
+
+def serve(save_dir: Path, training: subprocess.Popen[bytes]) -> Iterator[Progress]:
+    """Serve each newer model of a training, to its end; where the training was with each."""
+    from recsuite.serving.served import Follower
+    from recsuite.training.loops.saying import day
+
+    follower = None
+    while True:
+        # Looked at first: the last delta may come after the last look at the folder.
+        has_ended = training.poll() is not None
+        newest = newest_in(save_dir)
+        if follower is None and newest is not None and step_of(newest) > 0:
+            follower, is_newer = Follower(save_dir), True
+        else:
+            is_newer = follower is not None and follower.refresh()
+        if follower is not None and is_newer:
+            model, stream = follower.model, stream_of(follower.model.progress)
+            say(
+                f"serving the model after window {model.progress.epoch}, {model.age:.1f} s old, of ratings "
+                f"until {day(stream.time)}; progressive RMSE {stream.overall()['rmse']:.4f}"
+            )
+            yield model.progress
+        elif has_ended:
+            return
+        time.sleep(LOOK_EVERY)
+
+
+def stream_of(progress: Progress) -> StreamProgress:
+    """Where the stream of a training is."""
+    return progress.stream or StreamProgress()
+
+
+def rmse_since(before: StreamProgress, now: StreamProgress) -> float:
+    """The progressive error of a stream on what it has learned between two of its places."""
+    squares, number = now.sums["rmse"] - before.sums["rmse"], now.counts["rmse"] - before.counts["rmse"]
+    return float((squares / number) ** 0.5) if number else float("nan")
+
+
+if __name__ == "__main__":
+    script.run_script(main)

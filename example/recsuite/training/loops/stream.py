@@ -1,0 +1,224 @@
+"""A stream of events in the order of time: each window is first predicted, then learned from once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from recsuite.checkpoint.storage.manifest import VOCABULARY
+from recsuite.checkpoint.storage.stream_progress import StreamProgress
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.opening import find_same, load
+from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW
+from recsuite.datasets.streams.following import LOOK_EVERY
+from recsuite.datasets.streams.past import Past, Prefix, check_prefix
+from recsuite.datasets.streams.windows import Window, next_window, num_empty
+from recsuite.errors import counted
+from recsuite.runtime.collectives import raise_on_all
+from recsuite.training.callbacks import Callback, Run, TrainedWindow, WindowBar
+from recsuite.training.evaluation import PredictionEvaluator
+from recsuite.training.input_pipeline import InputPipeline
+from recsuite.training.loops.loop import Loop, after
+from recsuite.training.loops.saying import WindowLines
+from recsuite.training.optimizer import Constant
+from recsuite.training.steps import train_pass
+from recsuite.training.weights import fold_scale
+
+
+class StreamLoop(Loop):
+    """A training along a stream. See `Loop`."""
+
+    def make_bar(self) -> Callback:
+        """See `Loop`."""
+        return WindowBar(self.unit, quiet=self.context.rank != 0)
+
+    def prepare(self) -> None:
+        """See `Loop`: here the place in the stream is found."""
+        self.span = self.config.stream.span
+        self.following = self.data.following
+        self.loaders = contextlib.ExitStack()
+        # Columns that were made while the training ran, and are of no use to anybody else.
+        self.own_folder: Path | None = None
+        self._take_up(self.columns)
+        before = self.progress.stream or StreamProgress()
+        self.prefix = Prefix(self.columns.column("keys"), before.end)
+        self._remember(before, self.data.past.late)
+        if before.is_under_way:
+            window = before.begin, before.end
+            self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples, window)
+
+    def _take_up(self, columns: Columns) -> None:
+        self.columns = columns
+        self.times, self.labels = columns.column("time"), columns.column("rating")
+
+    def _remember(self, stream: StreamProgress, late: tuple[tuple[int, int], ...]) -> None:
+        """Keep what tells events that come later, and those that come too late."""
+        rows = self.columns.num_train + self.columns.num_late
+        stream = dataclasses.replace(stream, rows=rows, late=late if self.columns.num_late else ())
+        self.progress = dataclasses.replace(self.progress, stream=stream)
+
+    @property
+    def stream(self) -> StreamProgress:
+        """Where the stream is."""
+        assert self.progress.stream is not None
+        return self.progress.stream
+
+    def run(self) -> Run:
+        """See `Loop`."""
+        self.evaluator = PredictionEvaluator(self.task, self.input_pipeline, self.columns, self.context)
+        with self.loaders:
+            windows = list(self._run_windows())
+        self.say_dynamic_tables()
+        overall = {**self.task.no_metrics(), **self.stream.overall()}
+        empty = num_empty(self.times, self.stream.end, self.span)
+        number = self.progress.epoch
+        run = Run(self.columns, self.plan, windows, overall, number, number, False, True, empty)
+        self.callbacks.on_end(run)
+        return run
+
+    def _run_windows(self) -> Iterator[TrainedWindow]:
+        with WindowLines(self.task, self.unit, self.context) as lines:
+            while (window := self._next()) is not None:
+                done = self._run_window(window)
+                lines.add(done)
+                # An endless stream must not keep all of its losses.
+                yield dataclasses.replace(done, losses=done.losses[:0])
+
+    def _next(self) -> Window | None:
+        """The window under way, or the next one; None at the end of data that are not followed."""
+        stream, is_waiting = self.stream, False
+        if stream.is_under_way:
+            return Window(stream.begin, stream.end)
+        while True:
+            is_open = self.following is not None
+            window = next_window(self.times, self.stream.end, self.span, is_open)
+            if window is not None or self.following is None:
+                return window
+            if not is_waiting:
+                self.context.say(f"waiting for more {self.unit} in {self.columns.source}")
+                is_waiting = True
+            with self.phase(self.checkpointer.phase):
+                self.checkpointer.on_wait(self.progress)
+            if self.following.has_grown():
+                self._grow()
+            else:
+                time.sleep(LOOK_EVERY)
+
+    def _run_window(self, window: Window) -> TrainedWindow:
+        """Predict a window, unless that was done before, and learn from the rest of it."""
+        if not self.stream.is_under_way:
+            with self.phase("evaluation"):
+                self._predict(window)
+        if fold_scale(self.train_state):
+            # It may wait for a checkpoint that is still being written.
+            with self.phase(self.checkpointer.phase):
+                self.checkpointer.on_fold()
+        before, stream = self.progress, self.stream
+        sizes = self.input_pipeline.loader.dataset.step_sizes("train", before.samples, window)
+        losses, seconds, data_wait = self.timed(
+            lambda: train_pass(
+                self.train_state,
+                self.input_pipeline,
+                before,
+                Constant(),
+                self.config.training,
+                self.context,
+                lambda step: self.after_step(step, len(window)),
+            )
+        )
+        self.progress = dataclasses.replace(before, **after(before, len(losses)), stream=stream.done())
+        # Before a checkpoint is made of them.
+        self.check_weights(self.checkpointer.changed)
+        done = TrainedWindow(
+            self.progress,
+            losses,
+            float(np.average(losses, weights=sizes)),
+            {**self.task.no_metrics(), **stream.predicted},
+            seconds,
+            sum(sizes) / seconds,
+            data_wait,
+            len(window),
+            int(self.times[window.begin]),
+            int(self.times[window.end - 1]),
+            {**self.task.no_metrics(), **stream.overall()},
+        )
+        with self.phase(self.checkpointer.phase):
+            self.checkpointer.on_epoch(done)
+        self.callbacks.on_epoch(done)
+        return done
+
+    def _predict(self, window: Window) -> None:
+        """Predict a window of which nothing was learned, and begin it."""
+        model, number = self.train_state.model, self.progress.epoch
+        labels = np.asarray(self.labels[window.begin : window.end])
+        predicted = self.evaluator.window(model, number, window, labels)
+        stream = dataclasses.replace(
+            self.stream.with_window(predicted, len(window)),
+            begin=window.begin,
+            end=window.end,
+            begins_at=int(self.times[window.begin]),
+            time=int(self.times[window.end - 1]),
+            digest=self.prefix.extend(window.end),
+        )
+        self.progress = dataclasses.replace(self.progress, stream=stream)
+
+    def _grow(self) -> None:
+        """Go over to columns of the files as they are now. Collective.
+
+        Raises:
+            UserError: when they cannot be read, or what was learned from is not there as it was.
+        """
+        stream, before = self.stream, self.columns
+        vocabulary = Path(before.folder, VOCABULARY).read_text()
+        past = Past(vocabulary, (*stream.late, (stream.rows, stream.time)))
+        # What was asked to be made again was, when it was first read.
+        config = self.config.replaced(rebuild=False)
+        columns = find_same(config, self.context, past)
+        keys = columns.column("keys")
+        raise_on_all(lambda: check_prefix(keys, stream.end, stream.digest, columns.source))
+        self.prefix.keys = keys
+        self._take_up(columns)
+        # A rule that left nothing out need not be remembered: what comes later is under a later one.
+        self._remember(stream, past.late if columns.num_late > before.num_late else stream.late)
+        self.input_pipeline.loader.close()
+        loader = self.loaders.enter_context(load(columns, self.config, self.context))
+        self.input_pipeline = InputPipeline(loader, self.phase)
+        self.evaluator = PredictionEvaluator(self.task, self.input_pipeline, columns, self.context)
+        with self.phase(self.checkpointer.phase):
+            self.checkpointer.on_growth(columns)
+        self.context.say(describe_growth(before, columns))
+        self._drop_columns()
+        self.own_folder = Path(columns.folder) if columns.folder != before.folder else None
+
+    def _drop_columns(self) -> None:
+        """Remove columns that this training made on its way, and that no rank reads any more. Collective."""
+        folder = self.own_folder
+        raise_on_all(lambda: None)
+        if folder is not None and self.context.local_rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def describe_growth(before: Columns, columns: Columns) -> str:
+    """One line on files that have grown: how many events are new, and how many of those have an unknown user
+    or item.
+    """
+    schema, new = columns.schema, columns.num_train - before.num_train
+    events = columns.column("rows")[before.num_train :]
+    unknown = []
+    for entity in ENTITIES:
+        own = columns.column(f"{schema.name_of(entity)}_features")["features"][:, columns.place_of(entity)]
+        number = int(np.count_nonzero(own[events[entity]] == UNKNOWN_ROW))
+        if number:
+            unknown.append(f"{number:,} of {schema.name_of(entity)}s that no table row is of")
+    said = f"{columns.source} has {counted(new, f'new {schema.label}')}"
+    late = columns.num_late - before.num_late
+    if late:
+        were = counted(late, "other", "others")
+        said += f", and {were} older than what was trained, left out"
+    return said + (f" ({', '.join(unknown)})" if unknown else "")
