@@ -69,7 +69,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
             "dim": DIM,
             "ranks": NUM_RANKS,
             "ratings": flags.ratings,
-            "tracking": _launch(1, "tracking", settings),
+            "tracking": launch(1, "tracking", settings),
             "sizes": [measure_size(rows, flags.loads, settings) for rows in flags.rows],
         }
 
@@ -79,15 +79,15 @@ def measure_size(rows: int, loads: list[int], settings: Settings) -> dict[str, A
     with tempfile.TemporaryDirectory(dir=settings.folder) as folder:
         settings = dataclasses.replace(settings, folder=folder, rows=rows)
         make_wide_columns(settings, Config.of(data_path=settings.ratings_folder), Path(folder) / "columns")
-        found = _launch(NUM_RANKS, "dumps", settings)
+        found = launch(NUM_RANKS, "dumps", settings)
         return {
             "rows": rows,
             **found,
-            "loads": [_launch(number, "loads", settings) for number in loads],
+            "loads": [launch(number, "loads", settings) for number in loads],
         }
 
 
-def _launch(num_ranks: int, part: str, settings: Settings) -> Any:
+def launch(num_ranks: int, part: str, settings: Settings) -> Any:
     """What benchmarks/checkpoint_ranks.py finds on so many ranks."""
     settings_file, results = (Path(settings.folder) / name for name in ("settings.json", "results.json"))
     settings_file.write_text(json.dumps(dataclasses.asdict(settings)))

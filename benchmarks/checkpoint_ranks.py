@@ -1,4 +1,6 @@
-"""What each rank of a launch of benchmarks/checkpoint.py runs: checkpoint_ranks.py PART SETTINGS RESULTS
+"""What each rank of a launch of benchmarks/checkpoint.py or benchmarks/dynamic_delta.py runs:
+
+    checkpoint_ranks.py PART SETTINGS RESULTS
 
 PART is one of `PARTS`; SETTINGS is a JSON file, see `Settings`; rank 0 writes what was found to RESULTS. What
 is measured is what users run: the checkpointer, its tracker, and the loading of a state.
@@ -65,7 +67,19 @@ def measure_tracking(settings: Settings, config: Config, context: RuntimeContext
     return {**found, "batch size": config.loader.batch_size}
 
 
-PARTS = {"dumps": measure_dumps, "loads": measure_loads, "tracking": measure_tracking}
+def measure_dynamic(settings: Settings, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """Deltas of dynamic tables beside those of a static one, for benchmarks/dynamic_delta.py."""
+    from dynamic_delta_rounds import measure_deltas
+
+    return measure_deltas(settings, config, context)
+
+
+PARTS = {
+    "dumps": measure_dumps,
+    "loads": measure_loads,
+    "tracking": measure_tracking,
+    "dynamic deltas": measure_dynamic,
+}
 
 
 if __name__ == "__main__":

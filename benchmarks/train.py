@@ -54,7 +54,7 @@ def _parse_flags() -> argparse.Namespace:
     parser = make_parser(__doc__)
     sizes = "6040+3952,1000000+100000,10000000+1000000"
     parser.add_argument(
-        "--sizes", type=_sizes, default=_sizes(sizes), help=f"users+movies (default: {sizes})"
+        "--sizes", type=sizes_of, default=sizes_of(sizes), help=f"users+movies (default: {sizes})"
     )
     parser.add_argument("--batch", type=int, default=4096, help="of each of two ranks")
     parser.add_argument("--large_batch", type=int, default=16384, help="the other one of the scaling")
@@ -64,7 +64,8 @@ def _parse_flags() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _sizes(text: str) -> list[tuple[int, int]]:
+def sizes_of(text: str) -> list[tuple[int, int]]:
+    """What --sizes says: users and movies."""
     return [(int(users), int(movies)) for users, movies in (size.split("+") for size in text.split(","))]
 
 

@@ -79,6 +79,7 @@ class Here:
     """The example's training, without its evaluation, its checkpoints and the progress bar."""
 
     def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
+        from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
         from recsuite.training.state import build_train_state
         from recsuite.training.steps import make_pipeline
 
@@ -88,6 +89,8 @@ class Here:
         state = build_train_state(columns, config, context)
         state.model.train()
         self.state = state
+        self.shares = dynamic_rows(state.model)
+        self.number = 0
         self.pipeline = make_pipeline(state, config.training, context)
         self.feeds: dict[int, Iterator[Any]] = {}
 
@@ -105,16 +108,19 @@ class Here:
 
     def steps(self, number: int, batch_size: int) -> float:
         """Train for some steps; the last loss."""
+        from recsuite.sharding.dynamic.sharded.collective import begin_step, grow
         from recsuite.training.optimizer import set_rates
 
         if batch_size not in self.feeds:
             self.feeds[batch_size] = self._batches(batch_size)
         for _ in range(number):
-            # These two lines are what `train_epoch` does around a step, with a rate and a row scale that
-            # stay.
+            # These lines are what `train_epoch` does around a step, with a rate and a row scale that stay.
             set_rates(self.state.optimizer, 1.0, 1.0)
+            begin_step(self.shares, self.number, 0, 1.0)
             loss = self.pipeline.progress(self.feeds[batch_size]).loss
             self.state.row_scale.fill_(1.0)
+            self.number += 1
+            grow(self.state.model, self.number)
         return float(loss)
 
     def parts(self, number: int, batch_size: int) -> dict[str, float]:
@@ -122,8 +128,8 @@ class Here:
         if self.context.device.type != "cpu":
             return {}
         from recsuite.monitoring.profiler import OTHER, PARTS
-        from recsuite.sharding import cpu_tables, lookup
         from recsuite.sharding import recommender as model
+        from recsuite.sharding.cpu import cpu_tables, lookup
         from recsuite.training import steps as train
 
         found: dict[str, list[float]] = {part: [] for part in PARTS}
