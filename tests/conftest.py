@@ -33,6 +33,8 @@ os.environ.update(NO_GPUS)
 LONGEST = (
     "test_commands",
     "test_your_data",
+    "test_dynamic_tables",
+    "test_stream_commands",
     "test_example",
     "test_lost",
     "test_failures",

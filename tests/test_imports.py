@@ -23,13 +23,14 @@ MAY_IMPORT = {
     "config": "errors",
     "runtime": "errors checkout config",
     "workers": "errors runtime",
-    "datasets": "errors checkout files records config runtime workers",
+    "ids": "errors",
+    "datasets": "errors checkout files records config runtime workers ids",
     "models": "config datasets.schema",
-    "sharding": "errors config runtime datasets models",
-    "checkpoint.storage": "errors files records config runtime.console",
+    "sharding": "errors config runtime datasets models ids",
+    "checkpoint.storage": "errors files records config runtime.console ids",
     "training": "errors config runtime datasets models sharding checkpoint.storage",
-    "checkpoint": "errors files config runtime datasets models sharding training",
-    "serving": "errors files records config models runtime.console datasets.schema datasets.source "
+    "checkpoint": "errors files config runtime datasets models sharding training ids",
+    "serving": "errors files records config models runtime.console ids datasets.schema datasets.source "
     "datasets.preparation.vocabulary checkpoint.storage",
     "monitoring": "errors files config runtime datasets models checkpoint.storage training",
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.launch import LAUNCHER, ROOT, cores, free_port, run_command, started, succeeded
+from tests.support.launch import LAUNCHER, PATIENCE, ROOT, cores, free_port, run_command, started, succeeded
 from tests.support.starting import REAL_WORKERS
 
 # Before anything of the project's is imported, and with nothing but what Python has imported by itself.
@@ -152,7 +152,7 @@ def test_a_fork_obeys_signals_and_is_waited_for_like_any_child(tmp_path: Path) -
             assert process.stdout is not None
             assert process.stdout.readline() == "here\n"
             process.send_signal(number)
-            assert process.wait(10) == -number
+            assert process.wait(10 * PATIENCE) == -number
 
 
 @pytest.mark.parametrize("launcher", [LAUNCHER, ("-m", "torch.distributed.run")])
@@ -161,7 +161,7 @@ def test_the_ranks_of_a_forked_launcher_are_its_children(tmp_path: Path, launche
     script.write_text(CHILD)
     where = [f"--rdzv_endpoint=localhost:{free_port()}", "--nproc_per_node=2"]
     with started([sys.executable, "-u", *launcher, *where, str(script)]) as process:
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=300)
     assert sorted(output.splitlines()) == [f"{process.pid} {rank} 2" for rank in (0, 1)], errors
 
 

@@ -10,6 +10,9 @@ import pytest
 from tests.support.documents import short_form
 from tests.support.launch import ROOT, python, read_json, succeeded
 
+# It measures for long; nothing but its own script depends on it.
+pytestmark = pytest.mark.soak
+
 ROWS = 20_000
 DIM = 64
 # Its number and its raw value, its weights, and the state of its optimizer.

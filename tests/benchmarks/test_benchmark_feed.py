@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.documents import PAGES, short_form
 from tests.support.launch import ROOT, python, read_json, succeeded
+
+# It measures for long; nothing but its own script depends on it.
+pytestmark = pytest.mark.soak
 
 
 def test_the_benchmark_of_the_loader_shows_every_bar_and_writes_only_its_report(tmp_path: Path) -> None:

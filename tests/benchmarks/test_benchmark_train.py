@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.documents import short_form
 from tests.support.launch import ROOT, python, read_json, succeeded
+
+# It measures for long; nothing but its own script depends on it.
+pytestmark = pytest.mark.soak
 
 BARS = ("2 processes / plain", "2 processes / 1 process, 256", "2 processes / 1 process, 512", "peak memory")
 

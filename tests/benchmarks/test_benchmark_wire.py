@@ -9,6 +9,9 @@ import pytest
 from tests.cluster.machines import why_not
 from tests.support.launch import ROOT, python, read_json, succeeded
 
+# It measures for long; nothing but its own script depends on it.
+pytestmark = pytest.mark.soak
+
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 def test_two_machines_send_little_more_than_must_travel_and_learn_what_one_does(tmp_path: Path) -> None:

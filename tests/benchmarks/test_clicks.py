@@ -109,6 +109,7 @@ def test_least_squares_finds_what_a_user_likes(clicks: ModuleType, columns: Colu
     assert found["hr_at_10"] > columns.baselines["ranks"]["popularity"]["hr_at_10"]
 
 
+@pytest.mark.soak
 def test_both_are_trained_and_shown_beside_popularity(folder: Path, tmp_path: Path) -> None:
     flags = ["--ranks", 1, "--report", tmp_path, "--train", "--epochs", 4, "--batch_size", 64]
     printed = succeeded(python(ROOT / "benchmarks" / "clicks.py", folder, *flags, timeout=200))

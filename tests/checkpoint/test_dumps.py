@@ -19,7 +19,6 @@ from tests.support.dump_ranks import CASES, OTHER_BATCH_SIZE, RANKS, SEED, SIZES
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 
 # All launches run within the first test.
-pytestmark = pytest.mark.timeout(600)
 
 SCRIPT = SUPPORT / "dump_ranks.py"
 PAIRS = list(product(RANKS, RANKS))

@@ -1,6 +1,6 @@
 """What a checkpoint says of itself is forged, with digests that fit: refused, or loaded as it was written.
 
-FORGERIES says how many manifests are forged, and under `soak` five times as many; FORGERY_SEED says which.
+FORGERIES says how many manifests are forged, and under `soak` ten times as many; FORGERY_SEED says which.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from recsuite.serving.served import Follower, ServedModel
 from tests.support.planted_model import differing, write_step
 from tests.support.trained import Trained, resume
 
-FORGERIES = int(os.environ.get("FORGERIES", "50"))
+FORGERIES = int(os.environ.get("FORGERIES", "20"))
 SEED = int(os.environ.get("FORGERY_SEED", "0"))
 DUMP, DELTA = "step-000000001", "delta-000000003"
 PART = "part-00001.safetensors"
@@ -117,7 +117,7 @@ def forge(found: dict[str, Any], chance: random.Random) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [DUMP, DELTA])
 @pytest.mark.parametrize("is_sealed", [True, False])
-@pytest.mark.parametrize("count", [FORGERIES, pytest.param(5 * FORGERIES, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [FORGERIES, pytest.param(10 * FORGERIES, marks=pytest.mark.soak)])
 def test_every_forged_manifest_is_a_sentence_or_a_load_of_what_was_written(
     trained: Trained, name: str, is_sealed: bool, count: int
 ) -> None:

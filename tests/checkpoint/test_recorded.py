@@ -15,6 +15,7 @@ from recsuite.checkpoint.storage.recorded import (
     LEARNING_FLAGS,
     MODEL_FLAGS,
     NAME_FLAGS,
+    TABLE_FLAGS,
     with_recorded,
 )
 from recsuite.config.config import Config, flag_names
@@ -30,8 +31,19 @@ TRAINED = Config.of(split="random", seed=3, embedding_dim=8, mlp_dims=(4, 2), ep
 OF_THE_COMMAND_LINE = (
     *("train", "dump", "inc_dump", "resume", "load", "compact", "export", "recommend", "doctor"),
     "schema",
-    *("checkpoint", "until", "save_dir", "dump_every", "keep", "async_dump", "user", "top", "follow"),
-    *("pipeline", "timeout", "rebuild"),
+    *(
+        "checkpoint",
+        "until",
+        "save_dir",
+        "dump_every",
+        "keep",
+        "async_dump",
+        "user",
+        "top",
+        "follow",
+        "follow_data",
+    ),
+    *("pipeline", "timeout", "rebuild", "distribution"),
 )
 
 # Of each flag values of another type, or beyond what it may be.
@@ -42,6 +54,7 @@ EDITS: dict[str, list[Any]] = {
     "data_path": [1, None, "/a\nb"],
     "cache_dir": [1, ["/tmp"], {"a": 1}],
     "synthetic_ratings": [0, 10**12, 1e6, "many"],
+    "world": ["", "flat", 1],
     "test_fraction": [0, 1, -0.5, "0.2", True],
     "validation_fraction": [1, -1, None],
     "bad_rows": ["keep", False],
@@ -51,6 +64,13 @@ EDITS: dict[str, list[Any]] = {
     "history": [-1, 10**9, None, "30"],
     "epochs": [0, -1, 10**400, 1.0],
     "batch_size": [0, 2**40, "2048"],
+    "capacity": ["0", "many", 100, "user=", None],
+    "admit": [0, 10**9, "2"],
+    "evict": ["oldest", 1],
+    "ttl": ["-1", "5 days", 5],
+    "half_life": ["x", 7],
+    "grow": [-0.5, 2, "0.75"],
+    "max_growth": [0, 10**6, 1.5],
     "lr": [0, -1, 10**400, "0.04", None, []],
     "weight_decay": [-1, 10**9, 10**400],
     "dense_weight_decay": [-1, 10**9, False],
@@ -96,6 +116,15 @@ def test_a_load_takes_data_and_model_from_the_checkpoint_and_says_so(
     assert capsys.readouterr().out == f"as in the training: {shown}\n"
 
 
+@pytest.mark.parametrize("line", ["--load", "--resume"])
+def test_the_places_of_dynamic_tables_are_those_of_the_training(trained: Config, line: str) -> None:
+    # A stream's cannot be counted anew, so a load without them would be refused.
+    record(trained.replaced(ids="dynamic", stream=True, split="time", capacity="user=48,movie=64", ttl="9d"))
+    assert merged(trained, line).tables.capacity == "user=48,movie=64"
+    assert merged(trained, line).tables.ttl == "9d"
+    assert merged(trained, f"{line} --capacity 100").tables.capacity == "100"
+
+
 def test_the_flags_of_a_checkpoint_from_before_there_were_sections_are_read(trained: Config) -> None:
     expected = merged(trained, "--resume")
     folder = Path(trained.checkpoint.save_dir) / "step-000000010"
@@ -131,7 +160,15 @@ def test_a_resume_keeps_the_step_of_the_tables_which_an_older_checkpoint_does_no
 
 
 def test_every_flag_is_of_exactly_one_class() -> None:
-    classes = (NAME_FLAGS, DATA_FLAGS, MODEL_FLAGS, LEARNING_FLAGS, OF_A_MACHINE, OF_THE_COMMAND_LINE)
+    classes = (
+        NAME_FLAGS,
+        DATA_FLAGS,
+        MODEL_FLAGS,
+        TABLE_FLAGS,
+        LEARNING_FLAGS,
+        OF_A_MACHINE,
+        OF_THE_COMMAND_LINE,
+    )
     assert sorted(name for names in classes for name in names) == sorted(flag_names())
 
 
@@ -322,5 +359,6 @@ def test_flags_of_a_program_of_another_age_are_left_out_and_that_is_said(
         0,
     )
     assert (
-        f"{dump / CONFIG} does not have --task, --mlp_dims, --history, --dataset" in capsys.readouterr().out
+        f"{dump / CONFIG} does not have --task, --mlp_dims, --history, --ids, --dataset"
+        in capsys.readouterr().out
     )

@@ -729,11 +729,11 @@ def test_a_second_writer_is_refused_and_removes_nothing(tmp_path: Path) -> None:
     with writing(tmp_path):
         under_way.mkdir()
         second = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True
         )
         assert second.stdout.startswith(f"Another training writes its checkpoints to {tmp_path}; wait for it")
         assert under_way.is_dir()
-    third = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    third = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert third.stdout == "in\n"
     assert names_in(tmp_path) == []
 

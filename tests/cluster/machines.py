@@ -49,14 +49,14 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from tests.support.launch import LAUNCH_VARIABLES, LAUNCHER, NO_GPUS, ROOT
+from tests.support.launch import LAUNCH_VARIABLES, LAUNCHER, NO_GPUS, PATIENCE, ROOT
 from tests.support.preloaded import preloaded
 from tests.support.starting import is_quick
 
 EXAMPLE = ROOT / "example" / "example.py"
 NETWORK = "10.77.0"
 RENDEZVOUS_PORT = 29400
-SECONDS = 20.0
+SECONDS = 100
 # Ends when its standard input does, so with the process that holds the other end. Its orphans, who are all
 # that end on its machine, are not waited for: the kernel removes them.
 SWITCH = """set -e
@@ -324,6 +324,7 @@ class Running:
 
     def wait_for(self, words: str, timeout: float = 60) -> None:
         """Wait until it has said some words."""
+        timeout *= PATIENCE
         deadline = time.monotonic() + timeout
         while True:
             status = self.poll()
@@ -335,6 +336,7 @@ class Running:
 
     def wait(self, timeout: float = 120) -> int:
         """Wait for its end; the exit status, negative if a signal ended it."""
+        timeout *= PATIENCE
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
             assert time.monotonic() < deadline, f"it still ran after {timeout} s:\n{self.text()}"

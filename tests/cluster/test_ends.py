@@ -29,12 +29,12 @@ def test_a_late_launcher_is_waited_for(
         command.succeeded(90)
 
 
+@pytest.mark.soak
 def test_a_clean_end_leaves_no_warnings_of_the_store(
     cluster_of: Callable[[int], Cluster], synthetic_folder: Path
 ) -> None:
-    # A rank that is started really imports TorchRec while the other waits for it, for longer than a few
-    # seconds on a busy machine.
-    flags = ("--epochs", 1, "--batch_size", 2048, "--timeout", 60, "--data_path", synthetic_folder)
+    # A rank that is started really imports TorchRec while the other waits for it: minutes on a busy machine.
+    flags = ("--epochs", 1, "--batch_size", 2048, "--timeout", 600, "--data_path", synthetic_folder)
     first, second = cluster_of(2).machines
     # The store is the first one's, which may end before the other. Started really: what is said of that is a
     # matter of TORCH_CPP_LOG_LEVEL when torch is imported.
@@ -47,7 +47,7 @@ def test_a_clean_end_leaves_no_warnings_of_the_store(
 def test_a_mistake_that_all_machines_find_is_said_on_each_with_status_2(
     cluster_of: Callable[[int], Cluster], synthetic_folder: Path
 ) -> None:
-    flags = ("--data_path", synthetic_folder, "--timeout", 30, "--lr")
+    flags = ("--data_path", synthetic_folder, "--timeout", 300, "--lr")
     machines = cluster_of(2).machines
     commands = [
         machine.start(launched(*flags, lr)) for machine, lr in zip(machines, (0.01, 0.02), strict=True)

@@ -426,9 +426,9 @@ def test_two_launches_at_once_share_one_set_of_columns(folder: Path) -> None:
     processes = [spawn.Process(target=_open, args=(str(folder), start, results)) for _ in range(2)]
     for process in processes:
         process.start()
-    found = {results.get(timeout=60) for _ in processes}
+    found = {results.get(timeout=300) for _ in processes}
     for process in processes:
-        process.join(timeout=30)
+        process.join(timeout=150)
         assert process.exitcode == 0
     assert len(found) == 1
     assert len([path for path in (folder / ".columns").iterdir() if path.is_dir()]) == 1

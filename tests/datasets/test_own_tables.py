@@ -356,6 +356,7 @@ def test_a_leak_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     assert "Traceback" not in failed.stderr
 
 
+@pytest.mark.soak
 def test_random_clicks_are_ranked_by_chance_though_the_events_have_a_price(tmp_path: Path) -> None:
     draw, num_items, size = np.random.default_rng(0), 300, 4_000
     item = draw.integers(0, num_items, size)
@@ -401,6 +402,7 @@ def test_ranks_train_the_same_model_of_events_features_and_numbers(folder: Path,
         assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
+@pytest.mark.soak
 def test_what_two_ranks_trained_is_served_with_the_same_predictions(folder: Path, tmp_path: Path) -> None:
     results, dumps = tmp_path / "found.npz", tmp_path / "dumps"
     succeeded(torchrun(2, SUPPORT / "states.py", results, folder, dumps))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import pytest
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
-from tests.support.documents import PAGES, README, blocks, commands, short_form, write_default_data
+from tests.support.documents import PAGES, README, blocks, commands, short_form
 from tests.support.launch import ROOT, python, read_json, run_command, succeeded
 from tests.support.quick_python import quick_python
 from tests.support.starting import REAL_WORKERS
@@ -47,7 +45,6 @@ def installed(few_ratings: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     unwanted = shutil.ignore_patterns(".venv", ".git", "data", "runs", "dumps", ".*_cache", "__pycache__")
     shutil.copytree(ROOT, folder, ignore=unwanted)
     shutil.copytree(few_ratings, folder / "data")
-    write_default_data(folder / "more", 100_000)
     with quick_python(folder):
         yield folder
 
@@ -68,17 +65,6 @@ def shell(lines: Lines, folder: Path, **env: str) -> subprocess.CompletedProcess
     )
 
 
-@contextlib.contextmanager
-def more_ratings(clone: Path) -> Iterator[None]:
-    """In a clone whose default data set has enough ratings for what few do not show."""
-    data, few, more = clone / "data", clone / "few", clone / "more"
-    data.rename(few)
-    more.rename(data)
-    yield
-    data.rename(more)
-    few.rename(data)
-
-
 def rows(output: str) -> list[tuple[str, list[float]]]:
     """The names and numbers of all tables of results, in order."""
     return [
@@ -95,29 +81,27 @@ def models(output: str) -> list[list[float]]:
 # --- checks ---
 
 
-def trains_close_to_the_oracle(lines: Lines, clone: Path) -> None:
-    # The second command of the block runs the tests, as test_run_sh.py shows.
-    assert lines == ("./run.sh", "./run.sh test")
-    with more_ratings(clone):
-        output = succeeded(shell(lines[:1], clone))
-    (model,) = models(output)
-    assert model[0] <= 1.05 * dict(rows(output))["oracle (knows the planted world)"][0]
-
-
-def trains(lines: Lines, clone: Path, **env: str) -> None:
+def trains(lines: Lines, clone: Path) -> None:
     """Better than the mean."""
-    output = succeeded(shell((". .venv/bin/activate", *lines), clone, **env))
+    output = succeeded(shell((". .venv/bin/activate", *lines), clone))
     (model,) = models(output)
     assert model[0] < dict(rows(output))["global mean"][0]
 
 
-def trains_really(lines: Lines, clone: Path) -> None:
-    """With a Python that imports all by itself, as test_example.py launches two ranks."""
-    trains(lines, clone, REAL_LAUNCH="1")
+def trains_then_tests(lines: Lines, clone: Path) -> None:
+    # The second command of the block runs the tests, as test_run_sh.py shows.
+    assert lines == ("./run.sh", "./run.sh test")
+    trains(lines[:1], clone)
 
 
 def trains_shortly(lines: Lines, clone: Path) -> None:
     trains((*lines[:-1], f"{lines[-1]}{SHORT}"), clone)
+
+
+def follows_a_stream(lines: Lines, clone: Path) -> None:
+    output = succeeded(shell(lines, clone))
+    assert re.search(r"dynamic tables: user \d+ rows", output)
+    assert re.search(r"\| predicted before learned, \d+ windows", output)
 
 
 def meets_other_machines(lines: Lines, clone: Path) -> None:
@@ -153,16 +137,13 @@ def trains_on_own_tables(lines: Lines, clone: Path) -> None:
 
 
 def lives(lines: Lines, clone: Path) -> None:
-    # With few of them the first four epochs are the best.
-    with more_ratings(clone):
-        output = succeeded(shell(lines, clone))
+    output = succeeded(shell(lines, clone))
     before, after, loaded = models(output)
     assert "epoch 4/4" in output
     assert "epoch 5/6" in output
     assert list((clone / "dumps").glob("delta-*"))
-    # On another number of processes.
-    assert loaded == pytest.approx(after, abs=1e-4)
-    assert before != after
+    # The best of both trainings, on another number of processes. With few ratings it may be the first's.
+    assert any(loaded == pytest.approx(trained, abs=1e-4) for trained in (before, after))
 
 
 def loads_with_any_number_of_processes(lines: Lines, clone: Path) -> None:
@@ -277,9 +258,15 @@ def is_run_by_the_test_of_the_benchmark(lines: Lines, clone: Path) -> None:
     assert f'short_form("{benchmark}")' in test.read_text()
 
 
+def is_run_by_the_test_of_the_script(lines: Lines, clone: Path) -> None:
+    for line in lines:
+        (script,) = re.findall(r"python example/(\w+)\.py", line)
+        test = ROOT / "tests" / "scripts" / f"test_{script}.py"
+        assert f'ROOT / "example" / "{script}.py"' in test.read_text()
+
+
 def walks_from_a_table_to_recommendations(lines: Lines, clone: Path) -> None:
-    """All blocks of the page in their order, as somebody new to it, who has five minutes."""
-    began = time.monotonic()
+    """All blocks of the page in their order, as somebody new to it."""
     make, train, change, recommend = commands(YOUR_DATA)
     assert make == lines
     succeeded(shell(make, clone))
@@ -297,7 +284,6 @@ def walks_from_a_table_to_recommendations(lines: Lines, clone: Path) -> None:
     output = succeeded(shell(recommend, clone))
     assert re.search(r"^user 38aa04f2-\S+ rated \d+ items, and liked most:$", output, re.MULTILINE)
     assert RANKED.search(output)
-    assert time.monotonic() - began < 280
     fits_a_model_in_a_notebook(clone)
 
 
@@ -338,11 +324,12 @@ def names_what_is_there(lines: Lines, clone: Path) -> None:
 
 # By the first line of a block; a block that stands in two documents runs once.
 CHECKS: dict[str, Check] = {
-    "./run.sh": trains_close_to_the_oracle,
-    ". .venv/bin/activate": trains_really,
+    "./run.sh": trains_then_tests,
+    ". .venv/bin/activate": trains,
     "torchrun --standalone --nproc_per_node=2 example/example.py --num_workers 4": trains_shortly,
     "NPROC=3 ./run.sh --epochs 1": trains,
     "NNODES=2 RDZV_ENDPOINT=first-machine:29400 ./run.sh": meets_other_machines,
+    "./run.sh --ids dynamic --capacity 10000 --stream --window 30d": follows_a_stream,
     "./run.sh --dataset ml-1m --num_workers 2": reaches_the_download,
     "./run.sh --data_path ~/ml-1m --split random": trains_on_a_folder_of_files,
     "./run.sh --data_path ~/shop": trains_on_own_tables,
@@ -365,6 +352,8 @@ CHECKS: dict[str, Check] = {
     "sbatch deploy/slurm.sh --dataset ml-1m": names_what_is_there,
     "docker build -f deploy/Dockerfile -t recommender .": names_what_is_there,
     "kubectl apply -f deploy/shared_folder.yaml -f deploy/trainjob.yaml": names_what_is_there,
+    # dynamic.md
+    "python example/online.py": is_run_by_the_test_of_the_script,
     # your_data.md
     "./run.sh setup": walks_from_a_table_to_recommendations,
     "./run.sh train --data_path shop --batch_size 512": is_a_step_of_the_walk,
@@ -385,6 +374,19 @@ CHECKS: dict[str, Check] = {
     },
 }
 BLOCKS = list(dict.fromkeys(lines for page in PAGES for lines in commands(page)))
+(LIFE,) = (lines for lines in BLOCKS if CHECKS.get(lines[0]) is lives)
+# Blocks of other pages than the README whose trainings take long: they run with the soak.
+LONG = (
+    "./run.sh dump",
+    "./run.sh dump --resume --dump_every 100",
+    "./run.sh inc_dump --dump_every 50",
+    "./run.sh load dumps --until 100",
+    "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out",
+    "./run.sh export served --checkpoint latest",
+    "./run.sh setup",
+    "./run.sh --epochs 2 --report_dir runs/first",
+    "./run.sh --epochs 2 --lr 0.02 --report_dir runs/second --profile 20 --tensorboard",
+)
 
 
 def test_every_command_of_every_document_has_a_check() -> None:
@@ -392,9 +394,25 @@ def test_every_command_of_every_document_has_a_check() -> None:
     assert len(BLOCKS) == len(CHECKS)
 
 
-@pytest.mark.parametrize("lines", BLOCKS, ids=lambda lines: lines[0])
+@pytest.mark.parametrize(
+    "lines",
+    [pytest.param(lines, id=lines[0], marks=[pytest.mark.soak] * (lines[0] in LONG)) for lines in BLOCKS],
+)
 def test_a_command_does_what_its_document_says(lines: Lines, clone: Path) -> None:
     CHECKS[lines[0]](lines, clone)
+
+
+@pytest.mark.soak
+def test_enough_ratings_come_close_to_the_oracle_and_a_second_training_is_better(
+    clone: Path, tmp_path: Path
+) -> None:
+    write_synthetic(tmp_path, 100_000, seed=0)
+    training, *life = (f"{line} --data_path {tmp_path}" for line in ("./run.sh", *LIFE))
+    output = succeeded(shell((training,), clone))
+    (model,) = models(output)
+    assert model[0] <= 1.05 * dict(rows(output))["oracle (knows the planted world)"][0]
+    _, after, loaded = models(succeeded(shell((*life,), clone)))
+    assert loaded == pytest.approx(after, abs=1e-4)
 
 
 def test_the_loader_works_in_a_program_of_ones_own(tmp_path: Path) -> None:

@@ -28,8 +28,9 @@ OTHER_FLAGS = [
         "--no-deps",
         "--no-build-isolation",
         "--build-arg",
+        "--host",
     ),
-    *("--write", "--real", "--output", "--help", "--rebuild", "--logdir", "--format", "--label"),
+    *("--write", "--data", "--real", "--output", "--help", "--rebuild", "--logdir", "--format", "--label"),
 ]
 
 
@@ -95,7 +96,7 @@ def test_the_tree_of_the_readme_names_every_folder() -> None:
         named.add("".join(above))
     folders = [folder for folder in (ROOT / "example").rglob("*/") if "__pycache__" not in folder.parts]
     tops = [ROOT / name for name in ("example", "tests", "benchmarks", "docs", "deploy")]
-    files = [ROOT / "example" / "example.py"]
+    files = (ROOT / "example").glob("*.py")
     there = {f"{folder.relative_to(ROOT).as_posix()}/" for folder in (*tops, *folders)}
     assert named == there | {file.relative_to(ROOT).as_posix() for file in files}
 
@@ -155,6 +156,17 @@ def test_the_figures_of_clicks_are_those_of_the_committed_run(monkeypatch: pytes
     assert clicks.render(result) in clicks.PAGE.read_text()
     assert clicks.judge(result) == result["bars"]
     assert all(bar["reached"] for bar in result["bars"])
+
+
+@pytest.mark.parametrize("benchmark", ["dynamic_delta", "dynamic_quality"])
+def test_the_figures_of_dynamic_tables_are_those_of_the_committed_run(
+    monkeypatch: pytest.MonkeyPatch, benchmark: str
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    script = importlib.import_module(benchmark)
+    result = read_json(DOCS / f"{benchmark}.json")
+    assert script.render(result) in script.PAGE.read_text()
+    assert script.judge(result) == result["bars"]
 
 
 def test_the_committed_run_of_the_feed_reached_every_bar() -> None:

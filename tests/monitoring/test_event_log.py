@@ -16,19 +16,10 @@ from recsuite.monitoring.event_log import EventLog
 from recsuite.monitoring.runs import numbers
 from recsuite.training.callbacks import Step
 from recsuite.training.optimizer import table_rate
+from tests.support.event_files import scalars
 from tests.support.launch import EXAMPLE, python, read_json
 
 STEPS_OF_AN_EPOCH = 8
-
-
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard would show: by name, steps and values."""
-    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    accumulator.Reload()
-    return {
-        name: [(found.step, found.value) for found in accumulator.Scalars(name)]
-        for name in accumulator.Tags()["scalars"]
-    }
 
 
 def test_tensorboard_shows_the_numbers_of_the_report(watched: tuple[str, Path]) -> None:

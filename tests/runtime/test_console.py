@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recsuite.runtime.console import install_tag, remove_tag, say
-from tests.support.launch import EXAMPLE, LAUNCHER, SUPPORT, python, run_command, started
+from tests.support.launch import EXAMPLE, LAUNCHER, PATIENCE, SUPPORT, python, run_command, started
 
 # Prints until it is ended; "dump" has a handler of SIGTERM, which is called instead. A line is one write, or
 # that of another rank could come before its end: a launcher starts ranks without buffers.
@@ -39,7 +39,7 @@ def head(command: list[str], lines: int) -> tuple[int, str, str]:
         assert process.stderr is not None
         output = "".join(process.stdout.readline() for _ in range(lines))
         process.stdout.close()
-        status = process.wait(30)
+        status = process.wait(30 * PATIENCE)
         return status if status >= 0 else 128 - status, output, process.stderr.read()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launch import started, wait_for
+from tests.support.launch import PATIENCE, started, wait_for
 
 HEAD = "import sys, time\n"
 CALL = """
@@ -72,7 +72,7 @@ print("told why")
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", HEAD + script, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def test_a_call_without_an_end_ends_the_rank_with_a_sentence_and_its_place() -> None:
@@ -116,7 +116,7 @@ def test_a_launcher_that_is_stopped_for_too_long_is_ended_and_one_that_goes_on_i
         assert process.poll() is None
         start = time.monotonic()
         process.send_signal(signal.SIGSTOP)
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(10 * PATIENCE) == -signal.SIGKILL
         assert time.monotonic() - start > 0.9
         assert process.stderr is not None
         assert "the launcher was stopped for --timeout 1 seconds, and is ended" in process.stderr.read()

@@ -94,7 +94,8 @@ def test_output_is_lines_of_the_run_and_nothing_else(runs: list[subprocess.Compl
     lines = runs[0].stdout.splitlines()
     assert all(line.startswith(("[RANK 0] ", "|")) for line in lines)
     assert any("4 data workers on this machine share" in line for line in lines)
-    epochs = [line for line in lines if "epoch 1/2" in line]
+    # A slow epoch also says how far it is.
+    epochs = [line for line in lines if "epoch 1/2: train" in line]
     assert len(epochs) == 1
     assert re.search(
         r"train RMSE [\d.]+, validation RMSE [\d.]+, [\d.]+ s, [\d,]+ ratings/s, data wait [\d.]+%", epochs[0]
@@ -182,7 +183,7 @@ def test_of_many_ranks_one_says_it_and_torchrun_ends_with_it(arguments: list[str
     start = time.monotonic()
     result = torchrun(3, EXAMPLE, *arguments)
     refused(result, sentence)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 150
     last = result.stderr[result.stderr.rindex("Root Cause") :]
     assert sentence in last
     assert "Traceback" not in last
@@ -226,6 +227,7 @@ def test_weights_that_only_a_diverged_training_has_are_refused(synthetic_folder:
     assert "this model" not in result.stdout
 
 
+@pytest.mark.soak
 def test_a_resume_that_diverges_leaves_the_good_checkpoint_the_only_one(
     synthetic_folder: Path, tmp_path: Path
 ) -> None:
@@ -328,7 +330,7 @@ def test_no_process_outlives_a_launch_that_is_killed(
     command = [*launcher, str(EXAMPLE), "--data_path", str(synthetic_folder), "--num_workers", "1"]
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with started([*command, "--epochs", "1000", "--patience", "0"], **quiet) as process:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 450
         while len(workers := [pid for pid in family(process.pid) if "spawn_main" in command_of(pid)]) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -336,9 +338,9 @@ def test_no_process_outlives_a_launch_that_is_killed(
         # The launcher comes first, and then its first rank.
         rank = members[1]
         os.kill(rank if victim == "a rank" else process.pid, signal.SIGKILL)
-        assert process.wait(timeout=40) != 0
+        assert process.wait(timeout=200) != 0
         assert set(workers) < set(members)
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 75
         while left := [command_of(pid) for pid in members if is_alive(pid)]:
             assert time.monotonic() < deadline, left
             time.sleep(0.05)
@@ -364,7 +366,7 @@ def test_a_terminal_shows_a_bar_with_rate_and_time_left(synthetic_folder: Path) 
             while part := os.read(terminal, 4096):
                 shown += part
         os.close(terminal)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0
     assert re.search(
         rb"epoch 1/1: +\d+%\|[^|]*\| [\d.k]+/15.8k \[\d\d:\d\d<\d\d:\d\d, +[\d.k]+ ratings/s\]", shown
     ), shown
@@ -385,19 +387,20 @@ def test_an_interrupt_ends_it_without_a_traceback(synthetic_folder: Path) -> Non
         assert process.stdout is not None
         assert any("epoch 1/1000" in line for line in process.stdout)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=150)
     assert (process.returncode, errors) == (-signal.SIGINT, "")
 
 
 @pytest.mark.real_data
 @pytest.mark.parametrize(
-    ("split", "margin"), [("random", 0.02), pytest.param("time", 0.015, marks=pytest.mark.soak)]
+    ("split", "epochs", "margin"),
+    [("random", 4, 0.02), pytest.param("time", 8, 0.015, marks=pytest.mark.soak)],
 )
 def test_real_movielens_beats_the_bias_baseline(
-    real_folder: Path, tmp_path: Path, split: str, margin: float
+    real_folder: Path, tmp_path: Path, split: str, epochs: int, margin: float
 ) -> None:
     terms = ["--split", split, *(["--test_fraction", 0.1] if split == "random" else [])]
-    arguments: list[Any] = ["--data_path", real_folder, *terms, "--cache_dir", tmp_path]
+    arguments: list[Any] = ["--data_path", real_folder, *terms, "--cache_dir", tmp_path, "--epochs", epochs]
     rows = table(succeeded(torchrun(2, EXAMPLE, *arguments)))
     model = next(values for name, values in rows.items() if name.startswith("this model"))
     assert model[0] <= rows["biases"][0] - margin

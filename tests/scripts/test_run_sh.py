@@ -33,6 +33,7 @@ case "$1" in
 esac
 (IFS='|'; echo "$*" >>"$CALLS")
 case "$*" in
+  "${FAKE_FAILING:-nothing}") exit 1 ;;
   "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
   *" pip "*" --version") [[ "$0" == */.venv/* ]] ;;
   *" show -q "*) [[ "$*" == *" ${FAKE_INSTALLED:-nothing}" ]] ;;
@@ -77,7 +78,7 @@ class Copy:
         self, *arguments: str, status: int = 0, cwd: Path | None = None, env: dict[str, str] | None = None
     ) -> tuple[str, str]:
         process = self.start(*arguments, cwd=cwd, env=env)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == status, out + err
         return out, err
 
@@ -169,7 +170,7 @@ def test_a_failing_pip_names_the_step_and_shows_its_last_lines(copy: Copy) -> No
 def test_two_setups_at_once_install_once(copy: Copy) -> None:
     processes = [copy.start("setup", env={"FAKE_PIP": "slow"}) for _ in range(2)]
     for process in processes:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
     assert len(copy.installs()) == 1
 
@@ -305,11 +306,16 @@ def test_it_works_from_another_folder_and_keeps_that_folder(copy: Copy, tmp_path
     assert (copy.folder / ".venv").is_dir()
 
 
-def test_ci_lints_and_then_tests_from_any_folder(copy: Copy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failing", ["", "-m codespell_lib", "-m pytest"])
+def test_ci_lints_and_tests_from_any_folder_and_fails_with_either(
+    copy: Copy, tmp_path: Path, failing: str
+) -> None:
     (copy.folder / ".ci").mkdir()
     shutil.copy(REPOSITORY / ".ci/run", copy.folder / ".ci/run")
-    subprocess.run([copy.folder / ".ci/run"], cwd=tmp_path, env=copy.environment, check=True, timeout=60)
-    assert copy.calls()[-2:] == ["-m|codespell_lib", "-m|pytest"]
+    environment = copy.environment | {"FAKE_FAILING": failing}
+    result = subprocess.run([copy.folder / ".ci/run"], cwd=tmp_path, env=environment, timeout=300)
+    assert (result.returncode == 0) == (not failing)
+    assert {"-m|ruff|check|.", "-m|mypy", "-m|codespell_lib", "-m|pytest"} <= {*copy.calls("-m|")}
 
 
 # --- the life of a model ---

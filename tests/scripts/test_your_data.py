@@ -25,6 +25,8 @@ NUMBERS, OF_EVENTS = {"price"}, {"device", "weekday", "hour"}
 FOUND = 0.5
 # Of the eight that are the default, which the walk of docs/your_data.md trains: what is planted shows sooner.
 EPOCHS = ("--epochs", 5)
+# For claims that hold of any number of events.
+FEW = ("--events", "10000")
 Shops = Callable[..., Path]
 
 
@@ -61,6 +63,7 @@ def without(folder: Path, features: set[str], other: Path) -> Path:
     return other
 
 
+@pytest.mark.soak
 def test_numbers_and_features_of_the_event_find_what_was_planted(shops: Shops, tmp_path: Path) -> None:
     folder = shops()
     oracle = read_json(folder / "oracle.json")
@@ -75,8 +78,10 @@ def test_numbers_and_features_of_the_event_find_what_was_planted(shops: Shops, t
     assert oracle["all"] < full < oracle["without_numbers"]
 
 
+@pytest.mark.soak
 def test_two_processes_learn_as_much_as_one(shops: Shops, tmp_path: Path) -> None:
-    one, two = (trained(shops(), tmp_path / str(ranks), ranks, "--epochs", 2) for ranks in (1, 2))
+    shop = shops(*FEW)
+    one, two = (trained(shop, tmp_path / str(ranks), ranks, "--epochs", 2) for ranks in (1, 2))
     assert one["epochs"][0]["train_loss"] == pytest.approx(two["epochs"][0]["train_loss"], abs=1e-4)
     assert one["test"]["rmse"] == pytest.approx(two["test"]["rmse"], abs=0.01)
 
@@ -84,12 +89,13 @@ def test_two_processes_learn_as_much_as_one(shops: Shops, tmp_path: Path) -> Non
 def test_packed_csv_gives_the_columns_of_parquet(shops: Shops) -> None:
     files = []
     for flags in ((), ("--format", "csv.gz")):
-        columns = open_columns(Config.of(data_path=str(shops(*flags))))
+        columns = open_columns(Config.of(data_path=str(shops(*FEW, *flags))))
         files.append(columns.files)
         assert columns.notes
     assert files[0] == files[1]
 
 
+@pytest.mark.soak
 def test_yes_and_no_are_predicted_as_probabilities_better_than_biases_do(
     shops: Shops, tmp_path: Path
 ) -> None:
@@ -102,6 +108,7 @@ def test_yes_and_no_are_predicted_as_probabilities_better_than_biases_do(
     assert found < biases - 0.05
 
 
+@pytest.mark.soak
 def test_clicks_are_ranked_better_than_by_popularity_by_what_was_planted(
     shops: Shops, tmp_path: Path
 ) -> None:
@@ -116,7 +123,7 @@ def test_clicks_are_ranked_better_than_by_popularity_by_what_was_planted(
 
 
 def test_a_click_that_was_repeated_counts_as_often_in_the_loss(shops: Shops) -> None:
-    folder = shops("--label", "clicks")
+    folder = shops(*FEW, "--label", "clicks")
     events = pd.read_parquet(folder / "events.parquet")
     clicks = events.groupby(["user_id", "product_id"]).size()
     columns = open_columns(Config.of(data_path=str(folder)))

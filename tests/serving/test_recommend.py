@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pandas
 import pytest
+import torch
 
 import recsuite
 from recsuite.checkpoint.storage.manifest import CONFIG
@@ -25,14 +26,13 @@ from recsuite.datasets.schema import Events, RawData
 from recsuite.errors import UserError
 from recsuite.serving import recommend
 from recsuite.serving.display.viewer import DAMPING, MOST_LIKED, Viewer, popular
-from recsuite.serving.recommend import open_viewer, page
+from recsuite.serving.recommend import _check_ids, open_viewer, page
 from recsuite.serving.served import ServedModel
 from tests.support.launch import EXAMPLE, python, read_json, started, succeeded
 from tests.support.raw_ids import items_of, users_of
 from tests.support.states import FLAGS
 
 # The launch runs within the first test.
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,8 @@ def test_equally_popular_movies_come_by_their_ids_in_whatever_order_the_ratings_
     viewer = Viewer(
         RawData(events, frame, pandas.DataFrame({"user_id": [1]})), SCHEMA, "2", longest_history=5
     )
-    found = popular(viewer, Mock(knows=lambda feature, value: True), 20)
+    everything = Mock(**{"snapshot.known": lambda feature, values: torch.ones(len(values), dtype=torch.bool)})
+    found = popular(viewer, everything, 20)
     assert found.items.tolist() == [*range(20)]
     assert len(set(found.numbers.tolist())) == 1
 
@@ -211,6 +212,19 @@ def test_other_data_than_the_models_are_refused(model: ServedModel, tmp_path: Pa
     (tmp_path / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,1,4.0,5\n")
     with pytest.raises(UserError, match="has no user 2, and the model was trained on one; give the"):
         open_viewer(model, Config.of(recommend=True, user="1", data_path=str(tmp_path)), ["data_path"])
+
+
+def test_data_without_anybody_of_a_table_that_takes_ids_in_are_refused(tmp_path: Path) -> None:
+    def known(name: str, ids: list[int]) -> torch.Tensor:
+        return torch.tensor([each == 3 for each in ids])
+
+    model = Mock(**{"snapshot.vocabulary": {}, "snapshot.dynamic": {"user": [3]}, "snapshot.known": known})
+    _check_ids(tmp_path, model, "user", [1, 3])
+    refused = (
+        rf"^{tmp_path} has no user that the model was trained on; give the --data_path of its training\.$"
+    )
+    with pytest.raises(UserError, match=refused):
+        _check_ids(tmp_path, model, "user", [1, 2])
 
 
 @pytest.mark.parametrize(("given", "duplicates"), [((), "first"), (("duplicates",), "last")])
@@ -286,7 +300,7 @@ def test_follow_prints_again_when_a_newer_checkpoint_is_there_and_ends_on_sigint
         publish(copy / ".making-next", copy / "delta-000000012", keep=3)
         second = read_page(process.stdout)
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=20)
+        output, errors = process.communicate(timeout=100)
     assert waiting == f"waiting for the first checkpoint in {copy}\n"
     assert first.startswith("titles and ratings")
     assert re.search(r"^latest: step 10, \d+ (s|min) old$", first, re.MULTILINE)

@@ -33,13 +33,9 @@ from recsuite.checkpoint.storage.manifest import (
 )
 from recsuite.checkpoint.storage.recorded import with_recorded
 from recsuite.checkpoint.storage.writer import publish, retire, set_aside
-from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
 from recsuite.config.sections.checkpoint import CheckpointConfig
-from recsuite.datasets.columns import Columns
-from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import SCHEMA_FILE
-from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
 from recsuite.records import sealed
@@ -50,10 +46,10 @@ from recsuite.serving.model_files import Change, read_change
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import Snapshot
 from tests.support.launch import EXAMPLE, python, succeeded
+from tests.support.raw_values import raw_test_values
 from tests.support.states import FLAGS
 
 # The launch runs within the first test.
-pytestmark = pytest.mark.timeout(300)
 
 FEW = 300
 
@@ -88,37 +84,6 @@ def trained(synthetic_folder: Path, trained_folder: Path) -> Trained:
     predictions = {int(step): found[step] for step in found}
     assert sorted(predictions) == [0, 2, 4, 6, 8, 10, 12, 14, 16]
     return Trained(trained_folder / "dumps", predictions, raw_test_values(synthetic_folder))
-
-
-def raw_test_values(data: Path) -> dict[str, list[Any]]:
-    """What a server would be told of the test ratings."""
-    config = Config.of(data_path=str(data))
-    columns, raw = open_columns(config), read(locate(config.data, config.runtime.seed), config.data)
-    positions = columns.range_of("test")
-    rows = columns.column("rows")[positions.start :]
-    users, movies = raw.users.iloc[rows["user"]], raw.items.iloc[rows["item"]]
-    values = {
-        table.name: (users if table.feature.entity == "user" else movies)[table.feature.column].tolist()
-        for table in columns.tables
-    }
-    history = [history_of(columns, place) for place in positions]
-    return {
-        **values,
-        "history": [movies for movies, _ in history],
-        "history_ratings": [ratings for _, ratings in history],
-    }
-
-
-def history_of(columns: Columns, place: int) -> tuple[list[int | None], list[float]]:
-    folder = Path(columns.folder)
-    row = columns.column("rows")[place]
-    begin, end = np.load(folder / "test_history_offsets.npy", mmap_mode="r")[row["user"]], row["end"]
-    rows, bits = np.load(folder / "test_history.npy", mmap_mode="r")[
-        max(begin, end - FLAGS.data.history) : end
-    ].T
-    # Of a movie that no training rating has, nothing is known.
-    names = [None, *json.loads((folder / VOCABULARY).read_bytes())["movie"]]
-    return [names[row] for row in rows], np.ascontiguousarray(bits).view(np.float32).tolist()
 
 
 @pytest.fixture
@@ -673,7 +638,7 @@ def test_a_reader_only_ever_sees_a_whole_model(
         for step in (4, 6, 8, 10, 12, 14, 16):
             publish_state(trained, step, save_dir)
             follower.refresh()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 100
             while np.abs(seen[-1].numpy() - trained.predictions[step][:FEW]).max() > 1e-6:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)

@@ -16,7 +16,7 @@ from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
-from recsuite.sharding.cpu_tables import CpuTables
+from recsuite.sharding.cpu.cpu_tables import CpuTables
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import train_epoch

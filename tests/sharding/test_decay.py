@@ -12,6 +12,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.checkpoint.delta import shards_of
 from recsuite.checkpoint.full import tensors_of
+from recsuite.checkpoint.session import checkpointing
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.opening import open_data
@@ -24,6 +25,9 @@ from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.optimizer import table_rate
 from recsuite.training.state import TrainState, build_train_state
 from recsuite.training.steps import train_epoch
+from recsuite.training.weights import fold_scale, local_parts
+from tests.support.steps import tell
+from tests.support.trained import Trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
@@ -124,3 +128,37 @@ def test_every_row_decays_as_if_each_step_had_shrunk_the_whole_table(synthetic_f
         torch.testing.assert_close(rows, reference.tables[name].detach(), rtol=1e-3, atol=1e-5)
     assert reference.sums["movie"][UNKNOWN_ROW] == 0
     assert after["movie"][UNKNOWN_ROW].tolist() == [float(train_state.row_scale)] * config.model.embedding_dim
+
+
+def test_a_scale_that_has_become_small_is_moved_into_the_tables_without_changing_a_bit(
+    trained: Trained,
+) -> None:
+    tensors, scale = tensors_of(trained.train_state), trained.train_state.row_scale
+
+    def rows() -> list[torch.Tensor]:
+        return [
+            part * scale
+            for name, value in tensors.items()
+            if name.startswith("tables.") and name.endswith(".weight")
+            for part in local_parts(name, value)
+        ]
+
+    scale.fill_(0.7 * 2.0**-33)
+    before = rows()
+    assert fold_scale(trained.train_state)
+    assert 0.5 <= float(scale) < 1
+    assert all(map(torch.equal, rows(), before))
+    # Now there is nothing to move.
+    assert not fold_scale(trained.train_state)
+
+
+def test_after_a_scale_was_moved_into_the_tables_the_next_checkpoint_is_full(trained: Trained) -> None:
+    config = trained.config.replaced(resume=True, inc_dump=True)
+    with checkpointing(trained.columns, config, trained.context) as checkpointer:
+        checkpointer.begin(trained.train_state)
+        checkpointer.on_fold()
+        tell(checkpointer, Progress(5, 0, 5))
+        tell(checkpointer, Progress(6, 0, 6))
+    names = [path.name for path in trained.folder.iterdir()]
+    assert "step-000000005" in names
+    assert "delta-000000006" in names

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from recsuite.errors import LostPeerError
-from recsuite.sharding import shared_memory
-from recsuite.sharding.exchange import Exchange
-from recsuite.sharding.shared_exchange import SharedExchange
-from recsuite.sharding.shared_memory import HEADER_BYTES, map_file
+from recsuite.sharding.cpu import shared_memory
+from recsuite.sharding.cpu.exchange import Exchange
+from recsuite.sharding.cpu.shared_exchange import SharedExchange
+from recsuite.sharding.cpu.shared_memory import HEADER_BYTES, map_file
 from tests.support.exchange_ranks import NUM_RANKS
 from tests.support.launch import SUPPORT, succeeded, torchrun
 
@@ -86,7 +86,8 @@ def test_a_rank_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     start = time.monotonic()
     with pytest.raises(LostPeerError, match="rank 1 has ended, and its rows are missing"):
         wait()
-    assert time.monotonic() - start < 5
+    # Of the 60 s that it would be waited for if it lived.
+    assert time.monotonic() - start < 30
     child.wait()
 
 

@@ -75,8 +75,10 @@ def main() -> None:
 
 
 def stop_early(folder: Path, data: str, context: RuntimeContext) -> dict[str, Any]:
+    from recsuite.training.loops import epochs
+
     config = Config.of(data_path=data, **FLAGS)
-    with mock.patch("recsuite.training.trainer.make_evaluator", return_value=PlantedEvaluator(context)):
+    with mock.patch.object(epochs, "make_evaluator", return_value=PlantedEvaluator(context)):
         whole = train(folder / "whole", config, context, dump=True)
         # In the middle of epoch 4, which is the second without a better result.
         end_at = 3 * STEPS_OF_AN_EPOCH + 2
@@ -90,22 +92,25 @@ def stop_early(folder: Path, data: str, context: RuntimeContext) -> dict[str, An
 def keep_best(folder: Path, data: str, context: RuntimeContext) -> dict[str, Any]:
     """Which epoch's weights the test is read with, and what is said of it, by how the best are kept."""
     from recsuite.training import weights
+    from recsuite.training.loops import epochs
 
     config = Config.of(
         data_path=data, batch_size=GLOBAL_BATCH_SIZE // context.world_size, epochs=3, patience=0
     )
-    of_few = (
+    cases = (
+        ("memory", PLANTED, 2**40),
+        ("dump", PLANTED, 0),
+        ("inc_dump", PLANTED, 0),
         ("no memory", PLANTED, 0),
         ("the last is the best", (3.0, 2.0, 1.0), 0),
         ("no validation", (float("nan"),) * 3, 0),
     )
-    of_all = (("memory", PLANTED, 2**40), ("dump", PLANTED, 0), ("inc_dump", PLANTED, 0))
     found = {}
-    for name, planted, free in (*of_all, *(of_few if context.world_size < 3 else ())):
+    for name, planted, free in cases:
         modes = {"dump": {"dump": True}, "inc_dump": {"inc_dump": True}}.get(name)
         evaluator = PlantedEvaluator(context, planted)
         with (
-            mock.patch("recsuite.training.trainer.make_evaluator", return_value=evaluator),
+            mock.patch.object(epochs, "make_evaluator", return_value=evaluator),
             mock.patch.object(weights, "free_memory", return_value=free),
         ):
             found[name] = train_kept(folder / name, config, context, modes)

@@ -14,10 +14,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from recsuite.sharding import shared_memory
-from recsuite.sharding.exchange import Exchange, starts_of
-from recsuite.sharding.shared_exchange import open_exchange
-from recsuite.sharding.shared_memory import SLOTS, map_file
+from recsuite.sharding.cpu import shared_memory
+from recsuite.sharding.cpu.exchange import Exchange, starts_of
+from recsuite.sharding.cpu.shared_exchange import open_exchange
+from recsuite.sharding.cpu.shared_memory import SLOTS, map_file
 
 NUM_RANKS = 3
 STEPS = 2 * SLOTS

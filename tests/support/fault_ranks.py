@@ -1,8 +1,10 @@
-"""What each rank of a launch runs for `test_dump_faults.py`: python fault_ranks.py RESULTS DATA SAVE_DIR.
+"""What each rank of a launch runs for `test_dump_faults.py`.
+
+python fault_ranks.py RESULTS DATA SAVE_DIR MODE
 
 The last rank has a fault while it writes some of its parts: no file of it can grow beyond a few bytes, as on
 a disk that is full, or it takes its time, or what it holds is what a diverged training leaves. What the model
-holds otherwise is a function of the step, as in `killed_ranks.py`.
+holds otherwise is a function of the step, as in `killed_ranks.py`: that of dynamic tables too.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,23 @@ from recsuite.checkpoint.full import Tensors, tensors_of
 from recsuite.checkpoint.restore import restore
 from recsuite.checkpoint.session import checkpointing
 from recsuite.checkpoint.storage.chain import chain_at
-from recsuite.checkpoint.storage.directory import newest_in
+from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, newest_in
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
+from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
 from recsuite.training.state import TrainState, build_train_state
-from tests.support.killed_ranks import MODES, leftovers
+from tests.support.killed_ranks import DYNAMIC, MODES, leftovers
 from tests.support.planted_model import differing, mark_step, tables_of, write_step
+from tests.support.planted_rows import Shares, differing_rows, ids_at, learned_at, write_rows
 from tests.support.steps import among_own_ranks, tell
 
 SMALL_FILE = 100
-SLOW_SECONDS = 2.0
+# More than a file takes on a busy machine.
+SLOW_SECONDS = 6.0
 
 
 def on_a_full_disk(write: Callable[[], Any]) -> Any:
@@ -64,9 +68,13 @@ def diverged(write: Callable[[], Any]) -> Any:
     return write()
 
 
-def spoil(tensors: Tensors) -> None:
+def spoil(tensors: Tensors, shares: Shares, step: int) -> None:
     """Have one number of this rank's rows be what no trained model has; its step looked the row up."""
-    for _, _, _, tensor in tables_of(tensors):
+    for share in shares.values():
+        ids = ids_at(share, step)
+        share.weights[share.find(ids[learned_at(ids, step) == step][-1:])] = 5e29
+    # What is said must be of the tables that a mode is about.
+    for _, _, _, tensor in () if shares else tables_of(tensors):
         if tensor.dim() == 2:
             tensor[len(tensor) // 3 * 3 - 3 :] = 5e29
 
@@ -104,6 +112,19 @@ class Place:
     dumped: TrainState
     loaded: TrainState
 
+    @classmethod
+    def of(cls, data: str, ids: str, config: Config, context: RuntimeContext) -> Place:
+        """That of tables with or without a vocabulary."""
+        columns = open_columns(Config.of(data_path=data, ids=ids))
+        dumped, loaded = (build_train_state(columns, config, context) for _ in range(2))
+        return cls(columns, context, dumped, loaded)
+
+
+def write_all(train_state: TrainState, step: int) -> None:
+    """Make a model what it is after a step."""
+    write_step(tensors_of(train_state), step)
+    write_rows(dynamic_rows(train_state.model), step)
+
 
 def dump_with_faults(
     place: Place, config: Config, faults: Faults, fault_of: dict[int, Any], last: int
@@ -115,16 +136,16 @@ def dump_with_faults(
     seconds: list[float] = []
     context = dataclasses.replace(context)
     object.__setattr__(context, "say", lambda text, tagged=True: said.append(text))
-    tensors, end = tensors_of(train_state), None
+    tensors, shares, end = tensors_of(train_state), dynamic_rows(train_state.model), None
     try:
         with checkpointing(columns, config, context) as checkpointer:
-            write_step(tensors, 0)
+            write_all(train_state, 0)
             checkpointer.begin(train_state)
             for step in range(1, last + 1):
                 faults.fault = fault_of.get(step) if is_last else None
-                write_step(tensors, step)
+                write_all(train_state, step)
                 if faults.fault is diverged:
-                    spoil(tensors)
+                    spoil(tensors, shares, step)
                 if config.checkpoint.inc_dump:
                     mark_step(checkpointer, tensors, step)
                 start = time.monotonic()
@@ -140,14 +161,19 @@ def dump_with_faults(
 
 
 def look(place: Place, save_dir: Path) -> dict[str, Any]:
-    """The newest checkpoint, loaded over another one and held against its step, and what is half done."""
+    """The newest checkpoint, every one held against its step after a load, and what is half done."""
     newest = newest_in(save_dir)
     assert newest is not None
     train_state, context = place.loaded, place.context
-    write_step(tensors_of(train_state), 99)
-    step = restore(chain_at(newest), train_state, place.columns, context).progress.step
+    mine: list[str] = []
+    for folder in (*full_checkpoints_in(save_dir), *deltas_in(save_dir)):
+        write_all(train_state, 99)
+        step = restore(chain_at(folder), train_state, place.columns, context).progress.step
+        found = differing(tensors_of(train_state), step)
+        found += differing_rows(dynamic_rows(train_state.model), step)
+        mine += [f"{folder.name}: {what}" for what in found]
     everyones: list[list[str]] = [[]] * context.world_size
-    dist.all_gather_object(everyones, differing(tensors_of(train_state), step))
+    dist.all_gather_object(everyones, mine)
     return {"newest": newest.name, "differing": everyones, "leftovers": leftovers(save_dir)}
 
 
@@ -156,16 +182,16 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     # Without this the limit would be told by a signal that ends the process.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    results, data, save_dir = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    results, data, save_dir, mode = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
     context, config = init_runtime(Config()), Config.of(dump_every=1, embedding_dim=8)
-    columns = open_columns(Config.of(data_path=data))
-    dumped, loaded = (build_train_state(columns, config, context) for _ in range(2))
-    place, faults, found = Place(columns, context, dumped, loaded), Faults(), {}
+    ids = MODES[mode].get("ids", "schema")
+    place = Place.of(data, ids, config.replaced(**(DYNAMIC if ids == "dynamic" else {})), context)
+    faults, found = Faults(), {}
     with among_own_ranks():
-        for mode, (name, (fault_of, last)) in product(("dump", "async dump", "delta"), FAULTS.items()):
-            folder = save_dir / f"{mode} {name}"
+        for name, (fault_of, last) in FAULTS.items():
+            folder = save_dir / name
             of_mode = config.replaced(save_dir=str(folder), **MODES[mode])
-            found[folder.name] = dump_with_faults(place, of_mode, faults, fault_of, last)
+            found[name] = dump_with_faults(place, of_mode, faults, fault_of, last)
     cleanup_runtime()
     if context.rank == 0:
         results.write_text(json.dumps(found))

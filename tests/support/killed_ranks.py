@@ -6,7 +6,7 @@ launcher, and that forks the ranks, which join each other, load the newest check
 against its step, and write checkpoints until one of them, all of them or their launcher gets a SIGKILL, at
 an instant that the seed chooses, or when a checkpoint was or is half written.
 
-What the model holds is a function of the step (`planted_model.py`).
+What the model holds is a function of the step (`planted_model.py`, `planted_rows.py`).
 """
 
 from __future__ import annotations
@@ -45,12 +45,16 @@ from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.host import die_with_parent
 from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
 from recsuite.training.state import TrainState, build_train_state
 from tests.support.killed_writer import ACTIONS, kill_everywhere
 from tests.support.planted_model import differing, mark_step, write_step
+from tests.support.planted_rows import differing_rows, write_rows
 from tests.support.steps import tell
 
 WORLD_SIZE = 2
+# Tables that take in the ids of `planted_rows.py`, and have room for all of them.
+DYNAMIC = {"ids": "dynamic", "capacity": "512", "evict": "none"}
 # How the modes differ from a full checkpoint after every step.
 MODES: dict[str, dict[str, Any]] = {
     "dump": {"dump": True},
@@ -58,11 +62,15 @@ MODES: dict[str, dict[str, Any]] = {
     "delta": {"dump": True, "inc_dump": True},
     "compaction": {"inc_dump": True},
     "retention": {"dump": True, "keep": 1},
+    "dynamic dump": {"dump": True, **DYNAMIC},
+    "dynamic delta": {"dump": True, "inc_dump": True, **DYNAMIC},
+    "dynamic compaction": {"inc_dump": True, **DYNAMIC},
 }
+KINDS_OF_IDS = ("schema", "dynamic")
 TARGETS = ("rank 0", "rank 1", "all ranks", "launcher")
 # From the first moment at which something is written to the latest kill.
 LONGEST_DELAY = 0.3
-DEADLINE = 60.0
+DEADLINE = 300
 # What a rank whose peer is gone has to find that out, or to finish what it is about.
 SURVIVORS_SECONDS = 2.0
 FOREIGN = {
@@ -92,6 +100,16 @@ class Rank:
         self.context = RuntimeContext(rank, rank, WORLD_SIZE, WORLD_SIZE, torch.device("cpu"), 1)
         self.train_state: TrainState = build_train_state(columns, config, self.context)
         self.tensors = tensors_of(self.train_state)
+        self.shares = dynamic_rows(self.train_state.model)
+
+    def write_step(self, step: int) -> None:
+        """Make the model what it is after a step."""
+        write_step(self.tensors, step)
+        write_rows(self.shares, step)
+
+    def differing(self, step: int) -> list[str]:
+        """What is not as it must be after a step."""
+        return differing(self.tensors, step) + differing_rows(self.shares, step)
 
     def say(self, **found: Any) -> None:
         """A line to who started the round; short, so that no other rank's comes in between."""
@@ -101,11 +119,11 @@ class Rank:
         """Load the newest checkpoint, and hold it against its step."""
         newest = newest_in(Path(self.config.checkpoint.save_dir))
         if newest is None:
-            write_step(self.tensors, 0)
+            self.write_step(0)
             self.say(loaded=-1, differing=[])
         else:
             progress = restore(chain_at(newest), self.train_state, self.columns, self.context).progress
-            self.say(loaded=progress.step, differing=differing(self.tensors, progress.step))
+            self.say(loaded=progress.step, differing=self.differing(progress.step))
 
     def dump_until_killed(self) -> None:
         """Write a checkpoint after every step; in the mode of compaction merge the deltas again and again."""
@@ -121,7 +139,7 @@ class Rank:
     def _dump_steps(self, checkpointer: Checkpointer, count: int) -> None:
         done = checkpointer.start.step
         for step in range(done + 1, done + count + 1):
-            write_step(self.tensors, step)
+            self.write_step(step)
             if self.config.checkpoint.inc_dump:
                 mark_step(checkpointer, self.tensors, step)
             # Every sixth ends an epoch, and then --dump asks for a full one.
@@ -356,14 +374,15 @@ def main() -> None:
     data = work / "data"
     write_synthetic(data, 2_000, seed=0)
     with contextlib.redirect_stdout(io.StringIO()):
-        columns = open_columns(Config.of(data_path=str(data)))
+        columns = {ids: open_columns(Config.of(data_path=str(data), ids=ids)) for ids in KINDS_OF_IDS}
     for line in sys.stdin:
         request = json.loads(line)
         try:
             if request["mode"] in ACTIONS:
                 found = kill_everywhere(work / request["name"], request["mode"])
             else:
-                found = Series(work, columns, request).run()
+                ids = MODES[request["mode"]].get("ids", "schema")
+                found = Series(work, columns[ids], request).run()
         except Exception:
             found = {"faults": [traceback.format_exc()]}
         print(json.dumps(found), flush=True)

@@ -25,6 +25,8 @@ SUPPORT = ROOT / "tests" / "support"
 # Tests run on the CPU; those marked `gpu` and `multi_gpu` give a command what the machine has.
 GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")}
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
+# A deadline is there for what hangs: on a busy machine all takes so many times as long.
+PATIENCE = 10
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -90,6 +92,7 @@ class Answering:
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
+        deadline *= PATIENCE
         assert select.select([self.process.stdout], [], [], deadline)[0], f"nothing after {deadline} s"
         answer: dict[str, Any] = json.loads(self.process.stdout.readline())
         return answer
@@ -98,7 +101,11 @@ class Answering:
 def run_command(
     command: list[str], *, timeout: float = 120, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; at the deadline all of it is killed and the test fails."""
+    """Run a command to its end; at the deadline all of it is killed and the test fails.
+
+    timeout: seconds on a machine that is not busy.
+    """
+    timeout *= PATIENCE
     with started(command, **options) as process:
         try:
             output, errors = process.communicate(timeout=timeout)

@@ -39,7 +39,7 @@ SPACES = ("user", "ipc", "uts", "net", "pid", "mnt")
 LARGEST_REQUEST = 2**20
 # For the command line and the environment that a fork shows others.
 ROOM = "." * 20_000
-SECONDS = 120
+SECONDS = 600
 
 
 # --- the process that asks ---

@@ -4,9 +4,8 @@
         run_command(["./run.sh", "--epochs", "1"], cwd=clone)
 
 In the clone's `.venv`, `python example.py`, `torchrun` and the launcher of `run.sh` run what they run
-anywhere, without the seconds that imports take in each of them. With REAL_LAUNCH in the environment, and for
-everything else, it is the Python of these tests. With PRINT_LAUNCH a launch on several machines is printed
-instead.
+anywhere, without the seconds that imports take in each of them. For everything else it is the Python of these
+tests. With PRINT_LAUNCH in the environment a launch on several machines is printed instead.
 
 As a script this is either the process that forks, or what asks it for a launch.
 """
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 SOCKET, SERVE = "launches", "--serve"
 PYTHON = """#!/usr/bin/env bash
 case "${{PRINT_LAUNCH:+$*}}" in *recsuite.launcher\\ --nnodes=*) exec echo "$*" ;; esac
-case "${{REAL_LAUNCH:-$*}}" in
-  1) ;;
+case "$*" in
   *recsuite.launcher\\ * | *example.py\\ *) exec "{python}" -S "{script}" "{clone}" "$@" ;;
 esac
 exec "{python}" "$@"

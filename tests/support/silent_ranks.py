@@ -74,9 +74,9 @@ def stay_in_preparation() -> None:
 
 def stay_in_training() -> None:
     """In the steps of a training."""
-    from recsuite.training import trainer
+    from recsuite.training.loops import epochs
 
-    trainer.train_epoch = marked(trainer.train_epoch)
+    epochs.train_epoch = marked(epochs.train_epoch)
 
 
 def stay_in_dumps() -> None:

@@ -45,22 +45,26 @@ def lines_of(output: str) -> dict[str, str]:
     return {line[1]: line[0] for line in lines if line and line[0] in ("ok", "warning", "fault")}
 
 
-def test_this_machine_has_no_fault_and_its_page_comes_within_ten_seconds(
-    synthetic_folder: Path, tmp_path: Path
-) -> None:
+def test_this_machine_has_no_fault(synthetic_folder: Path, tmp_path: Path) -> None:
     before = sorted(synthetic_folder.iterdir())
-    begin = time.monotonic()
     flags = ("--data_path", synthetic_folder, "--cache_dir", tmp_path / "cache")
     result = python(EXAMPLE, "--doctor", *flags, env=REAL_WORKERS)
-    seconds = time.monotonic() - begin
     states = lines_of(succeeded(result))
     assert tuple(states) == NAMES
     assert states["versions"] == states["worker"] == states["data"] == states["cache"] == "ok"
     assert result.stderr == ""
-    assert seconds < 10
     # It has written nothing.
     assert sorted(synthetic_folder.iterdir()) == before
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.soak
+def test_the_page_comes_within_ten_seconds_on_a_machine_with_nothing_else_to_do(
+    synthetic_folder: Path,
+) -> None:
+    begin = time.monotonic()
+    succeeded(python(EXAMPLE, "--doctor", "--data_path", synthetic_folder, env=REAL_WORKERS))
+    assert time.monotonic() - begin < 10
 
 
 def test_under_torchrun_rank_0_alone_speaks_for_the_ranks_of_its_machine(synthetic_folder: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_worker_that_does_not_answer_is_a_fault_and_no_hang(
     # Far off, so that who waits for it is found on a busy machine too.
     # A second is too short for its three starts.
     monkeypatch.setattr(probing, "time_interpreter", lambda: 0.0)
-    monkeypatch.setattr(probing, "WORKER_DEADLINE", 1.0 if probe is SleepingProbe else 60.0)
+    monkeypatch.setattr(probing, "WORKER_DEADLINE", 1.0 if probe is SleepingProbe else 600.0)
     begin = time.monotonic()
     (finding,) = examined("worker", lambda: probing.check_worker(LoaderConfig()))
     assert finding.state == "fault"
@@ -116,7 +116,7 @@ def test_a_worker_that_does_not_answer_is_a_fault_and_no_hang(
     assert finding.remedy
     assert "What to do" not in finding.text
     assert "--worker_timeout" not in finding.remedy
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 300
 
 
 def test_the_time_of_a_start_is_split_and_a_slow_one_is_a_warning() -> None:

@@ -15,7 +15,6 @@ from recsuite.datasets.preparation.cache import open_columns
 from tests.support.launch import GPUS, SUPPORT, read_json, succeeded, torchrun
 
 # The three launches run within the first test.
-pytestmark = pytest.mark.timeout(600)
 
 GLOBAL_BATCH_SIZE = 600
 NUM_RATINGS, NUM_TRAIN = 5_000, 3_960

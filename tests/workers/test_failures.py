@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.launch import (
     EXAMPLE,
+    PATIENCE,
     SUPPORT,
     cores,
     family,
@@ -49,9 +50,12 @@ def launch(place: Place, num_ranks: int, fault: str, *flags: object) -> subproce
 @pytest.mark.parametrize(
     ("num_ranks", "fault", "words"),
     [
-        (2, "raise", ["NeedsTwoError: 7: seven is too many"]),
+        pytest.param(2, "raise", ["NeedsTwoError: 7: seven is too many"], marks=pytest.mark.soak),
         (3, "kill 9", ["It was killed by signal 9 (SIGKILL)", "Memory now:"]),
-        (1, "bus error", ["It was killed by signal 7 (SIGBUS)", "/dev/shm:", "for each of 1 ranks"]),
+        pytest.param(
+            *(1, "bus error", ["It was killed by signal 7 (SIGBUS)", "/dev/shm:", "for each of 1 ranks"]),
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_a_failing_worker_ends_all_ranks_with_its_screen(
@@ -71,6 +75,7 @@ def test_a_failing_worker_ends_all_ranks_with_its_screen(
     assert "train_epoch" not in result.stderr
 
 
+@pytest.mark.soak
 def test_a_silent_worker_ends_all_ranks_with_its_stack(place: Place) -> None:
     result = launch(place, 2, "sleep", "--num_workers", 1, "--worker_timeout", 4)
     assert result.returncode != 0
@@ -78,7 +83,7 @@ def test_a_silent_worker_ends_all_ranks_with_its_stack(place: Place) -> None:
     assert "sources.py" in result.stderr
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.soak), 2])
 def test_columns_that_are_cut_during_an_epoch_are_named(place: Place, num_workers: int) -> None:
     result = launch(place, 1, "cut", "--num_workers", num_workers)
     assert result.returncode == 2
@@ -95,6 +100,7 @@ def test_columns_that_are_cut_during_an_epoch_are_named(place: Place, num_worker
     assert "are damaged and are made again" in succeeded(again)
 
 
+@pytest.mark.soak
 def test_columns_may_be_removed_while_they_are_used(place: Place) -> None:
     flags = ("--data_path", place.data, "--epochs", 3, "--batch_size", 512, "--num_workers")
     expected = succeeded(python(EXAMPLE, *flags, 0, env=place.env)).splitlines()[-6:]
@@ -105,7 +111,7 @@ def test_columns_may_be_removed_while_they_are_used(place: Place) -> None:
             lines.append(line.rstrip("\n"))
             if "epoch 1/3" in line and place.data.exists():
                 shutil.rmtree(place.data)
-        assert process.wait(30) == 0
+        assert process.wait(30 * PATIENCE) == 0
     assert lines[-6:] == expected
 
 
@@ -138,7 +144,7 @@ def test_more_workers_than_descriptors_are_one_sentence(place: Place) -> None:
     place.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGTERM])
 def test_an_interrupt_ends_the_example_and_its_workers_within_3_seconds(
     place: Place, number: signal.Signals
 ) -> None:
@@ -149,9 +155,9 @@ def test_an_interrupt_ends_the_example_and_its_workers_within_3_seconds(
         # As a terminal and a batch system do it: to the workers too.
         for pid in family(process.pid):
             os.kill(pid, number)
-        assert process.wait(3) == -number
+        assert process.wait(3 * PATIENCE) == -number
         while place.processes():
-            assert time.monotonic() - start < 3
+            assert time.monotonic() - start < 3 * PATIENCE
             time.sleep(0.05)
     place.check_nothing_is_left()
 
@@ -167,7 +173,7 @@ def test_nothing_is_left_after_every_rank_was_killed(place: Place) -> None:
         assert len(place.processes()) >= 1 + 2 + 2 * 2
         for rank in ranks:
             os.kill(int(rank), signal.SIGKILL)
-        process.wait(40)
+        process.wait(40 * PATIENCE)
     place.check_nothing_is_left()
 
 
@@ -218,19 +224,20 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["end", "break", "exception", "forget"])
+@pytest.mark.parametrize(
+    "how", ["exception", "forget", *(pytest.param(how, marks=pytest.mark.soak) for how in ("end", "break"))]
+)
 def test_a_process_with_workers_ends_within_3_seconds_however_its_loop_ends(
     place: Place, tmp_path: Path, how: str
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(ENDINGS.format(data=str(place.data)))
-    start = time.monotonic()
     with started([sys.executable, "-u", str(script), how], env=place.env) as process:
         wait_for(process, "the end begins")
         looped = time.monotonic()
-        output = process.communicate(timeout=30)
+        output = process.communicate(timeout=150)
         ended = time.monotonic() - looped
     assert process.returncode == (1 if how == "exception" else 0), output
-    assert ended < 3
-    assert time.monotonic() - start < 60
+    # Three seconds on a machine that is not busy.
+    assert ended < 3 * PATIENCE
     place.check_nothing_is_left()

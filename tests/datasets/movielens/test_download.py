@@ -21,13 +21,14 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from recsuite.config.sections.data import DATASETS
 from recsuite.datasets.movielens import download
 from recsuite.errors import UserError
+from tests.support.launch import PATIENCE
 
 RATINGS = bytes(range(250)) * 200
 EXPIRED = ssl.SSLCertVerificationError(1, "certificate verify failed: certificate has expired")
@@ -274,8 +275,8 @@ def test_a_trickle_ends_at_the_deadline(mirror: Mirror, folder: Path) -> None:
     mirror.faults = ["trickle"] * 9
     start = time.monotonic()
     assert "not complete after 0.3 seconds" in refusal(folder, url, deadline=0.3)
-    assert time.monotonic() - start < 1.5
-    assert len(mirror.requests) == 1
+    assert time.monotonic() - start < 5 * PATIENCE
+    assert len(mirror.requests) <= 2
 
 
 def test_a_silent_server_ends_at_the_timeout(mirror: Mirror, folder: Path) -> None:
@@ -315,8 +316,8 @@ class Line:
     def _talk(self, connection: socket.socket, start: bytes, again: bytes, pause: float) -> None:
         connection.recv(4096)
         connection.sendall(start)
-        # Should the client wait for the end after all: a test that fails in seconds, not one that hangs.
-        end = time.monotonic() + 3
+        # Should the client wait for the end after all: a test that fails (no limit is as late), and no hang.
+        end = time.monotonic() + 10 * PATIENCE
         while again and time.monotonic() < end and self.bytes_sent < 50e6:
             connection.sendall(again)
             self.bytes_sent += len(again)
@@ -325,8 +326,9 @@ class Line:
     def close(self) -> None:
         self.answers = []
         socket.create_connection(("127.0.0.1", self.port)).close()
-        self.thread.join()
+        self.thread.join(20 * PATIENCE)
         self.listener.close()
+        assert not self.thread.is_alive(), "a connection was left open"
 
 
 @pytest.fixture
@@ -359,10 +361,10 @@ def assert_ended_at_the_deadline(folder: Path, url: str, name: str = "ml-1m") ->
     threads = threading.active_count()
     start = time.monotonic()
     assert "not complete after 0.3 seconds" in refusal(folder, url, name, deadline=0.3)
-    assert time.monotonic() - start < 2.5
+    assert time.monotonic() - start < 8 * PATIENCE
     # What reads may need a moment to find that its connection was closed.
     while threading.active_count() > threads:
-        assert time.monotonic() - start < 5, threading.enumerate()
+        assert time.monotonic() - start < 12 * PATIENCE, threading.enumerate()
         time.sleep(0.02)
 
 
@@ -406,13 +408,31 @@ def test_a_proxy_that_never_comes_to_an_end_is_left_at_the_deadline(
     assert_ended_at_the_deadline(folder, "https://movies.invalid/ml-1m.zip")
 
 
+def test_a_connection_that_is_made_after_the_deadline_is_closed(
+    line: Line, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.answer(*SLOW["body"])
+    create = socket.create_connection
+    made = []
+
+    def create_late(*arguments: Any) -> socket.socket:
+        time.sleep(0.5)
+        made.append(create(*arguments))
+        return made[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "create_connection", create_late)
+        assert_ended_at_the_deadline(folder, f"http://127.0.0.1:{line.port}/ml-1m.zip")
+    assert [connection.fileno() for connection in made] == [-1]
+
+
 def test_a_name_that_is_looked_up_for_long_is_left_at_the_deadline(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = threading.Event()
 
     def look_up(*_: object) -> NoReturn:
-        found.wait(3)
+        found.wait(10 * PATIENCE)
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
@@ -421,7 +441,7 @@ def test_a_name_that_is_looked_up_for_long_is_left_at_the_deadline(
     assert "not complete after 0.3 seconds" in refusal(
         folder, "http://movies.invalid/ml-1m.zip", deadline=0.3
     )
-    assert time.monotonic() - start < 2.5
+    assert time.monotonic() - start < 8 * PATIENCE
     found.set()
 
 

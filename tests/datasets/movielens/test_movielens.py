@@ -498,6 +498,7 @@ def test_real_movielens_is_read_whole(real_folder: Path) -> None:
     assert float(raw.events.label.mean()) == pytest.approx(3.5016, abs=1e-4)
 
 
+@pytest.mark.soak
 def test_reading_takes_at_most_three_times_what_pandas_takes_for_the_same_bytes(tmp_path: Path) -> None:
     import pandas
 

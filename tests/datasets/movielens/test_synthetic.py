@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 from recsuite.datasets.movielens import world as planted
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.errors import UserError
+from tests.support.written_world import World, contents, read, rmse
 
 NUM_RATINGS = 50_000
 NAMES = ["movies.dat", "oracle.json", "oracle.npy", "ratings.dat", "users.dat"]
@@ -21,50 +20,6 @@ GENRES_OF_ML_1M = {
     *("Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama", "Fantasy"),
     *("Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western"),
 }
-
-
-@dataclass
-class World:
-    """A written folder, read back without the project's own reader."""
-
-    folder: Path
-    user_ids: np.ndarray
-    movie_ids: np.ndarray
-    ratings: np.ndarray
-    times: np.ndarray
-    oracle: np.ndarray
-    summary: dict[str, float]
-    movies: list[list[str]]
-    users: list[list[str]]
-
-    @property
-    def is_test(self) -> np.ndarray:
-        """The newest fifth of the ratings, bool [ratings]."""
-        return self.times >= np.sort(self.times)[len(self.times) * 4 // 5]
-
-
-def read(folder: Path) -> World:
-    rows = [row.split("::") for row in (folder / "ratings.dat").read_text().splitlines()]
-    user_ids, movie_ids, ratings, times = np.array(rows, dtype=int).T
-    return World(
-        folder,
-        user_ids,
-        movie_ids,
-        ratings,
-        times,
-        oracle=np.load(folder / "oracle.npy"),
-        summary=json.loads((folder / "oracle.json").read_text()),
-        movies=[row.split("::") for row in (folder / "movies.dat").read_text("latin-1").splitlines()],
-        users=[row.split("::") for row in (folder / "users.dat").read_text().splitlines()],
-    )
-
-
-def rmse(errors: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(np.square(errors, dtype=np.float64))))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +140,7 @@ def test_oracle_is_calibrated_at_every_level(world: World) -> None:
 
 def test_expected_rating_is_the_mean_of_drawn_ratings() -> None:
     noise = planted.World().noise_std * np.random.default_rng(0).standard_normal(200_000)
-    expected = planted._expected_ratings(planted.World())
+    expected = planted.expected_ratings(planted.World())
     for score in (-2, 1.25, 3.5, 4.75, 8):
         drawn = np.rint(np.clip(score + noise, 1, 5))
         step = round((score - planted.MIN_SCORE) * planted.SCORE_STEPS)

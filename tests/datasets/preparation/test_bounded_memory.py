@@ -24,11 +24,11 @@ ANYWAY, SORTED, KEPT = 16_000_000, 12, 21
     ("split", "duplicates", "kind", "most_bytes"),
     [
         ("time", "last", "ratings", SORTED),
-        ("random", "mean", "ratings", SORTED),
-        ("leave_one_out", "first", "ratings", SORTED),
-        ("random", "keep", "ratings", KEPT),
-        ("time", "last", "clicks", SORTED),
-        ("time", "keep", "own", KEPT),
+        pytest.param("time", "keep", "own", KEPT, marks=pytest.mark.soak),
+        pytest.param("random", "mean", "ratings", SORTED, marks=pytest.mark.soak),
+        pytest.param("leave_one_out", "first", "ratings", SORTED, marks=pytest.mark.soak),
+        pytest.param("random", "keep", "ratings", KEPT, marks=pytest.mark.soak),
+        pytest.param("time", "last", "clicks", SORTED, marks=pytest.mark.soak),
     ],
 )
 def test_columns_are_made_in_few_bytes_of_memory_an_event(

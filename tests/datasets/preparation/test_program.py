@@ -24,16 +24,18 @@ ELSEWHERE = {
         *("FileEntry", "check_file", "digest_of", "explained", "flush", "flushed", "locked", "reason_of"),
         *("digest_of_bytes", "remove", "replace_file", "written_aside"),
     },
-    "recsuite.records": {"SEAL", "sealed", "typed"},
+    "recsuite.records": {"OPTIONAL", "SEAL", "plain", "sealed", "typed"},
     "recsuite.runtime.console": {"say"},
     "recsuite.runtime.progress_bar": {"stage"},
     # Their values are in the name of the folder; a manifest without an evaluation is refused.
     "recsuite.config.config": {"Config"},
     "recsuite.config.sections.data": {"DataConfig", "OFFICIAL_SPLITS"},
+    "recsuite.config.sections.tables": {"TablesConfig"},
     "recsuite.config.sections.model": {"EVALUATIONS", "TOP"},
     # They make source files, whose bytes are in the name.
     "recsuite.datasets.movielens.download": {"download"},
-    "recsuite.datasets.movielens.synthetic": {"write_synthetic"},
+    "recsuite.datasets.movielens.moving": {"WORLDS"},
+    "recsuite.datasets.movielens.synthetic": {"check_synthetic", "write_synthetic"},
     # So is a schema that is guessed.
     "recsuite.datasets.tables.guessing.proposal": {"propose", "schema_path"},
 }

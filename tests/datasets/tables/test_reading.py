@@ -262,6 +262,27 @@ def test_ids_of_typed_files_are_of_their_type(tmp_path: Path, column: pyarrow.Ar
     assert raw.users["user"].tolist() == ids
 
 
+@pytest.mark.parametrize("is_coded", [False, True])
+def test_whole_numbers_that_become_texts_because_one_is_too_large_are_said_once(
+    tmp_path: Path, is_coded: bool
+) -> None:
+    users = pyarrow.array([5, 2**63, 2**64 - 1], pyarrow.uint64())
+    column = users.dictionary_encode() if is_coded else users
+    raw = read(write(tmp_path / "a.arrow", {"user": column, "item": [1, 2, 3]}), PLAIN)
+    assert raw.users["user"].tolist() == [str(2**64 - 1), "5", str(2**63)]
+    (note,) = raw.skipped
+    assert note.endswith(
+        f"a.arrow has {2**64 - 1} in the column user, and whole numbers go up to {2**63 - 1}: all values of "
+        "user are taken as texts; write them as signed 64-bit integers to have them as numbers"
+    )
+
+
+def test_unsigned_numbers_that_are_no_larger_stay_numbers_without_a_word(tmp_path: Path) -> None:
+    users = pyarrow.array([2**63 - 1, 5], pyarrow.uint64())
+    raw = read(write(tmp_path / "a.parquet", {"user": users, "item": [1, 2]}), PLAIN)
+    assert (raw.users["user"].tolist(), raw.skipped) == ([5, 2**63 - 1], [])
+
+
 def test_the_value_of_a_partition_is_read_as_a_column(tmp_path: Path) -> None:
     for day in (20, 21):
         write(tmp_path / f"date=2026-11-{day}/a.parquet", {"user": [1], "item": [2]})

@@ -18,6 +18,7 @@ from recsuite.datasets.tables.schema_file import ItemColumn, LabelColumn, TableS
 from recsuite.datasets.tables.sources import remote
 from recsuite.datasets.tables.sources.remote import shown
 from recsuite.errors import UserError
+from tests.support.launch import PATIENCE
 from tests.support.object_server import Server, serving
 from tests.support.tables import ENDS, write
 
@@ -135,7 +136,7 @@ def test_a_silent_server_is_given_up_in_one_sentence(server: Server, monkeypatch
     start = time.monotonic()
     with pytest.raises(UserError, match=r"a\.csv cannot be read: the server was silent for"):
         find_tables(f"http://{server.address}/a.csv")
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 20 * PATIENCE
 
 
 def test_a_silent_store_is_given_up_in_one_sentence(s3: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def test_a_silent_store_is_given_up_in_one_sentence(s3: Server, monkeypatch: pyt
     start = time.monotonic()
     with pytest.raises(UserError, match=r"s3://bucket/log cannot be read: the server was silent for"):
         find_tables("s3://bucket/log")
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 20 * PATIENCE
 
 
 def test_where_nothing_listens_the_sentence_says_so() -> None:

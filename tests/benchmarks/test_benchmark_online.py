@@ -1,0 +1,54 @@
+"""The benchmarks of a stream, in their short forms: all is measured; how long it took is not looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recsuite.datasets.movielens.moving import MovingWorld
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.support.launch import ROOT, python, read_json, succeeded
+
+
+@pytest.mark.soak
+def test_what_is_appended_is_known_to_the_served_model(tmp_path: Path) -> None:
+    short = (
+        "--ratings",
+        3_000,
+        "--chunk",
+        128,
+        "--chunks",
+        3,
+        "--burst",
+        2,
+        "--night",
+        2,
+    )
+    script = ROOT / "benchmarks" / "online_serving.py"
+    printed = succeeded(python(script, *short, "--report", tmp_path))
+    found = read_json(tmp_path / "online_serving.json")
+    assert len(found["seconds"]) == len(found["errors"]) == 3
+    assert all(seconds > 0 for seconds in found["seconds"])
+    assert found["events_per_second"] > 0
+    first = found["errors"][0]
+    # Before anything is appended the three are one.
+    assert first["served online"] == first["as of the last night"] == first["never trained again"]
+    assert "(99 of 100)" in printed
+
+
+@pytest.mark.soak
+def test_all_models_are_judged_by_the_same_ratings(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "ratings", 3_000, seed=0, world=MovingWorld())
+    short = ("--window", "120d", "--every", 3, "--epochs", 2, "--data", tmp_path / "ratings")
+    script = ROOT / "benchmarks" / "online_quality.py"
+    succeeded(python(script, *short, "--report", tmp_path))
+    found = read_json(tmp_path / "online_quality.json")
+    assert 0.3 < found["ratings"]["judged"] / found["ratings"]["all"] <= 0.5
+    assert set(found["rmse"]) == {
+        "online",
+        "retrained once",
+        "retrained every 3 windows",
+        "biases, fitted once",
+    }
+    assert all(0.8 < error < 1.6 for error in found["rmse"].values())

@@ -1,0 +1,115 @@
+"""The world that moves: who is gone rates nothing and is not rated, and old parameters predict worse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from recsuite.config.parser import parse_args
+from recsuite.datasets.movielens import moving
+from recsuite.datasets.movielens.formats import locate
+from recsuite.datasets.movielens.moving import MovingWorld
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.movielens.world import FIRST_TIME, LAST_TIME
+from recsuite.errors import UserError
+from tests.support.written_world import World, contents, read, rmse
+
+NUM_RATINGS = 30_000
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, list[np.ndarray]]:
+    """A written world, and the lives of its movies and users."""
+    folder, lives = tmp_path_factory.mktemp("moving") / "world", []
+
+    def noted(*arguments: Any) -> np.ndarray:
+        lives.append(moving_lives(*arguments))
+        return lives[-1]
+
+    moving_lives = moving.draw_lives
+    with mock.patch.object(moving, "draw_lives", noted):
+        write_synthetic(folder, NUM_RATINGS, seed=0, world=MovingWorld())
+    return read(folder), lives
+
+
+@pytest.fixture(scope="module")
+def world(drawn: tuple[World, list[np.ndarray]]) -> World:
+    return drawn[0]
+
+
+def moments(world: World) -> np.ndarray:
+    return (world.times - FIRST_TIME) / (LAST_TIME - FIRST_TIME)
+
+
+def test_same_seed_gives_the_same_bytes(world: World, tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "again", NUM_RATINGS, seed=0, world=MovingWorld())
+    assert contents(tmp_path / "again") == contents(world.folder)
+    assert json.loads((world.folder / "oracle.json").read_text())["world"] == "moving"
+
+
+def test_nobody_rates_or_is_rated_before_coming_or_after_going(
+    drawn: tuple[World, list[np.ndarray]],
+) -> None:
+    world, (movie_lives, user_lives) = drawn
+    of_movie = {int(movie[0]): life for movie, life in zip(world.movies, movie_lives, strict=True)}
+    movies = np.array([of_movie[movie] for movie in world.movie_ids.tolist()])
+    users = user_lives[world.user_ids - 1]
+    # A session lasts for an hour, and its user may go meanwhile.
+    hour = 3600 / (LAST_TIME - FIRST_TIME)
+    for lives, slack in ((movies, 0.0), (users, hour)):
+        assert (lives[:, 0] - slack <= moments(world)).all()
+        assert (moments(world) <= lives[:, 1] + slack).all()
+        # And not only because nobody ever goes.
+        assert (lives[:, 1] < 1).mean() > 0.1
+
+
+def test_many_of_the_last_ratings_are_of_users_and_movies_that_came_late(world: World) -> None:
+    is_early, is_late = moments(world) < 0.5, moments(world) >= 0.75
+    for ids, least in ((world.user_ids, 0.5), (world.movie_ids, 0.15)):
+        unknown = ~np.isin(ids[is_late], ids[is_early])
+        assert least < unknown.mean() < 0.9
+
+
+def test_no_user_rates_a_movie_twice_and_all_ids_are_described(world: World) -> None:
+    assert len(set(zip(world.user_ids, world.movie_ids, strict=True))) == len(world.ratings) == NUM_RATINGS
+    assert set(world.movie_ids) <= {int(movie[0]) for movie in world.movies}
+
+
+def test_true_parameters_leave_the_noise_alone_and_those_of_the_first_day_ever_more(world: World) -> None:
+    first_day = np.load(world.folder / "first_day.npy")
+    noise, stale = [], []
+    for part in np.array_split(np.argsort(world.times, kind="stable"), 4):
+        noise.append(rmse(world.ratings[part] - world.oracle[part]))
+        stale.append(rmse(world.ratings[part] - first_day[part]))
+    assert world.summary["rmse"] == pytest.approx(rmse(world.ratings - world.oracle), abs=1e-7)
+    # As in the world that stays, there is as much to learn at every time.
+    assert noise == pytest.approx([0.855] * 4, abs=0.02)
+    assert stale[0] < 1.04 * noise[0]
+    assert stale == sorted(stale)
+    assert stale[3] > 1.3 * noise[3]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_thousand_ratings_are_enough(tmp_path: Path, seed: int) -> None:
+    write_synthetic(tmp_path / "small", 1_000, seed, MovingWorld())
+    assert len((tmp_path / "small" / "ratings.dat").read_text().splitlines()) == 1_000
+
+
+def test_a_world_that_moves_has_a_name_of_its_own_and_is_not_taken_for_another(tmp_path: Path) -> None:
+    line = f"--dataset synthetic --synthetic_ratings 1000 --data_path {tmp_path / 'data'}"
+    moves = parse_args([*line.split(), "--world", "moving"]).data
+    assert {file.name for file in locate(moves, 0).files} == {
+        "ratings.dat",
+        "movies.dat",
+        "users.dat",
+        "oracle.npy",
+    }
+    with pytest.raises(UserError, match=r"holds other ratings than .* --world fixed"):
+        locate(parse_args(line.split()).data, 0)
+    with pytest.raises(UserError, match="--world moving says what synthetic ratings are drawn from"):
+        parse_args(["--data_path", str(tmp_path), "--world", "moving"])

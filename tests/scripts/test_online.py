@@ -1,0 +1,38 @@
+"""The script of day two: a server follows a training, and in the end says what it was worth to go on."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from recsuite.datasets.movielens.moving import MovingWorld
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.support.launch import ROOT, python, succeeded
+
+# Four Pythons import all by themselves.
+pytestmark = pytest.mark.soak
+
+ONLINE = ROOT / "example" / "online.py"
+
+
+def test_a_server_follows_a_stream_and_what_goes_on_is_better_than_what_does_not(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "ratings", 12_000, seed=0, world=MovingWorld())
+    flags = ("--data_path", tmp_path / "ratings", "--save_dir", tmp_path / "dumps", "--window", "90d")
+    output = succeeded(python(ONLINE, *flags))
+    ages = re.findall(r"serving the model after window (\d+), (\S+) s old, .* progressive RMSE (\S+)", output)
+    assert ages
+    assert int(ages[-1][0]) == 12
+    assert all(float(age) >= 0 for _, age, _ in ages)
+    goes_on = re.findall(r"beside RMSE (\S+) of the training that goes on", output)
+    others = re.findall(r"none of them learned, predicted with RMSE (\S+)", output)
+    assert len(goes_on) == 2
+    assert len(others) >= 1
+    assert float(goes_on[0]) < float(others[0])
+
+
+def test_a_training_that_cannot_begin_ends_the_script_too(tmp_path: Path) -> None:
+    ended = python(ONLINE, "--data_path", tmp_path, "--save_dir", tmp_path / "dumps")
+    assert ended.returncode == 2
+    assert "The training has ended before its first window" in ended.stderr

@@ -1,0 +1,313 @@
+"""Models whose tables take ids in, as they are served: users and items come and go with the deltas."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
+from recsuite.checkpoint.storage.manifest import read_manifest, write_manifest
+from recsuite.checkpoint.storage.writer import publish
+from recsuite.config.sections.checkpoint import CheckpointConfig
+from recsuite.datasets.schema import SCHEMA_FILE
+from recsuite.errors import UserError
+from recsuite.files import FileEntry, digest_of
+from recsuite.serving.export import export
+from recsuite.serving.served import Follower, ServedModel
+from tests.support.launch import SUPPORT, succeeded, torchrun
+from tests.support.raw_values import raw_test_values
+from tests.support.shared_folder import shared_folder
+
+STEPS = (0, 2, 4, 6, 8, 10, 12, 14, 16)
+
+
+@pytest.fixture(scope="module")
+def folders(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """What 1 and 2 ranks of `dynamic_states.py` leave: "dumps", and "predictions.npz"."""
+
+    def make(folder: Path) -> None:
+        for num_ranks in (1, 2):
+            own = folder / str(num_ranks)
+            own.mkdir()
+            files = (own / "predictions.npz", synthetic_folder, own / "dumps")
+            succeeded(torchrun(num_ranks, SUPPORT / "dynamic_states.py", *files, timeout=250))
+
+    folder = shared_folder(tmp_path_factory, "dynamic", make)
+    return {num_ranks: folder / str(num_ranks) for num_ranks in (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def dumps(folders: dict[int, Path]) -> Path:
+    return folders[2] / "dumps"
+
+
+@pytest.fixture(scope="module")
+def values(synthetic_folder: Path) -> dict[str, list[Any]]:
+    return raw_test_values(synthetic_folder)
+
+
+def state(dumps: Path, step: int) -> Path:
+    """The folder of the checkpoint after a step."""
+    (found,) = dumps.glob(f"*-{step:09d}")
+    return found
+
+
+def copied(dumps: Path, save_dir: Path, until: int) -> Path:
+    """A folder of checkpoints as it was after a step."""
+    save_dir.mkdir()
+    for folder in (*full_checkpoints_in(dumps), *deltas_in(dumps)):
+        if step_of(folder) <= until:
+            shutil.copytree(folder, save_dir / folder.name)
+    return save_dir
+
+
+def publish_state(dumps: Path, step: int, save_dir: Path) -> None:
+    """What a trainer does when it writes a checkpoint."""
+    making = save_dir / f".making-{step}"
+    shutil.copytree(state(dumps, step), making)
+    publish(making, save_dir / state(dumps, step).name, keep=9)
+
+
+def ids_at(dumps: Path, step: int, feature: str) -> set[int]:
+    """Who has a row after a step, as the files say."""
+    return {*ServedModel.open(state(dumps, step)).snapshot.dynamic[feature].ids.tolist()}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_scores_are_those_of_the_training_whatever_the_ranks(
+    folders: dict[int, Path], values: dict[str, list[Any]], num_ranks: int
+) -> None:
+    predictions = np.load(folders[num_ranks] / "predictions.npz")
+    assert sorted(map(int, predictions)) == [*STEPS]
+    for step in STEPS:
+        model = ServedModel.open(state(folders[num_ranks] / "dumps", step))
+        scores = model.score(values).numpy()
+        assert np.abs(scores - predictions[str(step)]).max() <= 1e-6, step
+    # Not all of the test are known.
+    known = model.snapshot.known("user", values["user"])
+    assert 0 < int(known.sum()) < len(known)
+
+
+def test_deltas_in_place_equal_opening_the_checkpoint_anew(dumps: Path, values: dict[str, list[Any]]) -> None:
+    for base, steps in ((0, (2, 4, 6)), (8, (10, 12, 14))):
+        model = ServedModel.open(state(dumps, base))
+        for step in steps:
+            assert model.apply(state(dumps, step))
+            assert not model.apply(state(dumps, step))
+            anew = ServedModel.open(state(dumps, step))
+            assert torch.equal(model.score(values), anew.score(values))
+            assert model.recommend([1, 2, 3]) == anew.recommend([1, 2, 3])
+
+
+def test_a_new_user_of_a_delta_is_known_after_a_refresh(dumps: Path, tmp_path: Path) -> None:
+    came = sorted(ids_at(dumps, 10, "user") - ids_at(dumps, 8, "user"))
+    left = sorted(ids_at(dumps, 8, "user") - ids_at(dumps, 10, "user"))
+    follower = Follower(copied(dumps, tmp_path / "dumps", 8))
+    model = follower.model
+    before = model.recommend([came[0], -1])
+    # Whoever is unknown is recommended what any other is.
+    assert before[0] == before[1]
+    assert [model.knows("user", user) for user in (came[0], left[0])] == [False, True]
+    publish_state(dumps, 10, follower.save_dir)
+    assert follower.refresh()
+    assert [model.knows("user", user) for user in (came[0], left[0])] == [True, False]
+    mine, others, leaver = model.recommend([came[0], -1, left[0]])
+    assert mine != others == leaver
+
+
+def test_an_item_that_came_is_recommended_and_one_that_left_is_not(dumps: Path) -> None:
+    model = ServedModel.open(state(dumps, 8))
+    came_ever, left_ever = set(), set()
+    everything = sorted({item for step in STEPS for item in ids_at(dumps, step, "movie")})
+    described = ServedModel.open(state(dumps, 8))
+    described.describe_items({"movie": [*map(float, reversed(everything)), -1]})
+    for step in (10, 12, 14):
+        before, live = ids_at(dumps, model.progress.step, "movie"), ids_at(dumps, step, "movie")
+        for each in (model, described):
+            each.apply(state(dumps, step))
+            (found,) = each.recommend([1], k=10_000)
+            assert sorted(item for item, _ in found) == sorted(live)
+            assert {type(item) for item, _ in found} == {int}
+        came_ever |= live - before
+        left_ever |= before - live
+    assert came_ever
+    assert left_ever
+    gone = min(left_ever - live)
+    with pytest.raises(UserError, match=f"The model knows no movie {gone}; ask for one that its training"):
+        model.similar_items([gone])
+    assert model.recommend([1], candidates=[gone]) == [[]]
+    assert len(model.similar_items([min(live)], k=3)[0]) == 3
+
+
+def test_serving_takes_nobody_in(dumps: Path, values: dict[str, list[Any]]) -> None:
+    model = ServedModel.open(dumps)
+    before = {name: each.ids.clone() for name, each in model.snapshot.dynamic.items()}
+    strangers: dict[str, list[Any]] = {"user": [-5, 2**62], "movie": [-9, -8], "history": [[-1], [-2, -3]]}
+    scores = model.score({**strangers, "history_ratings": [[4.0], [4.0, 4.0]]})
+    nobody: dict[str, list[Any]] = {"user": [None, float("nan")], "movie": [None, None]}
+    nobody |= {"history": [[None], [None, None]], "history_ratings": [[4.0], [4.0, 4.0]]}
+    unknown = model.score(nobody)
+    assert torch.equal(scores, unknown)
+    assert not torch.equal(scores, model.score({"user": values["user"][:2], "movie": values["movie"][:2]}))
+    model.recommend([-5], events=[[(-9, 3.0)]])
+    for name, ids in before.items():
+        assert torch.equal(model.snapshot.dynamic[name].ids, ids)
+
+
+def test_an_export_serves_the_same_scores_and_a_follower_begins_with_it(
+    dumps: Path, values: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    save_dir = copied(dumps, tmp_path / "dumps", 12)
+    export(CheckpointConfig(save_dir=str(save_dir), checkpoint="latest"), tmp_path / "exported")
+    exported = ServedModel.open(tmp_path / "exported")
+    whole = ServedModel.open(state(dumps, 12))
+    assert torch.equal(exported.score(values), whole.score(values))
+    assert exported.recommend([1, 2]) == whole.recommend([1, 2])
+    follower = Follower(save_dir, start=tmp_path / "exported")
+    assert not follower.refresh()
+    publish_state(dumps, 14, save_dir)
+    assert follower.refresh()
+    anew = ServedModel.open(state(dumps, 14))
+    assert torch.equal(follower.model.score(values), anew.score(values))
+    publish_state(dumps, 16, save_dir)
+    assert follower.refresh()
+    assert follower.model.progress.step == 16
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"user": ["1"]}, "The feature user takes values of type int, not '1'"),
+        ({"gender": [1]}, "The feature gender takes values of type str, not 1"),
+        (
+            {"user": [-(2**63)]},
+            "user takes whole numbers between -2**63 and 2**63, and got -9223372036854775808",
+        ),
+        ({"user": [2**63]}, "user takes whole numbers between -2**63 and 2**63, and got 9223372036854775808"),
+        ({"user": [1.5]}, "and got 1.5"),
+        ({"history": [[2**70]], "history_ratings": [[4.0]]}, "The feature history takes whole numbers"),
+        ({"usr": [1]}, "There is no feature usr; the model has age, gender"),
+    ],
+)
+def test_what_can_be_no_id_is_refused_in_one_sentence(
+    dumps: Path, asked: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError) as found:
+        ServedModel.open(state(dumps, 8)).score({**asked, "movie": [1]})
+    assert sentence in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def reseal(folder: Path, **changes: Any) -> None:
+    """Have a manifest agree with files that were changed."""
+    manifest = dataclasses.replace(read_manifest(folder), **changes)
+    files = tuple(
+        FileEntry(entry.name, (folder / entry.name).stat().st_size, digest_of(folder / entry.name))
+        for entry in manifest.files
+    )
+    write_manifest(folder, dataclasses.replace(manifest, files=files))
+
+
+def unsort(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["dynamic.user.ids"] = tensors["dynamic.user.ids"].flip(0).contiguous()
+
+
+def name_twice(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["dynamic.user.gone"] = tensors["dynamic.user.ids"].clone()
+
+
+def lose_unknown(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["dynamic.user.unknown.weight"], tensors["dynamic.user.unknown.momentum1"]
+
+
+def widen(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["dynamic.user.weight"] = torch.zeros(len(tensors["dynamic.user.ids"]), 7)
+
+
+@pytest.mark.parametrize("damage", [unsort, name_twice, lose_unknown, widen])
+def test_a_damaged_delta_leaves_the_model_as_it_was(
+    dumps: Path, values: dict[str, list[Any]], tmp_path: Path, damage: Callable[[Any], None]
+) -> None:
+    model = ServedModel.open(state(dumps, 8))
+    before = model.score(values)
+    delta = tmp_path / "delta-000000010"
+    shutil.copytree(state(dumps, 10), delta)
+    tensors = load_file(delta / "part-00001.safetensors")
+    damage(tensors)
+    save_file(tensors, delta / "part-00001.safetensors")
+    reseal(delta)
+    with pytest.raises(UserError, match=str(delta)) as found:
+        model.apply(delta)
+    assert "\n" not in str(found.value)
+    assert torch.equal(model.score(values), before)
+
+
+def test_other_dynamic_tables_than_the_models_are_refused(dumps: Path, tmp_path: Path) -> None:
+    model = ServedModel.open(state(dumps, 8))
+    delta = tmp_path / "delta-000000010"
+    shutil.copytree(state(dumps, 10), delta)
+    tables = read_manifest(delta).dynamic
+    tensors = load_file(delta / "part-00001.safetensors")
+    for part in sorted(delta.glob("*.safetensors")):
+        tensors = load_file(part)
+        save_file({name: each for name, each in tensors.items() if ".gender." not in name}, part)
+    reseal(delta, dynamic={name: each for name, each in tables.items() if name != "gender"})
+    with pytest.raises(UserError, match=r"has the dynamic tables age, .* and the model age, .*gender"):
+        model.apply(delta)
+    base = tmp_path / "step-000000008"
+    shutil.copytree(state(dumps, 8), base)
+    text = (base / SCHEMA_FILE).read_text()
+    (base / SCHEMA_FILE).write_text(text.replace('"ids": "dynamic"', '"ids": "vocabulary"', 1))
+    reseal(base)
+    with pytest.raises(UserError, match=f"{base} has the dynamic tables age, .*, and its schema names"):
+        ServedModel.open(base)
+
+
+def test_who_asks_while_ids_come_and_go_sees_whole_models_alone(
+    dumps: Path, values: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    few = {name: given[:300] for name, given in values.items()}
+    wanted, best = {}, {}
+    for step in STEPS[1:]:
+        model = ServedModel.open(state(dumps, step))
+        wanted[step], best[step] = model.score(few), model.recommend([1, 2], k=5)
+    follower = Follower(copied(dumps, tmp_path / "dumps", 2))
+    seen: list[torch.Tensor] = []
+    lists: list[Any] = []
+    failures: list[BaseException] = []
+    end = threading.Event()
+
+    def ask() -> None:
+        try:
+            while not end.is_set():
+                seen.append(follower.model.score(few))
+                lists.append(follower.model.recommend([1, 2], k=5))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for step in STEPS[2:]:
+        publish_state(dumps, step, follower.save_dir)
+        assert follower.refresh()
+        number = len(seen)
+        while len(seen) < number + 3 and not failures:
+            end.wait(0.001)
+    end.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    of_steps = [[step for step, scores in wanted.items() if torch.equal(scores, found)] for found in seen]
+    assert all(of_steps), "scores of no checkpoint"
+    assert {step for steps in of_steps for step in steps} >= {*STEPS[2:]}
+    assert all(found in best.values() for found in lists)

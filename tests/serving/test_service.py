@@ -1,0 +1,188 @@
+"""The service as a client meets it: each answer is of the one step that it names, while deltas arrive."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
+from recsuite.checkpoint.storage.writer import publish
+from recsuite.serving.served import ServedModel
+from tests.support.launch import ROOT, started
+
+httpx = pytest.importorskip("httpx", reason="needs the package httpx, of requirements-dev.txt")
+pytest.importorskip("fastapi", reason="needs the package fastapi, of requirements-serve.txt")
+
+# The launch runs within the first test.
+SERVE = ROOT / "example" / "serve.py"
+VALUES: dict[str, list[Any]] = {"user": [1, 2, 3, -7] * 50, "movie": [*range(1, 201)]}
+
+
+def states(trained_folder: Path) -> dict[int, Path]:
+    """The checkpoints of a training, by step."""
+    dumps = trained_folder / "dumps"
+    return {step_of(path): path for path in (*full_checkpoints_in(dumps), *deltas_in(dumps))}
+
+
+def publish_copy(state: Path, save_dir: Path) -> None:
+    """What a trainer does when it writes a checkpoint."""
+    making = save_dir / f".making-{state.name}"
+    shutil.copytree(state, making)
+    publish(making, save_dir / state.name, keep=9)
+
+
+@contextlib.contextmanager
+def serving(save_dir: Path) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
+    """A client of a running service, and the service."""
+    command = [sys.executable, str(SERVE), "--save_dir", str(save_dir), "--port", "0"]
+    with started(command, real=True, env={"PYTHONPATH": str(ROOT / "example")}) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if line.startswith("serving "))
+        assert "http://127.0.0.1:" in line
+        with httpx.Client(base_url=line.split()[-1], timeout=60, trust_env=False) as client:
+            yield client, process
+
+
+@pytest.fixture
+def save_dir(trained_folder: Path, tmp_path: Path) -> Path:
+    """A folder with the first two checkpoints of a training."""
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    for step in (0, 2):
+        publish_copy(states(trained_folder)[step], folder)
+    return folder
+
+
+def test_each_answer_under_load_is_that_of_the_step_that_it_names(
+    trained_folder: Path, save_dir: Path
+) -> None:
+    found = states(trained_folder)
+    steps = [2, 4, 6, 8, 10, 12, 14, 16]
+    models = {step: ServedModel.open(found[step]) for step in steps}
+    scores = {step: model.score(VALUES).tolist() for step, model in models.items()}
+    items = {step: [[*each] for each in model.recommend([1], 5)[0]] for step, model in models.items()}
+    answers: list[tuple[str, dict[str, Any]]] = []
+    failures: list[str] = []
+    end = threading.Event()
+
+    def load(client: Any) -> None:
+        while not end.is_set():
+            for path, name, body in (
+                ("/score", "scores", VALUES),
+                ("/recommend", "items", {"users": [1], "k": 5}),
+            ):
+                reply = client.post(path, json=body)
+                if reply.status_code != 200:
+                    failures.append(reply.text)
+                    return
+                answers.append((name, reply.json()))
+
+    with serving(save_dir) as (client, _):
+        threads = [threading.Thread(target=load, args=(client,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for step in steps[1:]:
+                publish_copy(found[step], save_dir)
+                deadline = time.monotonic() + 300
+                while (health := client.get("/health").json())["step"] < step:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                assert health["checkpoint"] == found[step].name
+                assert health["age_seconds"] > 0
+        finally:
+            end.set()
+            for thread in threads:
+                thread.join()
+    assert failures == []
+    assert {reply["step"] for _, reply in answers} >= set(steps[1:-1])
+    for name, reply in answers:
+        if name == "scores":
+            assert reply["scores"] == pytest.approx(scores[reply["step"]], abs=1e-6)
+            others = [step for step in steps if step != reply["step"]]
+            assert all(reply["scores"] != pytest.approx(scores[step], abs=1e-6) for step in others)
+        else:
+            wanted = items[reply["step"]]
+            assert [item for item, _ in reply["items"][0]] == [item for item, _ in wanted]
+            got = [score for _, score in reply["items"][0]]
+            assert got == pytest.approx([score for _, score in wanted], abs=1e-6)
+
+
+def test_a_mistake_is_one_sentence_and_the_service_goes_on(save_dir: Path) -> None:
+    mistakes: dict[str, list[tuple[Any, int, str]]] = {
+        "/score": [
+            ({"usr": [1]}, 400, "There is no feature usr; the model has"),
+            ({"user": [1], "movie": ["a"]}, 400, "movie takes values of type int, not 'a'"),
+            ({"user": 1, "movie": [1]}, 400, "user takes a list with an entry for each"),
+            ([1], 422, "/score takes one JSON object"),
+        ],
+        "/recommend": [
+            ({"users": [1], "k": 0}, 400, "k is 0; give how many"),
+            ({"users": [1], "kk": 3}, 400, "/recommend takes users, k, events, exclude, candidates"),
+            ({}, 400, "Nobody is given"),
+        ],
+    }
+    with serving(save_dir) as (client, process):
+        for path, cases in mistakes.items():
+            for body, status, sentence in cases:
+                reply = client.post(path, json=body)
+                assert (reply.status_code, sentence in reply.json()["error"]) == (status, True), reply.text
+        broken = client.post("/score", content=b"{", headers={"Content-Type": "application/json"})
+        assert (broken.status_code, broken.json()["error"]) == (422, "/score takes one JSON object")
+        assert client.post("/score", json={"user": [-5], "movie": [1]}).status_code == 200
+        taken = str(client.base_url.port)
+        again = subprocess.run(
+            [sys.executable, str(SERVE), "--save_dir", str(save_dir), "--port", taken],
+            env={"PYTHONPATH": str(ROOT / "example"), "PATH": ""},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert again.returncode == 2
+        assert f"--port {taken} cannot be had" in again.stderr
+        assert again.stderr.count("\n") == 1
+        assert process.poll() is None
+
+
+def test_an_answer_names_whom_the_model_does_not_know_and_a_request_has_a_limit(save_dir: Path) -> None:
+    with serving(save_dir) as (client, _):
+        body: dict[str, Any] = {"user": [1, -7, -7, None], "movie": [1, 2, -3, 1]}
+        assert client.post("/score", json=body).json()["unknown"] == {"user": [-7], "movie": [-3]}
+        body = {"users": [1, -7], "events": [[(-4, 3.0)], []], "candidates": [1, -5]}
+        assert client.post("/recommend", json=body).json()["unknown"] == {"user": [-7], "movie": [-5, -4]}
+        body = {"users": {"user": [1]}, "k": 1}
+        assert client.post("/recommend", json=body).json()["unknown"] == {"user": [], "movie": []}
+        body = {"users": [1], "events": [[1]]}
+        assert client.post("/recommend", json=body).status_code == 400
+        large = b'{"user": [' + b"1, " * 2**21 + b"1]}"
+        # Also where nobody says beforehand how long it is.
+        for content in (large, iter([large[: 2**20], large[2**20 :]])):
+            reply = client.post("/score", content=content, headers={"Content-Type": "application/json"})
+            assert reply.status_code == 413
+            assert (
+                reply.json()["error"] == "A request has at most 4,194,304 bytes; send several smaller ones."
+            )
+        assert client.get("/health").status_code == 200
+
+
+def test_whoever_lacks_the_packages_gets_the_command_that_installs_them(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['uvicorn'] = None; import serve; sys.exit(serve.main(['--port', '0']))"
+    ended = subprocess.run(
+        [sys.executable, "-c", hidden],
+        env={"PYTHONPATH": str(ROOT / "example"), "PATH": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 2
+    assert "which is not installed; run pip install --no-deps -r requirements-serve.txt" in ended.stderr

@@ -1,0 +1,219 @@
+"""A rank's share of a dynamic table against a Python dictionary, and what has to hold whatever is drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+
+from recsuite.sharding.dynamic.initial import initial_rows
+from recsuite.sharding.dynamic.spec import DynamicSpec
+from recsuite.training.weights import unsound
+from tests.support.dynamic_oracle import Oracle, Shares, same
+
+ENDS = [2**63 - 1, 2**63 - 2, -(2**63) + 1, -(2**63) + 2, -1, 0, 1]
+POLICIES = ["lru", "lfu", "ttl", "none"]
+DISTRIBUTIONS = ["continuous", "roundrobin", "hash"]
+
+
+def spec_of(**changed: object) -> DynamicSpec:
+    spec = DynamicSpec("user", embedding_dim=6, capacity=64, max_capacity=512, seed=3)
+    return dataclasses.replace(spec, **changed)  # type: ignore[arg-type]
+
+
+def drawn_spec(draw: random.Random) -> DynamicSpec:
+    evict = draw.choice(POLICIES)
+    return spec_of(
+        capacity=16 * draw.choice([1, 2, 5, 8]),
+        max_capacity=16 * 8 * 4,
+        evict=evict,
+        admit=draw.choice([1, 1, 2, 3]),
+        ttl=draw.choice([1, 5, 20] if evict == "ttl" else [0, 0, 5, 20]),
+        half_life=draw.choice([0, 1, 4]) if evict == "lfu" else 0,
+        distribution=draw.choice(DISTRIBUTIONS),
+    )
+
+
+class Drawn:
+    """A table and its oracle, and a copy that is kept by deltas alone."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.oracle = Oracle(drawn_spec(self.draw))
+        self.shares = self.elsewhere()
+        self.copy = self.elsewhere()
+        places = self.oracle.spec.capacity
+        self.pool = [*ENDS, *(self.draw.randrange(-(2**63) + 1, 2**63) for _ in range(3 * places))]
+        self.now = self.step = 0
+
+    def elsewhere(self) -> Shares:
+        """An empty table of another number of ranks."""
+        spec = dataclasses.replace(self.oracle.spec, distribution=self.draw.choice(DISTRIBUTIONS))
+        return Shares(spec, self.draw.choice([1, 2, 3]))
+
+    def ids(self) -> list[int]:
+        # Some more often than others.
+        most = self.draw.choice([len(self.pool), len(self.pool) // 4])
+        return sorted(self.draw.sample(self.pool[:most], self.draw.randrange(min(most, 60))))
+
+    def train(self) -> None:
+        self.step += 1
+        self.now += self.draw.choice([0, 1, 1, 2])
+        scale = self.draw.choice([1.0, 0.75])
+        ids = self.ids()
+        for table in (self.oracle, self.shares):
+            table.begin_step(self.now, scale)
+        expected = self.oracle.take_in(ids)
+        self.oracle.learn(ids, self.step)
+        assert self.shares.take_in(torch.tensor(ids, dtype=torch.int64), self.step) == expected
+
+    def find(self) -> None:
+        ids = self.ids()
+        self.draw.shuffle(ids)
+        assert self.shares.find(torch.tensor(ids, dtype=torch.int64)) == [
+            one in self.oracle.rows for one in ids
+        ]
+
+    def save_changes(self) -> None:
+        self.copy.begin_step(self.now, 1.0)
+        changes = self.shares.changes()
+        self.shares.clear_changes()
+        for _ in range(self.draw.choice([1, 2])):
+            self.copy.apply(changes)
+        assert same(self.copy.live(), self.oracle.live())
+
+    def restore(self) -> None:
+        self.save_changes()
+        saved = self.shares.live()
+        self.shares = self.elsewhere()
+        self.shares.begin_step(self.now, 1.0)
+        for _ in range(self.draw.choice([1, 2])):
+            assert self.shares.put(saved) == 0
+
+    def grow(self) -> None:
+        spec = self.oracle.spec
+        if spec.capacity * 2 <= spec.max_capacity:
+            self.oracle.spec = dataclasses.replace(spec, capacity=spec.capacity * 2)
+            for table in (self.shares, self.copy):
+                table.resize(spec.capacity * 2)
+
+    def go(self) -> None:
+        kinds = [self.train, self.find, self.save_changes, self.restore, self.grow]
+        self.draw.choices(kinds, [20, 4, 3, 1, 0.5])[0]()
+        assert same(self.shares.live(), self.oracle.live())
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_table_agrees_with_a_dictionary_after_each_of_many_drawn_operations(seed: int) -> None:
+    drawn = Drawn(seed)
+    for _ in range(40):
+        drawn.go()
+
+
+def test_an_id_that_comes_back_has_a_fresh_row_and_no_state() -> None:
+    shares = Shares(spec_of(capacity=16, max_capacity=16), 1)
+    (rank,) = shares.ranks
+    ids = torch.arange(17)
+    rank.begin_step(1, 0.5)
+    rows = rank.take_in(ids[:16])
+    rank.weights[rows], rank.state[rows] = 7.0, 7.0
+    rank.clear_changes()
+    rank.begin_step(2, 0.5)
+    # 0 is the lowest of those that were seen longest ago.
+    assert rank.take_in(ids[16:]).item() == rows[0]
+    assert rank.changes().gone.tolist() == [0]
+    rank.begin_step(3, 0.5)
+    back = rank.take_in(ids[:1])
+    assert torch.equal(rank.weights[back], initial_rows(rank.spec, ids[:1]) / 0.5)
+    assert rank.state[back].item() == 0
+    # It is there again, so nobody has to forget it; 1 made room for it.
+    assert rank.changes().gone.tolist() == [1]
+
+
+@pytest.mark.parametrize("evict", POLICIES)
+def test_no_id_of_a_step_loses_its_place_to_another_of_the_same_step(evict: str) -> None:
+    (rank,) = Shares(spec_of(capacity=16, max_capacity=16, evict=evict), 1).ranks
+    rank.begin_step(1)
+    rows = rank.take_in(torch.arange(40))
+    # The first come first, and the others are counted.
+    assert (rows >= 0).tolist() == [True] * 16 + [False] * 24
+    rank.begin_step(2)
+    assert torch.equal(rank.take_in(torch.arange(20))[:16], rows[:16])
+    assert (rank.counts().unplaced, rank.counts().evicted) == (28, 0)
+
+
+@pytest.mark.parametrize("place", [0, -1], ids=["row of an id", "row of the unknown"])
+@pytest.mark.parametrize(
+    ("slot", "value", "which"),
+    [
+        ("weight", 5e29, "the table user (tables.user.weight) has 5e+29"),
+        ("weight", float("nan"), "the table user (tables.user.weight) has nan"),
+        ("momentum1", float("inf"), "the optimizer of the table user (tables.user.momentum1) has inf"),
+    ],
+)
+def test_what_no_trained_model_has_is_found_also_where_only_changed_rows_are_looked_at(
+    place: int, slot: str, value: float, which: str
+) -> None:
+    (rank,) = Shares(spec_of(), 1).ranks
+    for held in (rank.weights, rank.state):
+        held[-1] = 0
+    rank.begin_step(1)
+    rows = rank.take_in(torch.tensor([5, 7]))
+    held, row = (rank.weights if slot == "weight" else rank.state), [*rows.tolist(), -1][place]
+    dense, shares = {"dense.row_scale": torch.ones(1)}, {"user": rank}
+    looked_at: list[dict[str, torch.Tensor] | None] = [None, {}]
+    for changed in looked_at:
+        assert unsound(dense, shares, changed) == ""
+        before = held[row].clone()
+        held[row] = value
+        assert unsound(dense, shares, changed) == which
+        held[row] = before
+
+
+def test_who_comes_with_an_old_sighting_expires_although_all_were_looked_through_before() -> None:
+    shares = Shares(spec_of(ttl=5), 1)
+    shares.begin_step(2, 1.0)
+    shares.take_in(torch.tensor([7]), 1)
+    old = shares.live()
+    # Loaded, and seen after the time of the events went back.
+    for come in (lambda: shares.put(old), lambda: shares.take_in(torch.tensor([8]), 1)):
+        shares.begin_step(20, 1.0)
+        shares.changes()
+        assert shares.ranks[0].counts().live == 0
+        shares.begin_step(2, 1.0)
+        come()
+        shares.begin_step(20, 1.0)
+        shares.changes()
+        assert shares.ranks[0].counts().live == 0
+    shares.put(old)
+    shares.changes()
+    assert shares.ranks[0].counts().expired == 4
+
+
+def test_initial_rows_depend_on_seed_table_and_id_alone_and_have_the_deviation_asked_for() -> None:
+    ids = torch.tensor(ENDS)
+    spec = spec_of(embedding_dim=10)
+    rows = initial_rows(spec, ids)
+    assert torch.equal(initial_rows(spec, ids.flip(0)).flip(0), rows)
+    for other in (spec_of(embedding_dim=10, seed=4), dataclasses.replace(spec, name="item")):
+        assert not torch.equal(initial_rows(other, ids), rows)
+    many = initial_rows(spec, torch.arange(20_000))
+    assert many.mean().abs() < 1e-3
+    assert many.std().item() == pytest.approx(0.025, rel=0.01)
+
+
+def test_a_smaller_table_keeps_those_that_go_last_whatever_the_order_of_loading() -> None:
+    large = Shares(spec_of(capacity=64, max_capacity=64), 2)
+    for now, ids in enumerate(torch.arange(60).split(20)):
+        large.begin_step(now, 1.0)
+        large.take_in(ids, now)
+    live = large.live()
+    found = []
+    for order in (torch.arange(len(live.ids)), torch.arange(len(live.ids)).flip(0)):
+        small = Shares(spec_of(capacity=32, max_capacity=32), 1)
+        dropped = sum(small.put(live.of_rows(part)) for part in order.split(7))
+        assert dropped == len(live.ids) - len(small.live().ids) >= len(live.ids) - 32
+        found.append(small.live())
+    assert same(*found)

@@ -1,0 +1,279 @@
+"""A dynamic table as a Python dictionary says it, and the shares of one that simulated ranks have."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import torch
+
+from recsuite.sharding.dynamic.contents import Changes, LiveRows, Marks, Moving, Waiting
+from recsuite.sharding.dynamic.initial import initial_rows
+from recsuite.sharding.dynamic.placement import Placement
+from recsuite.sharding.dynamic.rows import DynamicRows
+from recsuite.sharding.dynamic.spec import DynamicSpec
+
+BITS = 2**64 - 1
+
+
+def plain_mix(value: int) -> int:
+    """The finaliser of splitmix64, as its author wrote it."""
+    value &= BITS
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & BITS
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & BITS
+    return value ^ (value >> 31)
+
+
+@dataclass
+class Row:
+    """What an id has."""
+
+    seen: int
+    count: int
+    weight: torch.Tensor
+    state: float
+
+
+@dataclass
+class Oracle:
+    """The whole table: id to row, and id to (sightings, seen) of those that wait."""
+
+    spec: DynamicSpec
+    now: int = 0
+    scale: float = 1.0
+    rows: dict[int, Row] = field(default_factory=dict)
+    waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
+    admitted: int = 0
+    evicted: int = 0
+    unplaced: int = 0
+    unadmitted: int = 0
+
+    def bucket(self, one: int) -> int:
+        """Where it lives."""
+        return ((plain_mix(one) >> 32) * (self.spec.capacity // 16)) >> 32
+
+    def begin_step(self, now: int, scale: float) -> None:
+        """Forget what has expired."""
+        self.now, self.scale = now, scale
+        if self.spec.ttl:
+            self.rows = {one: row for one, row in self.rows.items() if now - row.seen <= self.spec.ttl}
+            self.waiting = {
+                one: (n, seen) for one, (n, seen) in self.waiting.items() if now - seen <= self.spec.ttl
+            }
+
+    def aged(self, row: Row) -> int:
+        """Its count, after halvings."""
+        if not self.spec.half_life:
+            return row.count
+        return row.count >> max(0, self.now // self.spec.half_life - row.seen // self.spec.half_life)
+
+    def score(self, one: int) -> tuple[int, ...]:
+        """Who is lowest leaves."""
+        row = self.rows[one]
+        return (self.aged(row), row.seen, one) if self.spec.evict == "lfu" else (row.seen, one)
+
+    def take_in(self, ids: list[int]) -> list[bool]:
+        """Whether each has a row after this step."""
+        pinned = {one for one in ids if one in self.rows}
+        for one in pinned:
+            row = self.rows[one]
+            row.count, row.seen = self.aged(row) + 256, self.now
+        # Those that wait come before those that were never seen.
+        known = [one for one in ids if one not in pinned and one in self.waiting]
+        new = [one for one in ids if one not in pinned and one not in self.waiting]
+        if self.spec.admit == 1:
+            for one in sorted(known + new):
+                self._admit(one, pinned)
+            return [one in self.rows for one in ids]
+        kept = set(known)
+        for one in known:
+            count = min(self.waiting[one][0] + 1, self.spec.admit)
+            self.waiting[one] = (count, self.now)
+            if count < self.spec.admit:
+                self.unadmitted += 1
+            elif self._admit(one, pinned):
+                del self.waiting[one]
+        for one in new:
+            self.unadmitted += 1
+            self._let_wait(one, kept)
+        return [one in self.rows for one in ids]
+
+    def _admit(self, one: int, pinned: set[int]) -> bool:
+        there = [other for other in self.rows if self.bucket(other) == self.bucket(one)]
+        if len(there) == 16:
+            free = [other for other in there if other not in pinned]
+            if not free or self.spec.evict in ("none", "ttl"):
+                self.unplaced += 1
+                return False
+            del self.rows[min(free, key=self.score)]
+            self.evicted += 1
+        weight = initial_rows(self.spec, torch.tensor([one]), self.scale)[0]
+        self.rows[one] = Row(self.now, 256, weight, 0.0)
+        pinned.add(one)
+        self.admitted += 1
+        return True
+
+    def _let_wait(self, one: int, kept: set[int]) -> None:
+        there = [other for other in self.waiting if self.bucket(other) == self.bucket(one)]
+        if len(there) == 16:
+            free = [other for other in there if other not in kept]
+            if not free:
+                return
+            del self.waiting[min(free, key=lambda other: (*self.waiting[other], -other))]
+        self.waiting[one] = (1, self.now)
+        kept.add(one)
+
+    def learn(self, ids: list[int], step: int) -> None:
+        """What a training might do to the rows of a step."""
+        for one in ids:
+            if one in self.rows:
+                row = self.rows[one]
+                row.weight, row.state = row.weight * 0.5 + step, row.state + step
+
+    def live(self) -> LiveRows:
+        """All that is there."""
+        rows = sorted(self.rows.items())
+        waiting = sorted(self.waiting.items())
+        dim = self.spec.embedding_dim
+        return LiveRows(
+            torch.tensor([one for one, _ in rows], dtype=torch.int64),
+            torch.stack([row.weight for _, row in rows]) if rows else torch.empty(0, dim),
+            torch.tensor([row.state for _, row in rows]),
+            torch.tensor([row.seen for _, row in rows], dtype=torch.int64),
+            torch.tensor([row.count for _, row in rows], dtype=torch.int32),
+            Waiting(
+                torch.tensor([one for one, _ in waiting], dtype=torch.int64),
+                torch.tensor([count for _, (count, _) in waiting], dtype=torch.int32),
+                torch.tensor([seen for _, (_, seen) in waiting], dtype=torch.int64),
+            ),
+        )
+
+
+class Shares:
+    """The shares of a table that so many ranks have, in one process."""
+
+    def __init__(self, spec: DynamicSpec, world_size: int) -> None:
+        self.placement = Placement(spec.distribution, spec.capacity // 16, world_size)
+        places = Placement(spec.distribution, spec.max_capacity // 16, world_size).places_per_rank
+        self.ranks = [
+            DynamicRows(
+                spec,
+                rank,
+                world_size,
+                # What a place held before must not matter.
+                torch.full((places + 1, spec.embedding_dim), float("nan")),
+                torch.full((places + 1,), float("nan")),
+            )
+            for rank in range(world_size)
+        ]
+
+    def owners(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rank of each id."""
+        return self.placement.owner_of(ids)
+
+    def begin_step(self, now: int, scale: float) -> None:
+        """On all ranks."""
+        for rank in self.ranks:
+            rank.begin_step(now, scale)
+
+    def take_in(self, ids: torch.Tensor, step: int) -> list[bool]:
+        """Whether each has a row; those with one learn."""
+        owners, found = self.owners(ids), torch.empty(len(ids), dtype=torch.bool)
+        for number, rank in enumerate(self.ranks):
+            rows = rank.take_in(ids[owners == number])
+            found[owners == number] = rows >= 0
+            rows = rows[rows >= 0]
+            assert len(rows.unique()) == len(rows)
+            rank.weights[rows] = rank.weights[rows] * 0.5 + step
+            rank.state[rows] += step
+        return found.tolist()
+
+    def find(self, ids: torch.Tensor) -> list[bool]:
+        """Whether each has a row."""
+        owners, found = self.owners(ids), torch.empty(len(ids), dtype=torch.bool)
+        for number, rank in enumerate(self.ranks):
+            found[owners == number] = rank.find(ids[owners == number]) >= 0
+        return found.tolist()
+
+    def live(self) -> LiveRows:
+        """Of all ranks, ascending."""
+        return joined([rank.live() for rank in self.ranks])
+
+    def changes(self) -> Changes:
+        """Of all ranks, ascending."""
+        found = [rank.changes() for rank in self.ranks]
+        gone = torch.cat([one.gone for one in found]).sort().values
+        waiting_gone = torch.cat([one.waiting_gone for one in found]).sort().values
+        return Changes(joined([one.rows for one in found]), gone, waiting_gone)
+
+    def clear_changes(self) -> None:
+        """On all ranks."""
+        for rank in self.ranks:
+            rank.clear_changes()
+
+    def put(self, live: LiveRows) -> int:
+        """Each rank gets what is its own."""
+        owners, waiting = self.owners(live.ids), self.owners(live.waiting.ids)
+        return sum(
+            rank.put(
+                dataclasses.replace(live.of_rows(owners == number), waiting=live.waiting[waiting == number])
+            )
+            for number, rank in enumerate(self.ranks)
+        )
+
+    def apply(self, changes: Changes) -> None:
+        """What loading a delta does."""
+        for number, rank in enumerate(self.ranks):
+            rank.remove(
+                changes.gone[self.owners(changes.gone) == number],
+                changes.waiting_gone[self.owners(changes.waiting_gone) == number],
+            )
+        assert self.put(changes.rows) == 0
+
+    def resize(self, capacity: int) -> None:
+        """To another capacity: what moves goes to the rank that has it then."""
+        moving = [rank.resized(capacity) for rank in self.ranks]
+        self.placement = self.ranks[0].placement
+        for number, rank in enumerate(self.ranks):
+            for one in moving:
+                assert rank.settle(self._part(one, number)) == 0
+
+    def _part(self, moving: Moving, number: int) -> Moving:
+        owners, waiting = self.owners(moving.live.ids), self.owners(moving.live.waiting.ids)
+        live = dataclasses.replace(
+            moving.live.of_rows(owners == number), waiting=moving.live.waiting[waiting == number]
+        )
+        return Moving(live, self._mine(moving.marks, number), self._mine(moving.waiting_marks, number))
+
+    def _mine(self, marks: Marks, number: int) -> Marks:
+        return Marks(*(ids[self.owners(ids) == number] for ids in (marks.touched, marks.fresh, marks.gone)))
+
+
+def joined(parts: list[LiveRows]) -> LiveRows:
+    """One after the other, and then by ids."""
+    ids, weight, state, seen, count, *those = (
+        torch.cat(several) for several in zip(*map(tensors, parts), strict=True)
+    )
+    waiting = Waiting(*those)
+    live = LiveRows(ids, weight, state, seen, count, waiting[waiting.ids.argsort()])
+    return live.of_rows(ids.argsort())
+
+
+def tensors(live: LiveRows) -> list[torch.Tensor]:
+    """All that it holds, for comparisons."""
+    waiting = live.waiting
+    return [
+        live.ids,
+        live.weight,
+        live.state,
+        live.seen,
+        live.count,
+        waiting.ids,
+        waiting.count,
+        waiting.seen,
+    ]
+
+
+def same(one: LiveRows, other: LiveRows) -> bool:
+    """Bit for bit."""
+    return all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True))

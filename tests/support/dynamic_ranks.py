@@ -1,0 +1,129 @@
+"""What each rank of a launch runs for `test_dynamic_tables.py`.
+
+python dynamic_ranks.py RESULTS DATA GLOBAL_BATCH_SIZE TRAINING...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from recsuite.config.config import Config
+from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
+
+# Room for some of the ids alone, so that a training admits, evicts and refuses in most of its steps.
+TIGHT: dict[str, Any] = {"capacity": "user=96,movie=256,history=256", "admit": 2, "grow": 0.0}
+TRAININGS: dict[str, dict[str, Any]] = {
+    "lru continuous": {"distribution": "continuous", **TIGHT},
+    "lru roundrobin": {"distribution": "roundrobin", **TIGHT},
+    "lru hash": {"distribution": "hash", **TIGHT},
+    "lru ahead": {"pipeline": "sparse_dist", **TIGHT},
+    "torchrec": {"cpu_tables": "torchrec", "distribution": "roundrobin", **TIGHT},
+    "torchrec ahead": {
+        "cpu_tables": "torchrec",
+        "distribution": "roundrobin",
+        "pipeline": "sparse_dist",
+        **TIGHT,
+    },
+    "lfu": {"evict": "lfu", "half_life": "5", "ttl": "40", **TIGHT},
+    "none": {"evict": "none", **TIGHT},
+    "growing": {"capacity": "64", "grow": 0.5, "max_growth": 32},
+    "growing ahead": {"capacity": "64", "grow": 0.5, "max_growth": 32, "pipeline": "sparse_dist"},
+    "torchrec growing ahead": {
+        "cpu_tables": "torchrec",
+        "capacity": "64",
+        "grow": 0.5,
+        "max_growth": 32,
+        "pipeline": "sparse_dist",
+    },
+}
+
+
+def main() -> None:
+    """Train in several ways; rank 0 writes what came of it."""
+    results, data, global_batch_size, names = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]
+    context = init_runtime(Config())
+    config = Config.of(
+        data_path=data, ids="dynamic", batch_size=global_batch_size // context.world_size, history=5, epochs=8
+    )
+    from recsuite.datasets.preparation.cache import open_columns
+    from recsuite.runtime.collectives import once_per_node
+
+    once_per_node(context, lambda: open_columns(config), deadline=60)
+    found = {name: trained(config.replaced(**TRAININGS[name]), context) for name in names}
+    cleanup_runtime()
+    if context.rank == 0:
+        results.write_text(json.dumps(found))
+
+
+def trained(config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """Losses of some passes, metrics on the test, and all that the dynamic tables hold, of all ranks."""
+    from recsuite.checkpoint.storage.manifest import Progress
+    from recsuite.datasets.batches import EventBatches
+    from recsuite.datasets.loader import EpochSampler, build_dataloader
+    from recsuite.datasets.preparation.cache import open_columns
+    from recsuite.sharding.dynamic.sharded.collective import STEPS_BETWEEN_GROWTH, counts_of, dynamic_rows
+    from recsuite.training.evaluation import make_evaluator
+    from recsuite.training.input_pipeline import InputPipeline
+    from recsuite.training.state import build_train_state
+    from recsuite.training.steps import train_epoch
+
+    columns = open_columns(config)
+    sampler = EpochSampler(EventBatches(columns, config, context.rank, context.world_size))
+    input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+    train_state = build_train_state(columns, config, context)
+    losses, step = [], STEPS_BETWEEN_GROWTH - 3
+    with input_pipeline.loader:
+        for epoch in range(2):
+            progress = Progress(step, epoch)
+            found = train_epoch(train_state, input_pipeline, progress, config.training, context)
+            step += len(found)
+            losses += found.tolist()
+        before = counts_of(train_state.model)
+        evaluator = make_evaluator(input_pipeline, columns, config.model, context)
+        metrics = evaluator.test(train_state.model, 2)
+    after = counts_of(train_state.model)
+    shares = dynamic_rows(train_state.model)
+    return {
+        "losses": losses,
+        "rmse": metrics["rmse"],
+        "counts": {name: vars(count) for name, count in after.items()},
+        "is_as_before": before == after,
+        "capacity": {name: rows.spec.capacity for name, rows in shares.items()},
+        "tables": {name: content(rows) for name, rows in shares.items()},
+    }
+
+
+def content(rows: Any) -> dict[str, Any]:
+    """What a table holds, by id: when it was seen, how often, who waits, and the sum of what was learned."""
+    from recsuite.runtime.collectives import all_gather_object
+
+    live = rows.live()
+    mine = {
+        "rows": list(zip(live.ids.tolist(), live.seen.tolist(), live.count.tolist(), strict=True)),
+        "waiting": list(
+            zip(
+                live.waiting.ids.tolist(),
+                live.waiting.seen.tolist(),
+                live.waiting.count.tolist(),
+                strict=True,
+            )
+        ),
+        "weights": live.weight.double().sum(1).tolist(),
+    }
+    parts = all_gather_object(lambda: mine)
+    learned = {
+        row[0]: weight for part in parts for row, weight in zip(part["rows"], part["weights"], strict=True)
+    }
+    return {
+        "rows": sorted(row for part in parts for row in part["rows"]),
+        "waiting": sorted(row for part in parts for row in part["waiting"]),
+        "weights": [learned[id] for id in sorted(learned)],
+    }
+
+
+if __name__ == "__main__":
+    main()
+    end_process(0)

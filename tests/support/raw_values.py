@@ -1,0 +1,47 @@
+"""The raw values of a test, as a server is told of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recsuite.checkpoint.storage.manifest import VOCABULARY
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.source import locate, read
+from tests.support.states import FLAGS
+
+
+def raw_test_values(data: Path) -> dict[str, list[Any]]:
+    """What a server would be told of the test ratings."""
+    config = Config.of(data_path=str(data))
+    columns, raw = open_columns(config), read(locate(config.data, config.runtime.seed), config.data)
+    positions = columns.range_of("test")
+    rows = columns.column("rows")[positions.start :]
+    users, movies = raw.users.iloc[rows["user"]], raw.items.iloc[rows["item"]]
+    values = {
+        table.name: (users if table.feature.entity == "user" else movies)[table.feature.column].tolist()
+        for table in columns.tables
+    }
+    history = [history_of(columns, place) for place in positions]
+    return {
+        **values,
+        "history": [movies for movies, _ in history],
+        "history_ratings": [ratings for _, ratings in history],
+    }
+
+
+def history_of(columns: Columns, place: int) -> tuple[list[int | None], list[float]]:
+    folder = Path(columns.folder)
+    row = columns.column("rows")[place]
+    begin, end = np.load(folder / "test_history_offsets.npy", mmap_mode="r")[row["user"]], row["end"]
+    rows, bits = np.load(folder / "test_history.npy", mmap_mode="r")[
+        max(begin, end - FLAGS.data.history) : end
+    ].T
+    # Of a movie that no training rating has, nothing is known.
+    names = [None, *json.loads((folder / VOCABULARY).read_bytes())["movie"]]
+    return [names[row] for row in rows], np.ascontiguousarray(bits).view(np.float32).tolist()

@@ -1,0 +1,181 @@
+"""What the command line does with a stream: load and compact its checkpoints, follow its files, go on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recsuite.checkpoint.storage.directory import deltas_in, newest_in, step_of
+from recsuite.checkpoint.storage.manifest import read_manifest
+from recsuite.checkpoint.storage.stream_progress import StreamProgress
+from recsuite.datasets.movielens.moving import MovingWorld
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.support.launch import EXAMPLE, python, started, succeeded, wait_for
+
+NUM_RATINGS, NUM_OLD = 1_500, 1_200
+DYNAMIC = ("--ids", "dynamic", "--capacity", 1_000)
+STREAM = ("--stream", "--inc_dump", "--window", "90d", "--batch_size", 128, "--embedding_dim", 8)
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A world that moves."""
+    folder = tmp_path_factory.mktemp("data") / "ratings"
+    write_synthetic(folder, NUM_RATINGS, seed=0, world=MovingWorld())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dumps(ratings: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoints of a stream along all of it."""
+    folder = tmp_path_factory.mktemp("stream") / "dumps"
+    succeeded(example(ratings, folder, *STREAM))
+    return folder
+
+
+@pytest.fixture
+def growing(ratings: Path, tmp_path: Path) -> tuple[Path, list[str]]:
+    """A folder with the oldest ratings, and the lines of the others."""
+    folder = tmp_path / "growing"
+    shutil.copytree(ratings, folder, ignore=shutil.ignore_patterns(".*", "oracle.*", "first_day.npy"))
+    lines = (folder / "ratings.dat").read_text().splitlines(keepends=True)
+    lines.sort(key=lambda line: int(line.rpartition(":")[2]))
+    (folder / "ratings.dat").write_text("".join(lines[:NUM_OLD]))
+    return folder, lines[NUM_OLD:]
+
+
+def example(data: Path, save_dir: Path, *flags: object) -> subprocess.CompletedProcess[str]:
+    return python(EXAMPLE, "--data_path", data, "--save_dir", save_dir, *flags)
+
+
+def stream_in(save_dir: Path) -> StreamProgress:
+    """Where the stream of the newest checkpoint is."""
+    newest = newest_in(save_dir)
+    assert newest is not None
+    stream = read_manifest(newest).progress.stream
+    assert stream is not None
+    return stream
+
+
+def test_a_load_says_what_a_model_is_worth_on_what_it_has_not_learned(ratings: Path, dumps: Path) -> None:
+    output = succeeded(example(ratings, dumps, "--load"))
+    assert "has learned all 1,500 ratings of the stream, and none is left to predict" in output
+    middle = deltas_in(dumps)[5]
+    stream = read_manifest(middle).progress.stream
+    assert stream is not None
+    output = succeeded(example(ratings, dumps, "--load", "--until", step_of(middle)))
+    said = re.search(
+        r"step \d+: (\S+) ratings after it, none of them learned, predicted with RMSE (\S+)", output
+    )
+    assert said is not None
+    assert int(said[1].replace(",", "")) == NUM_RATINGS - stream.end
+    assert 0.8 < float(said[2]) < 1.5
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("writes", "reads"),
+    [("torchrec", "vectorised"), ("vectorised", "torchrec")],
+)
+def test_dynamic_tables_of_either_implementation_are_those_of_the_other(
+    ratings: Path, tmp_path: Path, writes: str, reads: str
+) -> None:
+    save_dir = tmp_path / "dumps"
+    succeeded(example(ratings, save_dir, *STREAM, *DYNAMIC, "--cpu_tables", writes))
+    said = []
+    for tables in (writes, reads):
+        load = ("--load", "--until", step_of(deltas_in(save_dir)[5]), "--cpu_tables", tables)
+        said += re.findall(r"predicted with RMSE (\S+)", succeeded(example(ratings, save_dir, *load)))
+    assert len(said) == 2
+    assert said[0] == said[1]
+
+
+def test_deltas_of_a_stream_are_compacted_and_it_goes_on(ratings: Path, dumps: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "dumps"
+    shutil.copytree(dumps, copy, symlinks=True)
+    number = len(deltas_in(dumps))
+    assert f"replaces {number} deltas" in succeeded(example(ratings, copy, "--compact"))
+    assert not deltas_in(copy)
+    assert stream_in(copy) == stream_in(dumps)
+    assert "none is left to predict" in succeeded(example(ratings, copy, "--load"))
+    assert f"{number} windows of the stream are learned" in succeeded(example(ratings, copy, "--resume"))
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        pytest.param(("--ids", "vocabulary"), id="vocabulary", marks=pytest.mark.soak),
+        pytest.param(DYNAMIC, id="dynamic"),
+    ],
+)
+def test_a_stream_goes_on_where_files_have_grown_also_without_saying_stream_again(
+    growing: tuple[Path, list[str]], tmp_path: Path, ids: tuple[object, ...]
+) -> None:
+    (data, more), save_dir = growing, tmp_path / "dumps"
+    succeeded(example(data, save_dir, *STREAM, *ids))
+    before = stream_in(save_dir)
+    assert before.end == NUM_OLD
+    with (data / "ratings.dat").open("a") as file:
+        file.writelines(more)
+    output = succeeded(example(data, save_dir, "--resume"))
+    assert "--stream True" in output
+    after = stream_in(save_dir)
+    assert (after.end, after.counts["rmse"]) == (NUM_RATINGS, NUM_RATINGS)
+    assert after.sums["rmse"] > before.sums["rmse"]
+
+
+@pytest.mark.parametrize("capacity", ["auto", "user=1000"])
+def test_a_stream_does_not_count_ids_that_are_still_to_come(
+    ratings: Path, tmp_path: Path, capacity: str
+) -> None:
+    refused = example(ratings, tmp_path, *STREAM, *DYNAMIC[:2], "--capacity", capacity)
+    assert refused.returncode == 2
+    assert f"--capacity {capacity} is auto for the table " in refused.stderr
+    assert (
+        "which counts the ids of all files, and a stream must not know those that come later; give a number "
+        "of places such as 10000, which may grow to 8 times as many, or a share of the memory such as 25%."
+    ) in refused.stderr
+    assert newest_in(tmp_path) is None
+
+
+def test_a_stream_is_not_gone_on_with_where_its_past_has_changed(
+    growing: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    (data, _), save_dir = growing, tmp_path / "dumps"
+    succeeded(example(data, save_dir, *STREAM))
+    lines = (data / "ratings.dat").read_text().splitlines(keepends=True)
+    (data / "ratings.dat").write_text("".join(lines[1:]))
+    for what in ("--resume", "--load"):
+        refused = example(data, save_dir, what)
+        assert refused.returncode == 2
+        assert "are not those that this stream has learned from" in refused.stderr
+
+
+def test_a_training_that_follows_its_data_learns_what_is_appended_until_it_is_told_to_end(
+    growing: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    (data, more), save_dir = growing, tmp_path / "dumps"
+    flags = ("--data_path", data, "--save_dir", save_dir, *STREAM, *DYNAMIC, "--follow_data")
+    command = [sys.executable, "-u", str(EXAMPLE), *map(str, flags)]
+    with started(command) as process:
+        wait_for(process, "waiting for more ratings")
+        first = stream_in(save_dir).end
+        # The window that is not over is not taken yet.
+        assert 0 < first < NUM_OLD
+        for part in (more[:100], more[100:]):
+            with (data / "ratings.dat").open("a") as file:
+                file.writelines(part)
+            wait_for(process, "new ratings")
+            wait_for(process, "waiting for more ratings")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+    followed = stream_in(save_dir)
+    assert first < followed.end < NUM_RATINGS
+    succeeded(example(data, save_dir, "--resume"))
+    assert stream_in(save_dir).end == NUM_RATINGS
