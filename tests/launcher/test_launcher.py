@@ -8,8 +8,11 @@ import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed.elastic.metrics.api import prof
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from recsuite.errors import UserError
 from recsuite.launcher import __main__ as launcher
@@ -72,6 +75,23 @@ def test_a_rank_killed_in_a_launch_is_told_of_instead_of_a_table(script: Path, t
     assert "Memory now: " in result.stderr
     assert "exitcode" not in result.stderr
     assert [*(tmp_path / "temporary").glob("*elastic*")] == []
+
+
+def test_a_signal_that_torch_loses_while_it_reads_the_clock_still_ends_the_launch_as_a_signal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told_to_end() -> float:
+        raise SignalException("Ctrl-C", signal.SIGINT)
+
+    clock = SimpleNamespace(time=told_to_end)
+    monkeypatch.setattr("torch.distributed.elastic.metrics.api.time", clock)
+    monitored = prof(lambda arguments: None)
+    # Once torch mends its decorator, this is a SignalException, and the launcher need not look for another.
+    with pytest.raises(UnboundLocalError):
+        monitored(asked(2))
+    monkeypatch.setattr("torch.distributed.run.run", monitored)
+    assert launcher._run(asked(2)) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "launcher: ended by SIGINT, after the ranks had ended\n"
 
 
 def test_kills_for_want_of_memory_are_those_that_the_cgroup_counts_or_else_the_machine(

@@ -116,9 +116,14 @@ def _run(arguments: argparse.Namespace) -> int:
     kills_before = oom_kills()
     try:
         run(arguments)
-    except SignalException as error:
-        say(f"ended by {error.sigval.name}, after the ranks had ended")
-        return 128 + error.sigval
+    except (SignalException, UnboundLocalError) as error:
+        # torch's prof (elastic/metrics/api.py) raises the second in place of a signal that comes when it is
+        # about to read the clock.
+        ending = error if isinstance(error, SignalException) else error.__context__
+        if not isinstance(ending, SignalException):
+            raise
+        say(f"ended by {ending.sigval.name}, after the ranks had ended")
+        return 128 + ending.sigval
     except KeyboardInterrupt:
         # torchrun takes signals from when there are ranks.
         say("ended by SIGINT, while it waited for the other machines")
