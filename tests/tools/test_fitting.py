@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import tempfile
@@ -34,19 +33,21 @@ from tests.support.launch import read_json, succeeded, torchrun
 
 FLAGS = {"epochs": 1, "batch_size": 256, "embedding_dim": 8, "mlp_dims": (8,)}
 SCRIPT = """
-import json, sys
+import json, os, pathlib, sys
 import pandas, recsuite
 from recsuite.errors import UserError
 
 if __name__ == "__main__":
-    events, items = (pandas.read_parquet(sys.argv[1] + f"/{name}.parquet") for name in ("events", "items"))
+    folder = pathlib.Path(sys.argv[1])
+    events, items = (pandas.read_parquet(folder / f"{name}.parquet") for name in ("events", "items"))
+    found = {}
     try:
         recsuite.fit(events, items=items, schema="nope.toml")
     except UserError as error:
-        print(f"MISTAKE {error}")
+        found["mistake"] = str(error)
     model = recsuite.fit(events, items=items, epochs=1, batch_size=128, embedding_dim=8, mlp_dims=(8,))
-    found = {"scores": model.score(events.head(5)).tolist(), "best": model.recommend(["user-3"], k=4)}
-    print("FOUND " + json.dumps(found))
+    found |= {"scores": model.score(events.head(5)).tolist(), "best": model.recommend(["user-3"], k=4)}
+    (folder / f"found-{os.environ['RANK']}.json").write_text(json.dumps(found))
 """
 
 
@@ -287,14 +288,12 @@ def test_the_same_call_on_two_ranks_gives_every_rank_the_same_model(tmp_path: Pa
         frame.to_parquet(tmp_path / f"{name}.parquet")
     (tmp_path / "script.py").write_text(SCRIPT)
     output = succeeded(torchrun(2, tmp_path / "script.py", tmp_path))
-    found = [json.loads(line.split("FOUND ")[1]) for line in output.splitlines() if "FOUND " in line]
-    assert len(found) == 2
+    found = [read_json(tmp_path / f"found-{rank}.json") for rank in range(2)]
     assert found[0] == found[1]
     assert len(found[0]["best"][0]) == 4
     # The table of results, by one of them.
     assert output.count("| this model, epoch 1 ") == output.count("| global mean ") == 1
-    mistakes = [line.split("MISTAKE ")[1] for line in output.splitlines() if "MISTAKE " in line]
-    assert mistakes == ["The schema nope.toml is not a file; give the path of a schema.toml."] * 2
+    assert found[0]["mistake"] == "The schema nope.toml is not a file; give the path of a schema.toml."
 
 
 def test_a_good_call_follows_one_that_was_refused() -> None:
