@@ -12,6 +12,7 @@ that come in; there is no model. Prints each figure beside its bar; asserts noth
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import os
 import time
@@ -65,13 +66,13 @@ def measure(rows: int, flags: argparse.Namespace) -> dict[str, Any]:
     num_buckets = -(-rows // BUCKET_WIDTH)
     places = num_buckets * BUCKET_WIDTH
     spec = DynamicSpec("user", flags.embedding_dim, places, places)
-    before = _resident()
-    num_rows = places + 1
-    share = DynamicRows(spec, 0, 1, torch.empty(num_rows, spec.embedding_dim), torch.empty(num_rows))
     ids = ids_that_fill(places)
     # Not all alike: who was seen last decides who leaves.
-    put_ids(share, ids, ids % 1000)
-    resident, weights = _resident() - before - ids.nbytes, num_rows * (spec.embedding_dim + 1) * 4
+    seen = ids % 1000
+    before, num_rows = _resident(), places + 1
+    share = DynamicRows(spec, 0, 1, torch.empty(num_rows, spec.embedding_dim), torch.empty(num_rows))
+    put_ids(share, ids, seen)
+    resident, weights = _resident() - before, num_rows * (spec.embedding_dim + 1) * 4
     found = {
         "rows": rows,
         "bytes": {"rows": weights, "places": share.places.nbytes, "resident": resident},
@@ -142,7 +143,6 @@ def _seconds(call: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor) 
 
 def places_that_wait(spec: DynamicSpec) -> dict[str, int]:
     """Bytes of a table for the ids that wait for admission, as counted and as the kernel sees them."""
-    gc.collect()
     before = _resident()
     empty = torch.empty(spec.capacity + 1, 0), torch.empty(0)
     share = DynamicRows(DynamicSpec("user", 0, spec.capacity, spec.capacity, admit=2), 0, 1, *empty)
@@ -151,6 +151,9 @@ def places_that_wait(spec: DynamicSpec) -> dict[str, int]:
 
 
 def _resident() -> int:
+    """Bytes of this process, without those that the allocator keeps though nothing uses them."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
