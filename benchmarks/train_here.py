@@ -129,14 +129,14 @@ class Here:
             return {}
         from recsuite.monitoring.profiler import OTHER, PARTS
         from recsuite.sharding import recommender as model
-        from recsuite.sharding.cpu import cpu_tables, lookup
+        from recsuite.sharding.cpu import cpu_tables, request
         from recsuite.training import steps as train
 
         found: dict[str, list[float]] = {part: [] for part in PARTS}
         for _ in range(number):
             stopwatch = Stopwatch((*PARTS, OTHER))
             with contextlib.ExitStack() as stack:
-                for module in (cpu_tables, lookup, model, train):
+                for module in (cpu_tables, request, model, train):
                     # By name in each module that imports it. Outside a recording these ranges cost nothing,
                     # and the profiler would slow a step down.
                     stack.enter_context(mock.patch.object(module, "named", stopwatch.part))
