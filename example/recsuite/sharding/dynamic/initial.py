@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 
@@ -21,15 +22,23 @@ def initial_rows(spec: DynamicSpec, ids: torch.Tensor, scale: float = 1.0) -> to
     scale: what a row means is this times what the table holds; the rows are what it has to hold.
     """
     words = -(-spec.embedding_dim // NUMBERS_PER_WORD)
-    # Wrapped by hand, since torch takes no number that needs more than 64 bits with the sign.
-    steps = [((number + 1) * STEP + 2**63) % 2**64 - 2**63 for number in range(words)]
-    keys = mix64(ids ^ _table_key(spec)).unsqueeze(1) + torch.tensor(steps, device=ids.device)
+    keys = mix64(ids ^ _table_key(spec.seed, spec.name)).unsqueeze(1) + _steps(words, ids.device)
     # Sixteen bits a number. Whole numbers up to the one multiplication, so every device has the same bits.
     drawn = mix64(keys).view(torch.int16)[:, : spec.embedding_dim]
     step = spec.init_std * math.sqrt(12) / 2**16 / scale
     return drawn.float().add_(0.5).mul_(step)
 
 
-def _table_key(spec: DynamicSpec) -> int:
-    digest = hashlib.sha256(f"{spec.seed}/{spec.name}/dynamic".encode()).digest()
+# Asked for in nearly every step of a training.
+@functools.lru_cache
+def _steps(words: int, device: torch.device) -> torch.Tensor:
+    """What parts the words of a row, int64 [words]."""
+    # Wrapped by hand, since torch takes no number that needs more than 64 bits with the sign.
+    steps = [((number + 1) * STEP + 2**63) % 2**64 - 2**63 for number in range(words)]
+    return torch.tensor(steps, device=device)
+
+
+@functools.lru_cache
+def _table_key(seed: int, name: str) -> int:
+    digest = hashlib.sha256(f"{seed}/{name}/dynamic".encode()).digest()
     return int.from_bytes(digest[:8], "little", signed=True)

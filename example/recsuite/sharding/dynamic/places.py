@@ -30,6 +30,7 @@ class Places:
 
     def __init__(self, num_buckets: int, width: int, order: Order, device: torch.device) -> None:
         self.width, self.order, self.device = width, order, device
+        self._numbers = torch.arange(1, width + 1, dtype=torch.uint8, device=device)
         self.reset(num_buckets)
 
     def reset(self, num_buckets: int) -> None:
@@ -69,17 +70,9 @@ class Places:
     def match(self, home: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """The place of each id in its bucket, int64 [n]; NO_ROW where it is not there."""
         same = self.ids.index_select(0, home) == ids.unsqueeze(1)
-        if same.is_cuda:
-            # Without waiting for the device, which has to say how many were found if their indices are
-            # wanted.
-            found, slot = same.byte().max(dim=1)
-            return torch.where(found.bool(), home * self.width + slot, NO_ROW)
-        at = same.view(-1).nonzero().view(-1)
-        if len(at) == len(ids):
-            return (home * self.width).add_(at.remainder_(self.width))
-        which = at // self.width
-        places = torch.full_like(home, NO_ROW)
-        return places.index_copy_(0, which, home[which] * self.width + at % self.width)
+        # One more than its slot, and 0 where it is not there: it lies in one place at most.
+        number = (same.view(torch.uint8) * self._numbers).sum(1)
+        return torch.where(number > 0, number + (home * self.width).sub_(1), NO_ROW)
 
     def without_late(self, places: torch.Tensor, horizon: int) -> torch.Tensor:
         """Places, NO_ROW for those whose ids were last seen before the horizon."""

@@ -89,20 +89,19 @@ class DynamicRows:
         """
         home = self._home(ids)
         rows = self._found(self.places, home, ids)
-        absent = (rows < 0).nonzero().view(-1)
+        is_absent = rows < 0
+        absent = is_absent.nonzero().view(-1)
         if not len(absent):
-            self._touch(rows)
+            self._touch(rows, self.clock.now)
             return rows
-        found = rows[rows >= 0]
-        self._touch(found)
-        self.places.flat_seen.index_fill_(0, found, PINNED)
-        new = ids[absent]
-        if self.spec.admit > 1:
-            rows[absent] = self._take_in_after_waiting(new, home[absent])
-        else:
-            rows[absent] = self._admit(new, home[absent])
-        # Whoever came in is pinned no longer either.
-        self.places.flat_seen.index_fill_(0, rows[rows >= 0], self.clock.now)
+        found = rows.index_select(0, is_absent.logical_not_().nonzero().view(-1))
+        self._touch(found, PINNED)
+        admit = self._take_in_after_waiting if self.spec.admit > 1 else self._admit
+        came = admit(ids.index_select(0, absent), home.index_select(0, absent))
+        rows.index_copy_(0, absent, came)
+        # Whoever was there or came in is pinned no longer.
+        for placed in (found, came[came >= 0]):
+            self.places.flat_seen.index_fill_(0, placed, self.clock.now)
         return rows
 
     def _found(self, of: Places, home: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -119,11 +118,13 @@ class DynamicRows:
         if of is self.places:
             self.expired += len(late)
 
-    def _touch(self, rows: torch.Tensor) -> None:
+    def _touch(self, rows: torch.Tensor, seen: int) -> None:
         places = self.places
-        count, seen = places.count.index_select(0, rows), places.flat_seen.index_select(0, rows)
-        places.count.index_copy_(0, rows, self.clock.counted(count, seen))
-        places.flat_seen.index_fill_(0, rows, self.clock.now)
+        count = places.count.index_select(0, rows)
+        # Only what is halved with time asks for it.
+        before = places.flat_seen.index_select(0, rows) if self.spec.half_life else count
+        places.count.index_copy_(0, rows, self.clock.counted(count, before))
+        places.flat_seen.index_fill_(0, rows, seen)
         places.touched.index_fill_(0, rows, True)
 
     def _admit(self, ids: torch.Tensor, home: torch.Tensor) -> torch.Tensor:
