@@ -81,11 +81,11 @@ def trained(config: Config, context: RuntimeContext) -> dict[str, Any]:
             found = train_epoch(train_state, input_pipeline, progress, config.training, context)
             step += len(found)
             losses += found.tolist()
-        before = counts_of(train_state.model)
+        shares = dynamic_rows(train_state.model)
+        before = counts_of(shares)
         evaluator = make_evaluator(input_pipeline, columns, config.model, context)
         metrics = evaluator.test(train_state.model, 2)
-    after = counts_of(train_state.model)
-    shares = dynamic_rows(train_state.model)
+    after = counts_of(shares)
     return {
         "losses": losses,
         "rmse": metrics["rmse"],

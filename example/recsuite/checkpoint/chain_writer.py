@@ -32,7 +32,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
 from recsuite.files import reason_of
-from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, raise_on_all
+from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import installed_versions
 from recsuite.sharding.plan import describe_plan
@@ -227,7 +227,7 @@ class ChainWriter:
             # A resume works out the global batch of before with it, on which the tables' learning rate
             # depends.
             world_size=self.context.world_size,
-            dynamic=self.dynamic.records(lambda mine: all_gather_object(mine, self.group)),
+            dynamic=self.dynamic.records(self.group),
         )
 
     def _note_success(self, final: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from recsuite.checkpoint.storage.dynamic.texts import Texts
 from recsuite.datasets.columns import Columns
 from recsuite.sharding.dynamic.contents import Counts, LiveRows, Waiting
 from recsuite.sharding.dynamic.rows import DynamicRows
+from recsuite.sharding.dynamic.sharded.collective import counts_of
 from recsuite.sharding.dynamic.spec import BUCKET_WIDTH
 
 # What is counted from the beginning of the training, and not at a moment.
@@ -129,22 +129,13 @@ class DynamicTables:
         for each in self.tables.values():
             each.rows.clear_changes()
 
-    def records(self, everyones: Callable[[Callable[[], Any]], list[Any]]) -> dict[str, DynamicRecord]:
-        """What a manifest says of them. Collective where there are any.
-
-        everyones: gathers what a function returns on each rank.
-        """
-        if not self.tables:
-            return {}
+    def records(self, group: Any) -> dict[str, DynamicRecord]:
+        """What a manifest says of them. Collective where there are any: every rank of the group."""
         for each in self.tables.values():
             # They are not written, and a training that goes on from here could not count them.
             each.rows.let_expired_go()
-        mine = {name: dataclasses.astuple(each.rows.counts()) for name, each in self.tables.items()}
-        of_ranks = everyones(lambda: mine)
-        return {
-            name: each.record(Counts(*map(sum, zip(*(counts[name] for counts in of_ranks), strict=True))))
-            for name, each in self.tables.items()
-        }
+        counts = counts_of(self.shares, group)
+        return {name: each.record(counts[name]) for name, each in self.tables.items()}
 
 
 def texts_of(columns: Columns, table: str) -> Texts | None:

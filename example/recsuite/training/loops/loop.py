@@ -102,7 +102,7 @@ class Loop(ABC):
 
     def say_dynamic_tables(self) -> None:
         """Say how full dynamic tables are, and what became of ids. Collective: every rank."""
-        sentence = describe_counts(counts_of(self.train_state.model))
+        sentence = describe_counts(counts_of(dynamic_rows(self.train_state.model)))
         if sentence:
             self.context.say(sentence)
 

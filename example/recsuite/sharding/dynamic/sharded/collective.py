@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -81,26 +81,27 @@ def resize(rows: DynamicRows, capacity: int) -> None:
     rows.settle(exchanged(moving, rows.placement))
 
 
-def _summed(numbers: list[int]) -> list[int]:
-    """The sums over all ranks. Collective: every rank."""
+def _summed(numbers: list[int], group: Any = None) -> list[int]:
+    """The sums over all ranks of a group. Collective: every rank of it."""
     if not numbers:
         return []
     total = torch.tensor(numbers)
     # The process group of a GPU adds up only what lies on it.
-    if dist.get_backend() == "nccl":
+    if dist.get_backend(group) == "nccl":
         total = total.cuda()
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=group)
     summed: list[int] = total.tolist()
     return summed
 
 
-def counts_of(model: nn.Module) -> dict[str, Counts]:
-    """What became of ids, of all ranks together, by table. Collective: every rank."""
-    tables = dynamic_rows(model)
-    fields = [field.name for field in dataclasses.fields(Counts)]
-    mine = [getattr(rows.counts(), name) for rows in tables.values() for name in fields]
-    everyones = iter(_summed(mine))
-    return {table: Counts(*(next(everyones) for _ in fields)) for table in tables}
+def counts_of(shares: Mapping[str, DynamicRows], group: Any = None) -> dict[str, Counts]:
+    """What became of ids, of all ranks of a group together, by table. Collective: every rank of it.
+
+    shares: see `dynamic_rows`.
+    """
+    mine = [number for rows in shares.values() for number in dataclasses.astuple(rows.counts())]
+    everyones = iter(_summed(mine, group))
+    return {table: Counts(*(next(everyones) for _ in dataclasses.fields(Counts))) for table in shares}
 
 
 def describe_counts(counts: Mapping[str, Counts]) -> str:
