@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from recsuite.sharding.dynamic.contents import Changes, LiveRows, Marks, Moving, Waiting
+from recsuite.sharding.dynamic.contents import Changes, Counts, LiveRows, Marks, Moving, Waiting
 from recsuite.sharding.dynamic.initial import initial_rows
 from recsuite.sharding.dynamic.placement import Placement
 from recsuite.sharding.dynamic.rows import DynamicRows
@@ -45,8 +45,21 @@ class Oracle:
     waiting: dict[int, tuple[int, int]] = field(default_factory=dict)
     admitted: int = 0
     evicted: int = 0
+    expired: int = 0
     unplaced: int = 0
     unadmitted: int = 0
+
+    def counts(self) -> Counts:
+        """How many rows there are, and what became of ids."""
+        return Counts(
+            len(self.rows),
+            len(self.waiting),
+            self.admitted,
+            self.evicted,
+            self.expired,
+            self.unplaced,
+            self.unadmitted,
+        )
 
     def bucket(self, one: int) -> int:
         """Where it lives."""
@@ -56,7 +69,9 @@ class Oracle:
         """Forget what has expired."""
         self.now, self.scale = now, scale
         if self.spec.ttl:
+            before = len(self.rows)
             self.rows = {one: row for one, row in self.rows.items() if now - row.seen <= self.spec.ttl}
+            self.expired += before - len(self.rows)
             self.waiting = {
                 one: (n, seen) for one, (n, seen) in self.waiting.items() if now - seen <= self.spec.ttl
             }
@@ -166,6 +181,10 @@ class Shares:
             )
             for rank in range(world_size)
         ]
+
+    def counts(self) -> Counts:
+        """Of all ranks together."""
+        return Counts(*map(sum, zip(*(dataclasses.astuple(rank.counts()) for rank in self.ranks), strict=True)))
 
     def owners(self, ids: torch.Tensor) -> torch.Tensor:
         """The rank of each id."""

@@ -61,6 +61,9 @@ def grow(model: nn.Module, step: int) -> list[str]:
         before = len(grown)
         tables = module.dynamic_rows()
         growing = {name: rows for name, rows in tables.items() if rows.spec.grow}
+        for rows in growing.values():
+            # They are no reason to grow; and who is looked for when depends on when checkpoints are written.
+            rows.let_expired_go()
         taken = _summed([rows.places.taken for rows in growing.values()])
         for (name, rows), places in zip(growing.items(), taken, strict=True):
             spec = rows.spec
