@@ -20,6 +20,7 @@ from recsuite.errors import UserError
 from recsuite.models.heads import Interaction
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan as sharding
+from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
 from recsuite.sharding.plan import describe_plan
 from recsuite.sharding.recommender import ModelInput, Recommender
 from recsuite.training.input_pipeline import InputPipeline
@@ -153,6 +154,40 @@ def test_tables_that_do_not_fit_are_refused(
     monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: 2**30)
     with pytest.raises(UserError, match=r"The tables need \d+.\d GiB .* have 1.0 GiB each .*; start more"):
         build_train_state(huge, config, context)
+
+
+@pytest.mark.parametrize("grow", [0.0, 0.75])
+@pytest.mark.parametrize("capacity", ["100%", "user=80%,movie=5%,history=5%"])
+def test_a_share_of_the_memory_fits_it_also_when_tables_have_grown(
+    config: Config,
+    context: RuntimeContext,
+    monkeypatch: pytest.MonkeyPatch,
+    capacity: str,
+    grow: float,
+) -> None:
+    memory = 2**24
+    monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: memory)
+    tried = config.replaced(ids="dynamic", history=5, capacity=capacity, grow=grow)
+    model = build_train_state(open_columns(tried), tried, context).model
+    taken = sum(rows.weights.nbytes for rows in dynamic_rows(model).values())
+    assert 0.5 * memory < taken < memory
+
+
+@pytest.mark.parametrize("distribution", ["continuous", "hash"])
+def test_a_capacity_beyond_the_memory_is_refused_before_anything_is_made_of_it(
+    config: Config,
+    context: RuntimeContext,
+    monkeypatch: pytest.MonkeyPatch,
+    distribution: str,
+) -> None:
+    monkeypatch.setattr(sharding, "_memory_per_rank", lambda context: 2**30)
+    tried = config.replaced(ids="dynamic", history=5, capacity=str(2**38), distribution=distribution)
+    with pytest.raises(
+        UserError,
+        match=r"^--capacity 274877906944 asks for [\d,]+ places, which --grow may make 8 times as many, and "
+        r"[\d,]+ MiB, and all ranks together have 870 MiB for tables; give a smaller --capacity",
+    ):
+        build_train_state(open_columns(tried), tried, context)
 
 
 @pytest.mark.parametrize("task", ["rating", "ranking"])

@@ -184,7 +184,9 @@ class Shares:
 
     def counts(self) -> Counts:
         """Of all ranks together."""
-        return Counts(*map(sum, zip(*(dataclasses.astuple(rank.counts()) for rank in self.ranks), strict=True)))
+        return Counts(
+            *map(sum, zip(*(dataclasses.astuple(rank.counts()) for rank in self.ranks), strict=True))
+        )
 
     def owners(self, ids: torch.Tensor) -> torch.Tensor:
         """The rank of each id."""

@@ -35,8 +35,8 @@ class TablesConfig(Section):
 
     capacity: str = AUTO
     """How many places for rows a dynamic table has: a number, a share of the memory for tables such as 25%,
-    auto for twice the ids of the data, which a stream does not know, or NAME=VALUE for some tables, with
-    commas between them."""
+    which it takes once it has grown, auto for twice the ids of the data, which a stream does not know, or
+    NAME=VALUE for some tables, with commas between them."""
 
     admit: int = 1
     """In how many training steps an id of a dynamic table must be seen before it gets a row."""

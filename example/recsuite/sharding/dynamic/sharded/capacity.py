@@ -31,7 +31,8 @@ def specs_of(
     whether ids come that nobody has counted.
 
     Raises:
-        UserError: when --capacity names a table that is not dynamic, or asks a stream for a count.
+        UserError: when --capacity names a table that is not dynamic, asks a stream for a count, or for more
+            than fits the memory.
     """
     dynamic = [table for table in tables if table.feature.is_dynamic]
     wanted = config.capacities()
@@ -45,7 +46,10 @@ def specs_of(
     if is_stream:
         _check_stream(dynamic, wanted, config)
     shares = _shares(dynamic, is_stream)
-    places = _places(dynamic, wanted, shares, _bytes_of_a_place(config, embedding_dim), memory)
+    # A share is that of the tables when they have grown: only then is it what they take in the end.
+    bytes_of_a_place = _bytes_of_a_place(config, embedding_dim) * _growth(config)
+    places = _places(dynamic, wanted, shares, bytes_of_a_place, memory)
+    _check_memory(places, bytes_of_a_place, config, memory)
     return {
         name: DynamicSpec(
             name,
@@ -78,6 +82,20 @@ def _check_stream(tables: Sequence[Table], wanted: Mapping[str, str], config: Ta
         )
 
 
+def _check_memory(
+    places: Mapping[str, int], bytes_of_a_place: int, config: TablesConfig, memory: int
+) -> None:
+    """Refuse what the planner would refuse: to find out how many rows each rank has of it takes memory too."""
+    needed = bytes_of_a_place * sum(places.values())
+    if needed > memory:
+        growth = f", which --grow may make {_growth(config)} times as many," if config.grow else ""
+        raise UserError(
+            f"--capacity {config.capacity} asks for {sum(places.values()):,} places{growth} and "
+            f"{needed / 2**20:,.0f} MiB, and all ranks together have {memory / 2**20:,.0f} MiB for tables; give "
+            "a smaller --capacity, --max_growth or --embedding_dim, or start more processes."
+        )
+
+
 def _shares(tables: Sequence[Table], is_stream: bool) -> dict[str, float]:
     """What each table gets of a share of the memory for all: as much as it has of all ids; in a stream, where
     these are not known, each as much as another.
@@ -102,16 +120,14 @@ def _places(
     bytes_of_a_place: int,
     memory: int,
 ) -> dict[str, int]:
-    """Places of each table: whole buckets, one at least."""
+    """Places of each table: whole buckets, one at least; no more than a share of the memory has room for."""
     found = {}
     for table in tables:
         value = wanted.get(table.name, wanted[""])
-        if value == AUTO:
-            places = float(PLACES_PER_ID * table.rows)
-        elif value.endswith("%"):
+        if value.endswith("%"):
             part = 1.0 if table.name in wanted else shares[table.name]
-            places = float(value[:-1]) / 100 * memory * part / bytes_of_a_place
+            buckets = int(float(value[:-1]) / 100 * memory * part / bytes_of_a_place) // BUCKET_WIDTH
         else:
-            places = int(value)
-        found[table.name] = BUCKET_WIDTH * max(1, -(-int(places) // BUCKET_WIDTH))
+            buckets = -(-(PLACES_PER_ID * table.rows if value == AUTO else int(value)) // BUCKET_WIDTH)
+        found[table.name] = BUCKET_WIDTH * max(1, buckets)
     return found
