@@ -10,8 +10,8 @@ import torch
 
 from recsuite.sharding.dynamic.contents import Counts
 from recsuite.sharding.dynamic.initial import initial_rows
-from recsuite.sharding.dynamic.sharded import collective
 from recsuite.sharding.dynamic.rows import DynamicRows
+from recsuite.sharding.dynamic.sharded import collective
 from recsuite.sharding.dynamic.spec import DynamicSpec
 from recsuite.training.weights import unsound
 from tests.support.dynamic_oracle import Oracle, Shares, same

@@ -85,14 +85,14 @@ def _check_stream(tables: Sequence[Table], wanted: Mapping[str, str], config: Ta
 def _check_memory(
     places: Mapping[str, int], bytes_of_a_place: int, config: TablesConfig, memory: int
 ) -> None:
-    """Refuse what the planner would refuse: to find out how many rows each rank has of it takes memory too."""
+    """Refuse what the planner would: to find out how many rows each rank has of it takes memory too."""
     needed = bytes_of_a_place * sum(places.values())
     if needed > memory:
         growth = f", which --grow may make {_growth(config)} times as many," if config.grow else ""
         raise UserError(
             f"--capacity {config.capacity} asks for {sum(places.values()):,} places{growth} and "
-            f"{needed / 2**20:,.0f} MiB, and all ranks together have {memory / 2**20:,.0f} MiB for tables; give "
-            "a smaller --capacity, --max_growth or --embedding_dim, or start more processes."
+            f"{needed / 2**20:,.0f} MiB, and all ranks together have {memory / 2**20:,.0f} MiB for tables; "
+            "give a smaller --capacity, --max_growth or --embedding_dim, or start more processes."
         )
 
 
