@@ -266,7 +266,8 @@ class RawData:
     with the columns that the schema names and the files have; the column of titles, text, is always there.
     Dates from which ages are computed are there too, see `tables.derived.dates_name`.
     `official_test` marks the test events of an official split, bool, one an event; `oracle` predicts their
-    labels, float32. `skipped` says what was left out, `num_skipped` how many events.
+    labels, float32. `skipped` says what was left out, `num_skipped` how many events. `events_per_file` has the
+    names of the files in the order of their events.
     """
 
     events: Events
@@ -276,3 +277,4 @@ class RawData:
     oracle: np.ndarray | None = None
     skipped: list[str] = field(default_factory=list)
     num_skipped: int = 0
+    events_per_file: dict[str, int] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.durations import Duration
-from recsuite.datasets.streams.past import Past, Prefix, check_prefix, digests_of, keys_of
+from recsuite.datasets.streams.past import BEGINNING, Past, Prefix, check_prefix, digests_of, keys_of
 from recsuite.datasets.streams.windows import Window, next_window, num_empty
 from recsuite.errors import UserError
 
@@ -48,11 +48,31 @@ def test_windows_without_an_event_are_counted() -> None:
 
 
 def test_what_came_behind_known_events_and_is_older_than_what_was_learned_is_late() -> None:
-    time = np.array([10, 20, 15, 30, 5])
-    assert Past().is_late(time).tolist() == [False] * 5
-    assert Past(late=((2, 20),)).is_late(time).tolist() == [False, False, True, False, True]
+    time, files = np.array([10, 20, 15, 30, 5]), {"a": 5}
+    assert BEGINNING.is_late(time, files).tolist() == [False] * 5
+    after = Past(events_per_file={"a": 2}, learned=20)
+    assert after.is_late(time, files).tolist() == [False, False, True, False, True]
     # An event of the very second that was learned last may be another one of it.
-    assert Past(late=((2, 15),)).is_late(time).tolist() == [False, False, False, False, True]
+    after = Past(events_per_file={"a": 2}, learned=15)
+    assert after.is_late(time, files).tolist() == [False, False, False, False, True]
+
+
+def test_each_file_may_grow_and_new_ones_may_come_before_and_behind_others() -> None:
+    # b and d were there with two and one events, and learned up to 20.
+    past = Past(events_per_file={"b": 2, "d": 1}, learned=20)
+    files = {"a": 2, "b": 4, "c": 1, "d": 3, "e": 2}
+    time = np.array([20, 21, 10, 15, 19, 20, 20, 20, 20, 19, 19, 20])
+    late = [True, False, False, False, True, True, True, False, False, True, True, False]
+    assert past.is_late(time, files).tolist() == late
+    # Remembered, the rules hold when more has come since, and another time is learned.
+    again = Past(late=past.rules(files), events_per_file=files, learned=30)
+    more = {**files, "d": 4}
+    assert again.is_late(np.insert(time, 10, 29), more).tolist() == [*late[:10], True, *late[10:]]
+
+
+def test_a_stream_that_has_learned_nothing_takes_all_that_comes() -> None:
+    past = Past(events_per_file={"b": 1})
+    assert not past.is_late(np.zeros(3), {"a": 1, "b": 2}).any()
 
 
 def keys(users: list[int]) -> np.ndarray:

@@ -17,8 +17,8 @@ class StreamProgress:
 
     begin, end: of the window under way; both are where the last one ended, where none is. time: of the last
     event before `end`, in seconds since 1970. begins_at: where the clock of event time stands, that of the
-    first event of the last window. rows: how many events the files held, by which those that came later are
-    known; late: see `datasets.streams.past.Past`; digest: of all events before `end`. predicted: the metrics
+    first event of the last window. events_per_file: of the data as they were last read, by which what comes
+    later is known; late: see `datasets.streams.past.Past`; digest: of all events before `end`. predicted: the metrics
     of the window under way, which was predicted before it is learned from; sums, counts: of the metrics of
     all windows before it.
     """
@@ -27,8 +27,8 @@ class StreamProgress:
     end: int = 0
     time: int = 0
     begins_at: int = 0
-    rows: int = 0
-    late: tuple[tuple[int, int], ...] = ()
+    events_per_file: dict[str, int] = field(default_factory=dict)
+    late: tuple[tuple[str, int, int], ...] = ()
     digest: str = ""
     predicted: dict[str, float] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)

@@ -199,7 +199,16 @@ def read(folder: Path, layout: Layout, config: DataConfig) -> RawData:
     )
     events = Events(_positions(users["user_id"], user), _positions(movies["movie_id"], movie), label, time)
     oracle = _read_oracle(reader, len(events.label))
-    return RawData(events, movies, users, official_test, oracle, reader.notes, reader.num_skipped_ratings)
+    return RawData(
+        events,
+        movies,
+        users,
+        official_test,
+        oracle,
+        reader.notes,
+        reader.num_skipped_ratings,
+        {part: len(table[0]) for part, table in zip(parts, tables, strict=True)},
+    )
 
 
 def _positions(ids: pandas.Series, wanted: np.ndarray) -> np.ndarray:

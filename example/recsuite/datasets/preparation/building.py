@@ -189,6 +189,8 @@ def _write_columns(
         "told": told,
         "notes": [*raw.skipped, *notes, *_notes_on(written)],
         "num_late": len(raw.events.user) - sum(sizes),
+        # A stream alone has a use for it, and there may be many files.
+        "events_per_file": raw.events_per_file if past else {},
     }
 
 

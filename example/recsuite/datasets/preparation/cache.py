@@ -92,7 +92,7 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
 def _unchanged(folder: Path, source: Source, past: Past) -> Columns | None:
     """The columns of a stream, if they are there and those of the data that it knows."""
     columns, _ = load_columns(folder, source.folder, source.schema)
-    if columns is None or columns.num_train + columns.num_late != past.rows:
+    if columns is None or columns.events_per_file != past.events_per_file:
         return None
     is_same = (folder / VOCABULARY).read_text() == past.vocabulary
     return columns if is_same else None

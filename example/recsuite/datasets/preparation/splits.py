@@ -73,7 +73,7 @@ def stream_order(
     order = sorted_places(raw.events.time)
     if raw.events.time[order[:1]].min(initial=0) < 0:
         raise UserError(f"A stream of {schema.labels} from before 1970 is not known; leave --stream out.")
-    late = past.is_late(raw.events.time)
+    late = past.is_late(raw.events.time, raw.events_per_file)
     num_late = int(np.count_nonzero(late))
     if num_late:
         order = order[~late[order]]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,26 +17,28 @@ from recsuite.errors import UserError
 HEAD = 1_000
 # Keys that are digested at once.
 AT_ONCE = 2**20
+Rule = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class Past:
     """Of a stream that goes on: how its values became table rows, and which events came too late.
 
-    vocabulary: the content of its vocabulary.json, empty for a stream that begins. late: (number of events
-    that the files had, time that was learned by then): what stands behind that number in the files, and is
-    older than that time, is left out. rows: how many events the files had when it was last opened, where the
-    last rule is of that: without more of them it leaves nothing out, and the columns of then will do.
+    vocabulary: the content of its vocabulary.json, empty for a stream that begins. events_per_file: how many
+    events each file had when they were last read, and learned: up to when events were learned by then, in
+    seconds since 1970, -1 for none. late: (file, number of events, time): of this file, what stands behind
+    that number and is older than that time is left out.
     """
 
     vocabulary: str = ""
-    late: tuple[tuple[int, int], ...] = ()
-    rows: int = 0
+    late: tuple[Rule, ...] = ()
+    events_per_file: dict[str, int] = field(default_factory=dict)
+    learned: int = -1
 
     @property
     def before(self) -> tuple[Past, ...]:
         """As which the columns may have been made, if the files are as they were."""
-        return (BEGINNING, Past(self.vocabulary, self.late[:-1])) if self.rows else ()
+        return (BEGINNING, Past(self.vocabulary, self.late)) if self.events_per_file else ()
 
     @property
     def known(self) -> dict[str, Any]:
@@ -47,13 +50,30 @@ class Past:
     def key(self) -> list[Any]:
         """All of it, as the name of columns depends on it."""
         digest = xxhash.xxh3_64_hexdigest(self.vocabulary.encode()) if self.vocabulary else ""
-        return [digest, [list(rule) for rule in self.late]]
+        return [digest, [list(rule) for rule in self.late], self.events_per_file, self.learned]
 
-    def is_late(self, time: np.ndarray) -> np.ndarray:
+    def rules(self, events_per_file: Mapping[str, int]) -> tuple[Rule, ...]:
+        """`late`, and what makes events too late that came since. events_per_file: as it is now, in the order
+        in which files are read.
+        """
+        found, names, known = list(self.late), list(events_per_file), self.events_per_file
+        last = max((names.index(name) for name in names if known.get(name)), default=-1)
+        for place, name in enumerate(names):
+            number = known.get(name, 0)
+            if events_per_file[name] > number:
+                # Events of one second lie in the order of the files: what comes before one that was learned
+                # must be newer than that.
+                found.append((name, number, self.learned + (place < last)))
+        return tuple(found)
+
+    def is_late(self, time: np.ndarray, events_per_file: Mapping[str, int]) -> np.ndarray:
         """Which events came too late, bool [n], of the times of all events in the order of the files."""
-        late = np.zeros(len(time), bool)
-        for number, learned in self.late:
-            late[number:] |= time[number:] < learned
+        late, number = np.zeros(len(time), bool), np.array(list(events_per_file.values()), np.int64)
+        ends = dict(zip(events_per_file, number.cumsum().tolist(), strict=True))
+        for name, known, learned in self.rules(events_per_file):
+            if name in ends:
+                part = slice(ends[name] - events_per_file[name] + known, ends[name])
+                late[part] |= time[part] < learned
         return late
 
 

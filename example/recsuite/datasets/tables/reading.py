@@ -8,6 +8,7 @@ files and batches they come in.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -58,7 +59,9 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
         if not any(part.num_rows for part in by_role[EVENTS]):
             raise UserError(f"{tables.events[0]} holds no event: there is no row below its header.")
         with stage("bringing the tables together"):
-            return _Reading(schema, wanted, by_role, temporary, notes).raw_data()
+            raw = _Reading(schema, wanted, by_role, temporary, notes).raw_data()
+    sizes = {tables.name_of(part.file): part.num_rows for part in by_role[EVENTS]}
+    return dataclasses.replace(raw, events_per_file=sizes)
 
 
 @dataclass

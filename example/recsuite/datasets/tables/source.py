@@ -30,13 +30,7 @@ class TableFile:
     """See `datasets.source.SourceFile`."""
 
     file: File
-    root: str
-
-    @property
-    def name(self) -> str:
-        """See `SourceFile`."""
-        # From the folder on: the same columns are made of a copy elsewhere.
-        return self.file.name.removeprefix(self.root).lstrip("/")
+    name: str
 
     @property
     def size(self) -> int:
@@ -81,7 +75,7 @@ class OwnTables:
     @property
     def files(self) -> list[TableFile]:
         """See `Source`."""
-        return [TableFile(file, self.tables.root) for file in self.tables.files]
+        return [TableFile(file, self.tables.name_of(file)) for file in self.tables.files]
 
     def read(self) -> RawData:
         """See `Source`."""

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from recsuite.checkpoint.past import past_of
 from recsuite.checkpoint.storage.manifest import VOCABULARY
 from recsuite.checkpoint.storage.stream_progress import StreamProgress
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import find_same, load
 from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW
 from recsuite.datasets.streams.following import LOOK_EVERY
-from recsuite.datasets.streams.past import Past, Prefix, check_prefix
+from recsuite.datasets.streams.past import Prefix, Rule, check_prefix
 from recsuite.datasets.streams.windows import Window, next_window, num_empty
 from recsuite.errors import counted
 from recsuite.runtime.collectives import raise_on_all
@@ -48,7 +49,8 @@ class StreamLoop(Loop):
         self._take_up(self.columns)
         before = self.progress.stream or StreamProgress()
         self.prefix = Prefix(self.columns.column("keys"), before.end)
-        self._remember(before, self.data.past.late)
+        past = self.data.past
+        self._remember(before, past.rules(self.columns.events_per_file) if self.columns.num_late else ())
         if before.is_under_way:
             window = before.begin, before.end
             self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples, window)
@@ -57,10 +59,9 @@ class StreamLoop(Loop):
         self.columns = columns
         self.times, self.labels = columns.column("time"), columns.column("rating")
 
-    def _remember(self, stream: StreamProgress, late: tuple[tuple[int, int], ...]) -> None:
-        """Keep what tells events that come later, and those that come too late."""
-        rows = self.columns.num_train + self.columns.num_late
-        stream = dataclasses.replace(stream, rows=rows, late=late if self.columns.num_late else ())
+    def _remember(self, stream: StreamProgress, late: tuple[Rule, ...]) -> None:
+        """Keep what tells events that come later, and those that came too late."""
+        stream = dataclasses.replace(stream, events_per_file=self.columns.events_per_file, late=late)
         self.progress = dataclasses.replace(self.progress, stream=stream)
 
     @property
@@ -176,7 +177,7 @@ class StreamLoop(Loop):
         """
         stream, before = self.stream, self.columns
         vocabulary = Path(before.folder, VOCABULARY).read_text()
-        past = Past(vocabulary, (*stream.late, (stream.rows, stream.time)))
+        past = past_of(vocabulary, stream)
         # What was asked to be made again was, when it was first read.
         config = self.config.replaced(rebuild=False)
         columns = find_same(config, self.context, past)
@@ -185,7 +186,8 @@ class StreamLoop(Loop):
         self.prefix.keys = keys
         self._take_up(columns)
         # A rule that left nothing out need not be remembered: what comes later is under a later one.
-        self._remember(stream, past.late if columns.num_late > before.num_late else stream.late)
+        found_late = columns.num_late > before.num_late
+        self._remember(stream, past.rules(columns.events_per_file) if found_late else stream.late)
         self.input_pipeline.loader.close()
         loader = self.loaders.enter_context(load(columns, self.config, self.context))
         self.input_pipeline = InputPipeline(loader, self.phase)

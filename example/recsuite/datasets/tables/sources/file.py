@@ -86,3 +86,7 @@ class Tables:
     def files(self) -> tuple[File, ...]:
         """All of them."""
         return (*self.events, *self.users, *self.items)
+
+    def name_of(self, file: File) -> str:
+        """A file's name from the folder on: the same in a copy elsewhere."""
+        return file.name.removeprefix(self.root).lstrip("/")
