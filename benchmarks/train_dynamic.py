@@ -65,7 +65,8 @@ def main() -> None:
     import torch
     import torch.distributed as dist
 
-    config = Config.of(embedding_dim=DIM, mlp_dims=MLP_DIMS, history=0)
+    # No table becomes too full, and room to grow would need more memory than a small machine has.
+    config = Config.of(embedding_dim=DIM, mlp_dims=MLP_DIMS, history=0, grow=0.0)
 
     def make(name: str) -> Any:
         trained = Here(columns if name == STATIC else dynamic(columns), context, config)

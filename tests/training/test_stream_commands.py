@@ -168,14 +168,55 @@ def test_a_training_that_follows_its_data_learns_what_is_appended_until_it_is_to
         first = stream_in(save_dir).end
         # The window that is not over is not taken yet.
         assert 0 < first < NUM_OLD
-        for part in (more[:100], more[100:]):
+        movies, later = (data / "movies.dat").read_bytes(), more[:100]
+        # A rating that comes before its movie.
+        later.append(more[99].split("::")[0] + "::99999::" + more[99].split("::", 2)[2])
+        for part in (later, more[100:]):
             with (data / "ratings.dat").open("a") as file:
                 file.writelines(part)
+            if part is later:
+                wait_for(process, "The stream waits until the files change again.")
+                (data / "movies.dat").write_bytes(movies + b"99999::New (2026)::Drama\n")
             wait_for(process, "new ratings")
             wait_for(process, "waiting for more ratings")
+        # What was read meanwhile is for this training alone, and the last of it is all that is left of it.
+        assert len(list((data / ".columns").glob("stream_*"))) == 1
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
     followed = stream_in(save_dir)
     assert first < followed.end < NUM_RATINGS
+    succeeded(example(data, save_dir, "--resume"))
+    assert stream_in(save_dir).end == NUM_RATINGS + 1
+    assert not list((data / ".columns").glob("stream_*"))
+
+
+def test_a_stream_goes_on_where_any_of_its_files_has_grown_and_others_have_come(
+    growing: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    (dat, more), save_dir = growing, tmp_path / "dumps"
+    data = tmp_path / "tables"
+    data.mkdir()
+    old = [line.strip().split("::") for line in (dat / "ratings.dat").read_text().splitlines()]
+    new = [line.strip().split("::") for line in more]
+
+    def append(name: str, rows: list[list[str]]) -> None:
+        is_new = not (data / name).exists()
+        with (data / name).open("a") as file:
+            file.writelines(
+                f"{','.join(row)}\n" for row in [["user", "item", "rating", "timestamp"]][:is_new]
+            )
+            file.writelines(f"{','.join(row)}\n" for row in rows)
+
+    append("b.csv", old[:600])
+    append("d.csv", old[600:])
+    succeeded(example(data, save_dir, *STREAM))
+    late = [[*old[0][:3], str(int(old[0][3]) - 1)]]
+    append("a.csv", new[:50])
+    append("b.csv", new[50:100] + late)
+    append("c.csv", new[100:200])
+    output = succeeded(example(data, save_dir, "--resume"))
+    assert "1 rating was older than what was trained when they came" in output
+    assert stream_in(save_dir).end == NUM_OLD + 200
+    append("a.csv", new[200:])
     succeeded(example(data, save_dir, "--resume"))
     assert stream_in(save_dir).end == NUM_RATINGS

@@ -70,7 +70,7 @@ def open_data(config: Config, context: RuntimeContext, past: Past = BEGINNING) -
         UserError: when the data cannot be had, differ between machines, or the workers cannot start.
     """
     # Before they are read: what comes meanwhile is new.
-    following = Following(config) if config.stream.follow_data else None
+    following = Following(config, context.say) if config.stream.follow_data else None
     columns = find_same(config, context, past)
     check_leaks(columns, config.model.task)
     context.say(describe_data(columns, config))

@@ -266,8 +266,8 @@ class RawData:
     with the columns that the schema names and the files have; the column of titles, text, is always there.
     Dates from which ages are computed are there too, see `tables.derived.dates_name`.
     `official_test` marks the test events of an official split, bool, one an event; `oracle` predicts their
-    labels, float32. `skipped` says what was left out, `num_skipped` how many events. `events_per_file` has the
-    names of the files in the order of their events.
+    labels, float32. `skipped` says what was left out, `num_skipped` how many events. `events_per_file` has
+    the names of the files in the order of their events.
     """
 
     events: Events

@@ -18,9 +18,9 @@ class StreamProgress:
     begin, end: of the window under way; both are where the last one ended, where none is. time: of the last
     event before `end`, in seconds since 1970. begins_at: where the clock of event time stands, that of the
     first event of the last window. events_per_file: of the data as they were last read, by which what comes
-    later is known; late: see `datasets.streams.past.Past`; digest: of all events before `end`. predicted: the metrics
-    of the window under way, which was predicted before it is learned from; sums, counts: of the metrics of
-    all windows before it.
+    later is known; late: see `datasets.streams.past.Past`; digest: of all events before `end`. predicted: the
+    metrics of the window under way, which was predicted before it is learned from; sums, counts: of the
+    metrics of all windows before it.
     """
 
     begin: int = 0

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -242,8 +243,16 @@ def _name(
     if past is not None:
         made_from["past"] = past.key
     digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]
+    whose = f"{config.split}_{past.owner}" if past is not None and past.owner else config.split
     # Two digests, for what other versions of the program made to be told from columns of other data.
-    return f"{config.split}-{digest}-{digest_of_program()}"
+    return f"{whose}-{digest}-{digest_of_program()}"
+
+
+def remove_owned(cache: Path, owner: str, used: Path | None = None) -> None:
+    """Remove columns that a training made for itself alone, see `Past.owner`, but those that it uses."""
+    for path in cache.glob(f"{STREAM}_{owner}-*"):
+        if path != used:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _digests(files: Sequence[SourceFile]) -> dict[str, str]:

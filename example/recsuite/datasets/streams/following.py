@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from recsuite.config.config import Config
 from recsuite.datasets.source import SourceFile, look
 from recsuite.runtime.collectives import broadcast_from_rank0
 
 # Seconds between two looks at the files.
 LOOK_EVERY = 0.25
+# Seconds after which it is said what is waited for.
+SAID_AFTER = 10.0
 # Files of lines: whoever appends to one may be in the middle of its last line.
 OF_LINES = (".csv", ".tsv", ".dat", ".data", ".txt", ".jsonl", ".ndjson")
 # What is seen of the files: the name of each, and its size.
@@ -20,9 +25,12 @@ class Following:
     A file that came or grew changes what is seen; one that changed and kept its size is no new data.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, say: Callable[[str], None]) -> None:
+        self.config, self.say = config, say
         self.known = self._before = {file.name: file.size for file in self._files()}
+        # Since when files that have changed are not whole; and what was said last.
+        self._since: float | None = None
+        self._said = ""
 
     def has_grown(self) -> bool:
         """Whether the files are others than those that were known, and seem to be whole; then they are known.
@@ -36,16 +44,33 @@ class Following:
 
     def _has_settled(self) -> bool:
         files = self._files()
-        now = {file.name: file.size for file in files}
+        now, before = {file.name: file.size for file in files}, self._before
+        self._before = now
+        if now == self.known:
+            self._since = None
+            return False
         # What is still being written is another one at the next look.
-        is_settled, self._before = now == self._before, now
-        if now == self.known or not is_settled:
+        if moving := {name for name, _ in now.items() ^ before.items()}:
+            self._say_after_a_while(f"{min(moving)} is written to without rest, and is read when it rests")
             return False
         changed = [file for file in files if self.known.get(file.name) != file.size]
-        if not all(map(_ends_a_line, changed)):
+        if unfinished := [file.name for file in changed if not _ends_a_line(file)]:
+            self._say_after_a_while(f"{unfinished[0]} does not end with a whole line, and is waited for")
             return False
-        self.known = now
+        self.known, self._since = now, None
         return True
+
+    def say_once(self, sentence: str) -> None:
+        """Say it, unless it was what was said last."""
+        if sentence != self._said:
+            self.say(sentence)
+        self._said = sentence
+
+    def _say_after_a_while(self, sentence: str) -> None:
+        now = time.monotonic()
+        self._since = self._since or now
+        if now - self._since > SAID_AFTER:
+            self.say_once(sentence)
 
     def _files(self) -> list[SourceFile]:
         found = look(self.config.data, self.config.runtime.seed)[1]

@@ -27,13 +27,15 @@ class Past:
     vocabulary: the content of its vocabulary.json, empty for a stream that begins. events_per_file: how many
     events each file had when they were last read, and learned: up to when events were learned by then, in
     seconds since 1970, -1 for none. late: (file, number of events, time): of this file, what stands behind
-    that number and is older than that time is left out.
+    that number and is older than that time is left out. owner: of columns that are for one training
+    alone; empty where they are for all.
     """
 
     vocabulary: str = ""
     late: tuple[Rule, ...] = ()
     events_per_file: dict[str, int] = field(default_factory=dict)
     learned: int = -1
+    owner: str = ""
 
     @property
     def before(self) -> tuple[Past, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +13,18 @@ import numpy as np
 from recsuite.checkpoint.past import past_of
 from recsuite.checkpoint.storage.manifest import VOCABULARY
 from recsuite.checkpoint.storage.stream_progress import StreamProgress
+from recsuite.config.sections.checkpoint import CheckpointConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import find_same, load
+from recsuite.datasets.preparation.cache import remove_owned
 from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW
-from recsuite.datasets.streams.following import LOOK_EVERY
+from recsuite.datasets.streams.following import LOOK_EVERY, Following
 from recsuite.datasets.streams.past import Prefix, Rule, check_prefix
 from recsuite.datasets.streams.windows import Window, next_window, num_empty
-from recsuite.errors import counted
-from recsuite.runtime.collectives import raise_on_all
+from recsuite.errors import UserError, counted
+from recsuite.files import digest_of_bytes
+from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
+from recsuite.runtime.launch import launch_name
 from recsuite.training.callbacks import Callback, Run, TrainedWindow, WindowBar
 from recsuite.training.evaluation import PredictionEvaluator
 from recsuite.training.input_pipeline import InputPipeline
@@ -43,9 +46,10 @@ class StreamLoop(Loop):
         """See `Loop`: here the place in the stream is found."""
         self.span = self.config.stream.span
         self.following = self.data.following
-        self.loaders = contextlib.ExitStack()
-        # Columns that were made while the training ran, and are of no use to anybody else.
-        self.own_folder: Path | None = None
+        self.loader = contextlib.ExitStack()
+        self.owner = broadcast_from_rank0(lambda: owner_of(self.config.checkpoint))
+        # Of a training that was killed.
+        self._drop_columns()
         self._take_up(self.columns)
         before = self.progress.stream or StreamProgress()
         self.prefix = Prefix(self.columns.column("keys"), before.end)
@@ -73,7 +77,7 @@ class StreamLoop(Loop):
     def run(self) -> Run:
         """See `Loop`."""
         self.evaluator = PredictionEvaluator(self.task, self.input_pipeline, self.columns, self.context)
-        with self.loaders:
+        with self._making_columns():
             windows = list(self._run_windows())
         self.say_dynamic_tables()
         overall = {**self.task.no_metrics(), **self.stream.overall()}
@@ -82,6 +86,16 @@ class StreamLoop(Loop):
         run = Run(self.columns, self.plan, windows, overall, number, number, False, True, empty)
         self.callbacks.on_end(run)
         return run
+
+    @contextlib.contextmanager
+    def _making_columns(self) -> Iterator[None]:
+        try:
+            with self.loader:
+                yield
+        finally:
+            # Checkpoints that are still being written copy the vocabulary of the last ones.
+            if not self.config.checkpoint.writes and self.context.local_rank == 0:
+                remove_owned(Path(self.columns.folder).parent, self.owner)
 
     def _run_windows(self) -> Iterator[TrainedWindow]:
         with WindowLines(self.task, self.unit, self.context) as lines:
@@ -107,7 +121,7 @@ class StreamLoop(Loop):
             with self.phase(self.checkpointer.phase):
                 self.checkpointer.on_wait(self.progress)
             if self.following.has_grown():
-                self._grow()
+                self._grow(self.following)
             else:
                 time.sleep(LOOK_EVERY)
 
@@ -169,18 +183,22 @@ class StreamLoop(Loop):
         )
         self.progress = dataclasses.replace(self.progress, stream=stream)
 
-    def _grow(self) -> None:
-        """Go over to columns of the files as they are now. Collective.
+    def _grow(self, following: Following) -> None:
+        """Go over to columns of the files as they are now, if they can be read. Collective.
 
         Raises:
-            UserError: when they cannot be read, or what was learned from is not there as it was.
+            UserError: when what was learned from is not there as it was.
         """
         stream, before = self.stream, self.columns
         vocabulary = Path(before.folder, VOCABULARY).read_text()
-        past = past_of(vocabulary, stream)
-        # What was asked to be made again was, when it was first read.
-        config = self.config.replaced(rebuild=False)
-        columns = find_same(config, self.context, past)
+        past = dataclasses.replace(past_of(vocabulary, stream), owner=self.owner)
+        try:
+            # What was asked to be made again was, when it was first read.
+            columns = find_same(self.config.replaced(rebuild=False), self.context, past)
+        except UserError as error:
+            # Half of a file may have come, or a rating before its movie: the rest is another change.
+            following.say_once(f"{error} The stream waits until the files change again.")
+            return
         keys = columns.column("keys")
         raise_on_all(lambda: check_prefix(keys, stream.end, stream.digest, columns.source))
         self.prefix.keys = keys
@@ -189,21 +207,30 @@ class StreamLoop(Loop):
         found_late = columns.num_late > before.num_late
         self._remember(stream, past.rules(columns.events_per_file) if found_late else stream.late)
         self.input_pipeline.loader.close()
-        loader = self.loaders.enter_context(load(columns, self.config, self.context))
+        # An endless stream must not keep all that it had.
+        self.loader.close()
+        loader = self.loader.enter_context(load(columns, self.config, self.context))
         self.input_pipeline = InputPipeline(loader, self.phase)
         self.evaluator = PredictionEvaluator(self.task, self.input_pipeline, columns, self.context)
         with self.phase(self.checkpointer.phase):
             self.checkpointer.on_growth(columns)
         self.context.say(describe_growth(before, columns))
         self._drop_columns()
-        self.own_folder = Path(columns.folder) if columns.folder != before.folder else None
 
     def _drop_columns(self) -> None:
         """Remove columns that this training made on its way, and that no rank reads any more. Collective."""
-        folder = self.own_folder
         raise_on_all(lambda: None)
-        if folder is not None and self.context.local_rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
+        if self.context.local_rank == 0:
+            used = Path(self.columns.folder)
+            remove_owned(used.parent, self.owner, used)
+
+
+def owner_of(config: CheckpointConfig) -> str:
+    """Who has the columns that a training makes on its way: whoever writes its checkpoints, for two that
+    follow the same data must not remove each other's.
+    """
+    name = str(Path(config.save_dir).absolute()) if config.writes else launch_name()
+    return digest_of_bytes(name.encode())[:12]
 
 
 def describe_growth(before: Columns, columns: Columns) -> str:

@@ -1,0 +1,79 @@
+"""Files that grow are taken when they are whole, and it is said which one is waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recsuite.config.config import Config
+from recsuite.datasets.streams import following
+from recsuite.datasets.streams.following import Following
+from recsuite.runtime.process import RuntimeContext
+
+HEADER, LINE = "user,item,rating,timestamp\n", "1,2,3.5,86400\n"
+
+
+class Followed:
+    """A folder of tables and who looks at it, for whom a moment is already a while."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.said = folder, list[str]()
+        (folder / "schema.toml").write_text(
+            '[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n[timestamp]\ncolumn = "timestamp"\n'
+            '[label]\nkind = "rating"\ncolumn = "rating"\nlowest = 1\nhighest = 5\n'
+        )
+        self.write("b.csv", HEADER + LINE)
+        self.following = Following(Config.of(data_path=str(folder)), self.said.append)
+
+    def write(self, name: str, text: str) -> None:
+        with (self.folder / name).open("a") as file:
+            file.write(text)
+
+    def looks(self, number: int) -> list[bool]:
+        return [self.following.has_grown() for _ in range(number)]
+
+
+@pytest.fixture
+def followed(tmp_path: Path, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch) -> Followed:
+    monkeypatch.setattr(following, "SAID_AFTER", 0.0)
+    return Followed(tmp_path)
+
+
+def test_a_file_that_grew_and_rests_is_taken_once(followed: Followed) -> None:
+    assert followed.looks(2) == [False, False]
+    followed.write("b.csv", LINE)
+    assert followed.looks(3) == [False, True, False]
+    followed.write("a.csv", HEADER + LINE)
+    assert followed.looks(3) == [False, True, False]
+
+
+def test_a_line_without_an_end_is_waited_for_and_said_once(followed: Followed) -> None:
+    followed.write("b.csv", LINE[:-1])
+    assert followed.looks(4) == [False] * 4
+    assert followed.said[-1] == "b.csv does not end with a whole line, and is waited for"
+    assert len(followed.said) == len(set(followed.said))
+    followed.write("b.csv", "\n")
+    assert followed.looks(2) == [False, True]
+
+
+def test_a_file_that_has_nothing_yet_is_waited_for(followed: Followed) -> None:
+    followed.write("c.csv", "")
+    assert followed.looks(3) == [False] * 3
+    assert followed.said[-1] == "c.csv does not end with a whole line, and is waited for"
+    followed.write("c.csv", HEADER + LINE)
+    assert followed.looks(2) == [False, True]
+
+
+def test_a_file_that_never_rests_is_named(followed: Followed) -> None:
+    for _ in range(3):
+        followed.write("b.csv", LINE)
+        assert followed.looks(1) == [False]
+    assert followed.said == ["b.csv is written to without rest, and is read when it rests"]
+
+
+def test_a_file_that_is_gone_is_a_change(followed: Followed) -> None:
+    followed.write("a.csv", HEADER + LINE)
+    assert followed.looks(2) == [False, True]
+    (followed.folder / "a.csv").unlink()
+    assert followed.looks(2) == [False, True]
