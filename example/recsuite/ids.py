@@ -51,6 +51,29 @@ def check_distinct(name: str, values: Sequence[Any] | np.ndarray, ids: np.ndarra
         )
 
 
+def check_kind(name: str, known: Sequence[Any] | None, values: np.ndarray) -> None:
+    """Refuse texts where whole numbers were known: all ids would be others. values: without those missing.
+
+    Raises:
+        UserError: names the first that is no whole number.
+    """
+    if not known or isinstance(known[0], str) or not len(values) or not isinstance(values[0], str):
+        return
+    strange = next((value for value in values if not _is_whole(value)), values[0])
+    raise UserError(
+        f"The values of {name} were whole numbers of 64 bits when this stream was last read, and now "
+        f"{printable(strange)[:60]!r} is among them, which makes all of them texts; mend it in its file, or "
+        "train anew without --resume."
+    )
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        return UNKNOWN_ID <= int(text) < -UNKNOWN_ID
+    except ValueError:
+        return False
+
+
 def _digests(texts: Sequence[str] | np.ndarray) -> np.ndarray:
     # A text from a file that is no UTF-8 may hold halves of a character, which have bytes too.
     digests = [id_of_bytes(text.encode("utf-8", "surrogatepass")) for text in texts]

@@ -215,8 +215,17 @@ def test_a_stream_goes_on_where_any_of_its_files_has_grown_and_others_have_come(
     append("b.csv", new[50:100] + late)
     append("c.csv", new[100:200])
     output = succeeded(example(data, save_dir, "--resume"))
-    assert "1 rating was older than what was trained when they came" in output
+    assert "1 rating was older than what was trained when it came" in output
     assert stream_in(save_dir).end == NUM_OLD + 200
+    for strange in ("guest", str(2**63)):
+        append("z.csv", [[strange, *new[200][1:]]])
+        refused = example(data, save_dir, "--resume")
+        assert refused.returncode == 2
+        assert (
+            "The values of user were whole numbers of 64 bits when this stream was last read, and now "
+            f"{strange!r} is among them"
+        ) in refused.stderr
+        (data / "z.csv").unlink()
     append("a.csv", new[200:])
     succeeded(example(data, save_dir, "--resume"))
     assert stream_in(save_dir).end == NUM_RATINGS

@@ -79,9 +79,9 @@ def stream_order(
         order = order[~late[order]]
     if len(order) == 0:
         raise UserError(f"A stream needs {schema.labels}, and there are none; give files that hold some.")
-    were = counted(num_late, f"{schema.label} was", f"{schema.labels} were")
-    note = f"{were} older than what was trained when they came, and are left out"
-    return order, (len(order), 0, 0), [note] if num_late else []
+    one = f"{schema.label} was older than what was trained when it came, and is left out"
+    several = f"{schema.labels} were older than what was trained when they came, and are left out"
+    return order, (len(order), 0, 0), [counted(num_late, one, several)] if num_late else []
 
 
 def _choose_test(

@@ -20,7 +20,7 @@ from recsuite.datasets.preparation.arrays.mapped import MOST, chunks, gather, re
 from recsuite.datasets.preparation.arrays.records import Own, write_records
 from recsuite.datasets.schema import DENSE, EVENT, UNKNOWN_ROW, Codes, Events, Feature, Schema, Table
 from recsuite.errors import UserError
-from recsuite.ids import UNKNOWN_ID, check_distinct, ids_of
+from recsuite.ids import UNKNOWN_ID, check_distinct, check_kind, ids_of
 from recsuite.records import typed
 
 if TYPE_CHECKING:
@@ -241,6 +241,7 @@ def _add_categories(
     held = None if feature.is_dynamic else written.known.get(feature.name)
     # A dynamic table learns of values when they come, so all of them have a number here.
     shown = values if feature.is_dynamic else values.loc[trained]
+    check_kind(feature.column, written.known.get(feature.name), shown.dropna().to_numpy())
     known = np.unique(shown.dropna()) if held is None else np.array(held)
     # Sorted, as np.unique gives them: the same data have the same rows on every machine.
     written.vocabulary[feature.name] = known.tolist()
