@@ -164,6 +164,7 @@ def test_a_training_that_follows_its_data_learns_what_is_appended_until_it_is_to
     flags = ("--data_path", data, "--save_dir", save_dir, *STREAM, *DYNAMIC, "--follow_data")
     command = [sys.executable, "-u", str(EXAMPLE), *map(str, flags)]
     with started(command) as process:
+        wait_for(process, "dynamic tables: ")
         wait_for(process, "waiting for more ratings")
         first = stream_in(save_dir).end
         # The window that is not over is not taken yet.

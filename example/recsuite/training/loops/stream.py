@@ -99,13 +99,13 @@ class StreamLoop(Loop):
 
     def _run_windows(self) -> Iterator[TrainedWindow]:
         with WindowLines(self.task, self.unit, self.context) as lines:
-            while (window := self._next()) is not None:
+            while (window := self._next(lines)) is not None:
                 done = self._run_window(window)
                 lines.add(done)
                 # An endless stream must not keep all of its losses.
                 yield dataclasses.replace(done, losses=done.losses[:0])
 
-    def _next(self) -> Window | None:
+    def _next(self, lines: WindowLines) -> Window | None:
         """The window under way, or the next one; None at the end of data that are not followed."""
         stream, is_waiting = self.stream, False
         if stream.is_under_way:
@@ -116,6 +116,9 @@ class StreamLoop(Loop):
             if window is not None or self.following is None:
                 return window
             if not is_waiting:
+                lines.say()
+                # It may never end, which is where others say it.
+                self.say_dynamic_tables()
                 self.context.say(f"waiting for more {self.unit} in {self.columns.source}")
                 is_waiting = True
             with self.phase(self.checkpointer.phase):
