@@ -60,7 +60,7 @@ def serve(flags: argparse.Namespace) -> int:
     from recsuite.serving.followers.following import follow, wait_for_first
     from recsuite.serving.served import Follower
 
-    with listening(flags.host, flags.port) as port:
+    with bound(flags.host, flags.port) as port:
         wait_for_first(flags.save_dir)
         follower = Follower(flags.save_dir)
         server = uvicorn.Server(uvicorn.Config(service(follower), log_level="warning"))
@@ -70,11 +70,15 @@ def serve(flags: argparse.Namespace) -> int:
     return 0
 
 
-def listening(host: str, number: int) -> contextlib.closing[socket.socket]:
-    """A socket at the address."""
+def bound(host: str, number: int) -> contextlib.closing[socket.socket]:
+    """A socket at the address. Nobody can connect yet: before the first model there is nothing to ask."""
+    port = socket.socket()
     try:
-        return contextlib.closing(socket.create_server((host, number)))
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port.bind((host, number))
+        return contextlib.closing(port)
     except (OSError, OverflowError) as error:
+        port.close()
         raise UserError(f"--host {host} --port {number} cannot be had: {error}; give another one.") from None
 
 
@@ -99,12 +103,12 @@ def service(follower: Follower) -> FastAPI:
 
     @app.get("/health")
     def health() -> dict[str, Any]:
-        age, now = of_one_moment(model, lambda: model.age)
+        age, now = of_one_moment(follower, lambda: model.age)
         step, kind = now.manifest.progress.step, "delta" if now.manifest.link else "step"
         return {"step": step, "age_seconds": age, "checkpoint": f"{kind}-{step:09d}"}
 
     def answered(name: str, ask: Callable[[], Any], ids_of: Callable[[Schema], Any]) -> dict[str, Any]:
-        answer, snapshot = of_one_moment(model, ask)
+        answer, snapshot = of_one_moment(follower, ask)
         # Only now: the model has refused what is no list of ids.
         unknown = unknown_of(snapshot, *ids_of(snapshot.schema))
         about = {"step": snapshot.manifest.progress.step, "run": snapshot.manifest.run}

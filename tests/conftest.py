@@ -124,6 +124,21 @@ def trained_folder(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="session")
+def dynamic_folders(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """What 1 and 2 ranks of `dynamic_states.py` leave: "dumps", and "predictions.npz"."""
+
+    def make(folder: Path) -> None:
+        for num_ranks in (1, 2):
+            own = folder / str(num_ranks)
+            own.mkdir()
+            files = (own / "predictions.npz", synthetic_folder, own / "dumps")
+            succeeded(torchrun(num_ranks, SUPPORT / "dynamic_states.py", *files, timeout=250))
+
+    folder = shared_folder(tmp_path_factory, "dynamic", make)
+    return {num_ranks: folder / str(num_ranks) for num_ranks in (1, 2)}
+
+
+@pytest.fixture(scope="session")
 def real_folder() -> Path:
     """MovieLens as GroupLens made it."""
     beside = ROOT.parent / "shared" / "data" / "ml-latest-small"

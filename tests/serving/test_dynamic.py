@@ -23,31 +23,14 @@ from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
 from recsuite.serving.export import export
 from recsuite.serving.served import Follower, ServedModel
-from tests.support.launch import SUPPORT, succeeded, torchrun
 from tests.support.raw_values import raw_test_values
-from tests.support.shared_folder import shared_folder
 
 STEPS = (0, 2, 4, 6, 8, 10, 12, 14, 16)
 
 
 @pytest.fixture(scope="module")
-def folders(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """What 1 and 2 ranks of `dynamic_states.py` leave: "dumps", and "predictions.npz"."""
-
-    def make(folder: Path) -> None:
-        for num_ranks in (1, 2):
-            own = folder / str(num_ranks)
-            own.mkdir()
-            files = (own / "predictions.npz", synthetic_folder, own / "dumps")
-            succeeded(torchrun(num_ranks, SUPPORT / "dynamic_states.py", *files, timeout=250))
-
-    folder = shared_folder(tmp_path_factory, "dynamic", make)
-    return {num_ranks: folder / str(num_ranks) for num_ranks in (1, 2)}
-
-
-@pytest.fixture(scope="module")
-def dumps(folders: dict[int, Path]) -> Path:
-    return folders[2] / "dumps"
+def dumps(dynamic_folders: dict[int, Path]) -> Path:
+    return dynamic_folders[2] / "dumps"
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +67,12 @@ def ids_at(dumps: Path, step: int, feature: str) -> set[int]:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_scores_are_those_of_the_training_whatever_the_ranks(
-    folders: dict[int, Path], values: dict[str, list[Any]], num_ranks: int
+    dynamic_folders: dict[int, Path], values: dict[str, list[Any]], num_ranks: int
 ) -> None:
-    predictions = np.load(folders[num_ranks] / "predictions.npz")
+    predictions = np.load(dynamic_folders[num_ranks] / "predictions.npz")
     assert sorted(map(int, predictions)) == [*STEPS]
     for step in STEPS:
-        model = ServedModel.open(state(folders[num_ranks] / "dumps", step))
+        model = ServedModel.open(state(dynamic_folders[num_ranks] / "dumps", step))
         scores = model.score(values).numpy()
         assert np.abs(scores - predictions[str(step)]).max() <= 1e-6, step
     # Not all of the test are known.

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
 from recsuite.checkpoint.storage.writer import publish
+from recsuite.serving.followers.following import of_one_moment
 from recsuite.serving.served import ServedModel
-from tests.support.launch import ROOT, started
+from tests.support.launch import ROOT, started, wait_for
 
 httpx = pytest.importorskip("httpx", reason="needs the package httpx, of requirements-dev.txt")
 pytest.importorskip("fastapi", reason="needs the package fastapi, of requirements-serve.txt")
 
 # The launch runs within the first test.
 SERVE = ROOT / "example" / "serve.py"
+ENV = {"PYTHONPATH": str(ROOT / "example")}
 VALUES: dict[str, list[Any]] = {"user": [1, 2, 3, -7] * 50, "movie": [*range(1, 201)]}
 
 
-def states(trained_folder: Path) -> dict[int, Path]:
+def states(dumps: Path) -> dict[int, Path]:
     """The checkpoints of a training, by step."""
-    dumps = trained_folder / "dumps"
     return {step_of(path): path for path in (*full_checkpoints_in(dumps), *deltas_in(dumps))}
 
 
@@ -44,7 +47,7 @@ def publish_copy(state: Path, save_dir: Path) -> None:
 def serving(save_dir: Path) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
     """A client of a running service, and the service."""
     command = [sys.executable, str(SERVE), "--save_dir", str(save_dir), "--port", "0"]
-    with started(command, real=True, env={"PYTHONPATH": str(ROOT / "example")}) as process:
+    with started(command, real=True, env=ENV) as process:
         assert process.stdout is not None
         line = next(line for line in process.stdout if line.startswith("serving "))
         assert "http://127.0.0.1:" in line
@@ -52,20 +55,26 @@ def serving(save_dir: Path) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
             yield client, process
 
 
-@pytest.fixture
-def save_dir(trained_folder: Path, tmp_path: Path) -> Path:
+def first_two(dumps: Path, tmp_path: Path) -> Path:
     """A folder with the first two checkpoints of a training."""
     folder = tmp_path / "dumps"
     folder.mkdir()
     for step in (0, 2):
-        publish_copy(states(trained_folder)[step], folder)
+        publish_copy(states(dumps)[step], folder)
     return folder
 
 
+@pytest.fixture
+def save_dir(trained_folder: Path, tmp_path: Path) -> Path:
+    return first_two(trained_folder / "dumps", tmp_path)
+
+
+@pytest.mark.parametrize("ids", ["vocabulary", "dynamic"])
 def test_each_answer_under_load_is_that_of_the_step_that_it_names(
-    trained_folder: Path, save_dir: Path
+    trained_folder: Path, dynamic_folders: dict[int, Path], tmp_path: Path, ids: str
 ) -> None:
-    found = states(trained_folder)
+    dumps = (trained_folder if ids == "vocabulary" else dynamic_folders[2]) / "dumps"
+    found, save_dir = states(dumps), first_two(dumps, tmp_path)
     steps = [2, 4, 6, 8, 10, 12, 14, 16]
     models = {step: ServedModel.open(found[step]) for step in steps}
     scores = {step: model.score(VALUES).tolist() for step, model in models.items()}
@@ -186,3 +195,37 @@ def test_whoever_lacks_the_packages_gets_the_command_that_installs_them(tmp_path
     )
     assert ended.returncode == 2
     assert "which is not installed; run pip install --no-deps -r requirements-serve.txt" in ended.stderr
+
+
+def test_a_request_during_which_a_delta_comes_is_asked_once_more_and_deltas_wait_for_it() -> None:
+    follower = SimpleNamespace(model=SimpleNamespace(snapshot=0), changing=threading.Lock())
+    asked: list[bool] = []
+
+    def ask() -> int:
+        asked.append(follower.changing.locked())
+        # Deltas come as fast as requests are answered, unless they have to wait.
+        if not asked[-1]:
+            follower.model.snapshot += 1
+        return len(asked)
+
+    assert of_one_moment(follower, ask) == (2, 1)  # type: ignore[arg-type]
+    assert asked == [False, True]
+    assert not follower.changing.locked()
+
+
+def test_before_the_first_model_nobody_can_connect_and_a_port_that_is_taken_is_refused(
+    trained_folder: Path, tmp_path: Path
+) -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, str(SERVE), "--save_dir", str(tmp_path), "--port", port]
+        refused = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120)
+        assert refused.returncode == 2
+        assert f"--host 127.0.0.1 --port {port} cannot be had" in refused.stderr
+    with started(command, real=True, env=ENV) as process:
+        wait_for(process, "waiting for the first checkpoint")
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+        publish_copy(states(trained_folder / "dumps")[8], tmp_path)
+        wait_for(process, "serving ")
+        assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()["step"] == 8

@@ -247,6 +247,8 @@ class Follower:
         """
         self.save_dir = Path(save_dir)
         self.model = ServedModel.open(start or self.save_dir, LATEST)
+        # Held while the model may become another one: whoever holds it asks the same one all the time.
+        self.changing = threading.Lock()
         self._seen: set[tuple[str, int]] = set()
 
     def refresh(self) -> bool:
@@ -262,7 +264,8 @@ class Follower:
         if seen == self._seen:
             return False
         before = self.model.snapshot
-        settled(self.save_dir, self._take_newer)
+        with self.changing:
+            settled(self.save_dir, self._take_newer)
         # What was listed before the reading, and only where that succeeded: the next call looks at what came
         # meanwhile, and again at what could not be read.
         self._seen = seen

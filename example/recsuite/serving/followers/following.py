@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from recsuite.checkpoint.storage.directory import newest_in, step_of
 from recsuite.errors import UserError, signed
 from recsuite.runtime.console import say
-from recsuite.serving.served import Follower, ServedModel
+from recsuite.serving.served import Follower
 from recsuite.serving.snapshot import Snapshot
 
 POLL_SECONDS = 1.0
@@ -71,14 +71,17 @@ def _is_finite(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)
 
 
-def of_one_moment(model: ServedModel, ask: Callable[[], Answer]) -> tuple[Answer, Snapshot]:
-    """What `ask` gets from a model, and the snapshot that all of it comes from.
+def of_one_moment(follower: Follower, ask: Callable[[], Answer]) -> tuple[Answer, Snapshot]:
+    """What `ask` gets from the model of a follower, and the snapshot that all of it comes from.
 
-    ask: asks the model, once or several times, and is called again where a delta came in between.
+    ask: asks the model, once or several times, and is called again where a delta came in between; the second
+    time deltas wait for it, for a long request would never end where one comes every second.
     """
-    while True:
-        before = model.snapshot
-        answer = ask()
-        # Every delta makes another snapshot, under the lock under which rows are read.
-        if model.snapshot is before:
-            return answer, before
+    model = follower.model
+    before = model.snapshot
+    answer = ask()
+    # Every delta makes another snapshot, under the lock under which rows are read.
+    if model.snapshot is before:
+        return answer, before
+    with follower.changing:
+        return ask(), model.snapshot
