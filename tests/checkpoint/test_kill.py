@@ -105,6 +105,7 @@ def test_kills_go_on_and_on(zygote: Answering) -> None:
     [
         ("publish a dump", 15),
         pytest.param("publish an increment", 15, marks=pytest.mark.soak),
+        ("publish a dynamic delta", 10),
         ("set aside", 4),
         pytest.param("fold", 20, marks=pytest.mark.soak),
         pytest.param("begin", 20, marks=pytest.mark.soak),

@@ -47,6 +47,7 @@ from recsuite.runtime.host import die_with_parent
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
 from recsuite.training.state import TrainState, build_train_state
+from tests.support import killed_dynamic
 from tests.support.killed_writer import ACTIONS, kill_everywhere
 from tests.support.planted_model import differing, mark_step, write_step
 from tests.support.planted_rows import differing_rows, write_rows
@@ -380,6 +381,8 @@ def main() -> None:
         try:
             if request["mode"] in ACTIONS:
                 found = kill_everywhere(work / request["name"], request["mode"])
+            elif request["mode"] == killed_dynamic.ACTION:
+                found = killed_dynamic.kill_everywhere(work / request["name"])
             else:
                 ids = MODES[request["mode"]].get("ids", "schema")
                 found = Series(work, columns[ids], request).run()
