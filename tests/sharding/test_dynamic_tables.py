@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,32 +18,22 @@ POLICIES = ("lru continuous", "lru roundrobin", "lru hash")
 AHEAD = (("lru continuous", "lru ahead"), ("growing", "growing ahead"), ("torchrec", "torchrec ahead"))
 # With TorchRec's modules, and with the vectorised tables.
 IMPLEMENTATIONS = (("torchrec", "lru roundrobin"), ("torchrec growing ahead", "growing ahead"))
-# Of each kind one; the soak makes all.
-SOME = ("lru continuous", "lru hash", "lru ahead", "none", "growing ahead", "torchrec growing ahead")
 Found = dict[str, dict[int, Any]]
 
 
-@pytest.fixture(scope="module", params=["some", pytest.param("all", marks=pytest.mark.soak)])
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What launches of 1, 2 and 3 ranks found, by training and number of ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     write_synthetic(folder / "ratings", 5_000, seed=0)
-    trainings = SOME if request.param == "some" else (*TRAININGS,)
-    results: Found = {training: {} for training in trainings}
+    results: Found = {training: {} for training in TRAININGS}
     for num_ranks in (1, 2, 3):
         path = folder / f"{num_ranks}.json"
         script = SUPPORT / "dynamic_ranks.py"
-        succeeded(torchrun(num_ranks, script, path, folder / "ratings", 600, *trainings, timeout=170))
+        succeeded(torchrun(num_ranks, script, path, folder / "ratings", 600, timeout=170))
         for training, result in read_json(path).items():
             results[training][num_ranks] = result
     return results
-
-
-def those_of(pairs: Iterable[tuple[str, str]], found: Found) -> list[tuple[dict[int, Any], dict[int, Any]]]:
-    """What the pairs of trainings found of which both were made."""
-    both = [(found[one], found[other]) for one, other in pairs if {one, other} <= {*found}]
-    assert both
-    return both
 
 
 def test_1_2_and_3_ranks_hold_the_same_ids_seen_and_counted_alike(found: Found) -> None:
@@ -67,21 +56,23 @@ def test_1_2_and_3_ranks_learn_the_same(found: Found) -> None:
             np.testing.assert_allclose(result["losses"], alone["losses"], rtol=1e-3, err_msg=training)
             assert result["rmse"] == pytest.approx(alone["rmse"], rel=1e-3), training
             for name, table in result["tables"].items():
-                expected = alone["tables"][name]["weights"]
-                np.testing.assert_allclose(table["weights"], expected, atol=2e-2, err_msg=training)
+                check_learned(table, alone["tables"][name], training)
+
+
+def check_learned(table: dict[str, Any], other: dict[str, Any], message: str) -> None:
+    """Every number of every row, and the optimizer's, are the same but for the order of sums."""
+    np.testing.assert_allclose(table["learned"], other["learned"], rtol=1e-3, atol=1e-4, err_msg=message)
 
 
 def test_which_rank_has_which_bucket_changes_not_a_bit_on_one_rank(found: Found) -> None:
-    first, *others = (found[policy][1] for policy in POLICIES if policy in found)
-    assert others
+    first, *others = (found[policy][1] for policy in POLICIES)
     for other in others:
         assert other["losses"] == first["losses"]
         assert other["tables"] == first["tables"]
 
 
 def test_the_policies_of_distribution_agree_on_three_ranks(found: Found) -> None:
-    first, *others = (found[policy][3] for policy in POLICIES if policy in found)
-    assert others
+    first, *others = (found[policy][3] for policy in POLICIES)
     for other in others:
         np.testing.assert_allclose(other["losses"], first["losses"], rtol=1e-6)
         for name, table in other["tables"].items():
@@ -89,16 +80,16 @@ def test_the_policies_of_distribution_agree_on_three_ranks(found: Found) -> None
 
 
 def test_a_pipeline_that_asks_ahead_takes_in_the_same_ids(found: Found) -> None:
-    for plain, ahead in those_of(AHEAD, found):
-        for num_ranks, result in plain.items():
-            assert ahead[num_ranks]["losses"] == result["losses"]
-            assert ahead[num_ranks]["tables"] == result["tables"]
+    for plain, ahead in AHEAD:
+        for num_ranks, result in found[plain].items():
+            assert found[ahead][num_ranks]["losses"] == result["losses"]
+            assert found[ahead][num_ranks]["tables"] == result["tables"]
 
 
 def test_torchrecs_managed_collisions_take_in_the_same_ids_and_learn_the_same(found: Found) -> None:
-    for theirs, ours in those_of(IMPLEMENTATIONS, found):
-        for num_ranks, result in theirs.items():
-            expected = ours[num_ranks]
+    for theirs, ours in IMPLEMENTATIONS:
+        for num_ranks, result in found[theirs].items():
+            expected = found[ours][num_ranks]
             assert result["counts"] == expected["counts"]
             assert result["capacity"] == expected["capacity"]
             np.testing.assert_allclose(result["losses"], expected["losses"], rtol=1e-3)
@@ -106,7 +97,7 @@ def test_torchrecs_managed_collisions_take_in_the_same_ids_and_learn_the_same(fo
                 other = expected["tables"][name]
                 assert table["rows"] == other["rows"]
                 assert table["waiting"] == other["waiting"]
-                np.testing.assert_allclose(table["weights"], other["weights"], atol=2e-2)
+                check_learned(table, other, name)
 
 
 def test_evaluation_takes_in_nothing(found: Found) -> None:

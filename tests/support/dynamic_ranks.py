@@ -1,6 +1,6 @@
 """What each rank of a launch runs for `test_dynamic_tables.py`.
 
-python dynamic_ranks.py RESULTS DATA GLOBAL_BATCH_SIZE TRAINING...
+python dynamic_ranks.py RESULTS DATA GLOBAL_BATCH_SIZE
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Train in several ways; rank 0 writes what came of it."""
-    results, data, global_batch_size, names = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]
+    results, data, global_batch_size = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     context = init_runtime(Config())
     config = Config.of(
         data_path=data, ids="dynamic", batch_size=global_batch_size // context.world_size, history=5, epochs=8
@@ -52,7 +52,7 @@ def main() -> None:
     from recsuite.runtime.collectives import once_per_node
 
     once_per_node(context, lambda: open_columns(config), deadline=60)
-    found = {name: trained(config.replaced(**TRAININGS[name]), context) for name in names}
+    found = {name: trained(config.replaced(**flags), context) for name, flags in TRAININGS.items()}
     cleanup_runtime()
     if context.rank == 0:
         results.write_text(json.dumps(found))
@@ -97,7 +97,11 @@ def trained(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
 
 def content(rows: Any) -> dict[str, Any]:
-    """What a table holds, by id: when it was seen, how often, who waits, and the sum of what was learned."""
+    """What a table holds, by id: when it was seen, how often, who waits, and what was learned: the row, with
+    the number of the optimizer behind it.
+    """
+    import torch
+
     from recsuite.runtime.collectives import all_gather_object
 
     live = rows.live()
@@ -111,16 +115,16 @@ def content(rows: Any) -> dict[str, Any]:
                 strict=True,
             )
         ),
-        "weights": live.weight.double().sum(1).tolist(),
+        "learned": torch.cat([live.weight, live.state.unsqueeze(1)], 1).tolist(),
     }
     parts = all_gather_object(lambda: mine)
     learned = {
-        row[0]: weight for part in parts for row, weight in zip(part["rows"], part["weights"], strict=True)
+        row[0]: numbers for part in parts for row, numbers in zip(part["rows"], part["learned"], strict=True)
     }
     return {
         "rows": sorted(row for part in parts for row in part["rows"]),
         "waiting": sorted(row for part in parts for row in part["waiting"]),
-        "weights": [learned[id] for id in sorted(learned)],
+        "learned": [learned[id] for id in sorted(learned)],
     }
 
 
