@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from environment import DOCS, describe, finish, make_parser
 from figures import bar, origin, table
-from sorted_collisions import STEPS_BETWEEN, rates_of_sorted
+from torchrec_collisions import STEPS_BETWEEN, rates_of_multi_probe, rates_of_sorted
 
 from recsuite.runtime.host import allowed_cores
 from recsuite.sharding.dynamic.contents import LiveRows, Waiting
@@ -81,6 +81,8 @@ def measure(rows: int, flags: argparse.Namespace) -> dict[str, Any]:
     }
     counts = share.counts()
     found["sorted"] = dict(zip((FOUND, TAKEN), rates_of_sorted(places, flags.batch), strict=True))
+    rate, share_taken = rates_of_multi_probe(places, flags.batch)
+    found["multi-probe"] = {FOUND: rate, "share of slots taken": share_taken}
     if counts.live != places or not counts.evicted:
         raise RuntimeError(f"the table of {places} places was not full: {counts}")
     return found
@@ -192,10 +194,13 @@ def render(result: dict[str, Any]) -> str:
         lines.append([f"{size['rows']:,}", *speeds, *mib, f"{size['waiting']['counted'] / 2**20:,.0f}"])
         theirs = {name: f"{median(rates) / 1e6:.3g}" for name, rates in size["sorted"].items()}
         lines.append([f"{size['rows']:,}, TorchRec's sorted", theirs[FOUND], "", theirs[TAKEN], "", "", ""])
+        probed = f"{median(size['multi-probe'][FOUND]) / 1e6:.3g}"
+        lines.append([f"{size['rows']:,}, TorchRec's multi-probe", probed, *5 * [""]])
     about = (
         f"Batches of {result['batch']:,} ids, rows of {result['embedding_dim']} numbers, one of "
         f"{allowed_cores()} cores. TorchRec's sorted module takes ids in every {STEPS_BETWEEN} batches, and "
-        f"sorts all of its ids then. {origin(result)}."
+        "sorts all of its ids then; its multi-probe module takes none in on a CPU, and was filled by hand to "
+        f"{size['multi-probe']['share of slots taken']:.0%}. {origin(result)}."
     )
     return f"{table(lines)}\n\n{about}"
 

@@ -63,16 +63,25 @@ def run(flags: argparse.Namespace, others: list[str]) -> int:
         with subprocess.Popen([*command, *STREAM, *others]) as training:
             stack.callback(training.kill)
             served = list(serve(save_dir, training))
-        if training.returncode != 0 or not served:
-            raise UserError("The training has ended before its first window; see what it said.")
-        for then in (served[0], served[len(served) // 2]):
+        check(training.returncode, "training")
+        if len(served) < 2:
+            raise UserError("There were no two windows to compare; give more ratings, or a smaller --window.")
+        middle = (len(served) - 1) // 2
+        for then in [served[0], served[middle]][: 2 if middle else 1]:
             goes_on = rmse_since(stream_of(then), stream_of(served[-1]))
             say(
                 f"beside RMSE {goes_on:.4f} of the training that goes on, a model that nobody trained after "
                 f"window {then.epoch}:"
             )
-            subprocess.run([*command, "--load", "--until", str(then.step)], check=True)
+            load = subprocess.run([*command, "--load", "--until", str(then.step)])
+            check(load.returncode, "load")
     return 0
+
+
+def check(status: int, what: str) -> None:
+    """Refuse to go on after a process that has failed, which said why."""
+    if status:
+        raise UserError(f"The {what} ended with status {status}; see what it said above.")
 
 
 def serve(save_dir: Path, training: subprocess.Popen[bytes]) -> Iterator[Progress]:
@@ -109,7 +118,7 @@ def stream_of(progress: Progress) -> StreamProgress:
 def rmse_since(before: StreamProgress, now: StreamProgress) -> float:
     """The progressive error of a stream on what it has learned between two of its places."""
     squares, number = now.sums["rmse"] - before.sums["rmse"], now.counts["rmse"] - before.counts["rmse"]
-    return float((squares / number) ** 0.5) if number else float("nan")
+    return float((squares / number) ** 0.5)
 
 
 if __name__ == "__main__":

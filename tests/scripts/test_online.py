@@ -35,4 +35,11 @@ def test_a_server_follows_a_stream_and_what_goes_on_is_better_than_what_does_not
 def test_a_training_that_cannot_begin_ends_the_script_too(tmp_path: Path) -> None:
     ended = python(ONLINE, "--data_path", tmp_path, "--save_dir", tmp_path / "dumps")
     assert ended.returncode == 2
-    assert "The training has ended before its first window" in ended.stderr
+    assert "The training ended with status 2; see what it said above." in ended.stderr
+
+
+def test_where_there_is_one_window_nothing_is_compared(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "ratings", 1_000, seed=0, world=MovingWorld())
+    ended = python(ONLINE, "--data_path", tmp_path / "ratings", "--window", "9999d")
+    assert ended.returncode == 2
+    assert "There were no two windows to compare; give more ratings, or a smaller --window." in ended.stderr

@@ -18,6 +18,7 @@ FIRST_FACTOR = 0xBF58476D1CE4E5B9 - 2**64
 SECOND_FACTOR = 0x94D049BB133111EB - 2**64
 # Any odd number will do: it parts the second mix, of buckets, from the first, of ids.
 SECOND_MIX = 0x632BE59BD9B4E019
+CPU = torch.device("cpu")
 
 
 def mix64(values: torch.Tensor) -> torch.Tensor:
@@ -55,7 +56,8 @@ class Placement:
             return buckets // self._per_rank
         if self.distribution == "roundrobin":
             return buckets % self.world_size
-        return self._owners.to(buckets.device).index_select(0, buckets)
+        # Of a bucket's number alone, so more buckets leave those that were there on their ranks.
+        return mix64(buckets ^ SECOND_MIX).remainder_(self.world_size)
 
     def owner_of(self, ids: torch.Tensor) -> torch.Tensor:
         """The rank that has the bucket of each id, int64."""
@@ -69,7 +71,9 @@ class Placement:
             return buckets % self._per_rank
         if self.distribution == "roundrobin":
             return buckets // self.world_size
-        return self._numbers.to(buckets.device).index_select(0, buckets)
+        if buckets.device not in self._numbers:
+            self._numbers[buckets.device] = self._numbers[CPU].to(buckets.device)
+        return self._numbers[buckets.device].index_select(0, buckets)
 
     def buckets_on(self, rank: int) -> int:
         """How many buckets a rank has."""
@@ -90,16 +94,16 @@ class Placement:
 
     @cached_property
     def _owners(self) -> torch.Tensor:
-        # Of a bucket's number alone, so more buckets leave those that were there on their ranks.
-        return mix64(torch.arange(self.num_buckets) ^ SECOND_MIX).remainder_(self.world_size)
+        return self.rank_of(torch.arange(self.num_buckets))
 
     @cached_property
-    def _numbers(self) -> torch.Tensor:
+    def _numbers(self) -> dict[torch.device, torch.Tensor]:
+        """The number of each bucket among those of its rank, int64, where it was asked for."""
         numbers = torch.empty(self.num_buckets, dtype=torch.int64)
         for rank in range(self.world_size):
             mine = self._owners == rank
             numbers[mine] = torch.arange(int(mine.sum()))
-        return numbers
+        return {CPU: numbers}
 
 
 def rows_per_rank(spec: DynamicSpec, world_size: int) -> int:
