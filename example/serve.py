@@ -8,7 +8,8 @@
     curl localhost:8000/recommend -H "Content-Type: application/json" -d '{"users": [1], "k": 5}'
 
 Every answer names the step that all of it comes from, and the users and items that the model has no row
-of. There is no password; without --host it listens to this machine alone.
+of. Items are known by their ids alone, see `ServedModel.describe_items` for what else they may be known by.
+There is no password; without --host it listens to this machine alone.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from pathlib import Path
 from recsuite.checkpoint.storage.chain import chain_at
 from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.checkpoint.storage.manifest import VOCABULARY, read_manifest
-from recsuite.checkpoint.storage.stream_progress import StreamProgress
 from recsuite.config.config import Config
 from recsuite.datasets.opening import Data, open_data
 from recsuite.datasets.streams.past import BEGINNING, Past
@@ -56,9 +55,4 @@ def _read(folder: Path) -> Past:
     stream = read_manifest(chain.folder).progress.stream
     if stream is None:
         return BEGINNING
-    return past_of(vocabulary, stream)
-
-
-def past_of(vocabulary: str, stream: StreamProgress) -> Past:
-    """What is known of its data where a stream is. vocabulary: the content of its file."""
-    return Past(vocabulary, stream.late, stream.events_per_file, stream.time if stream.end else -1)
+    return Past(vocabulary, stream.late, stream.events_per_file, stream.learned)

@@ -39,6 +39,11 @@ class StreamProgress:
         """Whether a window was predicted, and not all of it is learned."""
         return self.begin < self.end
 
+    @property
+    def learned(self) -> int:
+        """Up to when events are learned, -1 for none."""
+        return self.time if self.end else -1
+
     def done(self) -> StreamProgress:
         """Where it is when the window under way is learned."""
         return dataclasses.replace(self, begin=self.end, predicted={})

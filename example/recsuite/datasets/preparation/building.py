@@ -174,9 +174,7 @@ def _write_columns(
     return {
         # Of all that a position of the training stands for, which is how a checkpoint says how far it is.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
-        "num_train": num_train,
-        "num_validation": sizes[1],
-        "num_test": sizes[2],
+        **dict(zip(("num_train", "num_validation", "num_test"), sizes, strict=True)),
         "num_skipped": raw.num_skipped,
         "num_users": len(raw.users),
         f"num_{schema.items}": len(raw.items),
@@ -189,7 +187,6 @@ def _write_columns(
         "told": told,
         "notes": [*raw.skipped, *notes, *_notes_on(written)],
         "num_late": len(raw.events.user) - sum(sizes),
-        # A stream alone has a use for it, and there may be many files.
         "events_per_file": raw.events_per_file if past else {},
     }
 

@@ -32,7 +32,7 @@ from recsuite.datasets.source import (
 )
 from recsuite.datasets.streams.past import BEGINNING, Past
 from recsuite.errors import UserError
-from recsuite.files import explained, locked, replace_file
+from recsuite.files import digest_of_bytes, explained, locked, replace_file
 from recsuite.runtime.console import say
 from recsuite.runtime.progress_bar import stage
 
@@ -246,6 +246,11 @@ def _name(
     whose = f"{config.split}_{past.owner}" if past is not None and past.owner else config.split
     # Two digests, for what other versions of the program made to be told from columns of other data.
     return f"{whose}-{digest}-{digest_of_program()}"
+
+
+def owner_of(name: str) -> str:
+    """What columns of one training alone are called by, see `Past.owner`; name: what tells it from others."""
+    return digest_of_bytes(name.encode())[:12]
 
 
 def remove_owned(cache: Path, owner: str, used: Path | None = None) -> None:

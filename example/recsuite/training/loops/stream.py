@@ -10,19 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from recsuite.checkpoint.past import past_of
 from recsuite.checkpoint.storage.manifest import VOCABULARY
 from recsuite.checkpoint.storage.stream_progress import StreamProgress
 from recsuite.config.sections.checkpoint import CheckpointConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import find_same, load
-from recsuite.datasets.preparation.cache import remove_owned
+from recsuite.datasets.preparation.cache import owner_of, remove_owned
 from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW
 from recsuite.datasets.streams.following import LOOK_EVERY, Following
-from recsuite.datasets.streams.past import Prefix, Rule, check_prefix
+from recsuite.datasets.streams.past import Past, Prefix, Rule, check_prefix
 from recsuite.datasets.streams.windows import Window, next_window, num_empty
 from recsuite.errors import UserError, counted
-from recsuite.files import digest_of_bytes
 from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
 from recsuite.runtime.launch import launch_name
 from recsuite.training.callbacks import Callback, Run, TrainedWindow, WindowBar
@@ -47,7 +45,7 @@ class StreamLoop(Loop):
         self.span = self.config.stream.span
         self.following = self.data.following
         self.loader = contextlib.ExitStack()
-        self.owner = broadcast_from_rank0(lambda: owner_of(self.config.checkpoint))
+        self.owner = owner_of(broadcast_from_rank0(lambda: owner_name(self.config.checkpoint)))
         # Of a training that was killed.
         self._drop_columns()
         self._take_up(self.columns)
@@ -194,12 +192,12 @@ class StreamLoop(Loop):
         """
         stream, before = self.stream, self.columns
         vocabulary = Path(before.folder, VOCABULARY).read_text()
-        past = dataclasses.replace(past_of(vocabulary, stream), owner=self.owner)
+        past = Past(vocabulary, stream.late, stream.events_per_file, stream.learned, self.owner)
         try:
             # What was asked to be made again was, when it was first read.
             columns = find_same(self.config.replaced(rebuild=False), self.context, past)
         except UserError as error:
-            # Half of a file may have come, or a rating before its movie: the rest is another change.
+            # Half of a file may have come, or an event before its item: the rest is another change.
             following.say_once(f"{error} The stream waits until the files change again.")
             return
         keys = columns.column("keys")
@@ -228,12 +226,11 @@ class StreamLoop(Loop):
             remove_owned(used.parent, self.owner, used)
 
 
-def owner_of(config: CheckpointConfig) -> str:
+def owner_name(config: CheckpointConfig) -> str:
     """Who has the columns that a training makes on its way: whoever writes its checkpoints, for two that
     follow the same data must not remove each other's.
     """
-    name = str(Path(config.save_dir).absolute()) if config.writes else launch_name()
-    return digest_of_bytes(name.encode())[:12]
+    return str(Path(config.save_dir).absolute()) if config.writes else launch_name()
 
 
 def describe_growth(before: Columns, columns: Columns) -> str:

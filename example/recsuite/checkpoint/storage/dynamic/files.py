@@ -22,6 +22,7 @@ from recsuite.checkpoint.storage.dynamic.record import DynamicRecord
 from recsuite.checkpoint.storage.dynamic.texts import Texts
 from recsuite.checkpoint.storage.manifest import Manifest
 from recsuite.errors import UserError
+from recsuite.ids import UNKNOWN_ID
 
 PREFIX = "dynamic."
 # Slot to type, and whether it has the D numbers of a row: one entry for each of the ids.
@@ -30,8 +31,6 @@ WAITING = {"waiting.ids": "int64", "waiting.count": "int32", "waiting.seen": "in
 GONE = ("gone", "waiting.gone")
 UNKNOWN = ("unknown.weight", "unknown.momentum1")
 TEXTS = {"texts.ids": "int64", "texts.bytes": "uint8", "texts.ends": "int64"}
-# No id of the data: of a file that has it somebody else is the author.
-EMPTY = -(2**63)
 
 Slots = dict[str, torch.Tensor]
 
@@ -129,7 +128,7 @@ def _check_ids(folder: Path, table: str, is_delta: bool, files: Sequence[safe_op
         ]
         ids = torch.cat(parts).sort().values
         ascend = all(bool((part[1:] > part[:-1]).all()) for part in parts)
-        if not ascend or bool((ids[1:] == ids[:-1]).any()) or bool((ids[:1] == EMPTY).any()):
+        if not ascend or bool((ids[1:] == ids[:-1]).any()) or bool((ids[:1] == UNKNOWN_ID).any()):
             raise UserError(f"{folder} has ids of {table} that do not ascend, or one of them twice.")
 
 
