@@ -52,7 +52,8 @@ def test_a_mistake_that_all_machines_find_is_said_on_each_with_status_2(
     commands = [
         machine.start(launched(*flags, lr)) for machine, lr in zip(machines, (0.01, 0.02), strict=True)
     ]
-    assert [command.wait(60) for command in commands] == [2, 2]
+    statuses = [command.wait(60) for command in commands]
+    assert statuses == [2, 2], [command.text() for command in commands]
     for command in commands:
         assert command.text().count("example.py: --lr is 0.0") == 1, command.text()
 

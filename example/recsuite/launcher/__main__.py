@@ -50,6 +50,7 @@ def launch() -> int:
         from torch.distributed.run import parse_args
 
     # These import torch.
+    from recsuite.launcher.lost_store import outlive_store
     from recsuite.launcher.meeting import is_on_one_machine, meet_in, private_folder
 
     # The first would tell of each process that it ends in turn, the second that the launcher with the
@@ -67,6 +68,7 @@ def launch() -> int:
         # Ranks would meet in a store of a launcher that outlives a restart, and the number of restarts, which
         # keeps attempts apart there, differs between machines. So rank 0 makes a store for each attempt.
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        outlive_store()
         say(
             f"meets the other machines at {arguments.rdzv_endpoint} and waits for them, 600 s "
             "at most unless --rdzv_conf says otherwise; Ctrl-C ends it"

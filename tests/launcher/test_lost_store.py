@@ -1,0 +1,32 @@
+"""Ranks get a moment to end by themselves when the launcher with the store has ended before theirs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+from recsuite.launcher import lost_store
+
+
+def test_a_store_that_is_gone_is_taken_for_an_empty_one_for_a_moment_and_is_then_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[int | None] = [2, 0, None, None]
+
+    def ask(handler: object) -> int:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if answer is None:
+            raise RendezvousConnectionError("The connection to the C10d store has failed.")
+        return answer
+
+    monkeypatch.setattr(DynamicRendezvousHandler, "num_nodes_waiting", ask)
+    monkeypatch.setattr(lost_store, "SECONDS", 0.2)
+    lost_store.outlive_store()
+    handler = object.__new__(DynamicRendezvousHandler)
+    assert [handler.num_nodes_waiting() for _ in range(4)] == [2, 0, 0, 0]
+    time.sleep(0.3)
+    with pytest.raises(RendezvousConnectionError):
+        handler.num_nodes_waiting()
