@@ -766,3 +766,17 @@ def test_nothing_in_the_program_reads_pickle() -> None:
             knows.add(path.name)
     # It measures what is sent to its workers.
     assert knows == {"handle.py"}
+
+
+@pytest.mark.parametrize("ids", ["vocabulary", "dynamic"])
+def test_the_next_trainer_removes_whatever_one_was_about_to_publish(
+    trained_folder: Path, dynamic_folders: dict[int, Path], tmp_path: Path, ids: str
+) -> None:
+    dumps = (trained_folder if ids == "vocabulary" else dynamic_folders[2]) / "dumps"
+    (tmp_path / LOCK).touch()
+    for path in (full_checkpoints_in(dumps)[-1], deltas_in(dumps)[-1]):
+        shutil.copytree(path, tmp_path / making_name(tmp_path / path.name, new_attempt()))
+    assert len([*tmp_path.glob(".making-*")]) == 2
+    with writing(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]

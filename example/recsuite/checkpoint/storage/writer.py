@@ -37,7 +37,9 @@ LEFTOVER = re.compile(
     r"\.making-(step|delta)-\d{9,}(-[0-9a-f]{12})?|\.removing-(step|delta)-\d{9,}|\.(latest|best)-\d+"
 )
 # What a trainer writes into the folder of a checkpoint; safetensors writes a file under another name first.
-CONTENT = re.compile(r"part-\d{5,}\.safetensors|\.tmp[0-9A-Za-z]{6}|(manifest|config|vocabulary)\.json")
+CONTENT = re.compile(
+    r"part-\d{5,}\.safetensors|\.tmp[0-9A-Za-z]{6}|(manifest|config|vocabulary|schema)\.json"
+)
 
 
 @contextlib.contextmanager
