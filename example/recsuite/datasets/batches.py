@@ -166,8 +166,9 @@ class EventBatches:
         So training learns what such are like.
         """
         # Counted from the beginning of the pass, so that any number of ranks, and a pass that is resumed,
-        # forget the same events.
-        begin = request.first + (request.step * self.world_size + self.rank) * self.batch_size
+        # forget the same events; and of a stream from its own, or each window's first would be forgotten.
+        begin = self.positions_of(request.split, request.window).start + request.first
+        begin += (request.step * self.world_size + self.rank) * self.batch_size
         # The order is another one in each pass, so these are others too.
         of_user = single[ENTITIES.index(USER)]
         of_user[self._place_of_user, -begin % FORGOTTEN_EVERY :: FORGOTTEN_EVERY] = UNKNOWN_ROW

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from recsuite.config.config import Config
 from recsuite.config.durations import Duration
+from recsuite.datasets.batches import EventBatches, Request
+from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.datasets.streams.past import BEGINNING, Past, Prefix, check_prefix, digests_of, keys_of
 from recsuite.datasets.streams.windows import Window, next_window, num_empty
 from recsuite.errors import UserError
@@ -99,3 +105,21 @@ def test_ids_that_are_texts_have_digests_too() -> None:
     found = digests_of(["a", "b", "", "a" * 9_999, "a"])
     assert len(set(found.tolist())) == 4
     assert digests_of([-1, 2**62]).tolist() == [2**64 - 1, 2**62]
+
+
+def test_one_event_in_64_is_of_an_unknown_user_however_short_windows_are(synthetic_folder: Path) -> None:
+    config = Config.of(data_path=str(synthetic_folder), stream=True, history=0, batch_size=8)
+    columns = open_columns(config)
+    dataset, place = (
+        EventBatches(columns, config, 0, 1),
+        [table.name for table in columns.tables].index("user"),
+    )
+    for length in (1, 3):
+        unknown = []
+        for begin in range(0, 128 * length, length):
+            batch = dataset[Request("train", begin // length, 0, window=(begin, begin + length))]
+            first = place * config.loader.batch_size
+            assert batch.lengths[first : first + length].tolist() == [1] * length
+            values = batch.values[int(batch.lengths[:first].sum()) :][:length]
+            unknown += (values == UNKNOWN_ROW).tolist()
+        assert np.flatnonzero(unknown).tolist() == [*range(0, 128 * length, 64)]

@@ -132,6 +132,7 @@ def check_prefix(keys: np.ndarray, end: int, digest: str, source: str) -> None:
     if end > len(keys) or Prefix(keys, end).extend(end) != digest:
         raise UserError(
             f"The first {end:,} events in the order of time of {source} are not those that this stream has "
-            "learned from: a stream goes on where events were added behind them, not where older ones were "
-            "added, changed or removed; put the files back as they were, or train anew without --resume."
+            "learned from: a stream goes on with new files and with what is added at the end of files, not "
+            "where anything before was added, changed or removed; put the files back as they were, or train "
+            "anew without --resume."
         )

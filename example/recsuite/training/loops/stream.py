@@ -117,7 +117,7 @@ class StreamLoop(Loop):
                 lines.say()
                 # It may never end, which is where others say it.
                 self.say_dynamic_tables()
-                self.context.say(f"waiting for more {self.unit} in {self.columns.source}")
+                self.context.say(self._describe_wait())
                 is_waiting = True
             with self.phase(self.checkpointer.phase):
                 self.checkpointer.on_wait(self.progress)
@@ -125,6 +125,14 @@ class StreamLoop(Loop):
                 self._grow(self.following)
             else:
                 time.sleep(LOOK_EVERY)
+
+    def _describe_wait(self) -> str:
+        said, number = (
+            f"waiting for more {self.unit} in {self.columns.source}",
+            len(self.times) - self.stream.end,
+        )
+        some = counted(number, self.unit[:-1], self.unit)
+        return f"{said}; {some} will be learned when the window of the first is over" if number else said
 
     def _run_window(self, window: Window) -> TrainedWindow:
         """Predict a window, unless that was done before, and learn from the rest of it."""
