@@ -105,9 +105,11 @@ def describe_data(columns: Columns, config: Config) -> str:
     """What is trained on, and whatever was left out of it."""
     schema, split = columns.schema, config.data.split
     if config.stream.stream:
+        # A load cuts no windows.
+        cut = "" if config.checkpoint.load else f" (--window {config.stream.window})"
         sizes = (
-            f"{columns.source}: a stream of {columns.num_train:,} {schema.labels} (--window "
-            f"{config.stream.window}), {counted(columns.num_users, schema.user)}, "
+            f"{columns.source}: a stream of {columns.num_train:,} {schema.labels}{cut}, "
+            f"{counted(columns.num_users, schema.user)}, "
             f"{counted(columns.num_items, schema.item)}"
         )
         return "\n".join([sizes, *columns.notes])

@@ -115,7 +115,7 @@ class TablesConfig(Section):
             name, _, value = part.strip().rpartition("=")
             require(
                 self._is_capacity(value),
-                f"--capacity {self.capacity} has {value or 'nothing'} for a number of places; give a number "
+                f"--capacity {self.capacity} asks for {value or 'nothing'}; give a number of places "
                 f"from 1 to {MOST_PLACES:,}, a share of the memory such as 25%, or auto",
             )
             found[name] = value
