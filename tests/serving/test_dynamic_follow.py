@@ -45,7 +45,7 @@ def next_page(stream: Any) -> str:
 def test_a_user_who_comes_while_a_stream_is_trained_is_known_after_the_next_delta(tmp_path: Path) -> None:
     data, dumps = tmp_path / "shop", tmp_path / "dumps"
     data.mkdir()
-    users, items = [f"u{user}" for user in range(12)], [f"i{item}" for item in range(15)]
+    users, items = [f"u{user}" for user in range(12)], [f"i{item}" for item in range(60)]
     append(data / "events.csv", range(1, 4), users, items)
     own = [*map(str, (EXAMPLE, "--data_path", data, "--save_dir", dumps))]
     training = [*own, "--stream", "--ids", "dynamic", "--window", "1d", "--inc_dump", "--follow_data"]
