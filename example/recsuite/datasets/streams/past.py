@@ -17,6 +17,7 @@ from recsuite.errors import UserError
 HEAD = 1_000
 # Keys that are digested at once.
 AT_ONCE = 2**20
+# Which events of a file came too late: (its name, those behind this number, if older than this time).
 Rule = tuple[str, int, int]
 
 
@@ -59,7 +60,7 @@ class Past:
         in which files are read.
         """
         found, names, known = list(self.late), list(events_per_file), self.events_per_file
-        last = max((names.index(name) for name in names if known.get(name)), default=-1)
+        last = max((place for place, name in enumerate(names) if known.get(name)), default=-1)
         for place, name in enumerate(names):
             number = known.get(name, 0)
             if events_per_file[name] > number:

@@ -127,12 +127,12 @@ class StreamLoop(Loop):
                 time.sleep(LOOK_EVERY)
 
     def _describe_wait(self) -> str:
-        said, number = (
-            f"waiting for more {self.unit} in {self.columns.source}",
-            len(self.times) - self.stream.end,
-        )
+        said = f"waiting for more {self.unit} in {self.columns.source}"
+        number = len(self.times) - self.stream.end
+        if number == 0:
+            return said
         some = counted(number, self.unit[:-1], self.unit)
-        return f"{said}; {some} will be learned when the window of the first is over" if number else said
+        return f"{said}; {some} will be learned when the window of the first is over"
 
     def _run_window(self, window: Window) -> TrainedWindow:
         """Predict a window, unless that was done before, and learn from the rest of it."""
