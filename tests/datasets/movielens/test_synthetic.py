@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from recsuite.datasets.movielens import world as planted
+from recsuite.datasets.movielens.moving import MovingWorld
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.errors import UserError
 from tests.support.written_world import World, contents, read, rmse
@@ -32,6 +34,20 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def test_same_seed_gives_the_same_bytes(world: World, tmp_path: Path) -> None:
     write_synthetic(tmp_path / "again", NUM_RATINGS, seed=0)
     assert contents(tmp_path / "again") == contents(world.folder)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "digest"),
+    [
+        (planted.World(), "874912fcfbe90bd81000062694f2054b75f7a4683c61a2799eeeacca644bcacb"),
+        (MovingWorld(), "c4f305ca4c0e056d014e469edd972df420b0e5c7d858d41c490a115471f2fb35"),
+    ],
+)
+def test_bytes_are_those_of_earlier_versions(drawn: planted.World, digest: str, tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "world", 5_000, seed=0, world=drawn)
+    files = sorted(contents(tmp_path / "world").items())
+    written = b"".join(name.encode() + content for name, content in files)
+    assert hashlib.sha256(written).hexdigest() == digest
 
 
 def test_another_seed_changes_every_file(world: World, tmp_path: Path) -> None:
