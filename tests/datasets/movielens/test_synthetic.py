@@ -202,7 +202,7 @@ def test_too_few_ratings_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "step",
-    ["synthetic._write_movies", "synthetic._write_users", "synthetic._append_lines", "world._draw_times"],
+    ["synthetic._write_movies", "synthetic._write_users", "synthetic._append_lines", "world.draw_times"],
 )
 def test_full_disk_leaves_nothing_and_is_said_in_one_sentence(
     step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

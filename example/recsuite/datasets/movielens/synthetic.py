@@ -133,12 +133,13 @@ def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> Non
     counts = draw_counts(rng, num_ratings, num_users, num_movies)
     blocks = world.draw(rng, users, movies, counts, picks)
     oracles, done = np.empty((len(world.ORACLES), num_ratings), np.float32), 0
-    squared_error = 0.0
+    stars, squared_error = np.empty(num_ratings, np.int8), 0.0
     drawing = stage("drawing synthetic ratings", num_ratings, "ratings")
     with (folder / "ratings.dat").open("wb") as file, drawing as reached:
         for user_rows, movie_rows, ratings, times, *expected in blocks:
             _append_lines(file, [user_rows + 1, movie_ids[movie_rows], ratings, times])
             oracles[:, done : done + len(ratings)] = expected
+            stars[done : done + len(ratings)] = ratings
             done += len(ratings)
             reached(done)
             squared_error += float(np.square(ratings - expected[0], dtype=np.float64).sum())
@@ -154,6 +155,7 @@ def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> Non
         "format": FORMAT,
         # The name of the first world goes without saying: its files are older than any other.
         **({} if world.NAME == World.NAME else {"world": world.NAME}),
+        **world.describe(stars, oracles),
     }
     (folder / "oracle.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="ascii", newline="\n")
 

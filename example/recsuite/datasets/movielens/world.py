@@ -74,6 +74,13 @@ class World:
         """
         return draw_ratings(rng, users, movies, counts, picks, self)
 
+    def describe(self, ratings: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+        """What oracle.json says of this world alone.
+
+        ratings: int8 [ratings]; predicted: what each of ORACLES predicts, float32 [oracles, ratings].
+        """
+        return {}
+
 
 # A full-size one, like ml-1m.
 DEFAULT_WORLD = World()
@@ -114,7 +121,7 @@ def draw_ratings(
     for first in range(0, len(users), USERS_PER_BLOCK):
         block = counts[first : first + USERS_PER_BLOCK]
         user_rows, movie_rows = _draw_pairs(rng, block, picks)
-        times = _draw_times(rng, len(block), user_rows)
+        times = draw_times(rng, len(block), user_rows)
         user_rows += first
         scores = MEAN_SCORE + users[user_rows, 0] + movies[movie_rows, 0]
         for factor in range(1, 1 + world.rank):
@@ -172,7 +179,7 @@ def _draw_pairs(
     return np.divmod(np.sort(np.concatenate(complete)), len(picks))
 
 
-def _draw_times(rng: np.random.Generator, num_users: int, user_rows: np.ndarray) -> np.ndarray:
+def draw_times(rng: np.random.Generator, num_users: int, user_rows: np.ndarray) -> np.ndarray:
     """Draw the second of each rating, int64 [ratings], of users who come in the first part of the period and
     stay.
     """
