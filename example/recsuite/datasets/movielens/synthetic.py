@@ -11,7 +11,9 @@ the parameters are known, so is the best possible prediction: the files carry it
            oracle.json   {"rmse", "num_ratings", "num_users", "num_movies", "seed", "format"}
 
 Of a world that moves, oracle.json has its name too, and first_day.npy, in the form of the oracle, the
-expectations that the parameters of the first day give.
+expectations that the parameters of the first day give. Of one whose users choose by taste, oracle.json has
+its name, "biases_rmse" and "choices_rmse", and biases.npy and choices.npy have the expectations of who knows
+no factors, and of who reads them off the choices.
 """
 
 from __future__ import annotations

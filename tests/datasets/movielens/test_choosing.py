@@ -1,0 +1,262 @@
+"""The world in which people rate what they like: its choices, drifts and days are those that were planted."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recsuite.datasets.movielens import choosing
+from recsuite.datasets.movielens.choosing import ChoosingWorld
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.movielens.world import (
+    DEFAULT_WORLD,
+    MAX_SCORE,
+    MEAN_SCORE,
+    MIN_SCORE,
+    SCORE_STEPS,
+    World,
+    expected_ratings,
+)
+from tests.support import written_world
+from tests.support.written_world import contents, read, rmse
+
+NUM_RATINGS = 30_000
+EVERYTHING = ChoosingWorld(drift=1.0, day_std=0.2)
+NUM_MOVIES = 300
+CHANCES = np.exp(np.linspace(0, 3, NUM_MOVIES))
+CHANCES /= CHANCES.sum()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> written_world.World:
+    folder = tmp_path_factory.mktemp("choosing") / "world"
+    write_synthetic(folder, NUM_RATINGS, seed=0, world=EVERYTHING)
+    return read(folder)
+
+
+def planted(world: World, num_users: int) -> tuple[np.ndarray, np.ndarray]:
+    """Users and movies without biases, whose factors have the world's spread."""
+    rng = np.random.default_rng(1)
+    users, movies = (rng.standard_normal((number, 1 + world.rank)) for number in (num_users, NUM_MOVIES))
+    users[:, 1:] *= world.factor_stds
+    users[:, 0] = movies[:, 0] = 0
+    return users, movies
+
+
+def draw(world: World, users: np.ndarray, movies: np.ndarray, count: int) -> list[np.ndarray]:
+    """User rows, movie rows, ratings, times and predictions, of users with so many ratings each."""
+    counts = np.full(len(users), count)
+    blocks = world.draw(np.random.default_rng(0), users, movies, counts, np.cumsum(CHANCES))
+    return [np.concatenate(columns) for columns in zip(*blocks, strict=True)]
+
+
+def scores_of(expected: np.ndarray, world: World) -> np.ndarray:
+    """The scores whose expected ratings these are."""
+    scores = np.arange(MIN_SCORE * SCORE_STEPS, MAX_SCORE * SCORE_STEPS + 1) / SCORE_STEPS
+    return np.interp(expected, expected_ratings(world), scores)
+
+
+def chance_to_be_rated(weights: np.ndarray, count: int) -> np.ndarray:
+    """Of `count` draws without replacement, for each user and movie.
+
+    A movie is drawn if its exponential clock rings early; the first of many have rung by a fixed time.
+    """
+    shortest, longest = np.full((2, len(weights), 1), [[[0.0]], [[1e9]]])
+    for _ in range(100):
+        middle = (shortest + longest) / 2
+        is_late = (-np.expm1(-weights * middle)).sum(axis=1, keepdims=True) > count
+        shortest, longest = np.where(is_late, shortest, middle), np.where(is_late, middle, longest)
+    return -np.expm1(-weights * longest)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("count", "num_users"), [(1, 20_000), (60, 4_000)])
+def test_chosen_movies_are_liked_as_much_more_as_the_weights_say(
+    strength: float, count: int, num_users: int
+) -> None:
+    world = ChoosingWorld(choice_strength=strength)
+    users, movies = planted(world, num_users)
+    rows, movie_rows, *_ = draw(world, users, movies, count)
+    tastes = users[:, 1:] @ movies[:, 1:].T / math.hypot(*world.factor_stds)
+    weights = CHANCES * np.exp(strength * tastes)
+    weights /= weights.sum(axis=1, keepdims=True)
+    chances, by_popularity = (
+        given if count == 1 else chance_to_be_rated(given, count)
+        for given in (weights, np.broadcast_to(CHANCES, weights.shape))
+    )
+    planted_gain = ((chances - by_popularity) * tastes).sum() / count / len(users)
+    gain = (tastes[rows, movie_rows] - (by_popularity * tastes).sum(axis=1)[rows] / count).mean()
+    error = tastes.std() / np.sqrt(len(rows))
+    assert gain == pytest.approx(planted_gain, abs=4 * error)
+    assert (gain > 0.25) == (strength > 0)
+
+
+@pytest.mark.parametrize("count", [1, 60])
+def test_without_strength_movies_are_as_popular_as_in_the_default_world(count: int) -> None:
+    users, movies = planted(DEFAULT_WORLD, 4_000)
+    shares = [
+        np.bincount(draw(world, users, movies, count)[1], minlength=NUM_MOVIES) / len(users)
+        for world in (DEFAULT_WORLD, ChoosingWorld(choice_strength=0))
+    ]
+    share = np.mean(shares, axis=0)
+    variance = 2 * share * (1 - share) / len(users)
+    squares = np.square(shares[0] - shares[1]) / variance
+    assert squares.mean() == pytest.approx(1, abs=4 * math.sqrt(2 / NUM_MOVIES))
+
+
+def test_choices_tell_of_factors_only_if_they_have_strength(tmp_path: Path) -> None:
+    for name, strength in (("none", 0.0), ("some", 0.5)):
+        write_synthetic(tmp_path / name, NUM_RATINGS, 0, ChoosingWorld(choice_strength=strength))
+    none, some = (read(tmp_path / name).summary for name in ("none", "some"))
+    assert none["choices_rmse"] == pytest.approx(none["biases_rmse"], abs=0.002)
+    for summary in (none, some):
+        assert summary["rmse"] < summary["biases_rmse"] - 0.03
+    assert some["rmse"] < some["choices_rmse"] < some["biases_rmse"] - 0.015
+
+
+def test_summary_has_the_rmse_of_the_best_line_through_what_is_predicted(world: written_world.World) -> None:
+    assert world.summary["rmse"] == pytest.approx(rmse(world.ratings - world.oracle), abs=1e-7)
+    for name in ("choices", "biases"):
+        predicted = np.load(world.folder / f"{name}.npy")
+        line = np.polyval(np.polyfit(predicted, world.ratings, 1), predicted)
+        assert world.summary[f"{name}_rmse"] == pytest.approx(rmse(world.ratings - line), abs=1e-6)
+
+
+def test_oracle_is_calibrated_at_every_level(world: written_world.World) -> None:
+    error = world.ratings - world.oracle
+    for bin_ in np.array_split(np.argsort(world.oracle, kind="stable"), 20):
+        assert abs(error[bin_].mean()) < 4 * error[bin_].std() / np.sqrt(len(bin_))
+
+
+def test_oracle_knows_the_drift_and_the_days(world: written_world.World) -> None:
+    """Nothing of the error is left to the time of a rating or to its user and day."""
+    error = world.ratings - world.oracle
+    _, days = np.unique(world.user_ids * 100_000 + world.times // 86_400, return_inverse=True)
+    assert within(error, days) == pytest.approx(0, abs=0.01)
+
+
+def within(values: np.ndarray, groups: np.ndarray) -> float:
+    """The mean product of two different values of a group: the variance of what its values share."""
+    sums, squares = (np.bincount(groups, weights) for weights in (values, np.square(values)))
+    numbers = np.bincount(groups)
+    return float((np.square(sums) - squares).sum() / (numbers * (numbers - 1)).sum())
+
+
+def test_ratings_of_a_user_and_day_share_an_offset_of_the_planted_variance() -> None:
+    world = ChoosingWorld(choice_strength=0, day_std=0.4)
+    users, movies = np.zeros((3_000, 1 + world.rank)), np.zeros((NUM_MOVIES, 1 + world.rank))
+    rows, _, ratings, times, oracle, *_ = draw(world, users, movies, 30)
+    offsets = scores_of(oracle, world) - MEAN_SCORE
+    _, firsts, days = np.unique(rows * 100_000 + times // 86_400, return_index=True, return_inverse=True)
+    assert (offsets == offsets[firsts][days]).all()
+    assert len(firsts) > 3 * len(users)
+    assert offsets[firsts].std() == pytest.approx(0.4, rel=0.03)
+    assert offsets[firsts].mean() == pytest.approx(0, abs=0.015)
+    # From the ratings alone: rounded and clipped, they show the variance of the expected rating.
+    drawn = MEAN_SCORE + 0.4 * np.random.default_rng(2).standard_normal(100_000)
+    expected = np.interp(drawn, scores_of(expected_ratings(world), world), expected_ratings(world))
+    error = ratings - expected.mean()
+    assert within(error, days) == pytest.approx(expected.var(), rel=0.08)
+    # Other days of the same user, and other users on the same day, have others.
+    for groups in (rows, times // 86_400):
+        assert within(offsets[firsts], groups[firsts]) == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize("drift", [0.0, 1.0, 2.0])
+def test_early_and_late_factors_are_as_alike_as_planted(drift: float) -> None:
+    world = ChoosingWorld(factor_stds=(0.3,), drift=drift)
+    users, movies = planted(world, 3_000)
+    movies[:, 1] = np.where(np.arange(NUM_MOVIES) % 2, 1, -1)
+    rows, movie_rows, _, times, oracle, *_ = draw(world, users, movies, 30)
+    factors = (scores_of(oracle, world) - MEAN_SCORE) * movies[movie_rows, 1]
+    order = np.lexsort((times, rows)).reshape(len(users), 30)
+    first, last = factors[order[:, 0]], factors[order[:, -1]]
+    grid = 1.01 / SCORE_STEPS
+    assert (first + last) / 2 == pytest.approx(users[:, 1], abs=grid)
+    began, ended = times[order[:, :1]], times[order[:, -1:]]
+    between = first[:, None] + (times[order] - began) / (ended - began) * (last - first)[:, None]
+    assert factors[order] == pytest.approx(between, abs=2 * grid)
+    assert (last - first).std() == pytest.approx(0.3 * drift, rel=0.05, abs=grid)
+    alike = (1 - drift**2 / 4) / (1 + drift**2 / 4)
+    assert np.corrcoef(first, last)[0, 1] == pytest.approx(alike, abs=0.05)
+
+
+def test_choices_follow_the_tastes_of_their_time() -> None:
+    world = ChoosingWorld(factor_stds=(0.3,), choice_strength=1.0, drift=4.0)
+    users, movies = planted(world, 2_000)
+    movies[:, 1] = np.where(np.arange(NUM_MOVIES) % 2, 1, -1)
+    rows, movie_rows, _, times, oracle, *_ = draw(world, users, movies, 30)
+    order = np.lexsort((times, rows)).reshape(len(users), 30)
+    chosen = movies[movie_rows, 1]
+    first, last = ((scores_of(oracle, world) - MEAN_SCORE) * chosen)[order[:, [0, -1]]].T
+    shares = (times[order] - times[order[:, :1]]) / np.ptp(times[order], axis=1, keepdims=True)
+    # Where a part ends, what is liked is not yet what it is in the middle of the next one.
+    likings = first[:, None] + (np.floor(4 * shares).clip(max=3) + 0.5) / 4 * (last - first)[:, None]
+    popular = CHANCES[movies[:, 1] > 0].sum()
+    odds = popular / (1 - popular) * np.exp(2 * likings / 0.3)
+    # Little less: who has seen many movies of a kind has fewer left.
+    gap = (2 * odds / (1 + odds) - 1) - chosen[order]
+    assert np.abs([gap[likings > 0.3].mean(), gap[likings < -0.3].mean()]) == pytest.approx(0, abs=0.05)
+
+
+def test_same_seed_gives_the_same_bytes_and_another_one_others(
+    world: written_world.World, tmp_path: Path
+) -> None:
+    for name, seed in (("again", 0), ("other", 1)):
+        write_synthetic(tmp_path / name, NUM_RATINGS, seed, EVERYTHING)
+    again, other = (contents(tmp_path / name) for name in ("again", "other"))
+    assert again == contents(world.folder)
+    assert (
+        again.keys()
+        == other.keys()
+        == {
+            *("ratings.dat", "movies.dat", "users.dat", "oracle.json"),
+            *("oracle.npy", "choices.npy", "biases.npy"),
+        }
+    )
+    assert all(again[name] != other[name] for name in again)
+    assert written_world.read(world.folder).summary["world"] == "choosing"
+
+
+def test_no_user_rates_a_movie_twice_and_all_ids_are_described(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(choosing, "CHOOSERS_PER_BLOCK", 100)
+    write_synthetic(tmp_path / "blocks", NUM_RATINGS, 0, EVERYTHING)
+    blocks = read(tmp_path / "blocks")
+    assert len(blocks.users) > 300
+    assert len(set(zip(blocks.user_ids, blocks.movie_ids, strict=True))) == NUM_RATINGS
+    assert (np.diff(blocks.user_ids) >= 0).all()
+    assert set(blocks.user_ids) == {int(user[0]) for user in blocks.users}
+    assert set(blocks.movie_ids) <= {int(movie[0]) for movie in blocks.movies}
+    assert np.bincount(blocks.user_ids)[1:].min() >= 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_thousand_ratings_are_enough(seed: int, tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "small", 1_000, seed, EVERYTHING)
+    assert len(read(tmp_path / "small").ratings) == 1_000
+
+
+def test_memory_does_not_grow_with_the_number_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "CHOOSERS_PER_BLOCK", 200)
+    users, movies = planted(EVERYTHING, 3_200)
+    # Two blocks at least: one is still there while the next one is drawn.
+    few, many = (peak_of_drawing(users[:number], movies) for number in (400, 3_200))
+    assert many < 1.1 * few
+
+
+def peak_of_drawing(users: np.ndarray, movies: np.ndarray) -> int:
+    """Bytes held at most while their ratings are drawn and let go."""
+    counts, picks = np.full(len(users), 30), np.cumsum(CHANCES)
+    tracemalloc.start()
+    try:
+        for _ in EVERYTHING.draw(np.random.default_rng(0), users, movies, counts, picks):
+            pass
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
