@@ -24,6 +24,7 @@ from environment import DOCS, EXAMPLE, describe, in_words, torchrun, write_betwe
 from figures import bar, bar_lines
 
 from recsuite.config.config import Config
+from recsuite.datasets.movielens.choosing import ChoosingWorld
 from recsuite.datasets.movielens.synthetic import World, write_synthetic
 
 PAGE, FIGURES = DOCS / "quality.md", DOCS / "quality.json"
@@ -43,6 +44,8 @@ WORLDS = (
     ("noisy", 300_000, World(noise_std=1.2)),
     ("quiet", 300_000, World(noise_std=0.6)),
     ("many factors", 300_000, World(factor_stds=(0.25,) * 8)),
+    ("choices", 300_000, ChoosingWorld()),
+    ("drift and days", 300_000, ChoosingWorld(drift=1.0, day_std=0.2)),
 )
 
 
