@@ -96,7 +96,7 @@ def _add(group: Any, section: type[Section], field: dataclasses.Field[Any], sent
     if name == "load":
         group.add_argument(flag, type=kind, nargs="?", const=NEWEST, metavar="FOLDER", help=text)
         return
-    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    shown = ",".join(map(str, default)) or "none" if isinstance(default, tuple) else default
     choices = section.CHOICES.get(name)
     metavar = "{" + ",".join(choices) + "}" if choices else name.split("_")[-1].upper()
     suffix = "" if shown == "" else f" (default: {shown})"
@@ -121,10 +121,14 @@ def _workers(text: str) -> int | str:
 
 
 def _widths(text: str) -> tuple[int, ...]:
+    if text == "none":
+        return ()
     try:
         return tuple(int(width) for width in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers like 128,64") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a list of whole numbers like 128,64 nor none"
+        ) from None
 
 
 def _folder(text: str) -> str:

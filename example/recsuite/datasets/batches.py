@@ -8,16 +8,17 @@ this module imports, a worker imports: no torch, no TorchRec, no pandas.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from recsuite.config.config import Config
-from recsuite.datasets.batching.features import EventFeatures, Lists
+from recsuite.datasets.batching.features import Asked, EventFeatures, Lists
+from recsuite.datasets.batching.lists import MEMBERS, OWNERS, Shared, with_own
 from recsuite.datasets.batching.shuffle import shuffled
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW, USER, Table
+from recsuite.datasets.schema import AUDIENCE, ENTITIES, HISTORY, LISTS, UNKNOWN_ROW, USER, Table
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation", "test", "catalogue")
 # Small batches are shuffled together: numpy's overhead for each would be more than the work.
 POSITIONS_AT_ONCE = 32_768
+# Of users, of items, and of all events.
+NUM_RARITIES = len(OWNERS) + 1
 # One of so many training events counts as that of an unknown user, so that row 0 learns what a new user is
 # like, and few enough users lose an event to it.
 FORGOTTEN_EVERY = 64
@@ -63,6 +66,13 @@ class Batch(NamedTuple):
     mean over real rows; in training times the event's own weight. `history_labels` is float32, one for each
     value of the feature "history". `numbers` is float32 [B, dense numbers], in the order of the data set's,
     NaN where there is none.
+
+    Where there is an audience, each row has one more value behind its lists, its own item and its own user,
+    and of each of S lists `sources`, int64 [S, B], is the row whose list a row takes; `scales`, float32
+    [S, B], by what the sum of its values is multiplied; `own`, float32 [S, B], 1 where the row's own value is
+    to be subtracted from that sum. `rarities` is float32 [3, B]: the weight over the number of training
+    events of the row's user, of its item, and of all; 0 outside of training, and in a stream, which does not
+    know how many will come. Elsewhere all four are empty.
     """
 
     values: torch.Tensor
@@ -71,14 +81,31 @@ class Batch(NamedTuple):
     weights: torch.Tensor
     history_labels: torch.Tensor
     numbers: torch.Tensor
+    sources: torch.Tensor
+    scales: torch.Tensor
+    own: torch.Tensor
+    rarities: torch.Tensor
 
 
-def largest_batch(tables: Sequence[Table], num_numbers: int, batch_size: int, history: int) -> int:
-    """The most bytes that a batch can take, for a slot of the workers' ring: it is allocated once."""
-    values = sum(table.longest for table in tables)
-    row = 8 * values + 4 * len(tables) + 4 + 4 + 4 * history + 4 * num_numbers
+def largest_batch(tables: Sequence[Table], num_numbers: int, batch_size: int, most_shared: int = 0) -> int:
+    """The most bytes that a batch can take, for a slot of the workers' ring: it is allocated once.
+
+    most_shared: the values of one list for all rows together, where they share them; else 0.
+    """
+    lists = [table for table in tables if table.name in LISTS]
+    # Where there is an audience, each row has its own value behind each list.
+    own = batch_size if AUDIENCE in [table.name for table in lists] else 0
+    in_lists = {
+        table.name: min(batch_size * table.longest, most_shared or batch_size * table.longest) + own
+        for table in lists
+    }
+    values = batch_size * sum(table.longest for table in tables if table.name not in LISTS)
+    values += sum(in_lists.values())
+    row = 4 * len(tables) + 4 + 4 + 4 * num_numbers
+    if own:
+        row += (8 + 4 + 4) * len(lists) + 4 * NUM_RARITIES
     # Each array begins on a cache line.
-    return batch_size * row + 64 * len(Batch._fields)
+    return 8 * values + 4 * in_lists.get(HISTORY, 0) + batch_size * row + 64 * len(Batch._fields)
 
 
 class EventBatches:
@@ -89,20 +116,24 @@ class EventBatches:
         self.tables = columns.tables
         self.ranges = {split: columns.range_of(split) for split in SPLITS}
         self.batch_size = config.loader.batch_size
-        self.history = config.data.history
+        # Each training and validation event is in one list at most.
+        self.most_shared = (columns.num_train + columns.num_validation) if config.data.shares_lists else 0
+        self.is_stream = config.stream.stream
+        self.is_two_sided = AUDIENCE in [table.name for table in columns.tables]
         self.seed = config.runtime.seed
         self.rank = rank
         self.world_size = world_size
         self.numbers = columns.numbers
-        self._place_of_user = columns.place_of(USER)
-        self.features = EventFeatures(columns, config.data.history)
+        # Of the features that tell users, and items, apart.
+        self._places = [columns.place_of(entity) for entity in ENTITIES]
+        self.features = EventFeatures(columns, config.data)
         # The positions of the last steps asked for, and which steps those are.
         self._block: tuple[tuple[Any, ...], np.ndarray] | None = None
 
     @property
     def batch_bytes(self) -> int:
         """The most bytes that a batch can take: the longest list of every feature in every row."""
-        return largest_batch(self.tables, len(self.numbers), self.batch_size, self.history)
+        return largest_batch(self.tables, len(self.numbers), self.batch_size, self.most_shared)
 
     def positions_of(self, split: str, window: tuple[int, int] | None = None) -> range:
         """The positions of a pass: those of a split, or of a window where there is one."""
@@ -128,7 +159,7 @@ class EventBatches:
         """The arrays of a `Batch`, in its order, allocated by `empty`.
 
         Training events come in an order shuffled anew each epoch, each once. Padding has the unknown row of
-        every feature, once, and no history: with weight 0 it gets no gradient.
+        every feature, once: with weight 0 it gets no gradient.
         """
         # Before each batch: a file that was cut meanwhile would end the process by a signal, and say nothing.
         features = self.features
@@ -137,15 +168,13 @@ class EventBatches:
         events = features.events(positions, request.split)
         num_real = len(events)
         single, numbers, lists = features.find(events)
+        draws = (self.seed, request.epoch, request.step)
+        shared = features.find_lists(events, Asked(request.split, draws))
+        # Their own rows before some are forgotten: an event stands in the list with its user.
+        lists += [self._listed(name, found, single) for name, found in shared.items()]
+        history_labels = self._labels_of(shared, events, empty)
         if request.split == "train":
             self._forget(single, numbers, request)
-        history_labels = np.zeros(0, np.float32)
-        if self.history:
-            # A model in use knows the validation events by then, so the test may; training must not.
-            known, counts = features.find_history(events, "test_" if request.split == "test" else "")
-            lists.append(Lists(known[:, 0], counts, padding=0))
-            history_labels = empty(len(known), np.float32)
-            history_labels[:] = known[:, 1].view(np.float32)
         values, lengths = features.join(self.batch_size, single, lists, empty)
         labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
         labels[:num_real], labels[num_real:] = events["label"], 0
@@ -158,7 +187,65 @@ class EventBatches:
         all_numbers = empty((self.batch_size, len(self.numbers)), np.float32)
         all_numbers[num_real:] = 0
         np.concatenate(numbers, axis=1, out=all_numbers[:num_real])
-        return values, lengths, labels, weights, history_labels, all_numbers
+        links = self._links(shared, empty)
+        rarities = self._rarities(events, weights[:num_real], request, empty)
+        return values, lengths, labels, weights, history_labels, all_numbers, *links, rarities
+
+    def _listed(self, name: str, found: Shared, single: list[np.ndarray]) -> Lists:
+        """The values of a list, with each event's own behind its."""
+        entity = ENTITIES.index(MEMBERS[name])
+        own = single[entity][self._places[entity]]
+        # The first number of a member of a history is its row; an audience has no other.
+        rows = found.records[:, 0] if name == HISTORY else found.records
+        if not self.is_two_sided:
+            return Lists(rows, found.counts, padding=0)
+        return Lists(with_own(rows, found.counts, own), found.counts + 1, padding=1)
+
+    def _labels_of(
+        self, shared: Mapping[str, Shared], events: np.ndarray, empty: Callable[..., np.ndarray]
+    ) -> np.ndarray:
+        """A label for each value of the history, also of padding."""
+        if HISTORY not in shared:
+            return np.zeros(0, np.float32)
+        found = shared[HISTORY]
+        known = found.records[:, 1].view(np.float32)
+        if not self.is_two_sided:
+            labels = empty(len(known), np.float32)
+            labels[:] = known
+            return labels
+        # Its own label only to be subtracted again: elsewhere it is what is to be predicted.
+        own = np.where(found.own > 0, events["label"], 0).astype(np.float32)
+        known = with_own(known, found.counts, own)
+        labels = empty(len(known) + self.batch_size - len(events), np.float32)
+        labels[: len(known)], labels[len(known) :] = known, 0
+        return labels
+
+    def _links(
+        self, shared: Mapping[str, Shared], empty: Callable[..., np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Sources, scales and own of a `Batch`; padding takes a list of its own, times 0."""
+        shape = len(shared) if self.is_two_sided else 0, self.batch_size
+        sources, scales, own = empty(shape, np.int64), empty(shape, np.float32), empty(shape, np.float32)
+        for place, found in enumerate(shared.values() if self.is_two_sided else ()):
+            number = len(found.sources)
+            sources[place, :number], sources[place, number:] = found.sources, range(number, self.batch_size)
+            scales[place, :number], scales[place, number:] = found.scales, 0
+            own[place, :number], own[place, number:] = found.own, 0
+        return sources, scales, own
+
+    def _rarities(
+        self, events: np.ndarray, weights: np.ndarray, request: Request, empty: Callable[..., np.ndarray]
+    ) -> np.ndarray:
+        rarities = empty((NUM_RARITIES if self.is_two_sided else 0, self.batch_size), np.float32)
+        rarities[:] = 0
+        if self.is_two_sided and request.split == "train" and not self.is_stream:
+            real = rarities[:, : len(events)]
+            real[:] = weights
+            for place, (name, owner) in enumerate(OWNERS.items()):
+                offsets = self.features.column(f"{name}_offsets")
+                real[place] /= offsets.take(events[owner] + 1) - offsets.take(events[owner])
+            real[len(OWNERS)] /= len(self.ranges["train"])
+        return rarities
 
     def _forget(self, single: list[np.ndarray], numbers: list[np.ndarray], request: Request) -> None:
         """Let a few events be of an unknown user, and a few others have nothing of their own.
@@ -171,7 +258,7 @@ class EventBatches:
         begin += (request.step * self.world_size + self.rank) * self.batch_size
         # The order is another one in each pass, so these are others too.
         of_user = single[ENTITIES.index(USER)]
-        of_user[self._place_of_user, -begin % FORGOTTEN_EVERY :: FORGOTTEN_EVERY] = UNKNOWN_ROW
+        of_user[self._places[ENTITIES.index(USER)], -begin % FORGOTTEN_EVERY :: FORGOTTEN_EVERY] = UNKNOWN_ROW
         others = slice((FORGOTTEN_EVERY // 2 - begin) % FORGOTTEN_EVERY, None, FORGOTTEN_EVERY)
         for of_event in single[len(ENTITIES) :]:
             of_event[:, others] = UNKNOWN_ROW

@@ -1,8 +1,9 @@
 """A data set as columns on disk: parsed once, memory-mapped by every process of the machine.
 
     <cache>/<split>-<digest>-<digest of the program>/
-        rows.npy                   a record for each event: its user, item and label, where its history ends,
-                                   how much it counts in the loss, and its own features; see `record_type`
+        rows.npy                   a record for each event: its user, item and label, where it is among what
+                                   its user and its item had, how much it counts in the loss, and its own
+                                   features; see `record_type`
         rating.npy  time.npy       float32, int64 [events]: label, time
         <user>_features.npy        a record for each user: its features
         <item>_features.npy        a record for each item: its features
@@ -13,7 +14,10 @@
                                    user after user, each in the order of time
         seen.npy                   int32 [training events]: their items, in the same order
         history_offsets.npy        int64 [users that rated + 1]: where each user's history begins
-        test_history.npy ...       the same three of training and validation events, for the test
+        audience.npy               int32 [training events]: row of the users' table, item after item, each
+                                   in the order of time
+        audience_offsets.npy       int64 [items + 1]: where each item's audience begins
+        test_history.npy ...       the same five of training and validation events, for the test
         vocabulary.json            feature -> raw values in the order of their table rows 1, 2, ..., or the
                                    edges of a number's buckets, or its scale
         schema.json                the schema, its features in the order in which a model adds them up
@@ -24,8 +28,8 @@ where <user> and <item> are what the schema of the data set calls them.
 The training events come first, then those for validation, then the test, each part in the order of time: a
 split is a range of positions. What is gathered is stored in records, so that an event costs one random
 access; what is scanned, the labels, in a column too. An event's history ends before the first event of its
-user that is not older than it. It holds training events alone, and for a test event also validation events,
-which a model in use would know of: neither a test event nor the event itself can be in it.
+user that is not older than it; so does an audience. They hold training events alone, and for a test event
+also validation events, which a model in use would know of: no test event can be in them.
 
 The folder appears in one rename. Its name holds a digest of all that it was made from (every byte of the
 source files, schema, split and other flags) and one of the code that made it, so a changed source or formula
@@ -59,11 +63,11 @@ from recsuite.runtime.progress_bar import stage
 MANIFEST = "manifest.json"
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
-# On disk: its row, label and time, and twice its place in a history and among what was seen.
-BYTES_OF_AN_EVENT = 16 + 4 + 8 + 2 * (8 + 4)
-# And in files without a name while they are made: its user and its item; by ranges of users also its place,
-# label and time, and by ranges of items all of these but the time.
-BYTES_WHILE_MADE = (4 + 4) + (4 + 4 + 4 + 4 + 8) + (4 + 4 + 4 + 4)
+# On disk: its row, label and time, and twice its place in a history, among what was seen and in an audience.
+BYTES_OF_AN_EVENT = 28 + 4 + 8 + 2 * (8 + 4 + 4)
+# And in files without a name while they are made: its user and its item; by ranges of users and by ranges of
+# items also its place, label and time.
+BYTES_WHILE_MADE = (4 + 4) + 2 * (4 + 4 + 4 + 4 + 8)
 
 
 def record_type(
@@ -71,8 +75,10 @@ def record_type(
 ) -> np.dtype[Any]:
     """What a record of an event, a user or an item holds: some fields, and what it has of its own features.
 
-    The fields of an event are "user" and "item", positions int32; "label", float32; "end", the place in the
-    history of its user before which its own ends, int32; and where the data say so, "weight", float32.
+    The fields of an event are "user" and "item", positions int32; "label", float32; "history_end", the place
+    in what its user had before which its own history ends, "history_place", its own place there, -1 where it
+    has none, and "audience_end" and "audience_place", the same of its item, int32; and where the data say so,
+    "weight", float32.
     "features" are the table rows of features with one value; "lists" are two numbers for each feature with
     lists: where its values begin in `<feature>_values.npy`, and how many they are; "numbers" are the dense
     ones, on a common scale, NaN where there is none.
@@ -107,6 +113,7 @@ class Columns:
     num_items: int
     mean_label: float
     longest_history: int
+    longest_audience: int
     tables: tuple[Table, ...]
     numbers: tuple[Feature, ...]
     baselines: dict[str, dict[str, Metrics]]

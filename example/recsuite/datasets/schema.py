@@ -34,19 +34,21 @@ BUCKETS, DENSE = "buckets", "dense"
 VOCABULARY, DYNAMIC = IDS = ("vocabulary", "dynamic")
 # What a label can be: a number on a scale, one of two answers, that an event happened at all, or how often.
 RATING, YES_NO, CLICKS, COUNT = LABEL_KINDS = ("rating", "yes_no", "clicks", "count")
-# The feature that --history adds, and its entity: what the user had before an event, each with its label.
-HISTORY = "history"
+# The features that say who had what, which are their entities too: of the user of an event the other items,
+# each with its label, which --history adds; and of its item the other users, which --audience adds.
+HISTORY, AUDIENCE = LISTS = ("history", "audience")
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One property of a user, of an item, of an event or of a history, with an embedding table of its own
-    unless it is a dense number.
+    """One property of a user, of an item, of an event or of a list, with an embedding table of its own unless
+    it is a dense number.
 
-    The name is the key in the KeyedJaggedTensor and the name of the table; the entity is USER, ITEM, EVENT or
-    HISTORY; the column is where the parsed files keep the raw values, hashable and of one type (lists of them
-    when multi, floats when it is a number). number: "" for categories; BUCKETS, where each quantile of the
-    training has a table row; or DENSE, an input of the dense part. ids: of categories, one of IDS.
+    The name is the key in the KeyedJaggedTensor and the name of the table; the entity is USER, ITEM, EVENT,
+    HISTORY or AUDIENCE; the column is where the parsed files keep the raw values, hashable and of one type
+    (lists of them when multi, floats when it is a number). number: "" for categories; BUCKETS, where each
+    quantile of the training has a table row; or DENSE, an input of the dense part. ids: of categories, one of
+    IDS.
     """
 
     name: str
@@ -116,12 +118,33 @@ class Schema:
 
     @property
     def history(self) -> Feature:
-        """The items that the user had before. Its values are rows like those of the items' own feature, in a
+        """The other items that the user had. Its values are rows like those of the items' own feature, in a
         table of their own.
         """
         # A shared row would have to say both what an item is and what it reveals about those who had it.
-        items = next(feature for feature in self.features if feature.name == self.item)
-        return Feature(HISTORY, HISTORY, items.column, multi=True, ids=items.ids)
+        return self._list(HISTORY, self.item)
+
+    @property
+    def audience(self) -> Feature:
+        """The other users who had the item, likewise."""
+        return self._list(AUDIENCE, self.user)
+
+    def _list(self, name: str, members: str) -> Feature:
+        of_members = next(feature for feature in self.features if feature.name == members)
+        return Feature(name, name, of_members.column, multi=True, ids=of_members.ids)
+
+    @property
+    def ids(self) -> tuple[str, str]:
+        """The names of the features that tell users, and items, apart."""
+        return self.user, self.item
+
+    @property
+    def unit(self) -> float:
+        """That by which differences of labels are measured: a quarter of their range, as learned. Of 1 to 5
+        stars it is 1, about as much as they lie apart.
+        """
+        width = self.learned(self.highest_label) - self.learned(self.lowest_label)
+        return width / 4 if self.label_kind != YES_NO and width > 0 else 1.0
 
     def learned(self, label: float) -> float:
         """A label as it is learned: counts by their logarithm, all others as they are."""
@@ -151,8 +174,10 @@ class Schema:
         return _single(entity, features).index(self.name_of(entity))
 
     def vocabulary_of(self, table: str) -> str:
-        """The feature whose raw values the rows of a table stand for: a history has those of the items."""
-        return self.item if table == HISTORY else table
+        """The feature whose raw values the rows of a table stand for: a history has those of the items, and
+        an audience those of the users.
+        """
+        return {HISTORY: self.item, AUDIENCE: self.user}.get(table, table)
 
     def recorded(self, feature: Feature) -> Feature:
         """A feature as files have it: they call its entity what the data set calls it."""

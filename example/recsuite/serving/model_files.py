@@ -14,10 +14,10 @@ import torch
 from recsuite.checkpoint.storage.chain import check_name
 from recsuite.checkpoint.storage.manifest import Manifest, check_files, read_manifest
 from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of, shard_files_of
-from recsuite.datasets.schema import Feature
+from recsuite.datasets.schema import Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import Head
-from recsuite.models.tasks.task import all_tasks
+from recsuite.models.tasks.task import Sizes, all_tasks
 from recsuite.serving.dynamic.tables import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot
 
@@ -34,7 +34,7 @@ def checked(folder: Path) -> Iterator[Manifest]:
             raise UserError(f"{folder} was replaced while it was read.")
 
 
-def empty_head(folder: Path, features: Sequence[Feature], manifest: Manifest) -> Head:
+def empty_head(folder: Path, schema: Schema, features: Sequence[Feature], manifest: Manifest) -> Head:
     """A head as wide as a model says, without memory yet; that of a model for ranking has a tower."""
     # Neither a manifest nor an export says which task it is; the names of the layers do.
     tasks = {task.dense_layers: task for task in all_tasks()}
@@ -59,7 +59,7 @@ def empty_head(folder: Path, features: Sequence[Feature], manifest: Manifest) ->
     with torch.device("meta"):
         # Without layers any head says in what its tensors differ.
         task = tasks[layers[0][1]] if layers else next(iter(tasks.values()))
-        empty = task.make_head(features, embedding_dim, widths)
+        empty = task.make_head(schema, features, Sizes(embedding_dim, widths))
     for name, value in empty.state_dict().items():
         found, wanted = shape_of(folder, manifest, f"dense.{name}"), list(value.shape) or [1]
         if found != wanted:
@@ -110,7 +110,7 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
     with checked(delta) as manifest:
         check_records(delta, manifest.dynamic, snapshot.dynamic)
         # A new dense part, not the old one changed: others may be scoring with that.
-        empty = empty_head(delta, snapshot.features, manifest)
+        empty = empty_head(delta, snapshot.schema, snapshot.features, manifest)
         static = {name: table for name, table in snapshot.tables.items() if name not in snapshot.dynamic}
         for name, table in static.items():
             shape = shape_of(delta, manifest, f"tables.{name}.weight")

@@ -25,7 +25,7 @@ from recsuite.datasets.schema import (
     DENSE,
     ENTITIES,
     EVENT,
-    HISTORY,
+    LISTS,
     SCHEMA_FILE,
     UNKNOWN_ROW,
     Feature,
@@ -73,7 +73,7 @@ def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
     features = _read_features(folder, manifest, schema)
     static = [feature.name for feature in features if feature.has_table and not feature.is_dynamic]
     tables = {name: f"tables.{name}.weight" for name in static}
-    head = empty_head(folder, features, manifest)
+    head = empty_head(folder, schema, features, manifest)
     vocabulary, encodings = _read_vocabulary(folder, manifest)
     _check_rows(folder, features, manifest, schema, vocabulary, encodings)
     tensors = read_whole(folder, manifest, [*tables.values(), *dense_names(head)])
@@ -192,7 +192,7 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
     else:
         # The order of the columns' tables: sums of floats in another order are rounded otherwise, and scores
         # would differ from those of the training.
-        ours = (*sorted(schema.features, key=lambda feature: feature.multi), schema.history)
+        ours = (*sorted(schema.features, key=lambda feature: feature.multi), schema.history, schema.audience)
         strange = names - {feature.name for feature in ours}
         if strange:
             raise UserError(
@@ -223,7 +223,7 @@ def _read_exported_features(path: Path, schema: Schema) -> tuple[Feature, ...]:
         ]
     except (TypeError, ValueError) as error:
         raise UserError(f"{path} does not list the features of a model ({printable(error)}).") from None
-    known = {*map(schema.name_of, ENTITIES), EVENT, HISTORY}
+    known = {*map(schema.name_of, ENTITIES), EVENT, *LISTS}
     for feature in recorded:
         if feature.entity not in known:
             raise UserError(f"{path} has {printable(feature)}, which is not a feature.")

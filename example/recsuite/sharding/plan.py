@@ -81,7 +81,14 @@ def build_model(
     )
     # TorchRec's own initial rows come from the generator of each rank, so they would depend on the plan.
     fill_tables(sharded, config.runtime.seed, specs)
+    model.recommender.head.add_over_ranks = add_over_ranks
     return sharded
+
+
+def add_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of a tensor over all ranks, in place. Collective: every rank."""
+    dist.all_reduce(tensor)
+    return tensor
 
 
 def dynamic_specs(columns: Columns, config: Config, context: RuntimeContext) -> dict[str, DynamicSpec]:

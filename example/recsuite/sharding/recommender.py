@@ -19,15 +19,22 @@ from torchrec.streamable import Pipelineable
 
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.schema import ENTITIES, LISTS
 from recsuite.models.heads import Head
-from recsuite.models.tasks.task import task_named
+from recsuite.models.lists import Links
+from recsuite.models.prior import Prior
+from recsuite.models.tasks.task import Sizes, task_named
 from recsuite.runtime.ranges import named
+
+# The parts of an input before its links.
+NUM_OTHERS = 5
 
 
 @dataclass
 class ModelInput(Pipelineable):
     """What the model takes: the features as a KeyedJaggedTensor, labels and weights float32 [B], and a
-    label for each value of the feature "history", float32; numbers float32 [B, dense numbers].
+    label for each value of the feature "history", float32; numbers float32 [B, dense numbers]; links of its
+    lists.
 
     Made in the main process from a worker's plain tensors; moves as one, so that TorchRec's pipelines can
     copy it ahead of time.
@@ -38,10 +45,12 @@ class ModelInput(Pipelineable):
     weights: torch.Tensor
     history_labels: torch.Tensor
     numbers: torch.Tensor
+    links: Links
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """A copy on the device; without waiting when non_blocking and the tensors are pinned."""
-        return ModelInput(*(part.to(device, non_blocking=non_blocking) for part in self._parts()))
+        parts = [part.to(device, non_blocking=non_blocking) for part in self._parts()]
+        return ModelInput(*parts[:NUM_OTHERS], Links(*parts[NUM_OTHERS:]))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until the stream has used it."""
@@ -51,7 +60,7 @@ class ModelInput(Pipelineable):
             part.record_stream(stream)
 
     def _parts(self) -> tuple[Any, ...]:
-        return self.features, self.labels, self.weights, self.history_labels, self.numbers
+        return self.features, self.labels, self.weights, self.history_labels, self.numbers, *self.links
 
 
 class Output(NamedTuple):
@@ -86,13 +95,17 @@ class Recommender(nn.Module):
         self.head = head
 
     def forward(
-        self, features: KeyedJaggedTensor, history_labels: torch.Tensor, numbers: torch.Tensor
+        self,
+        features: KeyedJaggedTensor,
+        history_labels: torch.Tensor,
+        numbers: torch.Tensor,
+        links: Links,
     ) -> Any:
         """What the head makes of them."""
         # What is left of it without lookup and output exchange, which have names of their own.
         with named("input exchange"):
             looked_up = self.embeddings(features)
-        return self.head(looked_up, history_labels, numbers)
+        return self.head(looked_up, history_labels, numbers, links)
 
 
 class TrainableModel(nn.Module):
@@ -115,7 +128,7 @@ class TrainableModel(nn.Module):
 
     def forward(self, batch: ModelInput) -> LossAndOutput:
         """The loss over this rank's B rows, and the output that stays."""
-        predictions = self.recommender(batch.features, batch.history_labels, batch.numbers)
+        predictions = self.recommender(batch.features, batch.history_labels, batch.numbers, batch.links)
         loss = self.loss(predictions, batch)
         return LossAndOutput(loss, Output(loss.detach(), predictions.detach()))
 
@@ -155,5 +168,22 @@ def make_model(columns: Columns, config: ModelConfig, num_rows: Mapping[str, int
     """
     task = task_named(config.task)
     features = [*(table.feature for table in columns.tables), *columns.numbers]
-    head = task.make_head(features, config.embedding_dim, config.mlp_dims, columns.mean_label)
+    sizes = Sizes(config.embedding_dim, config.mlp_dims)
+    head = task.make_head(columns.schema, features, sizes, columns.mean_label)
+    noise = task.noise_of(None, columns.schema.unit)
+    if noise is not None and head.is_two_sided:
+        head.prior = make_prior(columns, noise)
     return TrainableModel(Recommender(num_rows, config.embedding_dim, head), task.make_loss(columns))
+
+
+def make_prior(columns: Columns, noise: float) -> Prior:
+    """The prior of the rows of a data set's features."""
+    schema = columns.schema
+    # Of a feature that many users share, its rows are taken to have equally many events.
+    places = {table.name: (len(ENTITIES), float(table.rows)) for table in columns.tables}
+    for place, entity in enumerate(ENTITIES):
+        # A list is held by the events' own rows: a member has as many events as it stands in lists.
+        name = schema.name_of(entity)
+        lists = [each for each in LISTS if schema.vocabulary_of(each) == name]
+        places.update(dict.fromkeys([name, *lists], (place, 1.0)))
+    return Prior(places, noise, schema.unit)

@@ -16,7 +16,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.batches import EventBatches
-from recsuite.datasets.batching.features import places_of
+from recsuite.datasets.batching.places import places_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import (
     Calibration,

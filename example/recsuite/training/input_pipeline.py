@@ -12,6 +12,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.datasets.batches import Batch
 from recsuite.datasets.loader import BatchLoader
+from recsuite.models.lists import Links
 from recsuite.sharding.recommender import ModelInput
 
 
@@ -71,4 +72,5 @@ class InputPipeline:
         features = KeyedJaggedTensor(keys=self.keys, values=batch.values, lengths=batch.lengths)
         # Counts the ids of each key here, so that the device need not be asked for them.
         features.sync()
-        return ModelInput(features, batch.labels, batch.weights, batch.history_labels, batch.numbers)
+        links = Links(batch.sources, batch.scales, batch.own, batch.rarities)
+        return ModelInput(features, batch.labels, batch.weights, batch.history_labels, batch.numbers, links)

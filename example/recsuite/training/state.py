@@ -33,6 +33,12 @@ class TrainState:
         # DistributedModelParallel wraps our model.
         return self.model.module.row_scale
 
+    def expect_noise(self, noise: float | None) -> None:
+        """Hold rows by their prior, if they have one, as strongly as is right for this noise."""
+        prior = self.model.module.recommender.head.prior
+        if prior is not None and noise is not None:
+            prior.noise = noise
+
 
 def build_train_state(columns: Columns, config: Config, context: RuntimeContext) -> TrainState:
     """The model of a data set and its optimizer, untrained. Collective: every rank.

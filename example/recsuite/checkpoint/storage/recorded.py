@@ -43,7 +43,13 @@ DATA_FLAGS = (
 # say which ratings there are.
 TOLERANCES = ("max_bad_rows",)
 # The history is a flag of the data, but its length decides the tables that a model has.
-MODEL_FLAGS = (*(field.name for field in dataclasses.fields(ModelConfig)), "history", "ids")
+MODEL_FLAGS = (
+    *(field.name for field in dataclasses.fields(ModelConfig)),
+    "history",
+    "audience",
+    "others",
+    "ids",
+)
 # Which ids have rows in dynamic tables, for a load too: those of a stream cannot be counted anew. Their
 # places are planned anew, so they may be others from now on.
 TABLE_FLAGS = ("capacity", "admit", "evict", "ttl", "half_life", "grow", "max_growth")

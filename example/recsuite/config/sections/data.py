@@ -36,7 +36,7 @@ class DataConfig(Section):
         "bad_rows": ("error", "skip"),
         "duplicates": ("last", "first", "mean", "keep"),
     }
-    MOST: ClassVar = {"history": 10_000}
+    MOST: ClassVar = {"history": 10_000, "audience": 10_000, "others": 10_000}
 
     dataset: str = ""
     """Which ratings: a MovieLens set, downloaded when absent, or synthetic; empty means what --data_path
@@ -90,10 +90,35 @@ class DataConfig(Section):
     """Which of several ratings of one item by one user counts: the last in time, the first, or their mean,
     which has the time of the last; or keep, all of them, also where the split comes between them."""
 
-    # The ratings in it took the test RMSE of a random split 90/10 from 0.850 to 0.824, see docs/decisions.md.
     history: int = 30
     """How many of the items that the user rated last, strictly before a rating, the model receives with it,
     each with its rating; 0 means none."""
+
+    audience: int = 0
+    """How many of the users who rated the item last, strictly before a rating, the model receives with it;
+    0 means none but for what --others adds."""
+
+    others: int = 0
+    """With --split random and the official splits, where what came later is no secret, the model receives
+    with a rating, instead of what came before, all other items of its user and all other users of its item, a
+    sample of so many where there are more; 0 means that --history and --audience count there too. Not given,
+    1,000 with --task rating and such a split."""
+
+    @property
+    def lists(self) -> dict[str, int]:
+        """How long the lists of what users had, and of who had items, are at most; 0 for none."""
+        shared = dict.fromkeys(("history", "audience"), self.others)
+        return shared if self.shares_lists else {"history": self.history, "audience": self.audience}
+
+    @property
+    def shares_lists(self) -> bool:
+        """Whether events of one user, and of one item, have a list in common."""
+        return self.others > 0 and self.is_unordered
+
+    @property
+    def is_unordered(self) -> bool:
+        """Whether what came later than a rating is no secret, because the test is no later than training."""
+        return self.split == "random" or self.split in OFFICIAL_SPLITS
 
     @property
     def is_synthetic(self) -> bool:
@@ -117,7 +142,8 @@ class DataConfig(Section):
             f"--world {self.world} says what synthetic ratings are drawn from, and these are others; leave "
             "it out, or give --dataset synthetic",
         )
-        self.require_at_least_0("history")
+        for name in ("history", "audience", "others"):
+            self.require_at_least_0(name)
         require(
             self.split not in OFFICIAL_SPLITS or self.dataset in ("", "ml-100k"),
             f"--split {self.split} belongs to ml-100k, not to {self.dataset}; give --split time or random",

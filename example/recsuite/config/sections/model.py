@@ -33,7 +33,7 @@ class ModelConfig(Section):
     """Numbers per table row, a multiple of 4: the first is the row's bias, the others its factors."""
 
     mlp_dims: tuple[int, ...] = (64, 32)
-    """Widths of the hidden layers of the MLP, comma-separated."""
+    """Widths of the hidden layers of the MLP, comma-separated, or none."""
 
     def validate(self) -> None:
         """Refuse impossible values.
@@ -48,11 +48,11 @@ class ModelConfig(Section):
             f"--embedding_dim {self.embedding_dim} does not fit FBGEMM's kernels; give a multiple of 4",
         )
         require(
-            len(self.mlp_dims) > 0 and min(self.mlp_dims) >= 1,
+            min(self.mlp_dims, default=1) >= 1,
             f"--mlp_dims {widths} has a layer without a unit; give widths of at least 1",
         )
         require(
-            max(self.mlp_dims) <= WIDEST and len(self.mlp_dims) <= DEEPEST,
+            max(self.mlp_dims, default=1) <= WIDEST and len(self.mlp_dims) <= DEEPEST,
             f"--mlp_dims {widths} is too large; give at most {DEEPEST} layers of {WIDEST:,}",
         )
 

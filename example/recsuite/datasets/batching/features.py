@@ -13,8 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.batching.lists import NOWHERE, OWNERS, Shared, before, others
+from recsuite.datasets.batching.places import places_of
 from recsuite.datasets.columns import Columns, MappedColumn
-from recsuite.datasets.schema import ENTITIES, ITEM, UNKNOWN_ROW, USER
+from recsuite.datasets.schema import AUDIENCE, ENTITIES, ITEM, UNKNOWN_ROW
 
 
 class Lists(NamedTuple):
@@ -38,16 +41,30 @@ class Found(NamedTuple):
     lists: list[Lists]
 
 
+class Asked(NamedTuple):
+    """For which events lists are wanted: those of a split; draws: what tells one sample from another."""
+
+    split: str
+    draws: tuple[int, ...]
+
+
 class EventFeatures:
     """The features of events by position. Pickles to paths and names; columns are mapped where they are first
     read.
     """
 
-    def __init__(self, columns: Columns, history: int) -> None:
+    def __init__(self, columns: Columns, config: DataConfig) -> None:
         self.folder = columns.folder
         self.schema = columns.schema
         self.tables = columns.tables
-        self.history = history
+        # How long they are at most, where each event has one of its own.
+        self.lists = {
+            name: most
+            for name, most in config.lists.items()
+            if name in [table.name for table in columns.tables]
+        }
+        # And where events share them.
+        self.most_others = config.others if config.shares_lists else 0
         self._with_lists = {
             entity: [
                 table.name for table in self.tables if table.feature.multi and table.feature.entity == entity
@@ -85,6 +102,10 @@ class EventFeatures:
         # who asks looks at items alone.
         events = np.zeros(len(positions), rows.dtype)
         events[ITEM], events["features"], events["numbers"] = positions, UNKNOWN_ROW, np.nan
+        for name in OWNERS:
+            events[f"{name}_place"] = NOWHERE
+        # Of an item all that had it.
+        events[f"{AUDIENCE}_end"] = self.column(f"{AUDIENCE}_offsets").take(positions + 1)
         return events
 
     def find(self, events: np.ndarray) -> Found:
@@ -104,14 +125,15 @@ class EventFeatures:
             [record["features"].T for record in records], [record["numbers"] for record in records], lists
         )
 
-    def find_history(self, events: np.ndarray, prefix: str) -> tuple[np.ndarray, np.ndarray]:
-        """What the users had before, event after event: table rows and the bits of labels, [sum, 2]; and how
-        many each event has of them, [n]. prefix: of the columns that hold it.
-        """
-        begins, ends = self.column(f"{prefix}history_offsets").take(events[USER]), events["end"]
-        starts = np.maximum(begins, ends - self.history)
-        counts = ends - starts
-        return self.column(f"{prefix}history").take(places_of(starts, counts), axis=0), counts
+    def find_lists(self, events: np.ndarray, asked: Asked) -> dict[str, Shared]:
+        """Who had what, by the names of the lists that the tables have."""
+        prefix = "test_" if asked.split == "test" else ""
+        if self.most_others:
+            return {
+                name: others(name, events, self.most_others, prefix, self.column, asked.draws)
+                for name in self.lists
+            }
+        return {name: before(name, events, most, prefix, self.column) for name, most in self.lists.items()}
 
     def join(
         self, batch_size: int, single: list[np.ndarray], lists: list[Lists], empty: Callable[..., np.ndarray]
@@ -159,14 +181,3 @@ class EventFeatures:
 
 def _size(part: Lists, num_padding: int) -> int:
     return len(part.values) + part.padding * num_padding
-
-
-def places_of(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The places start, start + 1, ... of every list, list after list, int64 [sum of counts]."""
-    # They may be columns of a table of int32: numpy is slow where types differ and numbers lie apart.
-    starts, counts = starts.astype(np.int64), counts.astype(np.int64)
-    ends = counts.cumsum()
-    places = np.arange(ends[-1] if len(ends) else 0)
-    # The n-th value of a list lies n places after its start.
-    places += (starts - (ends - counts)).repeat(counts)
-    return places

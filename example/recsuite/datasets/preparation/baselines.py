@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from recsuite.datasets.metrics import Metrics, fit_calibration, log_loss_of, measure, measure_ranks
-from recsuite.datasets.preparation.arrays.groups import Groups, grouped
+from recsuite.datasets.preparation.arrays.groups import Groups
 from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of, release
 from recsuite.datasets.preparation.arrays.order import among, sorted_places
 from recsuite.datasets.preparation.histories import Stored
@@ -25,11 +24,10 @@ SHARE_OF_BIASES = 0.7
 
 
 def baselines_of(
-    folder: Path,
     stored: Stored,
     by_user: Groups,
+    by_item: Groups,
     sizes: tuple[int, int, int],
-    num_items: int,
     oracle: np.ndarray | None,
     liked_label: float,
     done: Callable[[float], object],
@@ -39,15 +37,13 @@ def baselines_of(
     Fitted on all that is not the test, which makes them harder to beat; but the calibration of a log loss is
     that of predictions of the validation labels, made without them, as for the model.
 
-    folder: for files that are gone at the end. by_user: the same events, see `histories.by_users`. done:
-    called with the share of the work that is.
+    by_user, by_item: the same events, see `histories.by_users`. done: called with the share of the work that
+    is.
     """
-    num_known = sizes[0] + sizes[1]
-    by_item = grouped(folder, stored.item, num_items, stored.item, stored.user, stored.label)
+    num_known, num_items = sizes[0] + sizes[1], by_item.ranges[-1].stop
     fitted = fit_biases(
         by_user, by_item, stored.label, (sizes[0], num_known), lambda share: done(SHARE_OF_BIASES * share)
     )
-    del by_item
     of_labels, of_answers = _measured(stored, sizes, fitted, oracle, liked_label)
     ranks = popularity_ranks(
         by_user,

@@ -28,7 +28,14 @@ from recsuite.datasets.preparation.arrays.mapped import (
 )
 from recsuite.datasets.preparation.arrays.records import Own, write_records
 from recsuite.datasets.preparation.baselines import baselines_of
-from recsuite.datasets.preparation.histories import Stored, by_users, write_histories
+from recsuite.datasets.preparation.histories import (
+    Stored,
+    audiences,
+    by_items,
+    by_users,
+    histories,
+    write_lists,
+)
 from recsuite.datasets.preparation.splits import split, stream_order
 from recsuite.datasets.preparation.vocabulary import (
     Written,
@@ -36,7 +43,7 @@ from recsuite.datasets.preparation.vocabulary import (
     write_features,
     write_vocabulary,
 )
-from recsuite.datasets.schema import ITEM, SCHEMA_FILE, USER, Schema, Table, record_of
+from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, SCHEMA_FILE, USER, Schema, Table, record_of
 from recsuite.datasets.streams.past import HEAD, Past, digests_of, keys_of
 from recsuite.datasets.telling import told_by_features
 from recsuite.errors import UserError
@@ -52,7 +59,7 @@ if TYPE_CHECKING:
 LEFTOVER = re.compile(r"\.making-\d+")
 CONTENT = re.compile(r"\w+\.npy|(vocabulary|schema|manifest)\.json|tmp\w{8}")
 # The parts of making columns, and the percent of the time that each takes for very many events.
-PARTS = {"order": 7, "events": 6, "features": 2, "histories": 18, "baselines": 67}
+PARTS = {"order": 6, "events": 5, "features": 2, "histories": 16, "audiences": 16, "baselines": 55}
 
 
 def newest_of(cache: Path, name: str) -> Path:
@@ -160,17 +167,25 @@ def _write_columns(
     told = _told_or_keys(folder, raw, stored, order[:num_train], schema, past)
     # As much memory as a column.
     del order
-    item_rows, by_user = _rows_of_items(folder, written, schema), by_users(folder, stored)
-    done = _done(reached, "histories")
-    ends, longest_history = write_histories(folder, stored, by_user, item_rows, sizes, done)
-    fields = {"user": stored.user, "item": stored.item, "label": stored.label, "end": ends, **weight}
-    write_records(folder / "rows.npy", fields, own)
-    del ends, weight, fields, own
+    by_user, by_item = by_users(folder, stored), by_items(folder, stored, len(raw.items))
+    listed = {
+        name: write_lists(folder, name, groups, owners, content, sizes, _done(reached, part))
+        for name, part, groups, owners, content in (
+            (HISTORY, "histories", by_user, stored.user, histories(_rows_of(ITEM, folder, written, schema))),
+            (AUDIENCE, "audiences", by_item, stored.item, audiences(_rows_of(USER, folder, written, schema))),
+        )
+    }
+    longest = {f"longest_{name}": of_name.longest for name, of_name in listed.items()}
+    fields = {"user": stored.user, "item": stored.item, "label": stored.label}
+    for name, of_name in listed.items():
+        fields.update({f"{name}_end": of_name.ends, f"{name}_place": of_name.places})
+    write_records(folder / "rows.npy", {**fields, **weight}, own)
+    del listed, weight, fields, own
     baselines: dict[str, dict[str, Metrics]] = {name: {} for name in EVALUATIONS}
     if not past:
         with _flushing(folder):
             liked, progress = schema.liked_label, _done(reached, "baselines")
-            baselines = baselines_of(folder, stored, by_user, sizes, len(raw.items), oracle, liked, progress)
+            baselines = baselines_of(stored, by_user, by_item, sizes, oracle, liked, progress)
     return {
         # Of all that a position of the training stands for, which is how a checkpoint says how far it is.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
@@ -178,7 +193,7 @@ def _write_columns(
         "num_skipped": raw.num_skipped,
         "num_users": len(raw.users),
         f"num_{schema.items}": len(raw.items),
-        "longest_history": longest_history,
+        **longest,
         # The model begins from it, so it may know nothing of what is predicted.
         "mean_rating": float(stored.label[:num_head].mean(dtype=np.float64)),
         "tables": [_recorded(table, schema) for table in written.tables],
@@ -196,10 +211,10 @@ def _notes_on(written: Written) -> list[str]:
     return [f"left out the features that the files do not have: {left_out}"] if left_out else []
 
 
-def _rows_of_items(folder: Path, written: Written, schema: Schema) -> np.ndarray:
-    """The table row of each item, int32."""
-    place = schema.place_of(ITEM, [table.feature for table in written.tables])
-    rows: np.ndarray = np.load(folder / f"{schema.item}_features.npy")["features"][:, place]
+def _rows_of(entity: str, folder: Path, written: Written, schema: Schema) -> np.ndarray:
+    """The table row of each user or item, int32."""
+    place = schema.place_of(entity, [table.feature for table in written.tables])
+    rows: np.ndarray = np.load(folder / f"{schema.name_of(entity)}_features.npy")["features"][:, place]
     return rows
 
 

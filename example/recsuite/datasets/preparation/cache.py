@@ -18,7 +18,7 @@ from recsuite.config.sections.model import TOP
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, Columns, load_columns
 from recsuite.datasets.preparation.building import make_columns, newest_of
 from recsuite.datasets.preparation.program import digest_of_program
-from recsuite.datasets.schema import RawData, Table
+from recsuite.datasets.schema import AUDIENCE, HISTORY, RawData, Table
 from recsuite.datasets.source import (
     DATA_DEADLINE,
     DATA_ROOT,
@@ -191,7 +191,7 @@ def _data_of(config: Config) -> DataConfig:
 
 
 def _checked(columns: Columns, config: DataConfig) -> Columns:
-    """With the table of the history if that is wanted; refuses a set of a known name and another size."""
+    """With the tables of lists that are wanted; refuses a set of a known name and another size."""
     number = columns.num_train + columns.num_validation + columns.num_test + columns.num_skipped
     number += columns.num_late
     wanted = NUM_EVENTS.get(config.dataset, number)
@@ -201,13 +201,19 @@ def _checked(columns: Columns, config: DataConfig) -> Columns:
             f"{columns.source} holds {number:,} {columns.schema.labels}, but {config.dataset} has "
             f"{wanted:,}; remove the folder to download it again, or leave --dataset out to read it as it is."
         )
-    if config.history == 0:
-        return columns
-    schema = columns.schema
-    items = next(table for table in columns.tables if table.name == schema.item)
+    schema, rows = columns.schema, {table.name: table.rows for table in columns.tables}
+    longest = {HISTORY: columns.longest_history, AUDIENCE: columns.longest_audience}
     # No longer than the longest one there is: a worker's slots have room for this many in every row.
-    history = Table(schema.history, items.rows, longest=min(config.history, columns.longest_history))
-    return dataclasses.replace(columns, tables=(*columns.tables, history))
+    lists = [
+        Table(
+            feature,
+            rows[schema.vocabulary_of(feature.name)],
+            most if config.shares_lists else min(most, longest[feature.name]),
+        )
+        for feature in (schema.history, schema.audience)
+        if (most := config.lists[feature.name])
+    ]
+    return dataclasses.replace(columns, tables=(*columns.tables, *lists))
 
 
 def _cache_folder(source: Path, config: DataConfig) -> Path:
@@ -225,8 +231,8 @@ def _name(
     digests: dict[str, str], key: object, config: DataConfig, seed: int, past: Past | None = None
 ) -> str:
     """The folder for columns of files with these digests, made by the program as it is."""
-    # A flag that changes nothing must not make a second copy. So --history is not in the name either:
-    # histories are stored whole, and a batch takes the end of each.
+    # A flag that changes nothing must not make a second copy. So --history, --audience and --others are not
+    # in the name either: lists are stored whole, and a batch takes a part of each.
     drawn = config.split in ("time", "random")
     made_from = {
         "schema": key,

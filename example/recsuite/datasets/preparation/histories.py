@@ -1,15 +1,19 @@
-"""What each user had before each event: of the training events, and for the test of those of validation too.
+"""Who had what: of each user the items, and of each item the users, in the order of time.
 
-Stored once for each user, not once for each event: an event knows where in it its own history ends."""
+Of the training events, and for the test of those of validation too. Stored once for each user and each item,
+not once for each event: an event knows where in it those before it end, and where it is itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from recsuite.datasets.batching.lists import NOWHERE
 from recsuite.datasets.preparation.arrays.groups import Groups, grouped
 from recsuite.datasets.preparation.arrays.mapped import counts_of, create_column, highest, release
 from recsuite.datasets.preparation.arrays.order import sorted_places
@@ -27,23 +31,47 @@ class Stored:
     time: np.ndarray
 
 
-class _History:
-    """The files that hold what users had of the events that are known: the first `num_known`."""
+class Listed(NamedTuple):
+    """Where events are in the lists of their users, or of their items.
 
-    def __init__(self, folder: Path, prefix: str, known_users: np.ndarray, num_users: int) -> None:
-        self.num_known = number = len(known_users)
-        self.offsets = np.concatenate([[0], np.cumsum(counts_of(known_users, num_users))])
-        np.save(folder / f"{prefix}history_offsets.npy", self.offsets)
-        self.history = create_column(folder / f"{prefix}history.npy", (number, 2), np.int32)
-        self.seen = create_column(folder / f"{prefix}seen.npy", (number,), np.int32)
+    ends: the place before which what is older than each event ends; places: its own, `NOWHERE` unless it is
+    for training; int32 [events]; longest: how many events are older than one of the same list, at most.
+    """
 
-    def write(self, users: range, items: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> None:
-        """Write the known events of a range of users, user after user, each in the order of time."""
-        part = slice(self.offsets[users.start], self.offsets[users.stop])
-        # Table rows, not positions of items, so that a history goes into a batch as it is.
-        self.history[part, 0], self.history[part, 1] = rows, labels.view(np.int32)
-        self.seen[part] = items
-        release(self.history, self.seen)
+    ends: np.ndarray
+    places: np.ndarray
+    longest: int
+
+
+# From the other side of events, positions int32 [n], and their labels to what files hold of them, by the name
+# of the file, [n, ...].
+Content = Callable[[np.ndarray, np.ndarray], Mapping[str, np.ndarray]]
+
+
+class _Lists:
+    """The files that hold what users, or items, had of the events that are known: the first `num_known`."""
+
+    def __init__(
+        self, folder: Path, name: str, known_owners: np.ndarray, number: int, content: Content
+    ) -> None:
+        self.num_known = len(known_owners)
+        self.content = content
+        self.offsets = np.concatenate([[0], np.cumsum(counts_of(known_owners, number))])
+        np.save(folder / f"{name}_offsets.npy", self.offsets)
+        prefix = "test_" if name.startswith("test_") else ""
+        # Of no event, for types and widths alone.
+        empty = content(np.zeros(0, np.int32), np.zeros(0, np.float32))
+        self.files = {
+            file: create_column(folder / f"{prefix}{file}.npy", (self.num_known, *held.shape[1:]), held.dtype)
+            for file, held in empty.items()
+        }
+
+    def write(self, owners: range, others: np.ndarray, labels: np.ndarray) -> None:
+        """Write the known events of a range of owners, owner after owner, each in the order of time."""
+        part = slice(self.offsets[owners.start], self.offsets[owners.stop])
+        for file, held in self.content(others, labels).items():
+            self.files[file][part] = held
+        release(*self.files.values())
 
 
 def by_users(folder: Path, stored: Stored) -> Groups:
@@ -52,55 +80,78 @@ def by_users(folder: Path, stored: Stored) -> Groups:
     return grouped(folder, stored.user, highest(stored.user) + 1, *columns)
 
 
-def write_histories(
+def by_items(folder: Path, stored: Stored, num_items: int) -> Groups:
+    """The events by ranges of items: their places, items, users, labels and times."""
+    columns = stored.item, stored.user, stored.label, stored.time
+    return grouped(folder, stored.item, num_items, *columns)
+
+
+def histories(item_rows: np.ndarray) -> Content:
+    """What the files of users hold: items. item_rows: the table row of each item, int32 [items]."""
+
+    def content(items: np.ndarray, labels: np.ndarray) -> Mapping[str, np.ndarray]:
+        # Table rows, not positions of items, so that a history goes into a batch as it is.
+        return {"history": np.stack([item_rows[items], labels.view(np.int32)], axis=1), "seen": items}
+
+    return content
+
+
+def audiences(user_rows: np.ndarray) -> Content:
+    """What the files of items hold: users. user_rows: the table row of each user, int32 [users]."""
+    return lambda users, labels: {"audience": user_rows[users]}
+
+
+def write_lists(
     folder: Path,
-    stored: Stored,
+    name: str,
     groups: Groups,
-    item_rows: np.ndarray,
+    owners: np.ndarray,
+    content: Content,
     sizes: tuple[int, int, int],
     done: Callable[[float], object],
-) -> tuple[np.ndarray, int]:
-    """Write what users had, as training and validation know it, and as the test does; returns where the
-    histories of all events end, int32 [events], and how long the longest is.
+) -> Listed:
+    """Write what users or items had, as training and validation know it, and as the test does.
 
-    groups: the same events, see `by_users`; item_rows: the table row of each item, int32 [items]; done:
+    groups: the events, see `by_users` and `by_items`; owners: their users or items, int32 [events]; done:
     called with the share that is.
     """
     num_train, num_validation, _ = sizes
     num_known = num_train + num_validation
-    num_users = groups.ranges[-1].stop
-    in_training = _History(folder, "", stored.user[:num_train], num_users)
+    number = groups.ranges[-1].stop
+    in_training = _Lists(folder, name, owners[:num_train], number, content)
     # A model in use knows the validation events when a test event comes. A training event must not: under a
     # random split they lie between those of the training.
-    in_test = _History(folder, "test_", stored.user[:num_known], num_users)
-    ends = np.empty(len(stored.user), np.int32)
+    in_test = _Lists(folder, f"test_{name}", owners[:num_known], number, content)
+    ends, own_places = np.empty(len(owners), np.int32), np.full(len(owners), NOWHERE, np.int32)
     lengths: list[int] = []
 
-    def write(users: range, *columns: np.ndarray) -> None:
-        # User after user, each in the order of time.
+    def write(range_of: range, *columns: np.ndarray) -> None:
+        # Owner after owner, each in the order of time.
         order = sorted_places(columns[1], columns[4])
-        places, user, item, label, time = (column[order] for column in columns)
-        first = _first_of_time(user, time)
-        for history, is_own in ((in_training, places < num_known), (in_test, places >= num_known)):
+        places, owner, other, label, time = (column[order] for column in columns)
+        first = _first_of_time(owner, time)
+        for lists, is_own in ((in_training, places < num_known), (in_test, places >= num_known)):
             # Known events are stored first, so their place tells.
-            is_known = places < history.num_known
+            is_known = places < lists.num_known
             known, own = np.flatnonzero(is_known), np.flatnonzero(is_own)
-            history.write(users, item[known], item_rows[item[known]], label[known])
-            # How many known events stand before each one in this order: it is a place in the stored history.
-            before = history.offsets[users.start] + np.cumsum(is_known) - is_known
+            lists.write(range_of, other[known], label[known])
+            # How many known events stand before each one in this order: it is a place in what is stored.
+            before = lists.offsets[range_of.start] + np.cumsum(is_known) - is_known
             end = before[first[own]]
             ends[places[own]] = end
-            lengths.append(int((end - history.offsets[user[own]]).max(initial=0)))
+            lengths.append(int((end - lists.offsets[owner[own]]).max(initial=0)))
+            if lists is in_training:
+                own_places[places[known]] = before[known]
 
     groups.each(write, done)
-    return ends, max(lengths)
+    return Listed(ends, own_places, max(lengths))
 
 
-def _first_of_time(user: np.ndarray, time: np.ndarray) -> np.ndarray:
-    """For events in the order of user and time: the place of the first one of the same user and time, int64.
+def _first_of_time(owner: np.ndarray, time: np.ndarray) -> np.ndarray:
+    """For events in the order of owner and time: where the first of the same owner and time is, int64.
 
-    Such events do not know of each other: the histories of all of them end where that of the first does.
+    Such events do not know of each other: the lists of all of them end where that of the first does.
     """
-    is_first = np.ones(len(user), bool)
-    is_first[1:] = (np.diff(user) != 0) | (np.diff(time) != 0)
-    return np.maximum.accumulate(np.where(is_first, np.arange(len(user)), 0))
+    is_first = np.ones(len(owner), bool)
+    is_first[1:] = (np.diff(owner) != 0) | (np.diff(time) != 0)
+    return np.maximum.accumulate(np.where(is_first, np.arange(len(owner)), 0))

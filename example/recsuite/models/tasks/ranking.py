@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from recsuite.config.sections.model import TOP
-from recsuite.datasets.schema import Feature
+from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.heads import TwoTower
-from recsuite.models.tasks.task import Labelled, Task, TrainingData
+from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
 
 # Rows that compete in the softmax of a ranking: its cost is this times the batch, in time and in memory.
 COMPETITORS = 256
@@ -93,15 +93,11 @@ class Ranking(Task):
     dense_layers = "tower"
 
     def make_head(
-        self,
-        features: Sequence[Feature],
-        embedding_dim: int,
-        mlp_dims: Sequence[int],
-        mean_label: float = 0.0,
+        self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
     ) -> TwoTower:
         """See `Task`."""
         # Without the mean: one number added to every score changes no rank.
-        return TwoTower(features, embedding_dim, mlp_dims)
+        return TwoTower(features, *sizes)
 
     def make_loss(self, data: TrainingData) -> SampledSoftmax:
         """See `Task`."""

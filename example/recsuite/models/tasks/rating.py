@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from recsuite.datasets.schema import Feature
+from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.heads import Interaction
-from recsuite.models.tasks.task import Labelled, Task, TrainingData
+from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
 
 
 class SquaredError(nn.Module):
@@ -38,15 +38,16 @@ class Rating(Task):
     dense_layers = "mlp"
 
     def make_head(
-        self,
-        features: Sequence[Feature],
-        embedding_dim: int,
-        mlp_dims: Sequence[int],
-        mean_label: float = 0.0,
+        self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
     ) -> Interaction:
         """See `Task`."""
         # From the mean label on, so that rows and layers learn the differences from it alone.
-        return Interaction(features, embedding_dim, mlp_dims, mean_label)
+        return Interaction(features, *sizes, mean_label, schema.unit, schema.ids)
+
+    def noise_of(self, value: float | None, unit: float) -> float | None:
+        """See `Task`."""
+        # Before anything was validated, what the mean of all labels would leave.
+        return unit**2 if value is None else value**2
 
     def make_loss(self, data: TrainingData) -> SquaredError:
         """See `Task`."""

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from recsuite.datasets.schema import Feature
+from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.heads import Response
-from recsuite.models.tasks.task import Labelled, Task, TrainingData
+from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
 
 
 class LogLoss(nn.Module):
@@ -37,15 +37,11 @@ class ResponseTask(Task):
     dense_layers = Response.layers_name
 
     def make_head(
-        self,
-        features: Sequence[Feature],
-        embedding_dim: int,
-        mlp_dims: Sequence[int],
-        mean_label: float = 0.5,
+        self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
     ) -> Response:
         """See `Task`."""
         # From the share of yes on, so that rows and layers learn the differences from it alone.
-        return Response(features, embedding_dim, mlp_dims, mean_label)
+        return Response(features, *sizes, mean_label, schema.ids)
 
     def make_loss(self, data: TrainingData) -> LogLoss:
         """See `Task`."""

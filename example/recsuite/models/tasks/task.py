@@ -11,7 +11,7 @@ import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,13 @@ from torch import nn
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.heads import Head
+
+
+class Sizes(NamedTuple):
+    """How large a head is: numbers in a row, and the widths of its hidden layers."""
+
+    embedding_dim: int
+    mlp_dims: Sequence[int]
 
 
 # A protocol, for what goes through the model is made above it: `ModelInput` is one.
@@ -83,13 +90,15 @@ class Task(ABC):
 
     @abstractmethod
     def make_head(
-        self,
-        features: Sequence[Feature],
-        embedding_dim: int,
-        mlp_dims: Sequence[int],
-        mean_label: float = 0.0,
+        self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
     ) -> Head:
-        """What computes with the looked-up rows, untrained."""
+        """What computes with the looked-up rows, untrained. features: those that the model has."""
+
+    def noise_of(self, value: float | None, unit: float) -> float | None:
+        """The mean square of what cannot be predicted, where the best value of the main metric so far is this
+        one, for the prior of rows; None where rows have no prior.
+        """
+        return None
 
     @abstractmethod
     def make_loss(self, data: TrainingData) -> nn.Module:

@@ -70,6 +70,7 @@ class EpochLoop(Loop):
 
     def _train_and_validate(self) -> Epoch:
         dataset, before = self.input_pipeline.loader.dataset, self.progress
+        self.train_state.expect_noise(self.task.noise_of(before.best, self.columns.schema.unit))
         step_sizes = dataset.step_sizes("train", before.samples)
         losses, seconds, data_wait = self.timed(
             lambda: train_epoch(

@@ -1,0 +1,137 @@
+"""Who had what, for the events of a batch: the other items of each event's user, and the other users of its
+item.
+
+Where time counts, each event has a list of its own, with the last of those that came before it. Where it does
+not, as under a random split, events of one user share a list of all items that the user had, and an event's
+own item is subtracted again from the sum over it: so a batch looks each list up once, however many of its
+events are of that user. Read from memory-mapped columns; a worker imports this module: no torch, no pandas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from recsuite.datasets.batching.places import places_of
+from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, USER
+
+# Whose lists they are, and whom they list.
+OWNERS = {HISTORY: USER, AUDIENCE: ITEM}
+MEMBERS = {HISTORY: ITEM, AUDIENCE: USER}
+# The place of an event that is in no list, see `preparation.histories`.
+NOWHERE = -1
+
+
+class Shared(NamedTuple):
+    """Lists of one kind for n events.
+
+    records: what the columns have of their members, list after list, [sum of counts, ...]; counts: how many
+    are in the list that lies at each event, 0 where it takes the list of another one, int64 [n]; sources:
+    the event whose list it takes, int64 [n]; scales: by what its sum is multiplied, float32 [n]; own: 1 where
+    it is in that list itself and has to be subtracted, else 0, float32 [n].
+    """
+
+    records: np.ndarray
+    counts: np.ndarray
+    sources: np.ndarray
+    scales: np.ndarray
+    own: np.ndarray
+
+
+class Stretch(NamedTuple):
+    """Some of what owners have, in the files of all: from a start on, going on at the begin of the owner's
+    own part where its end is reached; int64 [n].
+    """
+
+    begins: np.ndarray
+    numbers: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+
+    def places(self) -> np.ndarray:
+        """The places in the files, stretch after stretch, int64 [sum of counts]."""
+        found = places_of(self.starts, self.counts)
+        if (self.starts - self.begins + self.counts > self.numbers).any():
+            ends = (self.begins + self.numbers).repeat(self.counts)
+            found = np.where(found < ends, found, found - self.numbers.repeat(self.counts))
+        return found
+
+    def holds(self, places: np.ndarray) -> np.ndarray:
+        """Whether each stretch has a place of its owner's part, bool [n]; of -1 none has."""
+        after = (places - self.starts) % np.maximum(self.numbers, 1)
+        return (places >= 0) & (after < self.counts)
+
+
+Read = Callable[[str], np.ndarray]
+
+
+def before(name: str, events: np.ndarray, most: int, prefix: str, read: Read) -> Shared:
+    """What came before each event, the last `most` of it.
+
+    events: records, [n]; prefix: of the columns that hold it; read: a column by its name.
+    """
+    begins = read(f"{prefix}{name}_offsets").take(events[OWNERS[name]])
+    ends = events[f"{name}_end"].astype(np.int64)
+    starts = np.maximum(begins, ends - most)
+    counts = ends - starts
+    scales = 1 / np.sqrt(np.maximum(counts, 1))
+    records = read(f"{prefix}{name}").take(places_of(starts, counts), axis=0)
+    nobody = np.zeros(len(events), np.float32)
+    return Shared(records, counts, np.arange(len(events)), scales.astype(np.float32), nobody)
+
+
+def others(name: str, events: np.ndarray, most: int, prefix: str, read: Read, draws: Sequence[int]) -> Shared:
+    """All that the owner of each event had but the event itself, or a sample of `most` of it.
+
+    A sample is a stretch that begins where the draws say, numbers by which one sample differs from another;
+    its sum stands for that of all. Otherwise as `before`.
+    """
+    owners, firsts, inverse = np.unique(events[OWNERS[name]], return_index=True, return_inverse=True)
+    offsets = read(f"{prefix}{name}_offsets")
+    begins = offsets.take(owners)
+    numbers = offsets.take(owners + 1) - begins
+    starts = begins
+    if len(numbers) and numbers.max() > most:
+        starts = begins + np.where(numbers > most, _drawn(owners, draws) % np.maximum(numbers, 1), 0)
+    stretch = Stretch(begins, numbers, starts, np.minimum(numbers, most))
+    of_event = Stretch(*(part.take(inverse) for part in stretch))
+    # Only training events have a place of their own among those that are known.
+    places = events[f"{name}_place"].astype(np.int64)
+    if prefix:
+        places = np.full_like(places, NOWHERE)
+    own = of_event.holds(places)
+    left, others_in_all = of_event.counts - own, of_event.numbers - (places >= 0)
+    scales = np.sqrt(np.maximum(others_in_all, 0)) / np.maximum(left, 1) * (left > 0)
+    # In the order of the events at which the lists lie.
+    order = np.argsort(firsts)
+    counts = np.zeros(len(events), np.int64)
+    counts[firsts] = stretch.counts
+    in_order = Stretch(*(part.take(order) for part in stretch))
+    records = read(f"{prefix}{name}").take(in_order.places(), axis=0)
+    sources = firsts.take(inverse)
+    return Shared(records, counts, sources, scales.astype(np.float32), own.astype(np.float32))
+
+
+def _drawn(owners: np.ndarray, draws: Sequence[int]) -> np.ndarray:
+    """A number for each owner, int64 [n], another one for other draws."""
+    # A hash of the owner: which rank has an event must not change what is drawn for it.
+    seed = np.random.SeedSequence([*draws]).generate_state(1, np.uint64)
+    mixed = (owners.astype(np.uint64) + seed) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    return (mixed >> np.uint64(32)).astype(np.int64)
+
+
+def with_own(records: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """Lists with one more value behind each, that of the event itself, [sum of counts + n].
+
+    Its row is what is subtracted from a sum that has it, and what a prior is held against.
+    """
+    ends = (counts + 1).cumsum()
+    found = np.empty(len(records) + len(own), records.dtype)
+    is_own = np.zeros(len(found), bool)
+    is_own[ends - 1] = True
+    found[is_own], found[~is_own] = own, records
+    return found
