@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from environment import DOCS, EXAMPLE, describe, in_words, torchrun, write_between
-from figures import bar, bar_lines
+from figures import bar, bar_lines, mean, spread
 
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import World, write_synthetic
@@ -217,17 +216,6 @@ def world_table(runs: Sequence[dict[str, Any]]) -> str:
         cells = (name, f"{run['num_train']:,}", f"{biases:.4f}", f"**{test:.4f}**", f"{oracle:.4f}")
         lines.append(f"| {' | '.join(cells)} | {test / oracle:.4f} |")
     return "\n".join(lines)
-
-
-def mean(values: Any) -> float:
-    """The mean of some numbers."""
-    return statistics.fmean(values)
-
-
-def spread(values: Sequence[float]) -> str:
-    """The mean, and the standard deviation where there is one."""
-    deviation = f" +- {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{mean(values):.4f}{deviation}"
 
 
 if __name__ == "__main__":
