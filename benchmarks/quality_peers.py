@@ -65,10 +65,19 @@ class Case:
         """The events as this project splits them."""
         return open_columns(parse_args(self.command))
 
-    def report(self) -> dict[str, Any]:
-        """That of a training of this project."""
+    def report(self, columns: Columns) -> dict[str, Any]:
+        """That of a training of this project.
+
+        Raises:
+            RuntimeError: when it had other events than the columns.
+        """
         name = f"{self.data.name}-{self.task}-{self.seed}"
-        return report_of(self.command, NUM_RANKS, self.folder / name)
+        report = report_of(self.command, NUM_RANKS, self.folder / name)
+        kind, baseline = ("predictions", "biases") if self.task == "rating" else ("ranks", "popularity")
+        # Of other events these would hardly be the same to the last digit.
+        if report["baselines"][baseline] != columns.baselines[kind][baseline]:
+            raise RuntimeError(f"the {baseline} of the report are not those of the columns")
+        return report
 
     def run(self, system: str, metrics: dict[str, float], seconds: float, **more: Any) -> dict[str, Any]:
         """What the tables need of one system."""
@@ -116,7 +125,8 @@ def data_sets(flags: argparse.Namespace, folder: Path) -> Iterator[Path]:
 
 def compare_ratings(case: Case, iterations: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Every system on the test; and, of the first seed, how each came down on validation."""
-    columns, report = case.columns, case.report()
+    columns = case.columns
+    report = case.report(columns)
     epochs = [epoch["seconds"] for epoch in report["epochs"]]
     runs = [case.run("this", {"rmse": report["test"]["rmse"]}, sum(epochs))]
     known, test = ratings_of(columns, "train", "validation"), ratings_of(columns, "test")
@@ -146,10 +156,11 @@ def rating_peers(seed: int, iterations: int, num_points: int) -> dict[str, Peer]
 
 def compare_ranks(case: Case) -> list[dict[str, Any]]:
     """Every system on the test."""
-    report = case.report()
+    columns = case.columns
+    report = case.report(columns)
     seconds = sum(epoch["seconds"] for epoch in report["epochs"])
     runs = [case.run("this", report["test"], seconds)]
-    for name, ranked in rank_all(case.columns, case.seed).items():
+    for name, ranked in rank_all(columns, case.seed).items():
         runs.append(case.run(name, ranked.metrics, ranked.seconds, settings=ranked.settings))
     return runs
 

@@ -210,6 +210,21 @@ def test_all_systems_are_shown_with_what_they_reached_and_took(data: Path, tmp_p
     assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_training_on_other_events_is_refused(
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+) -> None:
+    peers = module("quality_peers")
+    case, other = (peers.Case(data, "rating", seed, tmp_path) for seed in (0, 1))
+    columns = case.columns
+    trained_on = iter((columns, other.columns))
+    monkeypatch.setattr(
+        peers, "report_of", lambda *_: {"baselines": next(trained_on).baselines["predictions"]}
+    )
+    assert case.report(columns)["baselines"] == columns.baselines["predictions"]
+    with pytest.raises(RuntimeError, match="the biases of the report are not those of the columns"):
+        case.report(columns)
+
+
 def test_flags_that_nothing_would_read_are_refused() -> None:
     quality = ROOT / "benchmarks" / "quality.py"
     before, behind = python(quality, "--seeds", 1, "--peers"), python(quality, "--peers", "--share", 0.1)
