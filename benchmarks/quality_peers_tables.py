@@ -19,7 +19,12 @@ TASKS = {
 }
 # The first systems of a table: what others are held against. "This" is the last.
 FIRST, LAST = ("biases", "popularity"), ("this",)
-STYLES = {"biases": {"color": "0.6", "linestyle": "--"}, "this": {"color": "C0", "marker": "."}}
+STYLES = {
+    "biases": {"color": "0.6", "linestyle": "--"},
+    "myFM, ids": {"color": "C2"},
+    "myFM, who rated what": {"color": "C1"},
+    "this": {"color": "C0", "marker": "."},
+}
 
 
 def render(result: dict[str, Any]) -> str:
@@ -40,8 +45,13 @@ def table_of(task: str, runs: Sequence[dict[str, Any]]) -> str:
         cells = [spread([run["metrics"][metric] for run in same]) for metric in metrics]
         if system in LAST:
             cells = [f"**{cell}**" for cell in cells]
-        lines.append([data, system, *cells, f"{mean(run['seconds'] for run in same):.1f} s"])
+        lines.append([data, system, *cells, shown_seconds(mean(run["seconds"] for run in same))])
     return table(lines)
+
+
+def shown_seconds(seconds: float) -> str:
+    """With a digit behind the point, if that is not 0."""
+    return f"{seconds:.1f} s" if seconds >= 0.05 else "under 0.1 s"
 
 
 def sorted_cases(runs: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -75,7 +85,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 def draw_curves(axes: Any, title: str, curves: Sequence[dict[str, Any]]) -> None:
     """One panel. What is fitted in one go is a level line."""
     for curve in curves:
-        style = STYLES.get(curve["system"], {})
+        style = STYLES[curve["system"]]
         if len(curve["seconds"]) > 1:
             axes.plot(curve["seconds"], curve["rmse"], label=curve["system"], **style)
         else:
