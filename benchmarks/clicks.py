@@ -61,9 +61,11 @@ class Settings:
 
 
 class LeastSquares:
-    """Alternating least squares on the training events of columns."""
+    """Alternating least squares on the events of columns that are known before those of a split."""
 
-    def __init__(self, columns: Columns, settings: Settings, seed: int) -> None:
+    def __init__(
+        self, columns: Columns, settings: Settings, seed: int, fitted_for: str = "validation"
+    ) -> None:
         self.columns = columns
         self.model = AlternatingLeastSquares(
             settings.factors,
@@ -74,7 +76,7 @@ class LeastSquares:
             use_gpu=False,
             calculate_training_loss=False,
         )
-        self.model.fit(clicks_before(columns, "validation"), show_progress=False)
+        self.model.fit(clicks_before(columns, fitted_for), show_progress=False)
 
     def measure(self, split: str) -> Metrics:
         """HR@10 and NDCG@10 of "validation" or "test"."""
@@ -187,12 +189,18 @@ def every_settings() -> Iterator[Settings]:
 
 
 def train(command: list[str], num_ranks: int, report: Path) -> dict[str, Any]:
-    """What a training by the example reports: its test, the epochs, and the best NDCG@10 on validation."""
-    launched = [*torchrun(num_ranks), str(EXAMPLE), *command, "--report_dir", str(report)]
-    subprocess.run(launched, check=True, stdout=subprocess.DEVNULL)
-    found = json.loads((report / "metrics.json").read_text())
+    """Of a training by the example: its test, the number of epochs, and the best NDCG@10 on validation."""
+    found = report_of(command, num_ranks, report)
     best = max(epoch["validation"]["ndcg_at_10"] for epoch in found["epochs"])
     return {"test": found["test"], "epochs": len(found["epochs"]), "validation": best}
+
+
+def report_of(command: list[str], num_ranks: int, folder: Path) -> dict[str, Any]:
+    """What a training by the example with these flags reports, in a folder."""
+    launched = [*torchrun(num_ranks), str(EXAMPLE), *command, "--report_dir", str(folder)]
+    subprocess.run(launched, check=True, stdout=subprocess.DEVNULL)
+    report: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return report
 
 
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:

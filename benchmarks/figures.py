@@ -5,8 +5,8 @@ Computes and shows; reads and writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Iterable, Sequence
+from statistics import fmean, median, stdev
 from typing import Any
 
 
@@ -57,3 +57,14 @@ def origin(about: dict[str, Any]) -> str:
     # The name of the fbgemm wheel says nothing where no kernel of it is measured.
     versions = [f"{name} {version}" for name, version in about["versions"].items() if name != "fbgemm"]
     return f"{about['machine']}; {', '.join(versions)}; {about['date'][:10]}"
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean of some numbers."""
+    return fmean(values)
+
+
+def spread(values: Sequence[float]) -> str:
+    """The mean, and the standard deviation where there is one."""
+    deviation = f" +- {stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{mean(values):.4f}{deviation}"

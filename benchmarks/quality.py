@@ -2,6 +2,7 @@
 
     python benchmarks/quality.py                                  synthetic worlds
     python benchmarks/quality.py --real FOLDER... [--write]       and the MovieLens sets in these folders
+    python benchmarks/quality.py --peers --help                   beside other systems
 
 A folder is known by its name: ml-latest-small, ml-100k, ml-1m, ml-10m. --write puts the tables into
 docs/quality.md and what they are made of into docs/quality.json. Trains with the defaults alone; nothing is
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from environment import DOCS, EXAMPLE, describe, in_words, torchrun, write_between
-from figures import bar, bar_lines
+from figures import bar, bar_lines, mean, spread
 
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.choosing import ChoosingWorld
@@ -67,6 +68,12 @@ class Case:
 def main() -> None:
     """Train, write, show."""
     arguments = parse()
+    if arguments.peers is not None:
+        # Needs packages that nothing else here does.
+        from quality_peers import main as compare
+
+        compare(arguments.peers)
+        return
     with tempfile.TemporaryDirectory() as folder:
         cases = [*worlds(Path(folder), arguments.share)]
         for real in arguments.real:
@@ -90,7 +97,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help=f"of each case (default: {NUM_SEEDS})")
     parser.add_argument("--share", type=float, default=1.0, help="of the worlds' ratings (default: all)")
     parser.add_argument("--write", action="store_true", help="put the figures into docs")
-    return parser.parse_args()
+    parser.add_argument(
+        "--peers",
+        nargs=argparse.REMAINDER,
+        help="compare with other systems; behind it come the flags of that",
+    )
+    arguments = parser.parse_args()
+    if arguments.peers is not None and sys.argv[1] != "--peers":
+        parser.error("--peers has flags of its own: let all others stand behind it")
+    return arguments
 
 
 def worlds(folder: Path, share: float) -> Iterator[Case]:
@@ -220,17 +235,6 @@ def world_table(runs: Sequence[dict[str, Any]]) -> str:
         cells = (name, f"{run['num_train']:,}", f"{biases:.4f}", f"**{test:.4f}**", f"{oracle:.4f}")
         lines.append(f"| {' | '.join(cells)} | {test / oracle:.4f} |")
     return "\n".join(lines)
-
-
-def mean(values: Any) -> float:
-    """The mean of some numbers."""
-    return statistics.fmean(values)
-
-
-def spread(values: Sequence[float]) -> str:
-    """The mean, and the standard deviation where there is one."""
-    deviation = f" +- {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{mean(values):.4f}{deviation}"
 
 
 if __name__ == "__main__":

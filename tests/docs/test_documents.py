@@ -31,6 +31,7 @@ OTHER_FLAGS = [
         "--host",
     ),
     *("--write", "--data", "--real", "--output", "--help", "--rebuild", "--logdir", "--format", "--label"),
+    "--peers",
 ]
 
 
@@ -158,6 +159,18 @@ def test_the_figures_of_clicks_are_those_of_the_committed_run(monkeypatch: pytes
     assert all(bar["reached"] for bar in result["bars"])
 
 
+def test_the_figures_beside_other_systems_are_those_of_the_committed_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not (DOCS / "quality_peers.json").exists():
+        pytest.skip("docs/quality_peers.json is not there: nothing was measured yet")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    tables = importlib.import_module("quality_peers_tables")
+    text = tables.render(read_json(DOCS / "quality_peers.json"))
+    assert f"{tables.PICTURE}\n\n{text}" in tables.PAGE.read_text()
+    assert (DOCS / "peers.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("benchmark", ["dynamic_delta", "dynamic_quality"])
 def test_the_figures_of_dynamic_tables_are_those_of_the_committed_run(
     monkeypatch: pytest.MonkeyPatch, benchmark: str
@@ -173,7 +186,7 @@ def test_the_committed_run_of_the_feed_reached_every_bar() -> None:
     assert all(bar["reached"] for bar in read_json(DOCS / "feed.json")["bars"])
 
 
-@pytest.mark.parametrize("benchmark", ["results", "checkpoint", "feed", "train"])
+@pytest.mark.parametrize("benchmark", ["results", "checkpoint", "feed", "train", "quality_peers_tables"])
 def test_a_benchmark_finds_the_place_of_its_table(monkeypatch: pytest.MonkeyPatch, benchmark: str) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     # Two of them have the names of modules of the example.

@@ -1,0 +1,233 @@
+"""The comparison with other systems: their arithmetic, the events that they get, and a run in miniature."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from recsuite.config.parser import parse_args
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.preparation.cache import open_columns
+from tests.support.launch import ROOT, python, read_json, succeeded
+
+for package in ("implicit", "myfm", "recbole"):
+    if find_spec(package) is None:
+        pytest.skip(f"needs the package {package}, of requirements-dev.txt", allow_module_level=True)
+
+NUM_RATINGS = 3_000
+RATING = ["biases", "myFM, ids", "myFM, who rated what", "this"]
+RANKING = ["BPR", "EASE", "least squares", "popularity", "this"]
+
+
+def module(name: str) -> ModuleType:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        return importlib.import_module(name)
+
+
+@pytest.fixture(scope="module")
+def peers() -> ModuleType:
+    return module("peers")
+
+
+@pytest.fixture(scope="module")
+def ranking() -> ModuleType:
+    return module("peers_ranking")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "tiny"
+    write_synthetic(folder, NUM_RATINGS, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def columns(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Columns:
+    flags = ["--split", "leave_one_out", "--validation_fraction", "0.05"]
+    cache = tmp_path_factory.mktemp("columns")
+    return open_columns(parse_args([*flags, "--data_path", str(data), "--cache_dir", str(cache)]))
+
+
+def matrix(lines: list[list[int]]) -> Any:
+    from scipy.sparse import csr_matrix
+
+    return csr_matrix(np.array(lines, np.float32))
+
+
+def test_ease_is_what_one_user_with_two_items_gives_by_hand(ranking: ModuleType) -> None:
+    # X'X + 1 is 2 1, 1 2, and its inverse 2 -1, -1 2 divided by 3: each item gives the other 1/2.
+    assert ranking.ease(matrix([[1, 1]]), 1.0) == pytest.approx(np.array([[0.5, 0.5]]))
+
+
+def test_ease_is_what_the_formula_of_its_paper_gives(ranking: ModuleType) -> None:
+    events = (np.random.default_rng(0).random((12, 7)) < 0.4).astype(np.float32)
+    inverse = np.linalg.inv(events.T @ events + 3.0 * np.eye(7))
+    weights = inverse / -np.diag(inverse)
+    np.fill_diagonal(weights, 0)
+    assert ranking.ease(matrix(events.tolist()), 3.0) == pytest.approx(events @ weights, abs=1e-6)
+
+
+def test_settings_are_those_best_on_validation_and_then_validation_is_learned_too(
+    ranking: ModuleType, columns: Columns
+) -> None:
+    learned = []
+
+    def score(known: Any, settings: float, seed: int) -> np.ndarray:
+        learned.append(int(known.sum()))
+        scores = np.zeros(known.shape)
+        for split in ("validation", "test") if settings == 2.0 else ():
+            scores[ranking.events_of(columns, split)] = 1
+        return scores
+
+    found = ranking.chosen(columns, score, [1.0, 2.0, 3.0], seed=0)
+    assert found.settings == {"penalty": 2.0}
+    assert found.metrics["hr_at_10"] == 1
+    train, validation = columns.num_train, columns.num_validation
+    assert learned == [train, train, train, train + validation]
+    assert validation > 0
+
+
+def test_least_squares_for_the_test_learns_the_validation_events_too(
+    monkeypatch: pytest.MonkeyPatch, columns: Columns
+) -> None:
+    clicks = module("clicks")
+    learned = []
+
+    class Model:
+        def __init__(self, *settings: Any, **more: Any) -> None:
+            pass
+
+        def fit(self, known: Any, **options: Any) -> None:
+            learned.append(int(known.sum()))
+
+    monkeypatch.setattr(clicks, "AlternatingLeastSquares", Model)
+    for split in ("validation", "test"):
+        clicks.LeastSquares(columns, clicks.Settings(8, 0.1, 1.0), 0, split)
+    assert learned == [columns.num_train, columns.num_train + columns.num_validation]
+
+
+def test_errors_are_measured_as_in_training(peers: ModuleType, columns: Columns) -> None:
+    predictions, labels = np.array([1.0, 2.5, 4.0]), np.array([2.0, 2.5, 2.0], np.float32)
+    assert peers.rmse_of(predictions, labels) == pytest.approx((5 / 3) ** 0.5)
+    known = peers.ratings_of(columns, "train", "validation")
+    trace = peers.biases(known, peers.ratings_of(columns, "test"))
+    assert trace.rmse == pytest.approx([columns.baselines["predictions"]["biases"]["rmse"]], abs=1e-12)
+
+
+def test_the_features_say_who_rated_what_each_side_with_one_length(peers: ModuleType) -> None:
+    users, items = np.array([0, 0, 1]), np.array([0, 1, 1])
+    known = peers.Ratings(users, items, np.ones(3, np.float32), (2, 3))
+    of_users, of_items, groups = peers.features(known, sets=True)
+    half = 0.5**0.5
+    assert of_users.toarray() == pytest.approx(np.array([[1, 0, half, half, 0], [0, 1, 0, 1, 0]]))
+    rated = np.array([[1, 0], [half, half], [0, 0]])
+    assert of_items.toarray() == pytest.approx(np.hstack([np.eye(3), rated]))
+    assert groups == [2, 3, 3, 2]
+    ids_of_users, ids_of_items, groups = peers.features(known, sets=False)
+    assert (ids_of_users.toarray().tolist(), groups) == (np.eye(2).tolist(), [2, 3])
+    assert ids_of_items.toarray().tolist() == np.eye(3).tolist()
+
+
+def test_a_prediction_is_the_mean_of_the_draws_but_for_the_first(peers: ModuleType) -> None:
+    class Machine:
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def predict_score(self, *_: Any) -> np.ndarray:
+            return np.full(2, self.value)
+
+    draws = peers.Draws([], np.zeros(2, np.float32), iterations=12, num_points=3, begin=0.0)
+    for place in range(12):
+        # The first five are left out, and the others are 5 to 11.
+        assert draws(place, Machine(place)) == (False, None)
+    assert draws.trace.rmse == pytest.approx([3, 6, 8])
+    assert draws.trace.seconds == sorted(draws.trace.seconds)
+
+
+def test_the_factorization_machine_finds_more_than_biases_where_taste_is_all(peers: ModuleType) -> None:
+    rng = np.random.default_rng(0)
+    users, items = np.divmod(rng.permutation(40 * 30), 30)
+    labels = np.where((users + items) % 2, 4.5, 2.0).astype(np.float32)
+    known, asked = (
+        peers.Ratings(users[part], items[part], labels[part], (40, 30))
+        for part in (slice(1000), slice(1000, None))
+    )
+    (first, *_, last) = peers.factorization_machine(known, asked, 0, True, 60, num_points=6).rmse
+    (biased,) = peers.biases(known, asked).rmse
+    assert last < 0.2 * biased
+    assert last < first
+
+
+def test_the_ml_100k_of_the_package_is_the_published_one(tmp_path: Path) -> None:
+    module("movielens_100k").write_movielens_100k(tmp_path / "ml-100k")
+    flags = ["--dataset", "ml-100k", "--data_path", str(tmp_path / "ml-100k"), "--split", "random"]
+    columns = open_columns(parse_args(flags))
+    assert columns.num_train + columns.num_validation + columns.num_test == 100_000
+    assert (columns.num_users, columns.num_items, columns.num_skipped, columns.notes) == (943, 1_682, 0, ())
+    lines = {path.name: path.read_text().splitlines() for path in (tmp_path / "ml-100k").glob("u.*")}
+    assert lines["u.data"][0] == "196\t242\t3\t881250949"
+    assert lines["u.user"][0] == "1|24|M|technician|85711"
+    # Animation, children's, comedy.
+    marks = "|".join("1" if place in (3, 4, 5) else "0" for place in range(19))
+    assert lines["u.item"][0] == f"1|Toy Story (1995)||||{marks}"
+    assert "recbole" not in sys.modules
+
+
+def test_myfm_cannot_be_imported_without_the_stand_in(peers: ModuleType) -> None:
+    # Where this fails, the stand-in of `peers.import_myfm` has become unnecessary.
+    result = python("-c", "import myfm")
+    assert result.returncode != 0
+    assert "ModuleNotFoundError: No module named 'pkg_resources'" in result.stderr
+    assert peers.import_myfm().MyFMRegressor
+    assert "pkg_resources" not in sys.modules
+
+
+def test_all_systems_are_shown_with_what_they_reached_and_took(data: Path, tmp_path: Path) -> None:
+    short = ["--peers", "--only_real", "--real", data, "--seeds", 1, "--iterations", 8, "--report", tmp_path]
+    printed = succeeded(python(ROOT / "benchmarks" / "quality.py", *short, timeout=60))
+    found = read_json(tmp_path / "quality_peers.json")
+    for task, names in (("rating", RATING), ("ranking", RANKING)):
+        runs = [run for run in found["runs"] if run["task"] == task]
+        assert sorted(run["system"] for run in runs) == names
+        assert all(run["seconds"] > 0 for run in runs)
+        assert all(f"| tiny | {name} |" in printed for name in names)
+    assert all(0.5 < run["metrics"]["rmse"] < 2 for run in found["runs"] if run["task"] == "rating")
+    curves = {curve["system"]: curve for curve in found["curves"]}
+    assert sorted(curves) == RATING
+    assert len(curves["this"]["rmse"]) > 1
+    for curve in curves.values():
+        assert len(curve["seconds"]) == len(curve["rmse"])
+        assert curve["seconds"] == sorted(curve["seconds"])
+    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_training_on_other_events_is_refused(
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+) -> None:
+    peers = module("quality_peers")
+    case, other = (peers.Case(data, "rating", seed, tmp_path) for seed in (0, 1))
+    columns = case.columns
+    trained_on = iter((columns, other.columns))
+    monkeypatch.setattr(
+        peers, "report_of", lambda *_: {"baselines": next(trained_on).baselines["predictions"]}
+    )
+    assert case.report(columns)["baselines"] == columns.baselines["predictions"]
+    with pytest.raises(RuntimeError, match="the biases of the report are not those of the columns"):
+        case.report(columns)
+
+
+def test_flags_that_nothing_would_read_are_refused() -> None:
+    quality = ROOT / "benchmarks" / "quality.py"
+    before, behind = python(quality, "--seeds", 1, "--peers"), python(quality, "--peers", "--share", 0.1)
+    assert (before.returncode, behind.returncode) == (2, 2)
+    assert "let all others stand behind it" in before.stderr
+    assert "unrecognized arguments: --share" in behind.stderr
