@@ -58,6 +58,7 @@ def columns_of(folder: Path) -> Columns:
         "num_test": 0,
         "num_skipped": 0,
         "longest_history": 0,
+        "longest_audience": 0,
         "baselines": {},
         "numbers": (),
         "notes": (),

@@ -164,3 +164,12 @@ def check_file(folder: Path, entry: FileEntry) -> None:
     digest = digest_of(path)
     if digest != entry.xxh3_128:
         raise UserError(f"{path} is damaged: its digest is {digest}, and was {entry.xxh3_128}.")
+
+
+@contextlib.contextmanager
+def flushing(folder: Path) -> Iterator[None]:
+    """Let the disk write what is there meanwhile, so that there is less to wait for at the end."""
+    with ThreadPoolExecutor(1) as pool:
+        flushing = pool.map(flush, sorted(folder.glob("*.npy")))
+        yield
+        list(flushing)

@@ -60,7 +60,7 @@ EDITS: dict[str, list[Any]] = {
     "bad_rows": ["keep", False],
     "task": ["sorting", 0],
     "embedding_dim": [0, -4, 30, 2**40, 32.0, "32"],
-    "mlp_dims": [[], [0], [2**40], [64] * 1000, 64, "64,32", [64.0], [[64]], {"64": 32}],
+    "mlp_dims": [[0], [2**40], [64] * 1000, 64, "64,32", [64.0], [[64]], {"64": 32}],
     "history": [-1, 10**9, None, "30"],
     "epochs": [0, -1, 10**400, 1.0],
     "batch_size": [0, 2**40, "2048"],
@@ -359,6 +359,6 @@ def test_flags_of_a_program_of_another_age_are_left_out_and_that_is_said(
         0,
     )
     assert (
-        f"{dump / CONFIG} does not have --task, --mlp_dims, --history, --ids, --dataset"
+        f"{dump / CONFIG} does not have --task, --mlp_dims, --history, --audience, --others, --ids, --dataset"
         in capsys.readouterr().out
     )

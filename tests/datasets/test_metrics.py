@@ -17,7 +17,7 @@ from recsuite.datasets.metrics import (
 )
 from recsuite.datasets.preparation.arrays.groups import grouped
 from recsuite.datasets.preparation.baselines import Biases, baselines_of, fit_biases, popularity_ranks
-from recsuite.datasets.preparation.histories import Stored, by_users
+from recsuite.datasets.preparation.histories import Stored, by_items, by_users
 
 LIKED = 4.0
 NO_CALIBRATION = Calibration(float("nan"), float("nan"))
@@ -157,8 +157,8 @@ def test_the_share_of_yes_is_that_of_all_known_answers_however_few_are_for_valid
     user, item = (draw.integers(0, 20, 1_000).astype(np.int32) for _ in range(2))
     stored = Stored(user, item, label, np.arange(1_000))
     sizes = (400, num_validation, 600 - num_validation)
-    by_user = by_users(tmp_path, stored)
-    found = baselines_of(tmp_path, stored, by_user, sizes, 20, None, 0.5, lambda share: None)
+    by_user, by_item = by_users(tmp_path, stored), by_items(tmp_path, stored, 20)
+    found = baselines_of(stored, by_user, by_item, sizes, None, 0.5, lambda share: None)
     share, is_yes = label[: 400 + num_validation].mean(), label[400 + num_validation :] == 1
     expected = -(is_yes.mean() * np.log(share) + (~is_yes).mean() * np.log(1 - share))
     log_loss = found["answers"]["share of yes"]["log_loss"]

@@ -18,7 +18,7 @@ from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError
 from recsuite.models import retrieval
-from recsuite.models.tasks.task import task_named
+from recsuite.models.tasks.task import Sizes, task_named
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
 
@@ -55,7 +55,7 @@ def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
     tables["movie"][3] = tables["movie"][2]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        head = task_named(task).make_head(features, DIM, (7, 5), 3.5)
+        head = task_named(task).make_head(SCHEMA, features, Sizes(DIM, (7, 5)), 3.5)
     return Snapshot(
         folder=Path("none"),
         schema=SCHEMA,

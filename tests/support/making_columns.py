@@ -62,7 +62,7 @@ def main() -> None:
         schema = dataclasses.replace(SCHEMA, features=(*FEATURES, *OF_EVENTS))
         add_own(folder, raw.events)
     if "stop" in sys.argv:
-        mock.patch.object(building, "write_histories", stop).start()
+        mock.patch.object(building, "write_all_lists", stop).start()
     before = memory("VmRSS")
     # From now on the peak is counted.
     Path("/proc/self/clear_refs").write_text("5")

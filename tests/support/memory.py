@@ -10,7 +10,7 @@ import numpy as np
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.arrays.records import Own, write_records
-from recsuite.datasets.schema import Table
+from recsuite.datasets.schema import LISTS, Table
 
 NUM_USERS, NUM_MOVIES = 6000, 4000
 
@@ -23,7 +23,7 @@ def planted_columns(folder: Path, number: int) -> Columns:
         "user": rng.integers(0, NUM_USERS, number, np.int32),
         "item": rng.integers(0, NUM_MOVIES, number, np.int32),
         "label": np.ones(number, np.float32),
-        "end": np.zeros(number, np.int32),
+        **{f"{name}_{what}": np.zeros(number, np.int32) for name in LISTS for what in ("end", "place")},
     }
     write_records(folder / "rows.npy", fields, Own())
     write_records(folder / "user_features.npy", {}, Own([*rng.integers(0, 9, (4, NUM_USERS), np.int32)]))
@@ -35,7 +35,7 @@ def planted_columns(folder: Path, number: int) -> Columns:
     tables = tuple(Table(feature, 9) for feature in SCHEMA.features)
     num_train = number - 1000
     return Columns(
-        str(folder), "", SCHEMA, num_train, 0, 1000, 0, NUM_USERS, NUM_MOVIES, 3.5, 0, tables, (), {}, ()
+        str(folder), "", SCHEMA, num_train, 0, 1000, 0, NUM_USERS, NUM_MOVIES, 3.5, 0, 0, tables, (), {}, ()
     )
 
 

@@ -38,7 +38,7 @@ def raw_test_values(data: Path) -> dict[str, list[Any]]:
 def history_of(columns: Columns, place: int) -> tuple[list[int | None], list[float]]:
     folder = Path(columns.folder)
     row = columns.column("rows")[place]
-    begin, end = np.load(folder / "test_history_offsets.npy", mmap_mode="r")[row["user"]], row["end"]
+    begin, end = np.load(folder / "test_history_offsets.npy", mmap_mode="r")[row["user"]], row["history_end"]
     rows, bits = np.load(folder / "test_history.npy", mmap_mode="r")[
         max(begin, end - FLAGS.data.history) : end
     ].T

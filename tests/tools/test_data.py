@@ -82,12 +82,12 @@ def test_a_cache_without_room_is_a_warning_and_one_that_cannot_be_written_a_faul
     class Usage(NamedTuple):
         free: int
 
-    monkeypatch.setattr(data_checks.shutil, "disk_usage", lambda path: Usage(130 * 2**20))
-    # A rating takes 100 bytes.
+    monkeypatch.setattr(data_checks.shutil, "disk_usage", lambda path: Usage(200 * 2**20))
+    # A rating takes 144 bytes.
     assert data_checks.check_cache(cache, None, num_ratings=1_000_000).state == "ok"
     finding = data_checks.check_cache(cache, None, num_ratings=10_000_000)
     assert finding.state == "warning"
-    assert finding.text.endswith("130.0 MiB free for up to 963.7 MiB")
+    assert finding.text.endswith("200.0 MiB free for up to 1.4 GiB")
     assert "--cache_dir" in finding.remedy
     monkeypatch.setattr(data_checks.os, "access", lambda path, mode: path != tmp_path)
     finding = data_checks.check_cache(cache, None, num_ratings=0)
@@ -104,7 +104,7 @@ def test_the_need_of_the_workers_is_that_of_their_ring(tmp_path: Path) -> None:
     assert need.num_bytes % (2 * 3 * 7) == 0
     assert "7 slots of 0.2 MiB for each of 2 x 3 workers" in need.words
     with_history = data_checks.ring_need(config.replaced(history=100), num_ranks=2, num_workers=3)
-    assert with_history.num_bytes - need.num_bytes == 2 * 3 * 7 * 1000 * 100 * 12
+    assert with_history.num_bytes - need.num_bytes == 2 * 3 * 7 * 1000 * (100 * 12 + 4)
     assert data_checks.ring_need(config, num_ranks=2, num_workers=0) == Need(0, "nothing without workers")
 
 

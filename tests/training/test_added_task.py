@@ -13,10 +13,10 @@ import torch
 from example import train_and_report
 from recsuite.config.parser import parse_args
 from recsuite.config.sections.model import ModelConfig
-from recsuite.datasets.schema import Feature
+from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.heads import TwoTower
 from recsuite.models.tasks.ranking import Ranking
-from recsuite.models.tasks.task import all_tasks
+from recsuite.models.tasks.task import Sizes, all_tasks
 from recsuite.runtime.process import RuntimeContext
 
 
@@ -35,13 +35,9 @@ class Choosing(Ranking):
     dense_layers = "shade"
 
     def make_head(
-        self,
-        features: Sequence[Feature],
-        embedding_dim: int,
-        mlp_dims: Sequence[int],
-        mean_label: float = 0.0,
+        self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
     ) -> ShadedTower:
-        return ShadedTower(features, embedding_dim, mlp_dims)
+        return ShadedTower(features, *sizes)
 
 
 @pytest.fixture

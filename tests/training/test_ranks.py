@@ -76,6 +76,17 @@ def test_a_ranking_trains_in_both_loops_on_1_2_and_3_ranks(found: dict[int, Any]
         assert np.mean(plain[-3:]) < np.mean(plain[:3])
 
 
+def test_who_had_what_is_learned_alike_in_both_loops_on_1_2_and_3_ranks(found: dict[int, Any]) -> None:
+    expected = found[1]["both sides"]["plain"]
+    assert {"history", "audience"} <= expected["sums"].keys()
+    for results in found.values():
+        plain, pipelined = (results["both sides"][name] for name in ("plain", "sparse_dist"))
+        np.testing.assert_allclose(plain["losses"], expected["losses"], rtol=1e-3)
+        np.testing.assert_allclose(pipelined["losses"], plain["losses"], rtol=1e-6)
+        assert plain["metrics"] == pytest.approx(expected["metrics"], rel=1e-3)
+        assert plain["sums"] == pytest.approx(expected["sums"], rel=2e-3)
+
+
 def test_both_loops_and_any_pool_give_the_same_losses(found: dict[int, Any]) -> None:
     for results in found.values():
         for losses in results["losses"].values():

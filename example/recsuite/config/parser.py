@@ -127,7 +127,7 @@ def _widths(text: str) -> tuple[int, ...]:
         return tuple(int(width) for width in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is neither a list of whole numbers like 128,64 nor none"
+            f"{text!r} is not a list of whole numbers like 128,64, and not none"
         ) from None
 
 

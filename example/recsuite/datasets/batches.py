@@ -15,7 +15,7 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.datasets.batching.features import Asked, EventFeatures, Lists
-from recsuite.datasets.batching.lists import MEMBERS, OWNERS, Shared, with_own
+from recsuite.datasets.batching.lists import MEMBERS, NUM_RARITIES, Shared, links_of, with_own
 from recsuite.datasets.batching.shuffle import shuffled
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import AUDIENCE, ENTITIES, HISTORY, LISTS, UNKNOWN_ROW, USER, Table
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 SPLITS = ("train", "validation", "test", "catalogue")
 # Small batches are shuffled together: numpy's overhead for each would be more than the work.
 POSITIONS_AT_ONCE = 32_768
-# Of users, of items, and of all events.
-NUM_RARITIES = len(OWNERS) + 1
 # One of so many training events counts as that of an unknown user, so that row 0 learns what a new user is
 # like, and few enough users lose an event to it.
 FORGOTTEN_EVERY = 64
@@ -168,8 +166,9 @@ class EventBatches:
         events = features.events(positions, request.split)
         num_real = len(events)
         single, numbers, lists = features.find(events)
-        draws = (self.seed, request.epoch, request.step)
-        shared = features.find_lists(events, Asked(request.split, draws))
+        # Another sample in each step; but a model that is measured is told the same of an event at any time.
+        step = (request.epoch, request.step) if request.split == "train" else ()
+        shared = features.find_lists(events, Asked(request.split, (self.seed, *step)))
         # Their own rows before some are forgotten: an event stands in the list with its user.
         lists += [self._listed(name, found, single) for name, found in shared.items()]
         history_labels = self._labels_of(shared, events, empty)
@@ -187,8 +186,12 @@ class EventBatches:
         all_numbers = empty((self.batch_size, len(self.numbers)), np.float32)
         all_numbers[num_real:] = 0
         np.concatenate(numbers, axis=1, out=all_numbers[:num_real])
-        links = self._links(shared, empty)
-        rarities = self._rarities(events, weights[:num_real], request, empty)
+        links = links_of([*shared.values()] if self.is_two_sided else [], self.batch_size, empty)
+        rarities = empty((NUM_RARITIES if self.is_two_sided else 0, self.batch_size), np.float32)
+        rarities[:] = 0
+        # A stream does not know how many events there will be.
+        if self.is_two_sided and request.split == "train" and not self.is_stream:
+            features.rarities(events, weights[:num_real], rarities[:, :num_real])
         return values, lengths, labels, weights, history_labels, all_numbers, *links, rarities
 
     def _listed(self, name: str, found: Shared, single: list[np.ndarray]) -> Lists:
@@ -219,33 +222,6 @@ class EventBatches:
         labels = empty(len(known) + self.batch_size - len(events), np.float32)
         labels[: len(known)], labels[len(known) :] = known, 0
         return labels
-
-    def _links(
-        self, shared: Mapping[str, Shared], empty: Callable[..., np.ndarray]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Sources, scales and own of a `Batch`; padding takes a list of its own, times 0."""
-        shape = len(shared) if self.is_two_sided else 0, self.batch_size
-        sources, scales, own = empty(shape, np.int64), empty(shape, np.float32), empty(shape, np.float32)
-        for place, found in enumerate(shared.values() if self.is_two_sided else ()):
-            number = len(found.sources)
-            sources[place, :number], sources[place, number:] = found.sources, range(number, self.batch_size)
-            scales[place, :number], scales[place, number:] = found.scales, 0
-            own[place, :number], own[place, number:] = found.own, 0
-        return sources, scales, own
-
-    def _rarities(
-        self, events: np.ndarray, weights: np.ndarray, request: Request, empty: Callable[..., np.ndarray]
-    ) -> np.ndarray:
-        rarities = empty((NUM_RARITIES if self.is_two_sided else 0, self.batch_size), np.float32)
-        rarities[:] = 0
-        if self.is_two_sided and request.split == "train" and not self.is_stream:
-            real = rarities[:, : len(events)]
-            real[:] = weights
-            for place, (name, owner) in enumerate(OWNERS.items()):
-                offsets = self.features.column(f"{name}_offsets")
-                real[place] /= offsets.take(events[owner] + 1) - offsets.take(events[owner])
-            real[len(OWNERS)] /= len(self.ranges["train"])
-        return rarities
 
     def _forget(self, single: list[np.ndarray], numbers: list[np.ndarray], request: Request) -> None:
         """Let a few events be of an unknown user, and a few others have nothing of their own.

@@ -61,13 +61,15 @@ from recsuite.records import SEAL, sealed, typed
 from recsuite.runtime.progress_bar import stage
 
 MANIFEST = "manifest.json"
+# The place of an event in a list that does not have it.
+NOWHERE = -1
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
 # On disk: its row, label and time, and twice its place in a history, among what was seen and in an audience.
 BYTES_OF_AN_EVENT = 28 + 4 + 8 + 2 * (8 + 4 + 4)
 # And in files without a name while they are made: its user and its item; by ranges of users and by ranges of
-# items also its place, label and time.
-BYTES_WHILE_MADE = (4 + 4) + 2 * (4 + 4 + 4 + 4 + 8)
+# items also its place, label and time; and where it is in the lists of both.
+BYTES_WHILE_MADE = (4 + 4) + 2 * (4 + 4 + 4 + 4 + 8) + 2 * (4 + 4)
 
 
 def record_type(

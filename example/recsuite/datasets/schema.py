@@ -34,8 +34,7 @@ BUCKETS, DENSE = "buckets", "dense"
 VOCABULARY, DYNAMIC = IDS = ("vocabulary", "dynamic")
 # What a label can be: a number on a scale, one of two answers, that an event happened at all, or how often.
 RATING, YES_NO, CLICKS, COUNT = LABEL_KINDS = ("rating", "yes_no", "clicks", "count")
-# The features that say who had what, which are their entities too: of the user of an event the other items,
-# each with its label, which --history adds; and of its item the other users, which --audience adds.
+# The features that say who had what, and their entities: of an event's user other items, of its item users.
 HISTORY, AUDIENCE = LISTS = ("history", "audience")
 
 
@@ -47,8 +46,7 @@ class Feature:
     The name is the key in the KeyedJaggedTensor and the name of the table; the entity is USER, ITEM, EVENT,
     HISTORY or AUDIENCE; the column is where the parsed files keep the raw values, hashable and of one type
     (lists of them when multi, floats when it is a number). number: "" for categories; BUCKETS, where each
-    quantile of the training has a table row; or DENSE, an input of the dense part. ids: of categories, one of
-    IDS.
+    quantile of the training has a table row; or DENSE, an input of the dense part. ids: one of IDS.
     """
 
     name: str
@@ -140,9 +138,7 @@ class Schema:
 
     @property
     def unit(self) -> float:
-        """That by which differences of labels are measured: a quarter of their range, as learned. Of 1 to 5
-        stars it is 1, about as much as they lie apart.
-        """
+        """That by which differences of labels are measured: a quarter of their range, 1 of 1 to 5 stars."""
         width = self.learned(self.highest_label) - self.learned(self.lowest_label)
         return width / 4 if self.label_kind != YES_NO and width > 0 else 1.0
 
@@ -174,9 +170,7 @@ class Schema:
         return _single(entity, features).index(self.name_of(entity))
 
     def vocabulary_of(self, table: str) -> str:
-        """The feature whose raw values the rows of a table stand for: a history has those of the items, and
-        an audience those of the users.
-        """
+        """The feature whose raw values the rows of a table stand for: lists have those of their members."""
         return {HISTORY: self.item, AUDIENCE: self.user}.get(table, table)
 
     def recorded(self, feature: Feature) -> Feature:

@@ -13,12 +13,15 @@ from typing import Any
 
 import torch
 
-from recsuite.datasets.schema import ITEM, Schema
+from recsuite.datasets.schema import AUDIENCE, ITEM, Schema
 from recsuite.errors import UserError, printable
-from recsuite.models.heads import Head
+from recsuite.models.head import Head
 from recsuite.models.retrieval import NearestItems, without
 from recsuite.serving.request import check_ids
 from recsuite.serving.snapshot import Found, Snapshot
+
+# Whose features say what an item is.
+OF_ITEMS = (ITEM, AUDIENCE)
 
 
 @dataclass(frozen=True)
@@ -184,9 +187,9 @@ class Catalogue:
         if values is None:
             values = {item: snapshot.items()}
         # Another training may have had other features.
-        names = snapshot.names_of([ITEM])
+        names = snapshot.names_of(OF_ITEMS)
         values = {name: given for name, given in values.items() if name in names}
-        found, numbers = snapshot.find(values, [ITEM]), snapshot.numbers_of(values)
+        found, numbers = snapshot.find(values, OF_ITEMS), snapshot.numbers_of(values)
         ids = snapshot.originals(values[item], found[item].keys)
         self._described = Located(snapshot.vocabulary, ids, found, numbers)
         return self._described
@@ -198,7 +201,7 @@ def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot) -> Catalo
     Raises:
         UserError: see `ServedModel.describe_items`.
     """
-    snapshot.find(values, [ITEM])
+    snapshot.find(values, OF_ITEMS)
     schema = snapshot.schema
     snapshot.numbers_of(values)
     if schema.item not in values:

@@ -24,7 +24,7 @@ from recsuite.checkpoint.storage.choice import asked_for, describe_choice
 from recsuite.checkpoint.storage.manifest import FEATURES_FILE, VOCABULARY, Manifest, write_manifest
 from recsuite.checkpoint.storage.shards import write_shard_file
 from recsuite.config.sections.checkpoint import CheckpointConfig
-from recsuite.datasets.schema import SCHEMA_FILE, record_of
+from recsuite.datasets.schema import LISTS, SCHEMA_FILE, record_of
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, written_aside
 from recsuite.records import plain
@@ -95,8 +95,8 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
         for feature in snapshot.features
         if feature.has_table
     ]
-    # A history is no part of the data.
-    features = [feature for feature in snapshot.features if feature != schema.history]
+    # Lists are no part of the data.
+    features = [feature for feature in snapshot.features if feature.name not in LISTS]
     texts = {
         VOCABULARY: json.dumps({**vocabulary, **encodings}),
         SCHEMA_FILE: json.dumps(record_of(schema, features), indent=1),

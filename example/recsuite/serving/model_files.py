@@ -16,7 +16,7 @@ from recsuite.checkpoint.storage.manifest import Manifest, check_files, read_man
 from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of, shard_files_of
 from recsuite.datasets.schema import Feature, Schema
 from recsuite.errors import UserError, printable
-from recsuite.models.heads import Head
+from recsuite.models.head import Head
 from recsuite.models.tasks.task import Sizes, all_tasks
 from recsuite.serving.dynamic.tables import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot

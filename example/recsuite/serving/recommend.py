@@ -15,7 +15,7 @@ from recsuite.checkpoint.storage.choice import asked_for, describe_choice
 from recsuite.checkpoint.storage.directory import LATEST
 from recsuite.checkpoint.storage.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
-from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, ITEM, RATING, YES_NO
+from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, RATING, YES_NO
 from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, duration, printable
 from recsuite.models.tasks.task import task_of_head
@@ -27,7 +27,6 @@ from recsuite.serving.display.viewer import (
     Viewer,
     best_for,
     popular,
-    values_of,
 )
 from recsuite.serving.followers.following import follow, wait_for_first
 from recsuite.serving.served import Follower, ServedModel
@@ -82,9 +81,11 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
         _check_ids(source.folder, model, schema.name_of(entity), frame[schema.column_of(entity)].tolist())
     say(f"titles and {schema.labels} are those of {source.folder}")
-    model.describe_items(values_of(raw.items, model.snapshot.features, ITEM))
-    # A history as long as in the training; an export does not record it, and there the flag counts.
-    return Viewer(raw, schema, config.serving.user, int(recorded.get("history", config.data.history)))
+    # Lists as long as in the training; an export does not record it, and there the flags count.
+    longest = int(recorded.get("others", 0)) or int(recorded.get("history", config.data.history))
+    viewer = Viewer(raw, schema, config.serving.user, longest)
+    model.describe_items(viewer.described(model.snapshot.features))
+    return viewer
 
 
 def _data_of(model: ServedModel, config: Config, given: Collection[str]) -> Config:

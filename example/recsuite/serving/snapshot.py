@@ -14,9 +14,9 @@ import torch
 
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
 from recsuite.datasets.preparation.vocabulary import Encoding
-from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, UNKNOWN_ROW, Feature, Schema
+from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
-from recsuite.models.heads import Head
+from recsuite.models.head import Head
 from recsuite.models.tasks.task import task_of_head
 from recsuite.serving.dynamic.directory import Directory
 from recsuite.serving.request import (
@@ -30,7 +30,7 @@ from recsuite.serving.request import (
 )
 
 # Whose features a model may have.
-EVERYTHING = (*ENTITIES, EVENT, HISTORY)
+EVERYTHING = (*ENTITIES, EVENT, *LISTS)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Snapshot:
     def look_up(
         self, values: Mapping[str, Sequence[Any]], entities: Collection[str] = EVERYTHING
     ) -> dict[str, Rows]:
-        """The rows of raw values; those that are not given count as unknown, and a history as empty.
+        """The rows of raw values; those that are not given count as unknown, and a list as empty.
 
         entities: whose features are looked up, and may be given.
         """
@@ -161,7 +161,7 @@ class Snapshot:
             given = [[] if feature.multi else None] * size
         check_types(feature, given, self.kind_of(feature.name), self.schema)
         # As in training: an item without a value has the value "unknown".
-        empty = [] if feature.name == HISTORY else [None]
+        empty = [] if feature.name in LISTS else [None]
         lists = [list(value) or empty if feature.multi else [value] for value in given]
         keys = self.keys_of(feature.name, [value for values in lists for value in values])
         return Found(keys, torch.tensor([len(values) for values in lists], dtype=torch.int64))

@@ -20,7 +20,7 @@ from torchrec.streamable import Pipelineable
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import ENTITIES, LISTS
-from recsuite.models.heads import Head
+from recsuite.models.head import Head
 from recsuite.models.lists import Links
 from recsuite.models.prior import Prior
 from recsuite.models.tasks.task import Sizes, task_named
@@ -99,7 +99,7 @@ class Recommender(nn.Module):
         features: KeyedJaggedTensor,
         history_labels: torch.Tensor,
         numbers: torch.Tensor,
-        links: Links,
+        links: Links | None = None,
     ) -> Any:
         """What the head makes of them."""
         # What is left of it without lookup and output exchange, which have names of their own.

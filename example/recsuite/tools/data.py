@@ -88,20 +88,23 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     from recsuite.datasets.batches import largest_batch
     from recsuite.datasets.preparation.cache import find_columns
     from recsuite.datasets.schema import Table
-    from recsuite.datasets.source import FIRST_SCHEMA
+    from recsuite.datasets.source import FIRST_SCHEMA, NUM_EVENTS
     from recsuite.workers.pool import SLOTS_BEYOND_PREFETCH
 
     # Of columns that are not made yet, only how many values a batch holds matters here.
     tables = tuple(
         Table(feature, 1, MOST_VALUES if feature.multi else 1) for feature in FIRST_SCHEMA.features
     )
-    tables, num_numbers = (*tables, Table(FIRST_SCHEMA.history, 1, config.data.history)), 0
+    lists = {name: most for name, most in config.data.lists.items() if most}
+    tables = (*tables, *(Table(getattr(FIRST_SCHEMA, name), 1, most) for name, most in lists.items()))
+    num_numbers, most_shared = 0, NUM_EVENTS.get(config.data.dataset, 0) if config.data.shares_lists else 0
     # Where the data cannot be read, their own line says so.
     with contextlib.suppress(OSError, UserError):
         columns = find_columns(config)[1]
         if columns is not None:
             tables, num_numbers = columns.tables, len(columns.numbers)
-    slot = largest_batch(tables, num_numbers, config.loader.batch_size, config.data.history)
+            most_shared = columns.num_train + columns.num_validation if config.data.shares_lists else 0
+    slot = largest_batch(tables, num_numbers, config.loader.batch_size, most_shared)
     num_slots = config.loader.prefetch_factor + SLOTS_BEYOND_PREFETCH
     num_bytes = num_ranks * num_workers * num_slots * slot
     of = f"{num_slots} slots of {human_size(slot)} for each of {num_ranks} x {counted(num_workers, 'worker')}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.datasets.schema import EVENT, HISTORY, ITEM, RATING, USER, Feature, RawData, Schema
+from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, RATING, USER, Feature, RawData, Schema
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
     HOUR,
@@ -22,6 +22,7 @@ from recsuite.datasets.tables.parts.frame import parsed, raw_values
 from recsuite.datasets.tables.parts.wanted import ID, TIME, Wanted
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.errors import UserError, printable
+from recsuite.serving.display.viewer import audiences_of
 from recsuite.serving.export import write_export
 from recsuite.serving.request import HISTORY_RATINGS, SEEN, check_values, length_of, type_of
 from recsuite.serving.served import ServedModel
@@ -38,11 +39,17 @@ if TYPE_CHECKING:
 class FittedModel(ServedModel):
     """A `ServedModel` that knows the tables it was trained on: what its users had, and what its items are.
 
-    metrics: on the test, by name.
+    longest: how long the lists are at most that the model receives, by their names; metrics: on the test, by
+    name.
     """
 
     def __init__(
-        self, snapshot: Snapshot, raw: RawData, tables: TableSchema, history: int, metrics: Metrics
+        self,
+        snapshot: Snapshot,
+        raw: RawData,
+        tables: TableSchema,
+        longest: Mapping[str, int],
+        metrics: Metrics,
     ) -> None:
         super().__init__(snapshot)
         self._tables = tables
@@ -50,8 +57,14 @@ class FittedModel(ServedModel):
         self._users = Known(raw.users, snapshot.schema, USER)
         self._items = Known(raw.items, snapshot.schema, ITEM)
         self._events = EventsOfUsers(raw)
-        self._history = history
-        self.describe_items(self._items.values)
+        self._history = longest[HISTORY]
+        # Of each item, where the model receives that.
+        self._audience: list[list[Any]] = []
+        described: dict[str, Any] = self._items.values
+        if AUDIENCE in snapshot.tables:
+            self._audience = audiences_of(raw, np.array(self._users.ids), longest[AUDIENCE])
+            described = {**described, AUDIENCE: self._audience}
+        self.describe_items(described)
 
     def recommend(
         self,
@@ -96,7 +109,7 @@ class FittedModel(ServedModel):
         schema, frame = self.snapshot.schema, values
         users, items = (self._ids(self._column(frame, entity), entity) for entity in (USER, ITEM))
         time = self._times(frame)
-        told = {**self._told(users, time), **self._items.of(items)}
+        told = {**self._told(users, time), **self._items.of(items), **self._audiences(items, users)}
         for feature in schema.features:
             if feature.entity == EVENT and feature.column in frame:
                 told[feature.name] = self._event_values(feature, frame[feature.column])
@@ -185,6 +198,16 @@ class FittedModel(ServedModel):
             shown = self.snapshot.schema.shown
             values[HISTORY_RATINGS] = [[shown(label) for label in labels.tolist()] for _, labels in last]
         return values
+
+    def _audiences(self, items: list[Any], users: list[Any]) -> dict[str, Any]:
+        """Who had some items, without the user of each, where a model receives that."""
+        if AUDIENCE not in self.snapshot.tables:
+            return {}
+        places = [self._items.places.get(item) for item in items]
+        had = [[] if place is None else self._audience[place] for place in places]
+        return {
+            AUDIENCE: [[each for each in who if each != user] for who, user in zip(had, users, strict=True)]
+        }
 
     def _seen(self, user: Any) -> list[Any]:
         places, _ = self._events.of(self._users.places.get(user, -1))

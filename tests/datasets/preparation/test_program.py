@@ -22,7 +22,7 @@ ELSEWHERE = {
     "recsuite.errors": {"UserError", "an", "counted", "printable"},
     "recsuite.files": {
         *("FileEntry", "check_file", "digest_of", "explained", "flush", "flushed", "locked", "reason_of"),
-        *("digest_of_bytes", "remove", "replace_file", "written_aside"),
+        *("flushing", "digest_of_bytes", "remove", "replace_file", "written_aside"),
     },
     "recsuite.records": {"OPTIONAL", "SEAL", "plain", "sealed", "typed"},
     "recsuite.runtime.console": {"say"},

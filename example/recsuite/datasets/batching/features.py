@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.batching.lists import NOWHERE, OWNERS, Shared, before, others
+from recsuite.datasets.batching.lists import OWNERS, Shared, before, others
 from recsuite.datasets.batching.places import places_of
-from recsuite.datasets.columns import Columns, MappedColumn
+from recsuite.datasets.columns import NOWHERE, Columns, MappedColumn
 from recsuite.datasets.schema import AUDIENCE, ENTITIES, ITEM, UNKNOWN_ROW
 
 
@@ -55,6 +55,7 @@ class EventFeatures:
 
     def __init__(self, columns: Columns, config: DataConfig) -> None:
         self.folder = columns.folder
+        self.num_train = columns.num_train
         self.schema = columns.schema
         self.tables = columns.tables
         # How long they are at most, where each event has one of its own.
@@ -134,6 +135,16 @@ class EventFeatures:
                 for name in self.lists
             }
         return {name: before(name, events, most, prefix, self.column) for name, most in self.lists.items()}
+
+    def rarities(self, events: np.ndarray, weights: np.ndarray, found: np.ndarray) -> None:
+        """Fill in the weight of each training event over the number of those of its user, of its item, and of
+        all, float32 [3, n].
+        """
+        found[:] = weights
+        for place, (name, owner) in enumerate(OWNERS.items()):
+            offsets = self.column(f"{name}_offsets")
+            found[place] /= offsets.take(events[owner] + 1) - offsets.take(events[owner])
+        found[len(OWNERS)] /= self.num_train
 
     def join(
         self, batch_size: int, single: list[np.ndarray], lists: list[Lists], empty: Callable[..., np.ndarray]

@@ -15,13 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from recsuite.datasets.batching.places import places_of
+from recsuite.datasets.columns import NOWHERE
 from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, USER
 
 # Whose lists they are, and whom they list.
 OWNERS = {HISTORY: USER, AUDIENCE: ITEM}
 MEMBERS = {HISTORY: ITEM, AUDIENCE: USER}
-# The place of an event that is in no list, see `preparation.histories`.
-NOWHERE = -1
+# Of users, of items, and of all events.
+NUM_RARITIES = len(OWNERS) + 1
 
 
 class Shared(NamedTuple):
@@ -135,3 +136,17 @@ def with_own(records: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.nda
     is_own[ends - 1] = True
     found[is_own], found[~is_own] = own, records
     return found
+
+
+def links_of(
+    lists: Sequence[Shared], batch_size: int, empty: Callable[..., np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sources, scales and own of a `Batch`; padding takes a list of its own, times 0."""
+    shape = len(lists), batch_size
+    sources, scales, own = empty(shape, np.int64), empty(shape, np.float32), empty(shape, np.float32)
+    for place, found in enumerate(lists):
+        number = len(found.sources)
+        sources[place, :number], sources[place, number:] = found.sources, range(number, batch_size)
+        scales[place, :number], scales[place, number:] = found.scales, 0
+        own[place, :number], own[place, number:] = found.own, 0
+    return sources, scales, own

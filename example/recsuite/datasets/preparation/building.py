@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +28,9 @@ from recsuite.datasets.preparation.arrays.records import Own, write_records
 from recsuite.datasets.preparation.baselines import baselines_of
 from recsuite.datasets.preparation.histories import (
     Stored,
-    audiences,
     by_items,
     by_users,
-    histories,
-    write_lists,
+    write_all_lists,
 )
 from recsuite.datasets.preparation.splits import split, stream_order
 from recsuite.datasets.preparation.vocabulary import (
@@ -43,11 +39,11 @@ from recsuite.datasets.preparation.vocabulary import (
     write_features,
     write_vocabulary,
 )
-from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, SCHEMA_FILE, USER, Schema, Table, record_of
+from recsuite.datasets.schema import ITEM, SCHEMA_FILE, USER, Schema, Table, record_of
 from recsuite.datasets.streams.past import HEAD, Past, digests_of, keys_of
 from recsuite.datasets.telling import told_by_features
 from recsuite.errors import UserError
-from recsuite.files import digest_of, flush, flushed
+from recsuite.files import digest_of, flush, flushed, flushing
 from recsuite.records import plain, sealed
 from recsuite.runtime.progress_bar import stage
 
@@ -59,7 +55,7 @@ if TYPE_CHECKING:
 LEFTOVER = re.compile(r"\.making-\d+")
 CONTENT = re.compile(r"\w+\.npy|(vocabulary|schema|manifest)\.json|tmp\w{8}")
 # The parts of making columns, and the percent of the time that each takes for very many events.
-PARTS = {"order": 6, "events": 5, "features": 2, "histories": 16, "audiences": 16, "baselines": 55}
+PARTS = {"order": 6, "events": 5, "features": 2, "lists": 32, "baselines": 55}
 
 
 def newest_of(cache: Path, name: str) -> Path:
@@ -168,22 +164,14 @@ def _write_columns(
     # As much memory as a column.
     del order
     by_user, by_item = by_users(folder, stored), by_items(folder, stored, len(raw.items))
-    listed = {
-        name: write_lists(folder, name, groups, owners, content, sizes, _done(reached, part))
-        for name, part, groups, owners, content in (
-            (HISTORY, "histories", by_user, stored.user, histories(_rows_of(ITEM, folder, written, schema))),
-            (AUDIENCE, "audiences", by_item, stored.item, audiences(_rows_of(USER, folder, written, schema))),
-        )
-    }
-    longest = {f"longest_{name}": of_name.longest for name, of_name in listed.items()}
+    rows, progress = _rows_of_ids(folder, written, schema), _done(reached, "lists")
+    places, longest = write_all_lists(folder, stored, (by_user, by_item), rows, sizes, progress)
     fields = {"user": stored.user, "item": stored.item, "label": stored.label}
-    for name, of_name in listed.items():
-        fields.update({f"{name}_end": of_name.ends, f"{name}_place": of_name.places})
-    write_records(folder / "rows.npy", {**fields, **weight}, own)
-    del listed, weight, fields, own
+    write_records(folder / "rows.npy", {**fields, **places, **weight}, own)
+    del places, weight, fields, own
     baselines: dict[str, dict[str, Metrics]] = {name: {} for name in EVALUATIONS}
     if not past:
-        with _flushing(folder):
+        with flushing(folder):
             liked, progress = schema.liked_label, _done(reached, "baselines")
             baselines = baselines_of(stored, by_user, by_item, sizes, oracle, liked, progress)
     return {
@@ -211,20 +199,15 @@ def _notes_on(written: Written) -> list[str]:
     return [f"left out the features that the files do not have: {left_out}"] if left_out else []
 
 
-def _rows_of(entity: str, folder: Path, written: Written, schema: Schema) -> np.ndarray:
-    """The table row of each user or item, int32."""
-    place = schema.place_of(entity, [table.feature for table in written.tables])
-    rows: np.ndarray = np.load(folder / f"{schema.name_of(entity)}_features.npy")["features"][:, place]
-    return rows
-
-
-@contextlib.contextmanager
-def _flushing(folder: Path) -> Iterator[None]:
-    """Let the disk write what is there meanwhile, so that there is less to wait for at the end."""
-    with ThreadPoolExecutor(1) as pool:
-        flushing = pool.map(flush, sorted(folder.glob("*.npy")))
-        yield
-        list(flushing)
+def _rows_of_ids(folder: Path, written: Written, schema: Schema) -> list[np.ndarray]:
+    """The table rows of users, and of items, int32."""
+    features = [table.feature for table in written.tables]
+    return [
+        np.load(folder / f"{schema.name_of(entity)}_features.npy")["features"][
+            :, schema.place_of(entity, features)
+        ]
+        for entity in (USER, ITEM)
+    ]
 
 
 def _write_features(

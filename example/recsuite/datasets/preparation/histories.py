@@ -6,17 +6,18 @@ not once for each event: an event knows where in it those before it end, and whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from recsuite.datasets.batching.lists import NOWHERE
+from recsuite.datasets.columns import NOWHERE
 from recsuite.datasets.preparation.arrays.groups import Groups, grouped
-from recsuite.datasets.preparation.arrays.mapped import counts_of, create_column, highest, release
+from recsuite.datasets.preparation.arrays.mapped import counts_of, create_column, highest, release, temporary
 from recsuite.datasets.preparation.arrays.order import sorted_places
+from recsuite.datasets.schema import AUDIENCE, HISTORY, LISTS
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,33 @@ def audiences(user_rows: np.ndarray) -> Content:
     return lambda users, labels: {"audience": user_rows[users]}
 
 
+def write_all_lists(
+    folder: Path,
+    stored: Stored,
+    groups: tuple[Groups, Groups],
+    rows: Sequence[np.ndarray],
+    sizes: tuple[int, int, int],
+    done: Callable[[float], object],
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:
+    """Write what users had, and who had items; returns what records say of it, and how long the longest are.
+
+    groups: the events by users, and by items; rows: the table rows of users, and of items; done: called with
+    the share that is.
+    """
+    fields, longest = {}, {}
+    owners = {HISTORY: stored.user, AUDIENCE: stored.item}
+    contents = {HISTORY: histories(rows[1]), AUDIENCE: audiences(rows[0])}
+    for number, (name, of_owners) in enumerate(zip(LISTS, groups, strict=True)):
+
+        def of_name(share: float, before: int = number) -> None:
+            done((before + share) / len(LISTS))
+
+        found = write_lists(folder, name, of_owners, owners[name], contents[name], sizes, of_name)
+        fields.update({f"{name}_end": found.ends, f"{name}_place": found.places})
+        longest[f"longest_{name}"] = found.longest
+    return fields, longest
+
+
 def write_lists(
     folder: Path,
     name: str,
@@ -122,7 +150,7 @@ def write_lists(
     # A model in use knows the validation events when a test event comes. A training event must not: under a
     # random split they lie between those of the training.
     in_test = _Lists(folder, f"test_{name}", owners[:num_known], number, content)
-    ends, own_places = np.empty(len(owners), np.int32), np.full(len(owners), NOWHERE, np.int32)
+    ends, own_places = (temporary(folder, len(owners), np.int32) for _ in range(2))
     lengths: list[int] = []
 
     def write(range_of: range, *columns: np.ndarray) -> None:
@@ -141,7 +169,8 @@ def write_lists(
             ends[places[own]] = end
             lengths.append(int((end - lists.offsets[owner[own]]).max(initial=0)))
             if lists is in_training:
-                own_places[places[known]] = before[known]
+                own_places[places] = np.where(is_known, before, NOWHERE)
+        release(ends, own_places)
 
     groups.each(write, done)
     return Listed(ends, own_places, max(lengths))

@@ -19,7 +19,7 @@ from torch import nn
 
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.schema import Feature, Schema
-from recsuite.models.heads import Head
+from recsuite.models.head import Head
 
 
 class Sizes(NamedTuple):

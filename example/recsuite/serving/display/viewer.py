@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.datasets.schema import CLICKS, COUNT, HISTORY, ITEM, RATING, USER, Feature, RawData, Schema
+from recsuite.datasets.schema import (
+    AUDIENCE,
+    CLICKS,
+    COUNT,
+    HISTORY,
+    ITEM,
+    RATING,
+    USER,
+    Feature,
+    RawData,
+    Schema,
+)
 from recsuite.models.tasks.task import task_of_head
 from recsuite.serving.request import HISTORY_RATINGS
 from recsuite.serving.served import ServedModel
@@ -47,11 +58,11 @@ def values_of(frame: pandas.DataFrame, features: Sequence[Feature], entity: str)
 class Viewer:
     """One user, in the data or not: what was rated, and what a model is told."""
 
-    def __init__(self, raw: RawData, schema: Schema, user: str, longest_history: int) -> None:
+    def __init__(self, raw: RawData, schema: Schema, user: str, longest_list: int) -> None:
         self.raw = raw
         self.schema = schema
         self.name = user
-        self.longest_history = longest_history
+        self.longest_list = longest_list
         # Ids are texts in some data sets; there any name is one.
         self.id = _id_of(user) if self._ids.dtype.kind in "iu" else user
         events = raw.events
@@ -103,16 +114,32 @@ class Viewer:
         trained[self.items] = False
         return np.flatnonzero(trained)
 
+    def described(self, features: Sequence[Feature]) -> dict[str, list[Any]]:
+        """What a model takes of all items of the data."""
+        values = values_of(self.raw.items, features, ITEM)
+        if AUDIENCE in [feature.name for feature in features]:
+            values[AUDIENCE] = audiences_of(self.raw, self._ids, self.longest_list)
+        return values
+
     def values(self, features: Sequence[Feature]) -> dict[str, list[Any]]:
         """What the model is told about this user."""
         of_user = self.raw.users[self._is_user()]
         values = values_of(of_user, features, USER)
         if HISTORY in [feature.name for feature in features]:
             # Not [-longest:], which takes all of them where the longest is 0.
-            last = slice(max(0, len(self.labels) - self.longest_history), None)
+            last = slice(max(0, len(self.labels) - self.longest_list), None)
             values[HISTORY] = [self.item_ids.tolist()[last]]
             values[HISTORY_RATINGS] = [[self.schema.shown(label) for label in self.labels[last].tolist()]]
         return values
+
+
+def audiences_of(raw: RawData, ids: np.ndarray, longest: int) -> list[list[Any]]:
+    """The raw ids of the users who had each item, the last `longest` of them; ids: of all users."""
+    events = raw.events
+    order = np.lexsort([events.time, events.item])
+    ends = np.cumsum(np.bincount(events.item, minlength=len(raw.items)))
+    parts = np.split(ids[events.user[order]], ends[:-1])
+    return [part[max(0, len(part) - longest) :].tolist() for part in parts]
 
 
 def _id_of(user: str) -> int | None:

@@ -1,0 +1,197 @@
+"""What every head does: from looked-up rows to one vector for the user of each event, and one for its item.
+
+A head knows tensors; nothing of where the rows come from, so that what trains them over many ranks and what
+serves them alone compute the same. Shapes: B events, D numbers in a table row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Protocol
+
+import torch
+from torch import nn
+
+from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, LISTS, USER, Feature
+from recsuite.models.layers import NumberLayers, means, repeated, scaled
+from recsuite.models.lists import Links, held_by_prior, shared_sums, sums_over_roots
+from recsuite.models.prior import Prior
+
+# What rows of lists count, where labels are predicted: in a step a sum over a list goes many times as far.
+LIST_SCALE = 0.2
+# And those of features that many users or items have in common: they move with each event of many.
+SIDE_SCALE = 0.2
+# Whose features make the vector of a user, and whose that of an item.
+SIDES = {USER: (USER, EVENT), ITEM: (ITEM,)}
+
+
+class LookedUp(Protocol):
+    """The rows of one feature for B events, event after event; TorchRec's JaggedTensor is one."""
+
+    def values(self) -> torch.Tensor:
+        """The rows, float32 [their number, D]."""
+
+    def lengths(self) -> torch.Tensor:
+        """How many of them are each event's, [B]."""
+
+
+class Head(nn.Module):
+    """What computes with looked-up rows: one vector for the user of each event, and one for the item.
+
+    The rows of a user's features add up to one vector, those of an item's to another; a list-valued feature
+    counts with its mean, and dense numbers with what layers make of them. What is the event's own, such as
+    the hour, is part of the user's vector: it is known before an item is chosen. Number 0 of a vector is the
+    bias; the other D - 1 are the factors. With a history the user's vector gets the mean of its rows, which
+    lie in a table of their own, each times a weight. With an audience both vectors get what their lists add
+    up to, over the root of their lengths, and features that are no ids count less.
+
+    ids: the names of the features that tell users, and items, apart; without them all count alike.
+    prior: of the rows, where they have one; add_over_ranks: adds a tensor up over all ranks, for the gradient
+    of lists. Who trains the head sets them.
+
+    What the tables hold, times `row_scale`, are the rows. A decay has to shrink every row in every step, also
+    the millions that the step does not look up; multiplying this one number does it for all of them at once.
+    """
+
+    # Whether an index of vectors finds the items with the highest scores.
+    scores_are_products: ClassVar[bool] = False
+    list_scale: ClassVar[float] = LIST_SCALE
+    side_scale: ClassVar[float] = SIDE_SCALE
+
+    def __init__(self, features: Sequence[Feature], embedding_dim: int, ids: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.features = [feature for feature in features if feature.has_table]
+        self.numbers = nn.ModuleDict()
+        # In the order in which a batch has them.
+        dense = [feature.entity for feature in features if not feature.has_table]
+        for side, entities in SIDES.items():
+            places = [place for place, entity in enumerate(dense) if entity in entities]
+            # Without numbers no layers: a checkpoint of such a model has none.
+            if places:
+                self.numbers[side] = NumberLayers(places, embedding_dim)
+        # In the order of `Links`.
+        self.lists = [name for name in LISTS if name in [feature.name for feature in features]]
+        self.is_two_sided = AUDIENCE in self.lists
+        # What the rows of a feature are multiplied by.
+        self.scales = {
+            feature.name: self.side_scale if self.is_two_sided and feature.name not in ids else 1.0
+            for feature in features
+        }
+        self.prior: Prior | None = None
+        self.add_over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None
+        # A buffer: checkpoints hold it and it moves with the model, but no gradient changes it.
+        self.row_scale: torch.Tensor
+        self.register_buffer("row_scale", torch.tensor(1.0))
+
+    def user_vectors(
+        self,
+        looked_up: Mapping[str, LookedUp],
+        history_labels: torch.Tensor,
+        numbers: torch.Tensor,
+        links: Links | None = None,
+    ) -> torch.Tensor:
+        """The users of B events, float32 [B, D]; history_labels: float32, one for each row of the history;
+        numbers: the dense ones, float32 [B, numbers], NaN where there is none; links: of the batch, without
+        which each event has lists of its own, and is in none of them.
+        """
+        user = self._add_up(looked_up, USER, links)
+        if self.is_two_sided and HISTORY in self.lists:
+            user = user + self._list_sums(HISTORY, looked_up[HISTORY], self.liking(history_labels), links)
+        elif HISTORY in self.lists:
+            history = looked_up[HISTORY]
+            weights = self.history_weights(history, history_labels)
+            user = user + means(history.values(), weights, history.lengths())
+        # The sum instead of the rows: it is the same, and there are fewer of them.
+        return self._with_numbers(scaled(user, self.row_scale), numbers, USER)
+
+    def item_vectors(
+        self, looked_up: Mapping[str, LookedUp], numbers: torch.Tensor, links: Links | None = None
+    ) -> torch.Tensor:
+        """The items of B events, float32 [B, D]; takes what `user_vectors` takes."""
+        item = self._add_up(looked_up, ITEM, links)
+        if AUDIENCE in self.lists:
+            audience = looked_up[AUDIENCE]
+            item = item + self._list_sums(AUDIENCE, audience, torch.ones_like(audience.values()[:, 0]), links)
+        return self._with_numbers(scaled(item, self.row_scale), numbers, ITEM)
+
+    def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
+        """How much each row of the histories counts in their mean, float32 [their number]."""
+        raise NotImplementedError
+
+    def liking(self, labels: torch.Tensor) -> torch.Tensor:
+        """How much each row of the histories counts in their sum, where there is an audience too, float32."""
+        return torch.ones_like(labels)
+
+    def _with_numbers(self, vectors: torch.Tensor, numbers: torch.Tensor, side: str) -> torch.Tensor:
+        # After the scale, which is that of rows alone.
+        return vectors + self.numbers[side](numbers) if side in self.numbers else vectors
+
+    def _add_up(self, looked_up: Mapping[str, LookedUp], side: str, links: Links | None) -> torch.Tensor:
+        vectors = []
+        for feature in self.features:
+            if feature.entity in SIDES[side]:
+                found = looked_up[feature.name]
+                rows = self._held(feature, found, links)
+                # Of the other features each event has one row, so the rows are the vectors already.
+                if feature.multi:
+                    rows = means(rows, torch.ones_like(rows[:, 0]), found.lengths())
+                scale = self.scales[feature.name]
+                vectors.append(rows if scale == 1 else scale * rows)
+        return sum(vectors[1:], start=vectors[0])
+
+    def _held(self, feature: Feature, found: LookedUp, links: Links | None) -> torch.Tensor:
+        """The rows of a feature, held by their prior where they learn."""
+        rows = found.values()
+        if links is None or self.prior is None or not rows.requires_grad:
+            return rows
+        scale = self.scales[feature.name]
+        strengths = self.prior.strengths(feature.name, links.rarities, rows.size(1), scale) * self.row_scale
+        if feature.multi:
+            strengths = repeated(strengths, found.lengths().to(torch.int64), len(rows))
+        return held_by_prior(rows, strengths)
+
+    def _list_sums(
+        self, name: str, found: LookedUp, weights: torch.Tensor, links: Links | None
+    ) -> torch.Tensor:
+        """What the lists of a name add up to, float32 [B, D]."""
+        rows, lengths = found.values(), found.lengths()
+        if links is None:
+            return self.list_scale * sums_over_roots(rows, weights, lengths)
+        place = self.lists.index(name)
+        link = links.sources[place], links.scales[place] * self.list_scale, links.own[place]
+        strengths = None
+        if self.prior is not None and rows.requires_grad:
+            strengths = self.prior.strengths(name, links.rarities, rows.size(1), self.list_scale)
+            strengths = strengths * self.row_scale
+        return shared_sums(rows, weights, lengths, link, strengths, self.add_over_ranks)
+
+    def forward(
+        self,
+        looked_up: Mapping[str, LookedUp],
+        history_labels: torch.Tensor,
+        numbers: torch.Tensor,
+        links: Links | None = None,
+    ) -> torch.Tensor:
+        """What the loss is computed of, float32 [B, ...]; takes what `user_vectors` takes."""
+        return self.predict(looked_up, history_labels, numbers, links)
+
+    def predict(
+        self,
+        looked_up: Mapping[str, LookedUp],
+        history_labels: torch.Tensor,
+        numbers: torch.Tensor,
+        links: Links | None = None,
+    ) -> torch.Tensor:
+        """A number for each user and item, by which items are recommended, float32 [B]."""
+        users = self.user_vectors(looked_up, history_labels, numbers, links)
+        return self.score_pairs(users, self.item_vectors(looked_up, numbers, links))
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """What `predict` gives, float32 [B], of vectors, float32 [B, D] both."""
+        raise NotImplementedError
+
+    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Each user with each item, float32 [U, N], of vectors [U, D] and [N, D]; `score_pairs` but for
+        rounding.
+        """
+        raise NotImplementedError
