@@ -88,7 +88,7 @@ def test_columns_that_are_cut_during_an_epoch_are_named(place: Place, num_worker
     result = launch(place, 1, "cut", "--num_workers", num_workers)
     assert result.returncode == 2
     assert (
-        "rows.npy had 440,320 bytes when it was opened and has 1,000 now; leave the columns" in result.stderr
+        "rows.npy had 560,320 bytes when it was opened and has 1,000 now; leave the columns" in result.stderr
     )
     # Each worker looks before it makes a batch, so the one that did not cut them may be the first.
     assert ("Found by data worker" in result.stderr) == (num_workers == 2)
