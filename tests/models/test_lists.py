@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recsuite.models.lists import held_by_prior, shared_sums, sums_over_roots
+from recsuite.models.lists import DistinctRows, held_by_prior, shared_sums, sums_over_roots
 from recsuite.models.prior import BIAS, FACTOR, LIST_FACTOR, Prior
 
 DIM = 3
@@ -16,21 +16,24 @@ SCALES = torch.tensor([0.5, 0.25, 0.0, 2.0, 1.0], dtype=torch.float64)
 OWN = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0], dtype=torch.float64)
 
 
+# Some rows stand in several lists.
+PLACES = torch.tensor([0, 1, 2, 1, 3, 3, 2, 4, 4, 0, 5])
+
+
 def drawn() -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows and weights of all values."""
+    """Distinct rows, and weights of all values."""
     generator = torch.Generator().manual_seed(0)
-    number = int(LENGTHS.sum())
-    rows = torch.randn(number, DIM, generator=generator, dtype=torch.float64)
-    return rows, torch.rand(number, generator=generator, dtype=torch.float64)
+    rows = torch.randn(6, DIM, generator=generator, dtype=torch.float64)
+    return rows, torch.rand(len(PLACES), generator=generator, dtype=torch.float64)
 
 
 def summed(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    return shared_sums(rows, weights, LENGTHS, (SOURCES, SCALES, OWN), None, None)
+    return shared_sums(DistinctRows(rows, PLACES, LENGTHS), weights, (SOURCES, SCALES, OWN), None, None)
 
 
 def test_each_event_has_the_sum_of_its_list_without_itself() -> None:
     rows, weights = drawn()
-    weighted = (rows * weights.unsqueeze(1)).split(LENGTHS.tolist())
+    weighted = (rows[PLACES] * weights.unsqueeze(1)).split(LENGTHS.tolist())
     lists = [part[:-1].sum(0) for part in weighted]
     wanted = [
         SCALES[event] * (lists[int(SOURCES[event])] - OWN[event] * weighted[event][-1]) for event in range(5)
@@ -47,8 +50,9 @@ def test_a_centred_gradient_moves_no_row_with_all_others() -> None:
     rows, _ = drawn()
     rows.requires_grad_()
     links = (SOURCES, SCALES, OWN)
-    ones = torch.ones(len(rows), dtype=torch.float64)
-    sums = shared_sums(rows, ones, LENGTHS, links, None, lambda total: total)
+    found = DistinctRows(rows, PLACES, LENGTHS)
+    ones = torch.ones(len(PLACES), dtype=torch.float64)
+    sums = shared_sums(found, ones, links, None, lambda total: total)
     sums.backward(torch.randn(5, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
     assert rows.grad is not None
     torch.testing.assert_close(rows.grad.sum(0), torch.zeros(DIM, dtype=torch.float64))
@@ -62,18 +66,19 @@ def test_a_prior_adds_strength_times_row_to_the_gradient_of_an_events_own_row() 
     gradients = []
     for held in (None, strengths):
         leaf = rows.clone().requires_grad_()
-        shared_sums(leaf, weights, LENGTHS, (SOURCES, SCALES, OWN), held, None).sum().backward()
+        found = DistinctRows(leaf, PLACES, LENGTHS)
+        shared_sums(found, weights, (SOURCES, SCALES, OWN), held, None).sum().backward()
         assert leaf.grad is not None
         gradients.append(leaf.grad)
     ends = LENGTHS.cumsum(0) - 1
-    added = torch.zeros_like(rows)
-    added[ends] = rows[ends] * strengths
+    own = PLACES[ends]
+    added = torch.zeros_like(rows).index_add_(0, own, rows[own] * strengths)
     torch.testing.assert_close(gradients[1] - gradients[0], added)
 
 
 def test_alone_a_list_counts_with_the_root_of_its_length() -> None:
     rows = torch.arange(8.0).view(4, 2)
-    found = sums_over_roots(rows, torch.ones(4), torch.tensor([3, 0, 1]))
+    found = sums_over_roots(DistinctRows(rows, torch.arange(4), torch.tensor([3, 0, 1])), torch.ones(4))
     torch.testing.assert_close(found, torch.stack([rows[:3].sum(0) / 3**0.5, torch.zeros(2), rows[3]]))
 
 
@@ -92,7 +97,7 @@ def test_a_held_row_comes_to_where_ridge_regression_puts_it() -> None:
             row -= 0.1 * row.grad
             row.grad = None
     # The only number of a row is its bias.
-    assert float(row) == pytest.approx(float(labels.sum()) / (5 + noise / BIAS), rel=1e-4)
+    assert row.item() == pytest.approx(float(labels.sum()) / (5 + noise / BIAS), rel=1e-4)
 
 
 def test_strengths_follow_counts_noise_the_unit_of_labels_and_the_scale_of_rows() -> None:

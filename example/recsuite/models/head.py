@@ -14,7 +14,7 @@ from torch import nn
 
 from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, LISTS, USER, Feature
 from recsuite.models.layers import NumberLayers, means, repeated, scaled
-from recsuite.models.lists import Links, held_by_prior, shared_sums, sums_over_roots
+from recsuite.models.lists import DistinctRows, Links, held_by_prior, shared_sums, sums_over_roots
 from recsuite.models.prior import Prior
 
 # What rows of lists count, where labels are predicted: in a step a sum over a list goes many times as far.
@@ -110,8 +110,7 @@ class Head(nn.Module):
         """The items of B events, float32 [B, D]; takes what `user_vectors` takes."""
         item = self._add_up(looked_up, ITEM, links)
         if AUDIENCE in self.lists:
-            audience = looked_up[AUDIENCE]
-            item = item + self._list_sums(AUDIENCE, audience, torch.ones_like(audience.values()[:, 0]), links)
+            item = item + self._list_sums(AUDIENCE, looked_up[AUDIENCE], None, links)
         return self._with_numbers(scaled(item, self.row_scale), numbers, ITEM)
 
     def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
@@ -151,19 +150,24 @@ class Head(nn.Module):
         return held_by_prior(rows, strengths)
 
     def _list_sums(
-        self, name: str, found: LookedUp, weights: torch.Tensor, links: Links | None
+        self, name: str, found: LookedUp, weights: torch.Tensor | None, links: Links | None
     ) -> torch.Tensor:
-        """What the lists of a name add up to, float32 [B, D]."""
-        rows, lengths = found.values(), found.lengths()
+        """What the lists of a name add up to, float32 [B, D]; weights: of values, 1 where it is None."""
+        if not isinstance(found, DistinctRows):
+            rows = found.values()
+            found = DistinctRows(rows, torch.arange(len(rows), device=rows.device), found.lengths())
+        if weights is None:
+            weights = found.rows.new_ones(len(found.places))
         if links is None:
-            return self.list_scale * sums_over_roots(rows, weights, lengths)
+            return self.list_scale * sums_over_roots(found, weights)
         place = self.lists.index(name)
         link = links.sources[place], links.scales[place] * self.list_scale, links.own[place]
         strengths = None
-        if self.prior is not None and rows.requires_grad:
-            strengths = self.prior.strengths(name, links.rarities, rows.size(1), self.list_scale)
+        if self.prior is not None and found.rows.requires_grad:
+            dim = found.rows.size(1)
+            strengths = self.prior.strengths(name, links.rarities, dim, self.list_scale)
             strengths = strengths * self.row_scale
-        return shared_sums(rows, weights, lengths, link, strengths, self.add_over_ranks)
+        return shared_sums(found, weights, link, strengths, self.add_over_ranks)
 
     def forward(
         self,

@@ -1,11 +1,13 @@
 """Sums over lists of rows: what a user had, and who had an item.
 
-Shapes: B events, V values of all lists with each event's own behind its list, D numbers in a row, S lists.
+Shapes: B events, V values of all lists with each event's own behind its list, R distinct rows of D numbers, S
+lists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,20 +28,39 @@ class Links(NamedTuple):
     rarities: torch.Tensor
 
 
-def sums_over_roots(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+def sums_over_roots(found: DistinctRows, weights: torch.Tensor) -> torch.Tensor:
     """The sum of each list of rows times weights, over the root of its length, float32 [B, D].
 
-    rows: float32 [values, D], without the events' own; weights: float32 [values]; lengths: int [B].
+    found: without the events' own; weights: float32, of each value.
     """
-    lengths = lengths.to(torch.int64)
-    sums = _summed(rows, weights, lengths)
+    lengths = found.counts.to(torch.int64)
+    sums = _summed(found.rows, found.places, weights, lengths)
     return sums * lengths.clamp(min=1).to(sums.dtype).rsqrt().unsqueeze(1)
 
 
+@dataclass(frozen=True)
+class DistinctRows:
+    """The rows of one list for B events, each only once, in the place of `head.LookedUp`.
+
+    rows: float32 [R, D]; places: of each value its row, int64 [V]; counts: values of each event, int [B].
+    """
+
+    rows: torch.Tensor
+    places: torch.Tensor
+    counts: torch.Tensor
+
+    def values(self) -> torch.Tensor:
+        """A row for each value, float32 [V, D]."""
+        return self.rows.index_select(0, self.places)
+
+    def lengths(self) -> torch.Tensor:
+        """How many of them are each event's, [B]."""
+        return self.counts
+
+
 def shared_sums(
-    rows: torch.Tensor,
+    found: DistinctRows,
     weights: torch.Tensor,
-    lengths: torch.Tensor,
     links: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     strengths: torch.Tensor | None,
     add_over_ranks: Callable[[torch.Tensor], torch.Tensor] | None,
@@ -47,15 +68,17 @@ def shared_sums(
     """The sum that each event takes, without its own row where that is in it, times its scale,
     float32 [B, D]. Collective in the backward where `add_over_ranks` is.
 
-    rows: float32 [V, D]; weights: float32 [V]; lengths: int [B], with each event's own; links: sources,
-    scales and own of one list, [B] each; strengths: of the prior of the events' own rows, float32 [B, D].
-    add_over_ranks: adds a tensor up over all ranks; with it the gradient is
-    centred. All rows of a list change a sum in the same direction, so the step that they have in common is as
-    many times too long as the list has rows, and training diverges. What is common to all lists says nothing
-    of anybody, so it is taken out of the gradient.
+    found: the rows of lists, with each event's own behind its; weights: float32 [V]; links: sources, scales
+    and own of one list, [B] each; strengths: of the prior of the events' own rows, float32 [B, D].
+    add_over_ranks: adds a tensor up over all ranks; with it the gradient is centred. All rows of a list
+    change a sum in the same direction, so the step that they have in common is as many times too long as the
+    list has rows, and training diverges. What is common to all lists says nothing of anybody, so it is taken
+    out of the gradient.
     """
-    lengths = lengths.to(torch.int64)
-    sums: torch.Tensor = _SharedSums.apply(rows, weights, lengths, *links, strengths, add_over_ranks)
+    lengths = found.counts.to(torch.int64)
+    sums: torch.Tensor = _SharedSums.apply(
+        found.rows, found.places, weights, lengths, *links, strengths, add_over_ranks
+    )
     return sums
 
 
@@ -69,20 +92,22 @@ def held_by_prior(rows: torch.Tensor, strengths: torch.Tensor) -> torch.Tensor:
     return held
 
 
-def _summed(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    # The rows are looked up already: embedding_bag is used as a fast sum over lists of row 0, 1, 2, ...
-    places = torch.arange(len(rows), device=rows.device)
+def _summed(
+    rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    """The sum of each list of rows times weights, float32 [lists, D]; places: of rows, list after list."""
     offsets = lengths.cumsum(0) - lengths
     return torch.nn.functional.embedding_bag(places, rows, offsets, mode="sum", per_sample_weights=weights)
 
 
 class _SharedSums(torch.autograd.Function):
-    """See `shared_sums`."""
+    """See `shared_sums`. Nothing is copied for each value: neither rows, nor gradients."""
 
     @staticmethod
     def forward(
         ctx: Any,
         rows: torch.Tensor,
+        places: torch.Tensor,
         weights: torch.Tensor,
         lengths: torch.Tensor,
         sources: torch.Tensor,
@@ -95,35 +120,43 @@ class _SharedSums(torch.autograd.Function):
         own_weights = own * weights.index_select(0, ends)
         # Of the lists themselves: an event's own row lies behind its list, and is no part of it.
         in_lists = weights.index_fill(0, ends, 0.0)
-        own_rows = rows.index_select(0, ends)
+        own_places = places.index_select(0, ends)
+        own_rows = rows.index_select(0, own_places)
         of_prior = None if strengths is None else own_rows * strengths
-        ctx.save_for_backward(in_lists, lengths, ends, sources, scales, own_weights, of_prior)
-        ctx.add_over_ranks = add_over_ranks
-        sums = _summed(rows, in_lists, lengths).index_select(0, sources)
+        ctx.save_for_backward(
+            places, in_lists, lengths, ends, own_places, sources, scales, own_weights, of_prior
+        )
+        ctx.add_over_ranks, ctx.num_rows = add_over_ranks, len(rows)
+        sums = _summed(rows, places, in_lists, lengths).index_select(0, sources)
         sums.addcmul_(own_rows, own_weights.unsqueeze(1), value=-1)
         return sums.mul_(scales.unsqueeze(1))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        in_lists, lengths, ends, sources, scales, own_weights, of_prior = ctx.saved_tensors
+        places, in_lists, lengths, ends, own_places, sources, scales, own_weights, of_prior = (
+            ctx.saved_tensors
+        )
         gradient = gradient * scales.unsqueeze(1)
         of_lists = torch.zeros_like(gradient).index_add_(0, sources, gradient)
-        of_rows = repeated(of_lists, lengths, len(in_lists)).mul_(in_lists.unsqueeze(1))
-        of_own = gradient * -own_weights.unsqueeze(1)
+        # Row after row the lists that have it: a sum over each gives its gradient, as one gave that of lists.
+        # Narrow numbers are sorted in a third of the time.
+        order = places.to(torch.int32).argsort()
+        lists = repeated(torch.arange(len(lengths), device=places.device), lengths, len(places))
+        counts = places.bincount(minlength=ctx.num_rows)
+        of_rows = _summed(of_lists, lists.index_select(0, order), in_lists.index_select(0, order), counts)
+        of_rows.index_add_(0, own_places, gradient * -own_weights.unsqueeze(1))
         if ctx.add_over_ranks is not None:
             # Each event takes its share out of its list, as much from each row: in a pass that is from each
             # row as much as it has events.
-            shares = torch.zeros_like(scales).index_add_(0, sources, (scales > 0).to(scales.dtype))
-            sizes = (lengths - 1).clamp(min=1)
-            of_values = repeated(shares / sizes, lengths, len(in_lists)).index_fill(0, ends, 0.0)
-            # The rows behind the lists have the weight 0 among `of_rows`.
-            number = (scales > 0).sum().to(scales.dtype).view(1)
-            total = ctx.add_over_ranks(torch.cat([of_rows.sum(0) + of_own.sum(0), number]))
-            of_rows.addr_(of_values, total[:-1] / total[-1].clamp(min=1), alpha=-1)
+            is_there = (scales > 0).to(scales.dtype)
+            shares = torch.zeros_like(scales).index_add_(0, sources, is_there) / (lengths - 1).clamp(min=1)
+            of_values = repeated(shares, lengths, len(places)).index_fill(0, ends, 0.0)
+            taken = torch.zeros_like(of_rows[:, 0]).index_add_(0, places, of_values)
+            total = ctx.add_over_ranks(torch.cat([of_rows.sum(0), is_there.sum().view(1)]))
+            of_rows.addr_(taken, total[:-1] / total[-1].clamp(min=1), alpha=-1)
         if of_prior is not None:
-            of_own += of_prior
-        of_rows.index_copy_(0, ends, of_own)
-        return of_rows, *[None] * 7
+            of_rows.index_add_(0, own_places, of_prior)
+        return of_rows, *[None] * 8
 
 
 class _HeldByPrior(torch.autograd.Function):

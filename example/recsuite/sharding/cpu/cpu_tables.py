@@ -15,7 +15,7 @@ R: keys that come to a rank; D: numbers in a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from torchrec.distributed.types import LazyAwaitable, LazyNoWait, ParameterShard
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recsuite.datasets.schema import AUDIENCE, LISTS
+from recsuite.models.lists import DistinctRows
 from recsuite.runtime.ranges import named
 from recsuite.sharding.cpu.groups import DynamicPart, TableGroup
 from recsuite.sharding.cpu.lookup import LookupRequest, TableLayout, learn
@@ -119,10 +121,19 @@ class CpuTables(ShardedEmbeddingCollection):
             # Here, because TorchRec calls its tracker in the lookup that this one replaces.
             self._track(request)
         names = request.features.keys()
-        lengths = request.features.lengths().view(len(names), -1)
-        found = zip(names, Rows.apply(self.anchor, self, request), lengths, strict=True)
+        lengths = dict(zip(names, request.features.lengths().view(len(names), -1), strict=True))
+        *rows, distinct = Rows.apply(self.anchor, self, request)
+        shared = shared_lists(names)
+        expanded = [name for name in names if name not in shared]
+        found: dict[str, Any] = {
+            name: JaggedTensor(values=values, lengths=lengths[name])
+            for name, values in zip(expanded, rows, strict=True)
+        }
+        for name, places in zip(names, request.inverse_of_features(), strict=True):
+            if name in shared:
+                found[name] = DistinctRows(distinct, places, lengths[name])
         # TorchRec expects something to wait for. Nothing is left of it: the exchange has ended above.
-        return LazyNoWait({name: JaggedTensor(values=rows, lengths=counts) for name, rows, counts in found})
+        return LazyNoWait({name: found[name] for name in names})
 
     def _track(self, request: LookupRequest) -> None:
         """Tell TorchRec's tracker, from which deltas are made, which rows of this rank are looked up."""
@@ -152,8 +163,22 @@ def _kernel_of(lookup: Any, tables: tuple[tuple[str, int], ...]) -> Any:
     return lookup._emb_modules[0].emb_module if names else None
 
 
+def shared_lists(names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the features whose rows are added up as they are: a copy for each value would cost more."""
+    return LISTS if AUDIENCE in names else ()
+
+
+def expanded_in(request: LookupRequest) -> list[torch.Tensor]:
+    """The part of `LookupRequest.inverse` of each other feature."""
+    names = request.features.keys()
+    parts = zip(names, request.inverse_of_features(), strict=True)
+    return [part for name, part in parts if name not in shared_lists(names)]
+
+
 class Rows(torch.autograd.Function):
-    """The rows of features, each float32 [its ids, D]; the backward is the step of the tables."""
+    """The rows of features that are no shared lists, each float32 [its ids, D], and for those that are all
+    distinct ones, float32 [distinct, D]; the backward is the step of the tables.
+    """
 
     @staticmethod
     def forward(
@@ -173,17 +198,20 @@ class Rows(torch.autograd.Function):
         with named("lookup"):
             if tables.layout.dynamic:
                 take_unknown(request, found)
-            return tuple(found.index_select(0, inverse) for inverse in request.inverse_of_features())
+            # Where nobody takes the distinct ones, they are nothing, and so is their gradient.
+            shared = found if shared_lists(request.features.keys()) else found[:0]
+            return *(found.index_select(0, inverse) for inverse in expanded_in(request)), shared
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:
         """Collective: every rank."""
         tables, request = ctx.tables, ctx.request
         sums = tables.exchange.outgoing("gradients", (sum(request.num_sent), tables._embedding_dim))
+        *of_features, of_distinct = gradients
         # The slot still holds an earlier step. Adding up here, before the exchange, sends as many rows as
         # came.
-        sums.rows.zero_()
-        for inverse, gradient in zip(request.inverse_of_features(), gradients, strict=True):
+        sums.rows.copy_(of_distinct) if len(of_distinct) else sums.rows.zero_()
+        for inverse, gradient in zip(expanded_in(request), of_features, strict=True):
             sums.rows.index_add_(0, inverse, gradient)
         with named("output exchange"):
             mine = tables.exchange.swap(sums, request.num_sent, request.received)()

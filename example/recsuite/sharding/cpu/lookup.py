@@ -101,6 +101,11 @@ class TableLayout:
         self._group_ends.append(self._num_keys)
         return first_key, tuple(tables)
 
+    @property
+    def num_keys(self) -> int:
+        """How many rows the static tables of all ranks have."""
+        return self._num_keys
+
     def close(self) -> None:
         """All groups of all ranks were added, and all dynamic tables."""
         self.group_ends = torch.tensor(self._group_ends)
