@@ -19,19 +19,24 @@ from tests.support.states import FLAGS
 def raw_test_values(data: Path) -> dict[str, list[Any]]:
     """What a server would be told of the test ratings."""
     config = Config.of(data_path=str(data))
-    columns, raw = open_columns(config), read(locate(config.data, config.runtime.seed), config.data)
-    positions = columns.range_of("test")
-    rows = columns.column("rows")[positions.start :]
-    users, movies = raw.users.iloc[rows["user"]], raw.items.iloc[rows["item"]]
-    values = {
-        table.name: (users if table.feature.entity == "user" else movies)[table.feature.column].tolist()
-        for table in columns.tables
-    }
-    history = [history_of(columns, place) for place in positions]
+    columns = open_columns(config)
+    history = [history_of(columns, place) for place in columns.range_of("test")]
     return {
-        **values,
+        **raw_features(columns, config),
         "history": [movies for movies, _ in history],
         "history_ratings": [ratings for _, ratings in history],
+    }
+
+
+def raw_features(columns: Columns, config: Config) -> dict[str, list[Any]]:
+    """The features of the users and movies of the test ratings, without lists of who had what."""
+    raw = read(locate(config.data, config.runtime.seed), config.data)
+    rows = columns.column("rows")[columns.range_of("test").start :]
+    entities = {"user": raw.users.iloc[rows["user"]], "item": raw.items.iloc[rows["item"]]}
+    return {
+        table.name: entities[table.feature.entity][table.feature.column].tolist()
+        for table in columns.tables
+        if table.feature.entity in entities
     }
 
 

@@ -143,10 +143,6 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
     Raises:
         UserError: when a flag asks for what the tables do not say.
     """
-    return with_both_sides(_fitted(config, given), given)
-
-
-def _fitted(config: Config, given: Collection[str]) -> Config:
     # The labels of a set of a known name are ratings with times, and it may have to be downloaded first.
     if not is_own(config.data):
         return _with_task(config, FIRST_SCHEMA, given)

@@ -173,16 +173,24 @@ def joined(config: Config, given: frozenset[str] = frozenset()) -> Iterator[tupl
 def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
     """The same configuration on every rank, but for what is a machine's own. Collective: every rank."""
     # This imports torch, which a data worker must not.
-    from recsuite.datasets.opening import check_same_flags, fitted_to_tables, of_this_machine
+    from recsuite.datasets.opening import (
+        check_same_flags,
+        fitted_to_tables,
+        of_this_machine,
+        with_both_sides,
+    )
 
     check_same_flags(config)
 
     def decided() -> Config:
         if not config.checkpoint.reads:
-            return fitted_to_tables(config, given)
+            return with_both_sides(fitted_to_tables(config, given), given)
         from recsuite.checkpoint.storage.recorded import with_recorded
 
-        return fitted_to_tables(with_recorded(config, given), given)
+        found = with_recorded(config, given)
+        fitted = fitted_to_tables(found, given)
+        # Where there is a checkpoint its flags hold, the defaults of its training too.
+        return with_both_sides(fitted, given) if found is config else fitted
 
     config = of_this_machine(config, broadcast_from_rank0(decided))
     if config.checkpoint.reads:

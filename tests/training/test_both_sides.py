@@ -1,0 +1,119 @@
+"""Who had what on both sides: when it is taken, and that what was learned of it leaves and comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recsuite.checkpoint.session import checkpointing
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.opening import BOTH_SIDES, open_data, with_both_sides
+from recsuite.datasets.schema import AUDIENCE, HISTORY
+from recsuite.runtime.process import RuntimeContext
+from recsuite.serving.served import ServedModel
+from recsuite.training.evaluation import PredictionEvaluator
+from recsuite.training.input_pipeline import InputPipeline
+from recsuite.training.loops.epochs import EpochLoop
+from tests.support.launch import EXAMPLE, succeeded, torchrun
+from tests.support.raw_values import raw_features
+
+# As --split random takes it, but small.
+SMALL = {**BOTH_SIDES, "split": "random", "epochs": 2, "embedding_dim": 8, "batch_size": 4_000}
+
+
+def test_a_random_split_of_ratings_takes_both_sides_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    found = with_both_sides(Config.of(split="random"), ["split"])
+    assert {name: found.flags[name] for name in BOTH_SIDES} == BOTH_SIDES
+    said = capsys.readouterr().out
+    assert "--others 1000 --lr 0.2 --weight_decay 0.0 --mlp_dims none --epochs 20 --patience 10" in said
+
+
+def test_a_flag_that_is_given_stays_as_it_is() -> None:
+    config = Config.of(split="random", lr=0.3, epochs=4)
+    found = with_both_sides(config, ["split", "lr", "epochs"])
+    assert (found.optimizer.lr, found.training.epochs, found.data.others) == (0.3, 4, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("flags", "given"),
+    [
+        ({"split": "time"}, []),
+        ({"split": "leave_one_out"}, []),
+        ({"split": "random", "task": "ranking"}, []),
+        ({"split": "random", "task": "response"}, []),
+        ({"split": "random", "stream": True}, []),
+        ({"split": "random", "history": 10}, ["history"]),
+        ({"split": "random", "audience": 10}, ["audience"]),
+        ({"split": "random", "others": 0}, ["others"]),
+    ],
+)
+def test_nothing_changes_where_time_counts_or_a_flag_says_which_lists_there_are(
+    flags: dict[str, object], given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config.of(**flags)
+    assert with_both_sides(config, given) is config
+    assert capsys.readouterr().out == ""
+
+
+def raw_lists(columns: Columns) -> dict[str, list[list[object]]]:
+    """For the test ratings who had what, in raw ids."""
+    vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())
+    rows = columns.column("rows")[columns.range_of("test").start :]
+    found = {}
+    for name, owner, member in ((HISTORY, "user", "movie"), (AUDIENCE, "item", "user")):
+        offsets, held = columns.column(f"test_{name}_offsets"), columns.column(f"test_{name}")
+        names = [None, *vocabulary[member]]
+        of_rows = held[:, 0] if name == HISTORY else held
+        found[name] = [
+            [names[row] for row in of_rows[offsets[one] : offsets[one + 1]]] for one in rows[owner]
+        ]
+    offsets, bits = columns.column("test_history_offsets"), columns.column("test_history")[:, 1]
+    ratings = np.ascontiguousarray(bits).view(np.float32)
+    found["history_ratings"] = [ratings[offsets[user] : offsets[user + 1]].tolist() for user in rows["user"]]
+    return found
+
+
+def test_a_served_model_scores_as_the_trained_one(
+    synthetic_folder: Path, context: RuntimeContext, tmp_path: Path
+) -> None:
+    config = Config.of(**SMALL, data_path=str(synthetic_folder), save_dir=str(tmp_path / "dumps"), dump=True)
+    with open_data(config, context) as data:
+        columns = data.columns
+        with checkpointing(columns, config, context) as checkpointer:
+            loop = EpochLoop(data, config, context, checkpointer)
+            loop.run()
+        evaluator = PredictionEvaluator(loop.task, InputPipeline(data.loader), columns, context)
+        expected = evaluator.predict(loop.train_state.model, "test", 0)
+    model = ServedModel.open(tmp_path / "dumps", "latest")
+    assert {HISTORY, AUDIENCE} <= model.snapshot.tables.keys()
+    few = slice(0, 200)
+    told = {**raw_features(columns, config), **raw_lists(columns)}
+    values = {name: given[few] for name, given in told.items()}
+    found = model.score(values)
+    torch.testing.assert_close(found, torch.from_numpy(expected[few]), rtol=0, atol=2e-6)
+    # The lists say something.
+    without = {name: given for name, given in values.items() if name != AUDIENCE}
+    assert (model.score(without) - found).abs().max() > 0.01
+
+
+def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_flags(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
+    flags = ("--split", "random", "--embedding_dim", 4, "--lr", 0.3, "--epochs", 2, "--batch_size", 2_000)
+    said = succeeded(torchrun(2, EXAMPLE, "--inc_dump", *flags, *data))
+    assert "--others 1000 --weight_decay 0.0 --mlp_dims none --patience 10, as --split random" in said
+    last = next(line for line in said.splitlines() if line.startswith("| this model, epoch"))
+    loaded = succeeded(torchrun(3, EXAMPLE, "--load", *data))
+    again = next(line for line in loaded.splitlines() if line.startswith("| this model, step"))
+    assert [float(cell) for cell in again.split("|")[2:6]] == pytest.approx(
+        [float(cell) for cell in last.split("|")[2:6]], abs=1.5e-4
+    )
+    resumed = succeeded(torchrun(3, EXAMPLE, "--inc_dump", "--resume", "--epochs", 3, *data))
+    assert "--lr 0.3" in resumed
+    assert "as --split random hides" not in resumed
