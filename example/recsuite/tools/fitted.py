@@ -22,11 +22,11 @@ from recsuite.datasets.tables.parts.frame import parsed, raw_values
 from recsuite.datasets.tables.parts.wanted import ID, TIME, Wanted
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.errors import UserError, printable
+from recsuite.serving.display.known import EventsOf, Known
 from recsuite.serving.export import write_export
 from recsuite.serving.request import HISTORY_RATINGS, SEEN, check_values, length_of, type_of
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
-from recsuite.tools.known import EventsOf, Known
 
 if TYPE_CHECKING:
     import pandas
