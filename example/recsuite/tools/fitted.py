@@ -14,6 +14,7 @@ from recsuite.datasets.tables.derived import (
     AGE_DAYS,
     HOUR,
     age_days,
+    dates_name,
     derived,
     hour,
     weekday,
@@ -22,7 +23,7 @@ from recsuite.datasets.tables.parts.frame import parsed, raw_values
 from recsuite.datasets.tables.parts.wanted import ID, TIME, Wanted
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.errors import UserError, printable
-from recsuite.serving.display.known import EventsOf, Known
+from recsuite.serving.display.events import EventsOf
 from recsuite.serving.export import write_export
 from recsuite.serving.request import HISTORY_RATINGS, SEEN, check_values, length_of, type_of
 from recsuite.serving.served import ServedModel
@@ -241,3 +242,42 @@ def _with(
     if not coming or given is None:
         return users
     return {**(users or {}), **{name: [value] * len(given) for name, value in coming.items()}}
+
+
+class Known:
+    """What the tables say of users or items."""
+
+    def __init__(self, frame: pandas.DataFrame, schema: Schema, entity: str) -> None:
+        self.name = schema.name_of(entity)
+        self.values = {
+            feature.name: [None if _is_missing(value) else value for value in frame[feature.column].tolist()]
+            for feature in schema.features
+            if feature.entity == entity and feature.column in frame
+        }
+        self._days = {str(name): frame[name].to_numpy() for name in frame if derived(str(name))}
+        self._entity = entity
+        self.ids: list[Any] = self.values[self.name]
+        self.places = {each: place for place, each in enumerate(self.ids)}
+
+    def days(self, column: str, ids: Sequence[Any]) -> np.ndarray:
+        """The dates of some of them in a column, float64 [n] in days since 1970; NaN where there is none."""
+        days = np.append(self._days[dates_name(self._entity, column)], np.nan)
+        found: np.ndarray = days[[self.places.get(each, -1) for each in ids]]
+        return found
+
+    def of(self, ids: Sequence[Any]) -> dict[str, Any]:
+        """The features of some of them; of one that is not there, nothing but the id."""
+        places = [self.places.get(each) for each in ids]
+        nothing: dict[str, Any] = {
+            name: [] if isinstance(next(iter(values), None), list) else None
+            for name, values in self.values.items()
+        }
+        found = {
+            name: [nothing[name] if place is None else values[place] for place in places]
+            for name, values in self.values.items()
+        }
+        return {**found, self.name: [*ids]}
+
+
+def _is_missing(value: Any) -> bool:
+    return isinstance(value, float) and np.isnan(value)
