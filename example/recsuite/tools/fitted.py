@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, RATING, USER, Feature, RawData
+from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, RATING, USER, Feature, RawData, Schema
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
     HOUR,
