@@ -177,3 +177,13 @@ def test_with_the_past_alone_an_audience_holds_who_had_the_item_before(config: C
         candidates = {int(users[known[place]["user"]]) for place in older}
         assert len(one.members) == min(3, len(older))
         assert {*one.members} <= candidates
+
+
+def test_a_pass_that_is_resumed_has_the_samples_of_one_that_was_not(config: Config) -> None:
+    config = config.replaced(others=5)
+    dataset = EventBatches(open_columns(config), config, 0, 1)
+    for step in (0, 1):
+        whole = dataset[Request("train", 1, step + 2)]
+        resumed = dataset[Request("train", 1, step, first=2 * 48)]
+        for one, other in zip(whole, resumed, strict=True):
+            np.testing.assert_array_equal(one, other)

@@ -163,7 +163,7 @@ def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
 def test_a_user_is_a_whole_number_of_64_bits_or_nobody(user: str, number: int | None) -> None:
     ratings = Events(np.array([0, 1, 1]), np.array([0, 1, 2]), np.ones(3, np.float32), np.arange(3))
     movies, users = pandas.DataFrame({"movie_id": [1, 2, 3]}), pandas.DataFrame({"user_id": [-5, 7]})
-    viewer = Viewer(RawData(ratings, movies, users), SCHEMA, user, longest_list=5)
+    viewer = Viewer(RawData(ratings, movies, users), SCHEMA, user, longest={"history": 5, "audience": 5})
     assert viewer.id == number
     assert len(viewer.labels) == {-5: 1, 7: 2}.get(number or 0, 0)
 
@@ -197,7 +197,12 @@ def test_equally_popular_movies_come_by_their_ids_in_whatever_order_the_ratings_
     order = np.random.default_rng(seed).permutation(len(labels))
     events = Events(np.zeros(140, np.int32), movies[order], labels[order], np.arange(140))
     frame = pandas.DataFrame({"movie_id": range(1, 21)})
-    viewer = Viewer(RawData(events, frame, pandas.DataFrame({"user_id": [1]})), SCHEMA, "2", longest_list=5)
+    viewer = Viewer(
+        RawData(events, frame, pandas.DataFrame({"user_id": [1]})),
+        SCHEMA,
+        "2",
+        longest={"history": 5, "audience": 5},
+    )
     everything = Mock(**{"snapshot.known": lambda feature, values: torch.ones(len(values), dtype=torch.bool)})
     found = popular(viewer, everything, 20)
     assert found.items.tolist() == [*range(20)]

@@ -326,7 +326,7 @@ def test_recommendations_have_the_scores_of_the_same_values_with_numbers_and_a_c
     told = {**model._told(["user-3"] * 40), **model._items.of(ids)}
     if AUDIENCE in model.snapshot.tables:
         # Of items that the user had, too.
-        told[AUDIENCE] = [model._audience[model._items.places[item]] for item in ids]
+        told[AUDIENCE] = [model._named(model._audiences.of(model._items.places[item])[0]) for item in ids]
     scores = model.score({**told, **{name: [value] * 40 for name, value in coming.items()}})
     assert scores.tolist() == pytest.approx([score for _, score in found], abs=1e-6)
     (other,) = model.recommend(["user-3"], k=40, event={"device": "desktop", "discount": None}, exclude=None)

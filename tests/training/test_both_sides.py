@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from recsuite.checkpoint.session import checkpointing
+from recsuite.config.both_sides import BOTH_SIDES, both_sides
 from recsuite.config.config import Config
+from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.opening import BOTH_SIDES, open_data, with_both_sides
+from recsuite.datasets.opening import open_data
 from recsuite.datasets.schema import AUDIENCE, HISTORY
+from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.served import ServedModel
 from recsuite.training.evaluation import PredictionEvaluator
@@ -26,17 +29,14 @@ from tests.support.raw_values import raw_features
 SMALL = {**BOTH_SIDES, "split": "random", "epochs": 2, "embedding_dim": 8, "batch_size": 4_000}
 
 
-def test_a_random_split_of_ratings_takes_both_sides_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    found = with_both_sides(Config.of(split="random"), ["split"])
-    assert {name: found.flags[name] for name in BOTH_SIDES} == BOTH_SIDES
-    said = capsys.readouterr().out
-    assert "--others 1000 --lr 0.2 --weight_decay 0.0 --mlp_dims none --epochs 20 --patience 10" in said
+@pytest.mark.parametrize("split", ["random", "u1"])
+def test_ratings_of_a_split_without_order_take_both_sides(split: str) -> None:
+    assert both_sides(Config.of(split=split), ["split"]) == BOTH_SIDES
 
 
 def test_a_flag_that_is_given_stays_as_it_is() -> None:
-    config = Config.of(split="random", lr=0.3, epochs=4)
-    found = with_both_sides(config, ["split", "lr", "epochs"])
-    assert (found.optimizer.lr, found.training.epochs, found.data.others) == (0.3, 4, 1_000)
+    found = both_sides(Config.of(split="random", lr=0.3, others=50), ["split", "lr", "others"])
+    assert found == {name: value for name, value in BOTH_SIDES.items() if name not in ("lr", "others")}
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,23 @@ def test_a_flag_that_is_given_stays_as_it_is() -> None:
     ],
 )
 def test_nothing_changes_where_time_counts_or_a_flag_says_which_lists_there_are(
-    flags: dict[str, object], given: list[str], capsys: pytest.CaptureFixture[str]
+    flags: dict[str, object], given: list[str]
 ) -> None:
-    config = Config.of(**flags)
-    assert with_both_sides(config, given) is config
-    assert capsys.readouterr().out == ""
+    assert both_sides(Config.of(**flags), given) == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--others", "5"), "--others 5 tells of what came later than a rating, which --split time does not"),
+        (("--others", "5", "--split", "random", "--task", "ranking"), "--others 5 is for --task rating"),
+        (("--audience", "5", "--task", "response"), "--audience 5 is for --task rating"),
+        (("--others", "5", "--stream"), "--others 5"),
+    ],
+)
+def test_lists_that_cannot_be_are_refused_in_a_sentence(flags: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        parse_args([*flags])
 
 
 def raw_lists(columns: Columns) -> dict[str, list[list[object]]]:

@@ -158,6 +158,17 @@ class Config:
             "--task ranking and --stream exclude each other: a ranking corrects for how often an item is "
             "chosen in all of its training, which a stream does not know; leave one out",
         )
+        for name in ("audience", "others"):
+            value = self.flags[name]
+            require(
+                value == 0 or self.model.task == "rating",
+                f"--{name} {value} is for --task rating, and not for --task {self.model.task}; leave it out",
+            )
+        require(
+            self.data.others == 0 or not self.stream.stream,
+            f"--others {self.data.others} and --stream exclude each other: a stream knows what came before "
+            "alone; leave one out",
+        )
         decay, epochs = self.optimizer.weight_decay, self.training.epochs
         require(
             # Half, for the rate falls to zero.

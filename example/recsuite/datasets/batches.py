@@ -166,8 +166,10 @@ class EventBatches:
         events = features.events(positions, request.split)
         num_real = len(events)
         single, numbers, lists = features.find(events)
-        # Another sample in each step; but a model that is measured is told the same of an event at any time.
-        step = (request.epoch, request.step) if request.split == "train" else ()
+        # Another sample in each step, counted from the beginning of the pass for the sake of one that is
+        # resumed; but a model that is measured is told the same of an event at any time.
+        begin = request.first + request.step * self.batch_size * self.world_size
+        step = (request.epoch, begin) if request.split == "train" else ()
         shared = features.find_lists(events, Asked(request.split, (self.seed, *step)))
         # Their own rows before some are forgotten: an event stands in the list with its user.
         lists += [self._listed(name, found, single) for name, found in shared.items()]
@@ -178,7 +180,8 @@ class EventBatches:
         labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
         labels[:num_real], labels[num_real:] = events["label"], 0
         step_size = self._step_size(request)
-        weights[:num_real] = self.batch_size * self.world_size / step_size
+        share = self.batch_size * self.world_size / step_size
+        weights[:num_real] = share
         weights[num_real:] = 0
         if "weight" in (events.dtype.names or ()) and request.split == "train":
             # Whatever is measured counts each event once.
@@ -191,7 +194,7 @@ class EventBatches:
         rarities[:] = 0
         # A stream does not know how many events there will be.
         if self.is_two_sided and request.split == "train" and not self.is_stream:
-            features.rarities(events, weights[:num_real], rarities[:, :num_real])
+            features.rarities(events, share, rarities[:, :num_real])
         return values, lengths, labels, weights, history_labels, all_numbers, *links, rarities
 
     def _listed(self, name: str, found: Shared, single: list[np.ndarray]) -> Lists:

@@ -49,18 +49,6 @@ TASKS = {
 }
 
 
-# What is best where ratings are predicted with who had what on both sides; chosen on the validation parts of
-# ml-100k and ml-latest-small, see docs/quality.md.
-BOTH_SIDES = {
-    "others": 1_000,
-    "lr": 0.2,
-    "weight_decay": 0.0,
-    "mlp_dims": (),
-    "epochs": 20,
-    "patience": 10,
-}
-
-
 @dataclass(frozen=True)
 class Data:
     """What every mode needs of the data set."""
@@ -155,21 +143,6 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
         say("--split random, because the events have no times")
         config = config.replaced(split="random")
     return _with_task(config, source.schema, given)
-
-
-def with_both_sides(config: Config, given: Collection[str]) -> Config:
-    """The configuration with which ratings are learned best where what came later is no secret: with who had
-    what on both sides, and rows held by a prior; see docs/quality.md.
-
-    given: the flags that stay as they are. None changes where one says what lists there are.
-    """
-    is_wanted = config.model.task == "rating" and config.data.is_unordered and not config.stream.stream
-    if not is_wanted or {"others", "history", "audience"} & {*given}:
-        return config
-    changed = {name: value for name, value in BOTH_SIDES.items() if name not in given}
-    shown = " ".join(f"--{name} {'none' if value == () else value}" for name, value in changed.items())
-    say(f"{shown}, as --split {config.data.split} hides nothing that came later")
-    return config.replaced(**changed)
 
 
 def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config:

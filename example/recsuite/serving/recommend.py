@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from recsuite.checkpoint.storage.choice import asked_for, describe_choice
 from recsuite.checkpoint.storage.directory import LATEST
 from recsuite.checkpoint.storage.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
-from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, RATING, YES_NO
+from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.schema import AUDIENCE, CLICKS, COUNT, ENTITIES, HISTORY, LISTS, RATING, YES_NO
 from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, duration, printable
 from recsuite.models.tasks.task import task_of_head
@@ -81,11 +82,21 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
         _check_ids(source.folder, model, schema.name_of(entity), frame[schema.column_of(entity)].tolist())
     say(f"titles and {schema.labels} are those of {source.folder}")
-    # Lists as long as in the training; an export does not record it, and there the flags count.
-    longest = int(recorded.get("others", 0)) or int(recorded.get("history", config.data.history))
-    viewer = Viewer(raw, schema, config.serving.user, longest)
+    viewer = Viewer(raw, schema, config.serving.user, _longest(config.data, recorded))
     model.describe_items(viewer.described(model.snapshot.features))
     return viewer
+
+
+def _longest(data: DataConfig, recorded: Mapping[str, Any]) -> dict[str, int | None]:
+    """How long the lists of a training are at most, by their names; None is all.
+
+    An export does not record it: there the flags count, and all of an audience, which only such lists have.
+    """
+    found = {name: int(recorded.get(name, getattr(data, name))) for name in LISTS}
+    shares = bool(recorded.get("others"))
+    # A sum over all stands for itself; in the training that over a sample stands for it.
+    history = None if shares and found[HISTORY] else found[HISTORY]
+    return {HISTORY: history, AUDIENCE: None if shares or not recorded else found[AUDIENCE]}
 
 
 def _data_of(model: ServedModel, config: Config, given: Collection[str]) -> Config:

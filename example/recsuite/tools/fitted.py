@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, RATING, USER, Feature, RawData, Schema
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
@@ -22,7 +23,7 @@ from recsuite.datasets.tables.parts.frame import parsed, raw_values
 from recsuite.datasets.tables.parts.wanted import ID, TIME, Wanted
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.errors import UserError, printable
-from recsuite.serving.display.viewer import audiences_of
+from recsuite.serving.display.events import EventsOf
 from recsuite.serving.export import write_export
 from recsuite.serving.request import HISTORY_RATINGS, SEEN, check_values, length_of, type_of
 from recsuite.serving.served import ServedModel
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
 class FittedModel(ServedModel):
     """A `ServedModel` that knows the tables it was trained on: what its users had, and what its items are.
 
-    longest: how long the lists are at most that the model receives, by their names; metrics: on the test, by
-    name.
+    lists: the flags that say which lists the model receives; metrics: on the test, by name.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FittedModel(ServedModel):
         snapshot: Snapshot,
         raw: RawData,
         tables: TableSchema,
-        longest: Mapping[str, int],
+        lists: DataConfig,
         metrics: Metrics,
     ) -> None:
         super().__init__(snapshot)
@@ -56,15 +56,21 @@ class FittedModel(ServedModel):
         self.metrics = metrics
         self._users = Known(raw.users, snapshot.schema, USER)
         self._items = Known(raw.items, snapshot.schema, ITEM)
-        self._events = EventsOfUsers(raw)
-        self._history = longest[HISTORY]
-        # Of each item, where the model receives that.
-        self._audience: list[list[Any]] = []
+        events = raw.events
+        self._events = EventsOf(events.user, events.item, raw, len(raw.users))
+        self._audiences = EventsOf(events.item, events.user, raw, len(raw.items))
+        # Where events share lists all counts, whenever it was: a sample of it stood for that in the training.
+        self._shares = lists.shares_lists
+        self._longest = {name: None if self._shares else most for name, most in lists.lists.items()}
         described: dict[str, Any] = self._items.values
         if AUDIENCE in snapshot.tables:
-            self._audience = audiences_of(raw, np.array(self._users.ids), longest[AUDIENCE])
-            described = {**described, AUDIENCE: self._audience}
+            who = [self._audiences.of(place, self._longest[AUDIENCE])[0] for place in range(len(raw.items))]
+            described = {**described, AUDIENCE: [self._named(places) for places in who]}
         self.describe_items(described)
+
+    def _named(self, places: np.ndarray) -> list[Any]:
+        """The raw ids of users by their positions."""
+        return [self._users.ids[place] for place in places.tolist()]
 
     def recommend(
         self,
@@ -97,7 +103,9 @@ class FittedModel(ServedModel):
         has the column of times, a user's history ends strictly before the row's own; without it, all that
         the user had counts, the row's own event too if it is in the tables, and what is computed of times is
         missing. To the reported metrics nothing of the test was known; here what a user had of the test
-        before a row is. Predicted ratings lie on the scale of the labels.
+        before a row is. Where events share lists (--others) all that a user had counts, whenever it was, but
+        never the row's own item, and likewise all who had the item. Predicted ratings lie on the scale of the
+        labels.
         """
         if isinstance(values, Mapping):
             return super().score(values)
@@ -109,7 +117,9 @@ class FittedModel(ServedModel):
         schema, frame = self.snapshot.schema, values
         users, items = (self._ids(self._column(frame, entity), entity) for entity in (USER, ITEM))
         time = self._times(frame)
-        told = {**self._told(users, time), **self._items.of(items), **self._audiences(items, users)}
+        told = {**self._told(users, time, items if self._shares else None), **self._items.of(items)}
+        if AUDIENCE in self.snapshot.tables:
+            told[AUDIENCE] = self._who_had(items, users, time)
         for feature in schema.features:
             if feature.entity == EVENT and feature.column in frame:
                 told[feature.name] = self._event_values(feature, frame[feature.column])
@@ -181,37 +191,57 @@ class FittedModel(ServedModel):
         check_values(schema.name_of(entity), nested, type_of(known))
         return raw_values(values, Wanted(schema.column_of(entity), ID, entity), type_of(known))
 
-    def _told(self, users: list[Any], time: np.ndarray | None = None) -> dict[str, Any]:
+    def _told(
+        self, users: list[Any], time: np.ndarray | None = None, items: list[Any] | None = None
+    ) -> dict[str, Any]:
         """What a model receives of users: their features and, where it takes one, their history.
 
-        time: strictly before which each history ends, int64 [n]; None takes all of it.
+        time: strictly before which each history ends, int64 [n]; None takes all of it. items: those of the
+        events, which are in no history that holds what came later.
         """
         values = self._users.of(users)
         if HISTORY in self.snapshot.tables:
-            items = self._items.ids
-            ends = [None] * len(users) if time is None else time.tolist()
-            last = [
-                self._events.of(self._users.places.get(user, -1), self._history, end)
-                for user, end in zip(users, ends, strict=True)
+            ends, own = self._ends(time, len(users)), self._own(items, self._items, len(users))
+            found = [
+                self._events.of(self._users.places.get(user, -1), self._longest[HISTORY], end, item)
+                for user, end, item in zip(users, ends, own, strict=True)
             ]
-            values[HISTORY] = [[items[place] for place in places.tolist()] for places, _ in last]
-            shown = self.snapshot.schema.shown
-            values[HISTORY_RATINGS] = [[shown(label) for label in labels.tolist()] for _, labels in last]
+            ids, shown = self._items.ids, self.snapshot.schema.shown
+            values[HISTORY] = [[ids[place] for place in places.tolist()] for places, _ in found]
+            values[HISTORY_RATINGS] = [[shown(label) for label in labels.tolist()] for _, labels in found]
         return values
 
-    def _audiences(self, items: list[Any], users: list[Any]) -> dict[str, Any]:
-        """Who had some items, without the user of each, where a model receives that."""
-        if AUDIENCE not in self.snapshot.tables:
-            return {}
-        places = [self._items.places.get(item) for item in items]
-        had = [[] if place is None else self._audience[place] for place in places]
-        return {
-            AUDIENCE: [[each for each in who if each != user] for who, user in zip(had, users, strict=True)]
-        }
+    def _who_had(self, items: list[Any], users: list[Any], time: np.ndarray | None) -> list[list[Any]]:
+        """Who had some items: all others, or those strictly before a time."""
+        ends, own = self._ends(time, len(items)), self._own(users, self._users, len(items))
+        return [
+            self._named(
+                self._audiences.of(self._items.places.get(item, -1), self._longest[AUDIENCE], end, user)[0]
+            )
+            for item, end, user in zip(items, ends, own, strict=True)
+        ]
+
+    def _ends(self, time: np.ndarray | None, number: int) -> list[int | None]:
+        """Before when lists end: never where events share them."""
+        return [None] * number if time is None or self._shares else time.tolist()
+
+    def _own(self, ids: list[Any] | None, known: Known, number: int) -> list[int]:
+        """Who is in no list of others: positions, -1 for nobody."""
+        return [-1] * number if ids is None else [known.places.get(each, -1) for each in ids]
 
     def _seen(self, user: Any) -> list[Any]:
         places, _ = self._events.of(self._users.places.get(user, -1))
         return [self._items.ids[place] for place in places.tolist()]
+
+
+def _with(
+    users: Mapping[str, Sequence[Any]] | None, coming: Mapping[str, Any], options: Mapping[str, Any]
+) -> Mapping[str, Sequence[Any]] | None:
+    """Users by their features, or by the `events` of the options, with the event that is to come."""
+    given = next(iter((users or {}).values()), options.get("events"))
+    if not coming or given is None:
+        return users
+    return {**(users or {}), **{name: [value] * len(given) for name, value in coming.items()}}
 
 
 class Known:
@@ -249,42 +279,5 @@ class Known:
         return {**found, self.name: [*ids]}
 
 
-def _with(
-    users: Mapping[str, Sequence[Any]] | None, coming: Mapping[str, Any], options: Mapping[str, Any]
-) -> Mapping[str, Sequence[Any]] | None:
-    """Users by their features, or by the `events` of the options, with the event that is to come."""
-    given = next(iter((users or {}).values()), options.get("events"))
-    if not coming or given is None:
-        return users
-    return {**(users or {}), **{name: [value] * len(given) for name, value in coming.items()}}
-
-
 def _is_missing(value: Any) -> bool:
     return isinstance(value, float) and np.isnan(value)
-
-
-class EventsOfUsers:
-    """The items and labels of each user, the oldest first."""
-
-    def __init__(self, raw: RawData) -> None:
-        events = raw.events
-        order = np.lexsort([events.time, events.user])
-        self._items, self._labels, self._times = (
-            column[order] for column in (events.item, events.label, events.time)
-        )
-        counts = np.bincount(events.user, minlength=len(raw.users))
-        self._ends = np.concatenate([[0], np.cumsum(counts)])
-
-    def of(
-        self, place: int, longest: int | None = None, before: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of the last items of a user, at most `longest`, and their labels; nobody has place -1.
-
-        before: leaves out what is not strictly before this time, in seconds since 1970.
-        """
-        first, end = self._ends[place : place + 2] if place >= 0 else (0, 0)
-        if before is not None:
-            end = first + np.searchsorted(self._times[first:end], before)
-        if longest is not None:
-            first = max(first, end - longest)
-        return self._items[first:end], self._labels[first:end]

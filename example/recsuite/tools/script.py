@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from recsuite.config.both_sides import both_sides
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
 from recsuite.config.sections.data import DataConfig
@@ -109,7 +110,7 @@ def run_alone(config: Config, given: frozenset[str]) -> int:
     if config.monitoring.doctor:
         from recsuite.tools.doctor import diagnose
 
-        return diagnose(config)
+        return diagnose(config.replaced(**both_sides(config, given)))
     # Needs none of the packages that are checked.
     if config.data.schema:
         from recsuite.datasets.tables.guessing.proposal import propose
@@ -173,29 +174,40 @@ def joined(config: Config, given: frozenset[str] = frozenset()) -> Iterator[tupl
 def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
     """The same configuration on every rank, but for what is a machine's own. Collective: every rank."""
     # This imports torch, which a data worker must not.
-    from recsuite.datasets.opening import (
-        check_same_flags,
-        fitted_to_tables,
-        of_this_machine,
-        with_both_sides,
-    )
+    from recsuite.datasets.opening import check_same_flags, fitted_to_tables, of_this_machine
 
     check_same_flags(config)
 
     def decided() -> Config:
         if not config.checkpoint.reads:
-            return with_both_sides(fitted_to_tables(config, given), given)
+            return _with_both_sides(fitted_to_tables(config, given), given)
         from recsuite.checkpoint.storage.recorded import with_recorded
 
         found = with_recorded(config, given)
         fitted = fitted_to_tables(found, given)
         # Where there is a checkpoint its flags hold, the defaults of its training too.
-        return with_both_sides(fitted, given) if found is config else fitted
+        return _with_both_sides(fitted, given) if found is config else fitted
 
     config = of_this_machine(config, broadcast_from_rank0(decided))
     if config.checkpoint.reads:
         _say_if_synthetic(config.data)
     return config
+
+
+def _with_both_sides(config: Config, given: frozenset[str]) -> Config:
+    """With the flags of `both_sides`, which are said. Not collective.
+
+    Raises:
+        UserError: when one that is given cannot be with them.
+    """
+    changed = both_sides(config, given)
+    if not changed:
+        return config
+    shown = " ".join(f"--{name} {'none' if value == () else value}" for name, value in changed.items())
+    say(f"{shown}, as --split {config.data.split} hides nothing that came later")
+    found = config.replaced(**changed)
+    found.validate()
+    return found
 
 
 def _say_if_synthetic(config: DataConfig) -> None:

@@ -30,7 +30,6 @@ REFERENCE_BATCH = 4096
 TABLE_EPS = 1e-8
 # Over so many events of a stream, which has no passes, the tables decay by --weight_decay.
 EVENTS_OF_DECAY = 1_000_000
-
 # The parts of the combined optimizer, in their order.
 PARAMETER_GROUPS = ("tables", "dense")
 

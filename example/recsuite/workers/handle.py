@@ -138,8 +138,8 @@ def refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
         if error.errno in (errno.ENOMEM, errno.EFBIG):
             raise UserError(
                 f"The batches of {counted(num_workers, 'data worker')} take up to {gib(num_bytes)}, more "
-                "than this machine gives; give a smaller --batch_size, --history, --prefetch_factor or "
-                "--num_workers."
+                "than this machine gives; give a smaller --batch_size, --history, --others, "
+                "--prefetch_factor or --num_workers."
             ) from None
         raise
 

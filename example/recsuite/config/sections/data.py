@@ -102,13 +102,14 @@ class DataConfig(Section):
     """With --split random and the official splits, where what came later is no secret, the model receives
     with a rating, instead of what came before, all other items of its user and all other users of its item, a
     sample of so many where there are more; 0 means that --history and --audience count there too. Not given,
-    1,000 with --task rating and such a split."""
+    1,000 with --task rating and such a split, unless --history or --audience is."""
 
     @property
     def lists(self) -> dict[str, int]:
         """How long the lists of what users had, and of who had items, are at most; 0 for none."""
-        shared = dict.fromkeys(("history", "audience"), self.others)
-        return shared if self.shares_lists else {"history": self.history, "audience": self.audience}
+        if self.shares_lists:
+            return {"history": self.others if self.history else 0, "audience": self.others}
+        return {"history": self.history, "audience": self.audience}
 
     @property
     def shares_lists(self) -> bool:
@@ -144,6 +145,11 @@ class DataConfig(Section):
         )
         for name in ("history", "audience", "others"):
             self.require_at_least_0(name)
+        require(
+            self.others == 0 or self.is_unordered,
+            f"--others {self.others} tells of what came later than a rating, which --split {self.split} does "
+            "not allow; leave it out, or give --split random",
+        )
         require(
             self.split not in OFFICIAL_SPLITS or self.dataset in ("", "ml-100k"),
             f"--split {self.split} belongs to ml-100k, not to {self.dataset}; give --split time or random",

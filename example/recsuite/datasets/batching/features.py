@@ -136,11 +136,12 @@ class EventFeatures:
             }
         return {name: before(name, events, most, prefix, self.column) for name, most in self.lists.items()}
 
-    def rarities(self, events: np.ndarray, weights: np.ndarray, found: np.ndarray) -> None:
-        """Fill in the weight of each training event over the number of those of its user, of its item, and of
+    def rarities(self, events: np.ndarray, share: float, found: np.ndarray) -> None:
+        """Fill in, for each training event, `share` over the number of those of its user, of its item, and of
         all, float32 [3, n].
         """
-        found[:] = weights
+        # Without the event's own weight: how much is known of a row is a matter of its events' number.
+        found[:] = share
         for place, (name, owner) in enumerate(OWNERS.items()):
             offsets = self.column(f"{name}_offsets")
             found[place] /= offsets.take(events[owner] + 1) - offsets.take(events[owner])

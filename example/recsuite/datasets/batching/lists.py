@@ -77,7 +77,7 @@ def before(name: str, events: np.ndarray, most: int, prefix: str, read: Read) ->
     ends = events[f"{name}_end"].astype(np.int64)
     starts = np.maximum(begins, ends - most)
     counts = ends - starts
-    scales = 1 / np.sqrt(np.maximum(counts, 1))
+    scales = np.where(counts > 0, 1 / np.sqrt(np.maximum(counts, 1)), 0)
     records = read(f"{prefix}{name}").take(places_of(starts, counts), axis=0)
     nobody = np.zeros(len(events), np.float32)
     return Shared(records, counts, np.arange(len(events)), scales.astype(np.float32), nobody)
@@ -86,8 +86,8 @@ def before(name: str, events: np.ndarray, most: int, prefix: str, read: Read) ->
 def others(name: str, events: np.ndarray, most: int, prefix: str, read: Read, draws: Sequence[int]) -> Shared:
     """All that the owner of each event had but the event itself, or a sample of `most` of it.
 
-    A sample is a stretch that begins where the draws say, numbers by which one sample differs from another;
-    its sum stands for that of all. Otherwise as `before`.
+    A sample is a stretch in the order of time that begins where the draws say, numbers by which one sample
+    differs from another; its sum stands for that of all. Otherwise as `before`.
     """
     owners, firsts, inverse = np.unique(events[OWNERS[name]], return_index=True, return_inverse=True)
     offsets = read(f"{prefix}{name}_offsets")

@@ -7,7 +7,7 @@ damped by DAMPING events at the mean of all, so that one enthusiast makes no fav
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +56,16 @@ def values_of(frame: pandas.DataFrame, features: Sequence[Feature], entity: str)
 
 
 class Viewer:
-    """One user, in the data or not: what was rated, and what a model is told."""
+    """One user, in the data or not: what was rated, and what a model is told.
 
-    def __init__(self, raw: RawData, schema: Schema, user: str, longest_list: int) -> None:
+    longest: how long the lists are at most that it is told, by their names; None is all.
+    """
+
+    def __init__(self, raw: RawData, schema: Schema, user: str, longest: Mapping[str, int | None]) -> None:
         self.raw = raw
         self.schema = schema
         self.name = user
-        self.longest_list = longest_list
+        self.longest = longest
         # Ids are texts in some data sets; there any name is one.
         self.id = _id_of(user) if self._ids.dtype.kind in "iu" else user
         events = raw.events
@@ -118,7 +121,7 @@ class Viewer:
         """What a model takes of all items of the data."""
         values = values_of(self.raw.items, features, ITEM)
         if AUDIENCE in [feature.name for feature in features]:
-            values[AUDIENCE] = audiences_of(self.raw, self._ids, self.longest_list)
+            values[AUDIENCE] = audiences_of(self.raw, self._ids.tolist(), self.longest[AUDIENCE])
         return values
 
     def values(self, features: Sequence[Feature]) -> dict[str, list[Any]]:
@@ -126,20 +129,25 @@ class Viewer:
         of_user = self.raw.users[self._is_user()]
         values = values_of(of_user, features, USER)
         if HISTORY in [feature.name for feature in features]:
-            # Not [-longest:], which takes all of them where the longest is 0.
-            last = slice(max(0, len(self.labels) - self.longest_list), None)
+            last = last_of(len(self.labels), self.longest[HISTORY])
             values[HISTORY] = [self.item_ids.tolist()[last]]
             values[HISTORY_RATINGS] = [[self.schema.shown(label) for label in self.labels[last].tolist()]]
         return values
 
 
-def audiences_of(raw: RawData, ids: np.ndarray, longest: int) -> list[list[Any]]:
+def last_of(number: int, longest: int | None) -> slice:
+    """The last of so many, at most `longest`; None is all."""
+    # Not [-longest:], which takes all of them where the longest is 0.
+    return slice(0 if longest is None else max(0, number - longest), None)
+
+
+def audiences_of(raw: RawData, ids: Sequence[Any], longest: int | None) -> list[list[Any]]:
     """The raw ids of the users who had each item, the last `longest` of them; ids: of all users."""
     events = raw.events
-    order = np.lexsort([events.time, events.item])
+    users = events.user[np.lexsort([events.time, events.item])]
     ends = np.cumsum(np.bincount(events.item, minlength=len(raw.items)))
-    parts = np.split(ids[events.user[order]], ends[:-1])
-    return [part[max(0, len(part) - longest) :].tolist() for part in parts]
+    parts = np.split(users, ends[:-1])
+    return [[ids[user] for user in part[last_of(len(part), longest)].tolist()] for part in parts]
 
 
 def _id_of(user: str) -> int | None:

@@ -210,7 +210,10 @@ class Rows(torch.autograd.Function):
         *of_features, of_distinct = gradients
         # The slot still holds an earlier step. Adding up here, before the exchange, sends as many rows as
         # came.
-        sums.rows.copy_(of_distinct) if len(of_distinct) else sums.rows.zero_()
+        if len(of_distinct):
+            sums.rows.copy_(of_distinct)
+        else:
+            sums.rows.zero_()
         for inverse, gradient in zip(expanded_in(request), of_features, strict=True):
             sums.rows.index_add_(0, inverse, gradient)
         with named("output exchange"):

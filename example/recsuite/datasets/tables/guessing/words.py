@@ -94,7 +94,7 @@ def has_thing(name: str, things: Sequence[str]) -> bool:
 def table_name(name: str, taken: Sequence[str]) -> str:
     """A name for a feature: letters, digits and _, none of those taken."""
     plain = re.sub(r"[^a-z0-9]+", "_", "_".join(words_of(name))).strip("_")[:50] or "feature"
-    if plain[0].isdigit() or plain.startswith("history"):
+    if plain[0].isdigit() or plain.startswith(("history", "audience")):
         plain = f"x_{plain}"
     found, number = plain, 2
     while found in taken:

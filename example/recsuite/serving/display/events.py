@@ -1,0 +1,40 @@
+"""What each user had, and who had each item, by positions in the data."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from recsuite.datasets.schema import RawData
+from recsuite.serving.display.viewer import last_of
+
+
+class EventsOf:
+    """What each user had, or who had each item: positions and labels, the oldest first.
+
+    owners, others: positions of whose it is and of what, int32 [events]; number: of owners.
+    """
+
+    def __init__(self, owners: np.ndarray, others: np.ndarray, raw: RawData, number: int) -> None:
+        order = np.lexsort([raw.events.time, owners])
+        self._others, self._labels, self._times = (
+            column[order] for column in (others, raw.events.label, raw.events.time)
+        )
+        counts = np.bincount(owners, minlength=number)
+        self._ends = np.concatenate([[0], np.cumsum(counts)])
+
+    def of(
+        self, place: int, longest: int | None = None, before: int | None = None, without: int = -1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of the last that an owner has, at most `longest`, and their labels; nobody has place -1.
+
+        before: leaves out what is not strictly before this time, in seconds since 1970; without: and who has
+        this position.
+        """
+        first, end = self._ends[place : place + 2] if place >= 0 else (0, 0)
+        if before is not None:
+            end = first + np.searchsorted(self._times[first:end], before)
+        others, labels = self._others[first:end], self._labels[first:end]
+        if without >= 0:
+            others, labels = others[others != without], labels[others != without]
+        last = last_of(len(others), longest)
+        return others[last], labels[last]
