@@ -73,10 +73,11 @@ def render(runs: dict[str, Any]) -> str:
             f"| {name} | {baselines['global mean']['rmse']:.4f} | {baselines['biases']['rmse']:.4f} | "
             f"**{last['rmse']:.4f}** | {oracle} | {seconds:.0f} s |"
         )
+    epochs = ", ".join(str(len(run["epochs"])) for run in runs.values())
     run = next(iter(runs.values()))
     lines += [
         "",
-        f"RMSE in stars, {len(run['epochs'])} epochs, {run['world_size']} processes on {run['device']}, seed "
+        f"RMSE in stars, {epochs} epochs, {run['world_size']} processes on {run['device']}, seed "
         f"{run['config']['seed']}; {in_words(run)}",
     ]
     return "\n".join(lines)
