@@ -116,14 +116,14 @@ def test_what_is_told_is_the_same_for_1_2_and_3_ranks(config: Config, split: str
             assert found == told(columns, config, split)[name]
 
 
-def test_a_sample_has_so_many_distinct_others_and_stands_for_all(config: Config) -> None:
+def test_a_sample_has_so_many_distinct_others_and_counts_as_a_list_of_them(config: Config) -> None:
     config = config.replaced(others=5)
     columns = open_columns(config)
     for name, found in told(columns, config, "test").items():
         for one, everybody in zip(found, expected(columns, "test", name), strict=True):
             assert len(set(one.members)) == len(one.members) == min(5, len(everybody))
             assert set(one.members) <= {*everybody}
-            assert one.scale == pytest.approx(len(everybody) ** 0.5 / len(one.members) if everybody else 0)
+            assert one.scale == pytest.approx(len(one.members) ** -0.5 if everybody else 0)
 
 
 def test_another_epoch_has_other_samples_and_a_measurement_the_same(config: Config) -> None:

@@ -90,13 +90,13 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
 def _longest(data: DataConfig, recorded: Mapping[str, Any]) -> dict[str, int | None]:
     """How long the lists of a training are at most, by their names; None is all.
 
-    An export does not record it: there the flags count, and all of an audience, which only such lists have.
+    An export does not record it: there the flags count, and all of an audience where they name none.
     """
-    found = {name: int(recorded.get(name, getattr(data, name))) for name in LISTS}
-    shares = bool(recorded.get("others"))
-    # A sum over all stands for itself; in the training that over a sample stands for it.
-    history = None if shares and found[HISTORY] else found[HISTORY]
-    return {HISTORY: history, AUDIENCE: None if shares or not recorded else found[AUDIENCE]}
+    found: dict[str, int | None] = {name: int(recorded.get(name, getattr(data, name))) for name in LISTS}
+    others = int(recorded.get("others", data.others))
+    if others:
+        found = {HISTORY: others if found[HISTORY] else 0, AUDIENCE: others}
+    return found if recorded or found[AUDIENCE] else {**found, AUDIENCE: None}
 
 
 def _data_of(model: ServedModel, config: Config, given: Collection[str]) -> Config:

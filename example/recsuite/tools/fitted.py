@@ -59,9 +59,8 @@ class FittedModel(ServedModel):
         events = raw.events
         self._events = EventsOf(events.user, events.item, raw, len(raw.users))
         self._audiences = EventsOf(events.item, events.user, raw, len(raw.items))
-        # Where events share lists all counts, whenever it was: a sample of it stood for that in the training.
-        self._shares = lists.shares_lists
-        self._longest = {name: None if self._shares else most for name, most in lists.lists.items()}
+        # Where events share lists all counts, whenever it was.
+        self._shares, self._longest = lists.shares_lists, lists.lists
         described: dict[str, Any] = self._items.values
         if AUDIENCE in snapshot.tables:
             who = [self._audiences.of(place, self._longest[AUDIENCE])[0] for place in range(len(raw.items))]

@@ -41,28 +41,36 @@ class Shared(NamedTuple):
     own: np.ndarray
 
 
-class Stretch(NamedTuple):
-    """Some of what owners have, in the files of all: from a start on, going on at the begin of the owner's
-    own part where its end is reached; int64 [n].
+class Sample(NamedTuple):
+    """Some of what owners have, evenly taken: from an offset on every stride-th, around the end to the begin;
+    of each owner where it begins in the file, how much there is, and how many are taken, int64 [n].
     """
 
     begins: np.ndarray
     numbers: np.ndarray
-    starts: np.ndarray
     counts: np.ndarray
+    offsets: np.ndarray
+
+    @property
+    def strides(self) -> np.ndarray:
+        """As large as they can be with all taken ones distinct, int64 [n]."""
+        strides: np.ndarray = np.maximum(self.numbers // np.maximum(self.counts, 1), 1)
+        return strides
 
     def places(self) -> np.ndarray:
-        """The places in the files, stretch after stretch, int64 [sum of counts]."""
-        found = places_of(self.starts, self.counts)
-        if (self.starts - self.begins + self.counts > self.numbers).any():
-            ends = (self.begins + self.numbers).repeat(self.counts)
-            found = np.where(found < ends, found, found - self.numbers.repeat(self.counts))
-        return found
+        """The places in the files, owner after owner, int64 [sum of counts]."""
+        if (self.counts == self.numbers).all():
+            return places_of(self.begins, self.counts)
+        steps = places_of(np.zeros_like(self.counts), self.counts) * self.strides.repeat(self.counts)
+        steps += self.offsets.repeat(self.counts)
+        steps %= self.numbers.repeat(self.counts)
+        return steps + self.begins.repeat(self.counts)
 
     def holds(self, places: np.ndarray) -> np.ndarray:
-        """Whether each stretch has a place of its owner's part, bool [n]; of -1 none has."""
-        after = (places - self.starts) % np.maximum(self.numbers, 1)
-        return (places >= 0) & (after < self.counts)
+        """Whether each owner's sample has a place of its part, bool [n]; of -1 none has."""
+        after = (places - self.begins - self.offsets) % np.maximum(self.numbers, 1)
+        turn, rest = np.divmod(after, self.strides)
+        return (places >= 0) & (rest == 0) & (turn < self.counts)
 
 
 Read = Callable[[str], np.ndarray]
@@ -86,30 +94,30 @@ def before(name: str, events: np.ndarray, most: int, prefix: str, read: Read) ->
 def others(name: str, events: np.ndarray, most: int, prefix: str, read: Read, draws: Sequence[int]) -> Shared:
     """All that the owner of each event had but the event itself, or a sample of `most` of it.
 
-    A sample is a stretch in the order of time that begins where the draws say, numbers by which one sample
-    differs from another; its sum stands for that of all. Otherwise as `before`.
+    A sample begins where the draws say, numbers by which one differs from another. Otherwise as `before`.
     """
     owners, firsts, inverse = np.unique(events[OWNERS[name]], return_index=True, return_inverse=True)
-    offsets = read(f"{prefix}{name}_offsets")
-    begins = offsets.take(owners)
-    numbers = offsets.take(owners + 1) - begins
-    starts = begins
-    if len(numbers) and numbers.max() > most:
-        starts = begins + np.where(numbers > most, _drawn(owners, draws) % np.maximum(numbers, 1), 0)
-    stretch = Stretch(begins, numbers, starts, np.minimum(numbers, most))
-    of_event = Stretch(*(part.take(inverse) for part in stretch))
+    ends = read(f"{prefix}{name}_offsets")
+    begins = ends.take(owners)
+    numbers = ends.take(owners + 1) - begins
+    counts = np.minimum(numbers, most)
+    offsets = np.where(numbers > most, _drawn(owners, draws) % np.maximum(numbers, 1), 0)
+    sample = Sample(begins, numbers, counts, offsets)
+    of_event = Sample(*(part.take(inverse) for part in sample))
     # Only training events have a place of their own among those that are known.
     places = events[f"{name}_place"].astype(np.int64)
     if prefix:
         places = np.full_like(places, NOWHERE)
     own = of_event.holds(places)
-    left, others_in_all = of_event.counts - own, of_event.numbers - (places >= 0)
-    scales = np.sqrt(np.maximum(others_in_all, 0)) / np.maximum(left, 1) * (left > 0)
+    left = of_event.counts - own
+    # A sample counts as the whole list would if it had no more members: scaled up to stand for a list that is
+    # many times as long, its noise would be as many times that of a list, and training diverges.
+    scales = np.where(left > 0, 1 / np.sqrt(np.maximum(left, 1)), 0)
     # In the order of the events at which the lists lie.
     order = np.argsort(firsts)
     counts = np.zeros(len(events), np.int64)
-    counts[firsts] = stretch.counts
-    in_order = Stretch(*(part.take(order) for part in stretch))
+    counts[firsts] = sample.counts
+    in_order = Sample(*(part.take(order) for part in sample))
     records = read(f"{prefix}{name}").take(in_order.places(), axis=0)
     sources = firsts.take(inverse)
     return Shared(records, counts, sources, scales.astype(np.float32), own.astype(np.float32))
