@@ -62,7 +62,7 @@ def test_nothing_changes_where_time_counts_or_a_flag_says_which_lists_there_are(
     ("flags", "sentence"),
     [
         (("--others", "5"), "--others 5 tells of what came later than a rating, which --split time does not"),
-        (("--others", "5", "--split", "random", "--task", "ranking"), "--others 5 is for --task rating"),
+        (("--others", "5", "--task", "ranking"), "--others 5 is for --task rating"),
         (("--audience", "5", "--task", "response"), "--audience 5 is for --task rating"),
         (("--others", "5", "--stream"), "--others 5"),
     ],

@@ -165,6 +165,11 @@ class Config:
                 f"--{name} {value} is for --task rating, and not for --task {self.model.task}; leave it out",
             )
         require(
+            self.data.others == 0 or self.data.is_unordered,
+            f"--others {self.data.others} tells of what came later than a rating, which --split "
+            f"{self.data.split} does not allow; leave it out, or give --split random",
+        )
+        require(
             self.data.others == 0 or not self.stream.stream,
             f"--others {self.data.others} and --stream exclude each other: a stream knows what came before "
             "alone; leave one out",

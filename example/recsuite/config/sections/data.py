@@ -147,11 +147,6 @@ class DataConfig(Section):
         for name in ("history", "audience", "others"):
             self.require_at_least_0(name)
         require(
-            self.others == 0 or self.is_unordered,
-            f"--others {self.others} tells of what came later than a rating, which --split {self.split} does "
-            "not allow; leave it out, or give --split random",
-        )
-        require(
             self.split not in OFFICIAL_SPLITS or self.dataset in ("", "ml-100k"),
             f"--split {self.split} belongs to ml-100k, not to {self.dataset}; give --split time or random",
         )
