@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.section import Section, require
+from recsuite.config.section import Section, as_given, require
 from recsuite.config.sections.checkpoint import NEWEST
 from recsuite.config.sections.stream import check_given
 from recsuite.errors import UserError, script_name
@@ -96,10 +96,10 @@ def _add(group: Any, section: type[Section], field: dataclasses.Field[Any], sent
     if name == "load":
         group.add_argument(flag, type=kind, nargs="?", const=NEWEST, metavar="FOLDER", help=text)
         return
-    shown = ",".join(map(str, default)) or "none" if isinstance(default, tuple) else default
+    shown = as_given(default)
     choices = section.CHOICES.get(name)
     metavar = "{" + ",".join(choices) + "}" if choices else name.split("_")[-1].upper()
-    suffix = "" if shown == "" else f" (default: {shown})"
+    suffix = f" (default: {shown})" if shown else ""
     group.add_argument(flag, type=kind, metavar=metavar, help=text + suffix)
 
 
@@ -127,7 +127,7 @@ def _widths(text: str) -> tuple[int, ...]:
         return tuple(int(width) for width in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of whole numbers like 128,64, and not none"
+            f"{text!r} is not a list of whole numbers like 128,64, nor the word none"
         ) from None
 
 

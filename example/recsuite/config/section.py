@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from recsuite.errors import UserError
 
@@ -20,6 +20,11 @@ def require(condition: bool, sentence: str) -> None:
     """
     if not condition:
         raise UserError(f"{sentence}.")
+
+
+def as_given(value: Any) -> str:
+    """The value of a flag as it is given on the command line."""
+    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,6 @@ class Response(Interaction):
         """See `Head`."""
         return labels - self.mean_rating.sigmoid()
 
-    def liking(self, labels: torch.Tensor) -> torch.Tensor:
-        """See `Head`."""
-        return 1 + LIKING * (labels - self.mean_rating.sigmoid())
-
     def forward(
         self,
         looked_up: Mapping[str, LookedUp],

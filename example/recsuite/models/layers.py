@@ -54,6 +54,14 @@ def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> t
     return sums
 
 
+def summed(
+    rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    """The sum of each list of rows times weights, float32 [lists, D]; places: of rows, list after list."""
+    offsets = lengths.cumsum(0) - lengths
+    return torch.nn.functional.embedding_bag(places, rows, offsets, mode="sum", per_sample_weights=weights)
+
+
 def repeated(values: torch.Tensor, lengths: torch.Tensor, total: int) -> torch.Tensor:
     """Each value as often as its list is long, [total, ...]; total is the sum of the lengths."""
     # Given the total, a device need not be asked for it.
@@ -81,11 +89,7 @@ class _WeightedSums(torch.autograd.Function):
     def forward(ctx: Any, rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(weights, lengths)
         # The rows are looked up already: embedding_bag is used as a fast sum over lists of row 0, 1, 2, ...
-        places = torch.arange(len(rows), device=rows.device)
-        offsets = lengths.cumsum(0) - lengths
-        return torch.nn.functional.embedding_bag(
-            places, rows, offsets, mode="sum", per_sample_weights=weights
-        )
+        return summed(rows, torch.arange(len(rows), device=rows.device), weights, lengths)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:

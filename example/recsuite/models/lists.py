@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from recsuite.models.layers import repeated
+from recsuite.models.layers import repeated, summed
 
 
 class Links(NamedTuple):
@@ -34,7 +34,7 @@ def sums_over_roots(found: DistinctRows, weights: torch.Tensor) -> torch.Tensor:
     found: without the events' own; weights: float32, of each value.
     """
     lengths = found.counts.to(torch.int64)
-    sums = _summed(found.rows, found.places, weights, lengths)
+    sums = summed(found.rows, found.places, weights, lengths)
     return sums * lengths.clamp(min=1).to(sums.dtype).rsqrt().unsqueeze(1)
 
 
@@ -92,14 +92,6 @@ def held_by_prior(rows: torch.Tensor, strengths: torch.Tensor) -> torch.Tensor:
     return held
 
 
-def _summed(
-    rows: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor
-) -> torch.Tensor:
-    """The sum of each list of rows times weights, float32 [lists, D]; places: of rows, list after list."""
-    offsets = lengths.cumsum(0) - lengths
-    return torch.nn.functional.embedding_bag(places, rows, offsets, mode="sum", per_sample_weights=weights)
-
-
 class _SharedSums(torch.autograd.Function):
     """See `shared_sums`. Nothing is copied for each value: neither rows, nor gradients."""
 
@@ -127,7 +119,7 @@ class _SharedSums(torch.autograd.Function):
             places, in_lists, lengths, ends, own_places, sources, scales, own_weights, of_prior
         )
         ctx.add_over_ranks, ctx.num_rows = add_over_ranks, len(rows)
-        sums = _summed(rows, places, in_lists, lengths).index_select(0, sources)
+        sums = summed(rows, places, in_lists, lengths).index_select(0, sources)
         sums.addcmul_(own_rows, own_weights.unsqueeze(1), value=-1)
         return sums.mul_(scales.unsqueeze(1))
 
@@ -144,7 +136,7 @@ class _SharedSums(torch.autograd.Function):
         lists = repeated(torch.arange(len(lengths), device=places.device), lengths, len(places))
         # Not bincount, which asks a device for the largest number and waits for it.
         counts = places.new_zeros(ctx.num_rows).index_add_(0, places, torch.ones_like(places))
-        of_rows = _summed(of_lists, lists.index_select(0, order), in_lists.index_select(0, order), counts)
+        of_rows = summed(of_lists, lists.index_select(0, order), in_lists.index_select(0, order), counts)
         of_rows.index_add_(0, own_places, gradient * -own_weights.unsqueeze(1))
         if ctx.add_over_ranks is not None:
             # Each event takes its share out of its list, as much from each row: in a pass that is from each

@@ -26,9 +26,6 @@ from recsuite.models.prior import Prior
 from recsuite.models.tasks.task import Sizes, task_named
 from recsuite.runtime.ranges import named
 
-# The parts of an input before its links.
-NUM_OTHERS = 5
-
 
 @dataclass
 class ModelInput(Pipelineable):
@@ -50,7 +47,8 @@ class ModelInput(Pipelineable):
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """A copy on the device; without waiting when non_blocking and the tensors are pinned."""
         parts = [part.to(device, non_blocking=non_blocking) for part in self._parts()]
-        return ModelInput(*parts[:NUM_OTHERS], Links(*parts[NUM_OTHERS:]))
+        first_link = len(parts) - len(self.links)
+        return ModelInput(*parts[:first_link], Links(*parts[first_link:]))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until the stream has used it."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from recsuite.config.both_sides import both_sides
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
+from recsuite.config.section import as_given
 from recsuite.config.sections.data import DataConfig
 from recsuite.errors import BrokenLaunchError, UserError
 from recsuite.runtime.collectives import broadcast_from_rank0
@@ -203,8 +204,8 @@ def _with_both_sides(config: Config, given: frozenset[str]) -> Config:
     changed = both_sides(config, given)
     if not changed:
         return config
-    shown = " ".join(f"--{name} {'none' if value == () else value}" for name, value in changed.items())
-    say(f"{shown}, as --split {config.data.split} hides nothing that came later")
+    flags = " ".join(f"--{name} {as_given(value)}" for name, value in changed.items())
+    say(f"{flags}, as --split {config.data.split} hides nothing that came later")
     found = config.replaced(**changed)
     found.validate()
     return found

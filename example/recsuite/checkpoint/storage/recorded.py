@@ -18,6 +18,7 @@ from recsuite.checkpoint.storage.choice import settled, suggesting
 from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, read_config
 from recsuite.config.config import Config, flag_names, sections
+from recsuite.config.section import as_given
 from recsuite.config.sections.model import ModelConfig, OptimizerConfig
 from recsuite.config.sections.stream import check_given
 from recsuite.errors import UserError, printable
@@ -42,7 +43,7 @@ DATA_FLAGS = (
 # the one recorded counts, for by the default its own files might be refused. --bad_rows and --duplicates
 # say which ratings there are.
 TOLERANCES = ("max_bad_rows",)
-# The history is a flag of the data, but its length decides the tables that a model has.
+# Lists are flags of the data, but their lengths decide which tables a model has.
 MODEL_FLAGS = (
     *(field.name for field in dataclasses.fields(ModelConfig)),
     "history",
@@ -93,8 +94,8 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     chosen = _open(names, recorded, given) | data_flags_of(folder, recorded, given)
     others = {name: value for name, value in chosen.items() if value != config.flags[name]}
     if others:
-        shown = " ".join(f"--{name} {_shown(value)}" for name, value in others.items())
-        say(f"as in the training: {shown}")
+        flags = " ".join(f"--{name} {as_given(value)}" for name, value in others.items())
+        say(f"as in the training: {flags}")
     found_config = merged(folder, config, others)
     check_given(found_config.stream.stream, given, found_config.data.duplicates)
     return found_config
@@ -190,8 +191,8 @@ def _refuse_others(
     for name in names:
         if name in given and name in recorded and _plain(recorded[name]) != config.flags[name]:
             raise UserError(
-                f"--{name} {_shown(config.flags[name])} does not fit {folder}, which was trained with "
-                f"--{name} {_shown(_plain(recorded[name]))}; leave it out, or train anew without --resume."
+                f"--{name} {as_given(config.flags[name])} does not fit {folder}, which was trained with "
+                f"--{name} {as_given(_plain(recorded[name]))}; leave it out, or train anew without --resume."
             )
 
 
@@ -219,7 +220,3 @@ def _open(names: Collection[str], recorded: dict[str, Any], given: Collection[st
 def _plain(value: Any) -> Any:
     # JSON has no tuples.
     return tuple(value) if isinstance(value, list) else value
-
-
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from recsuite.datasets.schema import RawData
-from recsuite.serving.display.viewer import last_of
+
+
+def last_of(number: int, longest: int | None) -> slice:
+    """The last of so many, at most `longest`; None is all."""
+    # Not [-longest:], which takes all of them where the longest is 0.
+    return slice(0 if longest is None else max(0, number - longest), None)
 
 
 class EventsOf:

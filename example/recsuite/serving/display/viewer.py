@@ -26,6 +26,7 @@ from recsuite.datasets.schema import (
     Schema,
 )
 from recsuite.models.tasks.task import task_of_head
+from recsuite.serving.display.events import EventsOf, last_of
 from recsuite.serving.request import HISTORY_RATINGS
 from recsuite.serving.served import ServedModel
 
@@ -135,19 +136,11 @@ class Viewer:
         return values
 
 
-def last_of(number: int, longest: int | None) -> slice:
-    """The last of so many, at most `longest`; None is all."""
-    # Not [-longest:], which takes all of them where the longest is 0.
-    return slice(0 if longest is None else max(0, number - longest), None)
-
-
 def audiences_of(raw: RawData, ids: Sequence[Any], longest: int | None) -> list[list[Any]]:
     """The raw ids of the users who had each item, the last `longest` of them; ids: of all users."""
-    events = raw.events
-    users = events.user[np.lexsort([events.time, events.item])]
-    ends = np.cumsum(np.bincount(events.item, minlength=len(raw.items)))
-    parts = np.split(users, ends[:-1])
-    return [[ids[user] for user in part[last_of(len(part), longest)].tolist()] for part in parts]
+    number = len(raw.items)
+    audiences = EventsOf(raw.events.item, raw.events.user, raw, number)
+    return [[ids[user] for user in audiences.of(place, longest)[0].tolist()] for place in range(number)]
 
 
 def _id_of(user: str) -> int | None:
