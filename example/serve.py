@@ -66,6 +66,8 @@ def serve(flags: argparse.Namespace) -> int:
         follower = Follower(flags.save_dir)
         server = uvicorn.Server(uvicorn.Config(service(follower), log_level="warning"))
         threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True).start()
+        # Whoever reads the next line may connect at once: the kernel keeps him until the server has started.
+        port.listen()
         say(f"serving {flags.save_dir} at http://{flags.host}:{port.getsockname()[1]}")
         server.run(sockets=[port])
     return 0
