@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from recsuite.models.lists import DistinctRows, held_by_prior, shared_sums, sums_over_roots
-from recsuite.models.prior import BIAS, FACTOR, LIST_FACTOR, Prior
+from recsuite.models.lists import DistinctRows, shared_sums, sums_over_roots
 
 DIM = 3
 # Five events: the first two share a list of three, the third has none, the others have lists of their own.
@@ -80,36 +78,3 @@ def test_alone_a_list_counts_with_the_root_of_its_length() -> None:
     rows = torch.arange(8.0).view(4, 2)
     found = sums_over_roots(DistinctRows(rows, torch.arange(4), torch.tensor([3, 0, 1])), torch.ones(4))
     torch.testing.assert_close(found, torch.stack([rows[:3].sum(0) / 3**0.5, torch.zeros(2), rows[3]]))
-
-
-def test_a_held_row_comes_to_where_ridge_regression_puts_it() -> None:
-    # n labels of one row: their sum over n + noise / variance.
-    labels, noise = torch.tensor([1.0, 2.0, 4.0, 2.0, 1.5]), 0.8
-    prior = Prior({"user": (0, 1.0)}, noise, unit=1.0)
-    rarities = torch.full((3, 5), 1 / 5)
-    row = torch.zeros(1, requires_grad=True)
-    for _ in range(500):
-        rows = row.expand(5).unsqueeze(1)
-        held = held_by_prior(rows, prior.strengths("user", rarities, 1))
-        ((held.squeeze(1) - labels) ** 2).mean().backward()
-        with torch.no_grad():
-            assert row.grad is not None
-            row -= 0.1 * row.grad
-            row.grad = None
-    # The only number of a row is its bias.
-    assert row.item() == pytest.approx(float(labels.sum()) / (5 + noise / BIAS), rel=1e-4)
-
-
-def test_strengths_follow_counts_noise_the_unit_of_labels_and_the_scale_of_rows() -> None:
-    rarities = torch.tensor([[0.5, 0.1], [0.2, 0.2], [0.01, 0.01]])
-    places = {"user": (0, 1.0), "genre": (2, 7.0), "history": (1, 1.0)}
-    found = Prior(places, noise=0.6, unit=2.0)
-    user = found.strengths("user", rarities, DIM)
-    torch.testing.assert_close(user[:, 0], rarities[0] * 0.6 / (BIAS * 4))
-    torch.testing.assert_close(user[:, 1], rarities[0] * 0.6 / (FACTOR * 2))
-    genre = found.strengths("genre", rarities, DIM, scale=0.5)
-    torch.testing.assert_close(genre[:, 2], rarities[2] * 7 * 0.25 * 0.6 / (FACTOR * 2))
-    history = found.strengths("history", rarities, DIM)
-    torch.testing.assert_close(history[:, 1], rarities[1] * 0.6 / (LIST_FACTOR * 2))
-    with_more_noise = Prior(places, noise=1.2, unit=2.0).strengths("user", rarities, DIM)
-    torch.testing.assert_close(with_more_noise, 2 * user)

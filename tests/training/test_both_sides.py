@@ -103,6 +103,9 @@ def test_a_served_model_scores_as_the_trained_one(
         expected = evaluator.predict(loop.train_state.model, "test", 0)
     model = ServedModel.open(tmp_path / "dumps", "latest")
     assert {HISTORY, AUDIENCE} <= model.snapshot.tables.keys()
+    # What was learned of the prior goes with the weights: a training that is resumed holds rows as before.
+    assert torch.equal(model.snapshot.head.spreads, loop.train_state.head.spreads)
+    assert loop.train_state.head.spreads.abs().min() > 0
     few = slice(0, 200)
     told = {**raw_features(columns, config), **raw_lists(columns)}
     values = {name: given[few] for name, given in told.items()}

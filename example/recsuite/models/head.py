@@ -15,7 +15,7 @@ from torch import nn
 from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, LISTS, USER, Feature
 from recsuite.models.layers import NumberLayers, means, repeated, scaled
 from recsuite.models.lists import DistinctRows, Links, held_by_prior, shared_sums, sums_over_roots
-from recsuite.models.prior import Prior
+from recsuite.models.prior import GROUPS, Prior, first_number
 
 # What rows of lists count, where labels are predicted: in a step a sum over a list goes many times as far.
 LIST_SCALE = 0.2
@@ -47,7 +47,7 @@ class Head(nn.Module):
 
     ids: the names of the features that tell users, and items, apart; without them all count alike.
     prior: of the rows, where they have one; add_over_ranks: adds a tensor up over all ranks, for the gradient
-    of lists. Who trains the head sets them.
+    of lists. Who trains the head sets them, and the `spreads` of the prior, see `prior.learned_spreads`.
 
     What the tables hold, times `row_scale`, are the rows. A decay has to shrink every row in every step, also
     the millions that the step does not look up; multiplying this one number does it for all of them at once.
@@ -78,6 +78,9 @@ class Head(nn.Module):
             for feature in features
         }
         self.prior: Prior | None = None
+        if self.is_two_sided:
+            self.spreads: torch.Tensor
+            self.register_buffer("spreads", torch.zeros(len(GROUPS)))
         self.add_over_ranks: Callable[[torch.Tensor], torch.Tensor] | None = None
         # A buffer: checkpoints hold it and it moves with the model, but no gradient changes it.
         self.row_scale: torch.Tensor
@@ -94,24 +97,34 @@ class Head(nn.Module):
         numbers: the dense ones, float32 [B, numbers], NaN where there is none; links: of the batch, without
         which each event has lists of its own, and is in none of them.
         """
-        user = self._add_up(looked_up, USER, links)
-        if self.is_two_sided and HISTORY in self.lists:
-            user = user + self._list_sums(HISTORY, looked_up[HISTORY], self.liking(history_labels), links)
-        elif HISTORY in self.lists:
-            history = looked_up[HISTORY]
-            weights = self.history_weights(history, history_labels)
-            user = user + means(history.values(), weights, history.lengths())
-        # The sum instead of the rows: it is the same, and there are fewer of them.
-        return self._with_numbers(scaled(user, self.row_scale), numbers, USER)
+        return self._vectors(self._user_parts(looked_up, history_labels, links), numbers, USER)
 
     def item_vectors(
         self, looked_up: Mapping[str, LookedUp], numbers: torch.Tensor, links: Links | None = None
     ) -> torch.Tensor:
         """The items of B events, float32 [B, D]; takes what `user_vectors` takes."""
-        item = self._add_up(looked_up, ITEM, links)
-        if AUDIENCE in self.lists:
-            item = item + self._list_sums(AUDIENCE, looked_up[AUDIENCE], None, links)
-        return self._with_numbers(scaled(item, self.row_scale), numbers, ITEM)
+        return self._vectors(self._item_parts(looked_up, links), numbers, ITEM)
+
+    def predict_with_directions(
+        self,
+        looked_up: Mapping[str, LookedUp],
+        history_labels: torch.Tensor,
+        numbers: torch.Tensor,
+        links: Links | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `predict` gives, float32 [B], and how it changes with the logarithm by which the rows of each
+        group of the prior are multiplied, float32 [G, B]. Only with a prior.
+        """
+        sides = self._user_parts(looked_up, history_labels, links), self._item_parts(looked_up, links)
+        user, item = (
+            self._vectors(parts, numbers, side) for parts, side in zip(sides, (USER, ITEM), strict=True)
+        )
+        directions = []
+        for group in range(len(GROUPS)):
+            of_group = tuple(self._vectors_of(parts, group) for parts in sides)
+            # Forward mode: one pass for the derivative of each event's prediction in this direction.
+            directions.append(torch.func.jvp(self.score_pairs, (user, item), of_group)[1])
+        return self.score_pairs(user, item), torch.stack(directions)
 
     def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
         """How much each row of the histories counts in their mean, float32 [their number]."""
@@ -121,12 +134,48 @@ class Head(nn.Module):
         """How much each row of the histories counts in their sum, where there is an audience too, float32."""
         return torch.ones_like(labels)
 
-    def _with_numbers(self, vectors: torch.Tensor, numbers: torch.Tensor, side: str) -> torch.Tensor:
+    def _vectors(self, parts: Mapping[str, torch.Tensor], numbers: torch.Tensor, side: str) -> torch.Tensor:
+        """The vectors of one side, float32 [B, D], from what each of its features adds."""
+        first, *others = parts.values()
+        # The sum instead of the rows: it is the same, and there are fewer of them.
+        vectors = scaled(sum(others, start=first), self.row_scale)
         # After the scale, which is that of rows alone.
         return vectors + self.numbers[side](numbers) if side in self.numbers else vectors
 
-    def _add_up(self, looked_up: Mapping[str, LookedUp], side: str, links: Links | None) -> torch.Tensor:
-        vectors = []
+    def _vectors_of(self, parts: Mapping[str, torch.Tensor], group: int) -> torch.Tensor:
+        """What the features of one group of the prior add, float32 [B, D]."""
+        assert self.prior is not None
+        total = torch.zeros_like(next(iter(parts.values())))
+        for name, part in parts.items():
+            if self.prior.groups.get(name) == group:
+                total += self.row_scale * part
+        total[:, : first_number(group)] = 0
+        return total
+
+    def _user_parts(
+        self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor, links: Links | None
+    ) -> dict[str, torch.Tensor]:
+        parts = self._parts(looked_up, USER, links)
+        if self.is_two_sided and HISTORY in self.lists:
+            liking = self.liking(history_labels)
+            parts[HISTORY] = self._list_sums(HISTORY, looked_up[HISTORY], liking, links)
+        elif HISTORY in self.lists:
+            history = looked_up[HISTORY]
+            weights = self.history_weights(history, history_labels)
+            parts[HISTORY] = means(history.values(), weights, history.lengths())
+        return parts
+
+    def _item_parts(self, looked_up: Mapping[str, LookedUp], links: Links | None) -> dict[str, torch.Tensor]:
+        parts = self._parts(looked_up, ITEM, links)
+        if AUDIENCE in self.lists:
+            parts[AUDIENCE] = self._list_sums(AUDIENCE, looked_up[AUDIENCE], None, links)
+        return parts
+
+    def _parts(
+        self, looked_up: Mapping[str, LookedUp], side: str, links: Links | None
+    ) -> dict[str, torch.Tensor]:
+        """What each feature of a side adds to its vectors but for lists, float32 [B, D] each."""
+        parts = {}
         for feature in self.features:
             if feature.entity in SIDES[side]:
                 found = looked_up[feature.name]
@@ -135,8 +184,8 @@ class Head(nn.Module):
                 if feature.multi:
                     rows = means(rows, torch.ones_like(rows[:, 0]), found.lengths())
                 scale = self.scales[feature.name]
-                vectors.append(rows if scale == 1 else scale * rows)
-        return sum(vectors[1:], start=vectors[0])
+                parts[feature.name] = rows if scale == 1 else scale * rows
+        return parts
 
     def _held(self, feature: Feature, found: LookedUp, links: Links | None) -> torch.Tensor:
         """The rows of a feature, held by their prior where they learn."""
@@ -144,7 +193,9 @@ class Head(nn.Module):
         if links is None or self.prior is None or not rows.requires_grad:
             return rows
         scale = self.scales[feature.name]
-        strengths = self.prior.strengths(feature.name, links.rarities, rows.size(1), scale) * self.row_scale
+        dim = rows.size(1)
+        strengths = self.prior.strengths(feature.name, links.rarities, dim, self.spreads, scale)
+        strengths = strengths * self.row_scale
         if feature.multi:
             strengths = repeated(strengths, found.lengths().to(torch.int64), len(rows))
         return held_by_prior(rows, strengths)
@@ -165,7 +216,7 @@ class Head(nn.Module):
         strengths = None
         if self.prior is not None and found.rows.requires_grad:
             dim = found.rows.size(1)
-            strengths = self.prior.strengths(name, links.rarities, dim, self.list_scale)
+            strengths = self.prior.strengths(name, links.rarities, dim, self.spreads, self.list_scale)
             strengths = strengths * self.row_scale
         return shared_sums(found, weights, link, strengths, self.add_over_ranks)
 

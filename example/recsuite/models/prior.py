@@ -19,6 +19,14 @@ import torch
 
 from recsuite.datasets.schema import LISTS
 
+# Rows that lie about equally far from zero: the factors of ids, and the rows of lists. What many users share
+# has so many events that no prior matters to it, and biases are alike wherever labels are.
+GROUPS = ("factors", "lists")
+# The logarithm of how many times farther a group may lie: from so little evidence as one validation event
+# gives, nothing is to follow.
+SPREAD_STD = 0.15
+# The most by which it changes at once: a step is right near its end alone.
+LARGEST_CHANGE = 0.35
 # Variances of a bias and of a factor of a row, and of a row in a list, where labels lie about 1 apart.
 BIAS, FACTOR = 0.25, 0.0375
 LIST_BIAS, LIST_FACTOR = 0.25, 0.075
@@ -29,23 +37,53 @@ class Prior:
     """The prior of the rows of a model.
 
     places: of each feature, which of the rarities of a batch is that of its rows, and what it is to be
-    multiplied by; noise: see above, in squares of labels; unit: about how far labels lie apart.
+    multiplied by; noise: see above, in squares of labels; unit: about how far labels lie apart; groups: of
+    features that are in one of `GROUPS`, which.
     """
 
     places: Mapping[str, tuple[int, float]]
     noise: float
     unit: float
+    groups: Mapping[str, int]
 
-    def strengths(self, name: str, rarities: torch.Tensor, dim: int, scale: float = 1.0) -> torch.Tensor:
+    def strengths(
+        self, name: str, rarities: torch.Tensor, dim: int, spreads: torch.Tensor, scale: float = 1.0
+    ) -> torch.Tensor:
         """How strongly the rows of a feature are drawn to zero, float32 [B, D].
 
-        rarities: float32 [3, B], see `lists.Links`; scale: what the model multiplies the rows by.
+        rarities: float32 [3, B], see `lists.Links`; spreads: float32 [G], see `learned_spreads`; scale: what
+        the model multiplies the rows by.
         """
         place, times = self.places[name]
         bias, factor = (LIST_BIAS, LIST_FACTOR) if name in LISTS else (BIAS, FACTOR)
         # A bias is added to a label, of factors two are multiplied.
         precisions = rarities.new_full((dim,), 1 / (factor * self.unit))
         precisions[0] = 1 / (bias * self.unit**2)
+        if name in self.groups:
+            precisions[first_number(self.groups[name]) :] *= (-2 * spreads[self.groups[name]]).exp()
         # The loss is a mean over B of squares, whose derivative has the factor 2.
         each = rarities[place] * (2 * self.noise * times * scale**2 / rarities.size(1))
         return torch.outer(each, precisions)
+
+
+def first_number(group: int) -> int:
+    """Which number of a row is the first that a group has: the bias of an id, number 0, is in none."""
+    return 1 if GROUPS[group] == "factors" else 0
+
+
+def learned_spreads(
+    spreads: torch.Tensor, products: torch.Tensor, errors: torch.Tensor, noise: float
+) -> torch.Tensor:
+    """How many times farther from zero the rows of each group lie than was said, as logarithms, float64 [G].
+
+    One step of Gauss and Newton from the spreads so far, float64 [G], to the most probable ones, which have a
+    normal prior around 0. products: of the directions of groups with each other, summed over the validation
+    events, float64 [G, G]; errors: of the directions with what predictions miss, float64 [G]; a direction is
+    how much a prediction changes with the logarithm by which the rows of a group are multiplied.
+
+    A row of a group with the right prior is right at the size that it has, see Rendle, "Learning recommender
+    systems with adaptive regularization", 2012, for strengths that are learned from validation events.
+    """
+    precision = torch.eye(len(spreads), dtype=torch.float64) / SPREAD_STD**2
+    change = torch.linalg.solve(products / noise + precision, errors / noise - precision @ spreads)
+    return spreads + change.clamp(-LARGEST_CHANGE, LARGEST_CHANGE)

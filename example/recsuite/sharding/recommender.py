@@ -22,7 +22,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import ENTITIES, LISTS
 from recsuite.models.head import Head
 from recsuite.models.lists import Links
-from recsuite.models.prior import Prior
+from recsuite.models.prior import GROUPS, Prior
 from recsuite.models.tasks.task import Sizes, task_named
 from recsuite.runtime.ranges import named
 
@@ -105,6 +105,14 @@ class Recommender(nn.Module):
             looked_up = self.embeddings(features)
         return self.head(looked_up, history_labels, numbers, links)
 
+    def predict_with_directions(self, batch: ModelInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Head`. Collective: every rank."""
+        looked_up = self.embeddings(batch.features)
+        found: tuple[torch.Tensor, torch.Tensor] = self.head.predict_with_directions(
+            looked_up, batch.history_labels, batch.numbers, batch.links
+        )
+        return found
+
 
 class TrainableModel(nn.Module):
     """The model with its loss, in the form that TorchRec's pipelines train: batch -> (loss, output).
@@ -179,9 +187,11 @@ def make_prior(columns: Columns, noise: float) -> Prior:
     schema = columns.schema
     # Of a feature that many users share, its rows are taken to have equally many events.
     places = {table.name: (len(ENTITIES), float(table.rows)) for table in columns.tables}
+    groups = {}
     for place, entity in enumerate(ENTITIES):
         # A list is held by the events' own rows: a member has as many events as it stands in lists.
         name = schema.name_of(entity)
         lists = [each for each in LISTS if schema.vocabulary_of(each) == name]
         places.update(dict.fromkeys([name, *lists], (place, 1.0)))
-    return Prior(places, noise, schema.unit)
+        groups.update({name: GROUPS.index("factors"), **dict.fromkeys(lists, GROUPS.index("lists"))})
+    return Prior(places, noise, schema.unit, groups)

@@ -12,6 +12,7 @@ from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
+from recsuite.models.head import Head
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.plan import build_model
 from recsuite.training.optimizer import make_optimizer, table_optimizer
@@ -33,11 +34,16 @@ class TrainState:
         # DistributedModelParallel wraps our model.
         return self.model.module.row_scale
 
+    @property
+    def head(self) -> Head:
+        """What computes with looked-up rows, as one that no parallel wrapper is around."""
+        head: Head = self.model.module.recommender.head
+        return head
+
     def expect_noise(self, noise: float | None) -> None:
         """Hold rows by their prior, if they have one, as strongly as is right for this noise."""
-        prior = self.model.module.recommender.head.prior
-        if prior is not None and noise is not None:
-            prior.noise = noise
+        if self.head.prior is not None and noise is not None:
+            self.head.prior.noise = noise
 
 
 def build_train_state(columns: Columns, config: Config, context: RuntimeContext) -> TrainState:

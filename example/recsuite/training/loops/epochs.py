@@ -15,6 +15,7 @@ from recsuite.runtime.collectives import broadcast_from_rank0
 from recsuite.training.callbacks import Callback, Epoch, ProgressBar, Run
 from recsuite.training.evaluation import make_evaluator
 from recsuite.training.loops.loop import Loop, after
+from recsuite.training.loops.spreads import WARM_UP, describe_spreads, learn_spreads
 from recsuite.training.state import has_epochs_left, stops_early
 from recsuite.training.steps import train_epoch
 
@@ -44,6 +45,8 @@ class EpochLoop(Loop):
         epochs: list[Epoch] = []
         while self.has_epochs_left:
             epochs.append(self.run_epoch())
+        if epochs and self.train_state.head.prior is not None:
+            self.context.say(describe_spreads(self.train_state.head))
         has_stopped = stops_early(self.progress, self.config.training)
         if has_stopped:
             self.context.say(describe_early_stop(self.progress, self.task, self.config.training))
@@ -87,6 +90,7 @@ class EpochLoop(Loop):
         self.progress = dataclasses.replace(before, **after(before, len(losses)))
         validation = self._validate()
         self.progress = self._judged(validation)
+        self._learn_spreads()
         rate = sum(step_sizes) / seconds
         return Epoch(self.progress, losses, train_loss, validation, seconds, rate, data_wait)
 
@@ -96,6 +100,13 @@ class EpochLoop(Loop):
             # Also where the loss was a number: a model may be broken and still give one.
             self.check_weights()
             return self.evaluator.validate(self.train_state.model, self.progress.epoch - 1)
+
+    def _learn_spreads(self) -> None:
+        """Learn of the validation how far from zero rows lie, where they are held."""
+        is_warm = self.progress.epoch >= WARM_UP * self.config.training.epochs
+        if self.train_state.head.prior is not None and is_warm and self.columns.num_validation:
+            with self.phase("evaluation"):
+                learn_spreads(self.train_state.model, self.input_pipeline, self.progress.epoch - 1)
 
     def _judged(self, validation: Metrics) -> Progress:
         """The progress at the end of an epoch, with what its validation says."""
