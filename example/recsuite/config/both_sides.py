@@ -11,8 +11,8 @@ from recsuite.config.config import Config
 
 # Chosen on the validation parts of ml-100k and ml-latest-small.
 BOTH_SIDES = {
-    "others": 1_000,
-    "lr": 0.2,
+    "others": 200,
+    "lr": 0.15,
     "weight_decay": 0.0,
     "mlp_dims": (),
     "epochs": 20,

@@ -102,8 +102,8 @@ class DataConfig(Section):
     """With --split random and the official splits, where what came later is no secret, the model receives
     with a rating, instead of what came before, all other items of its user and all other users of its item, a
     sample of so many where there are more; 0 means that --history and --audience count there too. Not given,
-    1,000 with --task rating and such a split, unless --history or --audience is; and where it is not 0, --lr
-    0.2, --weight_decay 0, --mlp_dims none, --epochs 20 and --patience 10 are what is not given of these."""
+    200 with --task rating and such a split, unless --history or --audience is; and where it is not 0, --lr
+    0.15, --weight_decay 0, --mlp_dims none, --epochs 20 and --patience 10 are what is not given of these."""
 
     @property
     def lists(self) -> dict[str, int]:
