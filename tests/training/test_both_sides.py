@@ -25,7 +25,7 @@ from recsuite.training.loops.epochs import EpochLoop
 from tests.support.launch import EXAMPLE, succeeded, torchrun
 from tests.support.raw_values import raw_features
 
-# As --split random takes it, but small, and with whole lists: a sample of one would be another one when served.
+# As --split random takes it, but small, and with whole lists, as a served model is told them.
 SMALL = {
     **BOTH_SIDES,
     "others": 1_000,
