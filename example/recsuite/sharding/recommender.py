@@ -30,8 +30,8 @@ from recsuite.runtime.ranges import named
 @dataclass
 class ModelInput(Pipelineable):
     """What the model takes: the features as a KeyedJaggedTensor, labels and weights float32 [B], and a
-    label for each value of the feature "history", float32; numbers float32 [B, dense numbers]; links of its
-    lists.
+    label for each value of the feature "history", float32; numbers float32 [B, dense numbers]; had, which
+    competitors users had, uint8 [B, bytes], see `datasets.batching.batch.Batch`; links of its lists.
 
     Made in the main process from a worker's plain tensors; moves as one, so that TorchRec's pipelines can
     copy it ahead of time.
@@ -42,6 +42,7 @@ class ModelInput(Pipelineable):
     weights: torch.Tensor
     history_labels: torch.Tensor
     numbers: torch.Tensor
+    had: torch.Tensor
     links: Links
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
@@ -58,7 +59,8 @@ class ModelInput(Pipelineable):
             part.record_stream(stream)
 
     def _parts(self) -> tuple[Any, ...]:
-        return self.features, self.labels, self.weights, self.history_labels, self.numbers, *self.links
+        plain = self.features, self.labels, self.weights, self.history_labels, self.numbers, self.had
+        return *plain, *self.links
 
 
 class Output(NamedTuple):

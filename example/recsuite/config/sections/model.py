@@ -13,6 +13,9 @@ TOP = 10
 # How a task is judged: by predictions held against the labels, by the ranks of the items chosen, or by
 # probabilities held against answers of yes and no.
 EVALUATIONS = ("predictions", "ranks", "answers")
+# Events of a batch whose items compete for each of them, where what is learned is which item is chosen: a
+# step costs this times the batch, in time and in memory. A multiple of 8.
+COMPETITORS = 256
 # Of --mlp_dims.
 WIDEST, DEEPEST = 2**14, 100
 
@@ -34,6 +37,11 @@ class ModelConfig(Section):
 
     mlp_dims: tuple[int, ...] = (64, 32)
     """Widths of the hidden layers of the MLP, comma-separated, or none."""
+
+    @property
+    def competitors(self) -> int:
+        """How many events of a batch compete, see `COMPETITORS`; 0 where labels are predicted."""
+        return 0 if self.task in ("rating", "response") else COMPETITORS
 
     def validate(self) -> None:
         """Refuse impossible values.
