@@ -18,6 +18,7 @@ from recsuite.datasets.batching.batch import Batch, largest_batch, to_tensors
 from recsuite.datasets.batching.features import Asked, EventFeatures, Lists
 from recsuite.datasets.batching.had import bytes_of_group, mark_had
 from recsuite.datasets.batching.lists import MEMBERS, NUM_RARITIES, Shared, links_of, with_own
+from recsuite.datasets.batching.recency import NO_AGES
 from recsuite.datasets.batching.shuffle import shuffled
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import AUDIENCE, ENTITIES, HISTORY, UNKNOWN_ROW, USER
@@ -64,7 +65,7 @@ class EventBatches:
         # Each training and validation event is in one list at most.
         self.most_shared = (columns.num_train + columns.num_validation) if config.data.shares_lists else 0
         self.is_stream = config.stream.stream
-        self.num_items, self.competitors = columns.num_items, config.model.competitors
+        self.num_items, self.model = columns.num_items, config.model
         self.is_two_sided = AUDIENCE in [table.name for table in columns.tables]
         self.seed = config.runtime.seed
         self.rank = rank
@@ -79,9 +80,7 @@ class EventBatches:
     @property
     def batch_bytes(self) -> int:
         """The most bytes that a batch can take: the longest list of every feature in every row."""
-        return largest_batch(
-            self.tables, len(self.numbers), self.batch_size, self.most_shared, self.competitors
-        )
+        return largest_batch(self.tables, len(self.numbers), self.batch_size, self.model, self.most_shared)
 
     def positions_of(self, split: str, window: tuple[int, int] | None = None) -> range:
         """The positions of a pass: those of a split, or of a window where there is one."""
@@ -121,6 +120,9 @@ class EventBatches:
         begin = request.first + request.step * self.batch_size * self.world_size
         step = (request.epoch, begin) if request.split == "train" else ()
         shared = features.find_lists(events, Asked(request.split, (self.seed, *step)))
+        ages = NO_AGES
+        if self.model.learns_history_weights:
+            ages = features.ages(positions, shared[HISTORY], request.split)
         # Their own rows before some are forgotten: an event stands in the list with its user.
         lists += [self._listed(name, found, single) for name, found in shared.items()]
         history_labels = self._labels_of(shared, events, empty)
@@ -145,11 +147,17 @@ class EventBatches:
         # A stream does not know how many events there will be.
         if self.is_two_sided and request.split == "train" and not self.is_stream:
             features.rarities(events, share, rarities[:, :num_real])
-        had = empty((self.batch_size, bytes_of_group(self.batch_size, self.competitors)), np.uint8)
+        had = self._had(request, events, empty)
+        return values, lengths, labels, weights, history_labels, *ages, all_numbers, *links, rarities, had
+
+    def _had(self, request: Request, events: np.ndarray, empty: Callable[..., np.ndarray]) -> np.ndarray:
+        """The last array of a `Batch`."""
+        competitors = self.model.competitors
+        had = empty((self.batch_size, bytes_of_group(self.batch_size, competitors)), np.uint8)
         had[:] = 0
-        if self.competitors and request.split == "train":
-            mark_had(had, events, self.num_items, features.column)
-        return values, lengths, labels, weights, history_labels, all_numbers, *links, rarities, had
+        if competitors and request.split == "train":
+            mark_had(had, events, self.num_items, self.features.column)
+        return had
 
     def _listed(self, name: str, found: Shared, single: list[np.ndarray]) -> Lists:
         """The values of a list, with each event's own behind its."""

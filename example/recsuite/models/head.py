@@ -16,6 +16,7 @@ from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, LISTS, USER
 from recsuite.models.layers import NumberLayers, means, repeated, scaled
 from recsuite.models.lists import DistinctRows, Links, held_by_prior, shared_sums, sums_over_roots
 from recsuite.models.prior import Prior
+from recsuite.models.recency import Members
 
 # What rows of lists count, where labels are predicted: in a step a sum over a list goes many times as far.
 LIST_SCALE = 0.2
@@ -83,24 +84,27 @@ class Head(nn.Module):
         self.row_scale: torch.Tensor
         self.register_buffer("row_scale", torch.tensor(1.0))
 
+    @property
+    def takes_ages(self) -> bool:
+        """Whether the items of a history count by how long ago they were."""
+        return False
+
     def user_vectors(
         self,
         looked_up: Mapping[str, LookedUp],
-        history_labels: torch.Tensor,
+        members: Members,
         numbers: torch.Tensor,
         links: Links | None = None,
     ) -> torch.Tensor:
-        """The users of B events, float32 [B, D]; history_labels: float32, one for each row of the history;
-        numbers: the dense ones, float32 [B, numbers], NaN where there is none; links: of the batch, without
-        which each event has lists of its own, and is in none of them.
+        """The users of B events, float32 [B, D]; members: of the histories; numbers: the dense ones,
+        float32 [B, numbers], NaN where there is none; links: of the batch, without which each event has lists
+        of its own, and is in none of them.
         """
         user = self._add_up(looked_up, USER, links)
         if self.is_two_sided and HISTORY in self.lists:
-            user = user + self._list_sums(HISTORY, looked_up[HISTORY], self.liking(history_labels), links)
+            user = user + self._list_sums(HISTORY, looked_up[HISTORY], self.liking(members.labels), links)
         elif HISTORY in self.lists:
-            history = looked_up[HISTORY]
-            weights = self.history_weights(history, history_labels)
-            user = user + means(history.values(), weights, history.lengths())
+            user = user + self.history_vectors(looked_up[HISTORY], members)
         # The sum instead of the rows: it is the same, and there are fewer of them.
         return self._with_numbers(scaled(user, self.row_scale), numbers, USER)
 
@@ -112,6 +116,11 @@ class Head(nn.Module):
         if AUDIENCE in self.lists:
             item = item + self._list_sums(AUDIENCE, looked_up[AUDIENCE], None, links)
         return self._with_numbers(scaled(item, self.row_scale), numbers, ITEM)
+
+    def history_vectors(self, history: LookedUp, members: Members) -> torch.Tensor:
+        """What histories add to their users, float32 [B, D], divided by `row_scale`."""
+        weights = self.history_weights(history, members.labels)
+        return means(history.values(), weights, history.lengths())
 
     def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
         """How much each row of the histories counts in their mean, float32 [their number]."""
@@ -172,22 +181,22 @@ class Head(nn.Module):
     def forward(
         self,
         looked_up: Mapping[str, LookedUp],
-        history_labels: torch.Tensor,
+        members: Members,
         numbers: torch.Tensor,
         links: Links | None = None,
     ) -> torch.Tensor:
         """What the loss is computed of, float32 [B, ...]; takes what `user_vectors` takes."""
-        return self.predict(looked_up, history_labels, numbers, links)
+        return self.predict(looked_up, members, numbers, links)
 
     def predict(
         self,
         looked_up: Mapping[str, LookedUp],
-        history_labels: torch.Tensor,
+        members: Members,
         numbers: torch.Tensor,
         links: Links | None = None,
     ) -> torch.Tensor:
         """A number for each user and item, by which items are recommended, float32 [B]."""
-        users = self.user_vectors(looked_up, history_labels, numbers, links)
+        users = self.user_vectors(looked_up, members, numbers, links)
         return self.score_pairs(users, self.item_vectors(looked_up, numbers, links))
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recsuite.datasets.batching.batch import Batch
 from recsuite.datasets.loader import BatchLoader
 from recsuite.models.lists import Links
+from recsuite.models.recency import Members
 from recsuite.sharding.recommender import ModelInput
 
 
@@ -77,8 +78,8 @@ class InputPipeline:
             features,
             batch.labels,
             batch.weights,
-            batch.history_labels,
             batch.numbers,
             batch.had,
+            Members(batch.history_labels, batch.places, batch.gaps),
             links,
         )

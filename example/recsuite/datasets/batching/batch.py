@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.batching.had import bytes_of_group
 from recsuite.datasets.batching.lists import NUM_RARITIES
 from recsuite.datasets.schema import AUDIENCE, HISTORY, LISTS, Table
@@ -26,6 +27,10 @@ class Batch(NamedTuple):
     value of the feature "history". `numbers` is float32 [B, dense numbers], in the order of the data set's,
     NaN where there is none.
 
+    Where weights of histories are learned, `places` and `gaps` say of each value of the feature "history" how
+    many of its list came after it, and how long before the event it came, see `recsuite.gaps`, int32 both;
+    elsewhere they are empty.
+
     Where there is an audience, each row has one more value behind its lists, its own item and its own user,
     and of each of S lists `sources`, int64 [S, B], is the row whose list a row takes; `scales`, float32
     [S, B], by what the sum of its values is multiplied; `own`, float32 [S, B], 1 where the row's own value is
@@ -42,6 +47,8 @@ class Batch(NamedTuple):
     labels: torch.Tensor
     weights: torch.Tensor
     history_labels: torch.Tensor
+    places: torch.Tensor
+    gaps: torch.Tensor
     numbers: torch.Tensor
     sources: torch.Tensor
     scales: torch.Tensor
@@ -51,12 +58,11 @@ class Batch(NamedTuple):
 
 
 def largest_batch(
-    tables: Sequence[Table], num_numbers: int, batch_size: int, most_shared: int = 0, competitors: int = 0
+    tables: Sequence[Table], num_numbers: int, batch_size: int, model: ModelConfig, most_shared: int = 0
 ) -> int:
     """The most bytes that a batch can take, for a slot of the workers' ring: it is allocated once.
 
-    most_shared: the values of one list for all rows together, where they share them; else 0. competitors:
-    see `ModelConfig`.
+    most_shared: the values of one list for all rows together, where they share them; else 0.
     """
     lists = [table for table in tables if table.name in LISTS]
     # Where there is an audience, each row has its own value behind each list.
@@ -67,11 +73,13 @@ def largest_batch(
     }
     values = batch_size * sum(table.longest for table in tables if table.name not in LISTS)
     values += sum(in_lists.values())
-    row = 4 * len(tables) + 4 + 4 + 4 * num_numbers + bytes_of_group(batch_size, competitors)
+    row = 4 * len(tables) + 4 + 4 + 4 * num_numbers + bytes_of_group(batch_size, model.competitors)
     if own:
         row += (8 + 4 + 4) * len(lists) + 4 * NUM_RARITIES
+    # A label, and where they are told a place and a gap.
+    of_member = 4 + (4 + 4) * model.learns_history_weights
     # Each array begins on a cache line.
-    return 8 * values + 4 * in_lists.get(HISTORY, 0) + batch_size * row + 64 * len(Batch._fields)
+    return 8 * values + of_member * in_lists.get(HISTORY, 0) + batch_size * row + 64 * len(Batch._fields)
 
 
 def to_tensors(arrays: Sequence[np.ndarray]) -> Batch:

@@ -23,10 +23,13 @@ from recsuite.models.head import Head
 
 
 class Sizes(NamedTuple):
-    """How large a head is: numbers in a row, and the widths of its hidden layers."""
+    """How large a head is: numbers in a row, the widths of its hidden layers, and how many places of a
+    history have weights of their own.
+    """
 
     embedding_dim: int
     mlp_dims: Sequence[int]
+    num_places: int = 0
 
 
 # A protocol, for what goes through the model is made above it: `ModelInput` is one.
