@@ -86,9 +86,10 @@ def train_learned_weights(columns: Any, config: Config, context: RuntimeContext)
     """The losses, by pipeline, and the metrics of a ranking that learns how much items of a history count."""
     from recsuite.config.sections import model
 
-    # Of as many, a rank's batch is a multiple whatever the number of ranks, so the same events compete.
+    # A rank's batch is a multiple of it whatever the number of ranks, so the same events compete.
     competitors, model.COMPETITORS = model.COMPETITORS, 40
-    config = config.replaced(task="ranking", history_weights="learned", mlp_dims=(), epochs=2, lr=0.2)
+    flags = {"history_weights": "learned", "mlp_dims": (), "batch_size": 480 // context.world_size}
+    config = config.replaced(task="ranking", epochs=2, **flags)
     found: dict[str, Any] = {}
     for pipeline in ("plain", "sparse_dist"):
         losses, metrics, sums = train_all(columns, config.replaced(pipeline=pipeline), context)

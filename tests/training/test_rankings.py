@@ -14,6 +14,7 @@ from recsuite.checkpoint.session import checkpointing
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.config.rankings import RANKINGS, rankings
+from recsuite.config.section import as_given
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.schema import HISTORY
@@ -37,8 +38,15 @@ def test_a_ranking_learns_the_weights_of_histories(split: str) -> None:
 
 
 def test_a_flag_that_is_given_stays_as_it_is() -> None:
-    found = rankings(Config.of(task="ranking", lr=0.3, history=20), ["task", "lr", "history"])
-    assert found == {name: value for name, value in RANKINGS.items() if name not in ("lr", "history")}
+    found = rankings(Config.of(task="ranking", epochs=3, history=20), ["task", "epochs", "history"])
+    assert found == {name: value for name, value in RANKINGS.items() if name not in ("epochs", "history")}
+
+
+def test_the_help_says_which_flags_a_ranking_takes() -> None:
+    (page,) = (EXAMPLE.parent.parent / "docs").glob("flags.md")
+    (line,) = (each for each in page.read_text().splitlines() if each.startswith("| `--history_weights`"))
+    for name, value in RANKINGS.items():
+        assert name == "history_weights" or f"--{name} {as_given(value).removesuffix('.0')}" in line
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ RANKINGS = {
     "mlp_dims": (),
     "batch_size": 512,
     "epochs": 4,
-    "lr": 0.06,
     "weight_decay": 0.6,
     "dense_lr": 0.005,
     "dense_weight_decay": 0.0,

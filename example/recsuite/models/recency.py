@@ -57,12 +57,15 @@ class Recency(nn.Module):
         """
         lengths = lengths.to(torch.int64)
         places = members.places.clamp(max=self.places.size(1) - 1)
-        weights = self.places.index_select(1, places) + self.gaps.index_select(1, members.gaps)
-        weights = weights.clamp(max=MOST_LOG_WEIGHT).exp()
         event = repeated(torch.arange(len(lengths), device=rows.device), lengths, len(rows))
-        sums = weights.new_zeros(NUM_HALVES, len(lengths)).index_add(1, event, weights)
-        halves: torch.Tensor = _WeightedHalves.apply(rows, weights, lengths)
-        scales = (sums + LEAST_SUM).rsqrt().t().unsqueeze(2)
+        weights, sums = [], []
+        # Half by half: on a CPU a sum by an index takes many times as long where tensors have two dimensions.
+        for of_place, of_gap in zip(self.places, self.gaps, strict=True):
+            weight = of_place.index_select(0, places) + of_gap.index_select(0, members.gaps)
+            weights.append(weight.clamp(max=MOST_LOG_WEIGHT).exp())
+            sums.append(rows.new_zeros(len(lengths)).index_add(0, event, weights[-1]))
+        halves: torch.Tensor = _WeightedHalves.apply(rows, torch.stack(weights), lengths)
+        scales = (torch.stack(sums, dim=1) + LEAST_SUM).rsqrt().unsqueeze(2)
         width = rows.size(1) // NUM_HALVES
         return (halves.view(len(lengths), NUM_HALVES, width) * scales).flatten(1)
 
@@ -88,4 +91,4 @@ class _WeightedHalves(torch.autograd.Function):
         shape = len(rows), NUM_HALVES, rows.size(1) // NUM_HALVES
         each = repeated(gradient, lengths, len(rows)).view(shape)
         of_weights = (each * rows.view(shape)).sum(dim=2).t()
-        return (each * weights.t().unsqueeze(2)).view(rows.shape), of_weights, None
+        return each.mul_(weights.t().unsqueeze(2)).view(rows.shape), of_weights, None
