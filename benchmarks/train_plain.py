@@ -19,6 +19,7 @@ from train_team import DIM, MEAN_RATING, MLP_DIMS, serve, take_answers
 
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.models.heads import Interaction
+from recsuite.models.recency import Members
 
 USER, MOVIE = (feature for feature in SCHEMA.features if feature.name in ("user", "movie"))
 LR, DENSE_LR = 0.04, 0.001
@@ -51,7 +52,7 @@ class PlainModel(nn.Module):
     def forward(self, users: torch.Tensor, movies: torch.Tensor) -> torch.Tensor:
         """Predicted ratings, float32 [B]."""
         rows = {"user": LookedUp(self.users(users)), "movie": LookedUp(self.movies(movies))}
-        rating: torch.Tensor = self.head(rows, torch.zeros(0), torch.zeros(0, 0))
+        rating: torch.Tensor = self.head(rows, Members(*[torch.zeros(0)] * 3), torch.zeros(0, 0))
         return rating
 
 

@@ -24,13 +24,14 @@ MAY_IMPORT = {
     "runtime": "errors checkout config",
     "workers": "errors runtime",
     "ids": "errors",
-    "datasets": "errors checkout files records config runtime workers ids",
+    "gaps": "config",
+    "datasets": "errors checkout files records config runtime workers ids gaps",
     "models": "config datasets.schema",
     "sharding": "errors config runtime datasets models ids",
     "checkpoint.storage": "errors files records config runtime.console ids",
     "training": "errors config runtime datasets models sharding checkpoint.storage",
     "checkpoint": "errors files config runtime datasets models sharding training ids",
-    "serving": "errors files records config models runtime.console ids datasets.schema datasets.source "
+    "serving": "errors files records config models runtime.console ids gaps datasets.schema datasets.source "
     "datasets.preparation.vocabulary checkpoint.storage",
     "monitoring": "errors files config runtime datasets models checkpoint.storage training",
 }

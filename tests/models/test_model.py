@@ -18,6 +18,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
 from recsuite.models.heads import Interaction
+from recsuite.models.recency import Members
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan as sharding
 from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
@@ -101,7 +102,8 @@ def test_different_users_get_different_rankings(
         keys=features.keys(), values=torch.cat(values), lengths=torch.tensor(new_lengths, dtype=torch.int32)
     )
     with torch.no_grad():
-        scores = model.recommender(crossed, torch.zeros(0), torch.zeros(0, 0)).view(num_users, num_movies)
+        scores = model.recommender(crossed, Members(*[torch.zeros(0)] * 3), torch.zeros(0, 0))
+    scores = scores.view(num_users, num_movies)
     rankings = {tuple(row.argsort().tolist()) for row in scores}
     assert len(rankings) == num_users
 

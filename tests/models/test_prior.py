@@ -23,6 +23,7 @@ from recsuite.models.prior import (
     Prior,
     learned_spreads,
 )
+from recsuite.models.recency import Members
 
 DIM = 3
 NO_SPREADS = torch.zeros(len(GROUPS))
@@ -117,7 +118,8 @@ def test_directions_are_the_derivatives_by_the_logarithm_of_what_rows_are_multip
         HISTORY: drawn_rows(4, [3, 1], 4),
         AUDIENCE: drawn_rows(2, [0, 2], 5),
     }
-    labels, numbers = torch.tensor([5.0, 3.0, 1.0, 4.0], dtype=torch.float64), torch.zeros(2, 0)
+    labels, none = torch.tensor([5.0, 3.0, 1.0, 4.0], dtype=torch.float64), torch.zeros(0, dtype=torch.int32)
+    members, numbers = Members(labels, none, none), torch.zeros(2, 0)
 
     def predicted(times: list[float]) -> torch.Tensor:
         more = {}
@@ -126,10 +128,10 @@ def test_directions_are_the_derivatives_by_the_logarithm_of_what_rows_are_multip
             if name in groups:
                 values[:, 1 if groups[name] == 0 else 0 :] *= times[groups[name]]
             more[name] = JaggedTensor(values, lengths=found.lengths())
-        return head.predict(more, labels, numbers)
+        return head.predict(more, members, numbers)
 
     with torch.no_grad():
-        predictions, directions = head.predict_with_directions(rows, labels, numbers, None)
+        predictions, directions = head.predict_with_directions(rows, members, numbers, None)
         torch.testing.assert_close(predictions, predicted([1, 1]))
         step = 1e-5
         for group in range(len(GROUPS)):

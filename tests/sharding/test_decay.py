@@ -64,7 +64,7 @@ class Reference:
             name: Rows(self.tables[name], jagged.values(), jagged.lengths())
             for name, jagged in batch.features.to_dict().items()
         }
-        predictions = self.interaction.predict(looked_up, batch.history_labels, batch.numbers)
+        predictions = self.interaction.predict(looked_up, batch.members, batch.numbers)
         loss = (batch.weights * (predictions - batch.labels) ** 2).mean()
         self.dense.zero_grad()
         loss.backward()

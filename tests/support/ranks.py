@@ -60,6 +60,7 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
         ranking = config.replaced(task="ranking", pipeline=pipeline, epochs=1)
         found["ranking losses"][pipeline] = train_all(columns, ranking, context)[0]
     found["both sides"] = train_both_sides(config, context)
+    found["learned weights"] = train_learned_weights(columns, config, context)
     found["ranking"] = rank_all(columns, config, context, std=0.4)
     found["tied"] = rank_all(columns, config, context, std=0)["ranks"]
     found["pipelined_modules"] = count_pipelined_modules(columns, config, context)
@@ -78,6 +79,22 @@ def train_both_sides(config: Config, context: RuntimeContext) -> dict[str, Any]:
     for pipeline in ("plain", "sparse_dist"):
         losses, metrics, sums = train_all(columns, config.replaced(pipeline=pipeline), context)
         found[pipeline] = {"losses": losses, "metrics": metrics, "sums": sums}
+    return found
+
+
+def train_learned_weights(columns: Any, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """The losses, by pipeline, and the metrics of a ranking that learns how much items of a history count."""
+    from recsuite.config.sections import model
+
+    # A rank's batch is a multiple of it whatever the number of ranks, so the same events compete.
+    competitors, model.COMPETITORS = model.COMPETITORS, 40
+    flags = {"history_weights": "learned", "mlp_dims": (), "batch_size": 480 // context.world_size}
+    config = config.replaced(task="ranking", epochs=2, **flags)
+    found: dict[str, Any] = {}
+    for pipeline in ("plain", "sparse_dist"):
+        losses, metrics, sums = train_all(columns, config.replaced(pipeline=pipeline), context)
+        found[pipeline] = {"losses": losses, "metrics": metrics, "sums": sums}
+    model.COMPETITORS = competitors
     return found
 
 

@@ -12,6 +12,7 @@ from recsuite.checkpoint.storage.manifest import VOCABULARY
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import AUDIENCE, HISTORY
 from recsuite.datasets.source import locate, read
 from tests.support.states import FLAGS
 
@@ -38,6 +39,24 @@ def raw_features(columns: Columns, config: Config) -> dict[str, list[Any]]:
         for table in columns.tables
         if table.feature.entity in entities
     }
+
+
+def raw_lists(columns: Columns) -> dict[str, list[list[object]]]:
+    """For the test ratings who had what, in raw ids."""
+    vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())
+    rows = columns.column("rows")[columns.range_of("test").start :]
+    found = {}
+    for name, owner, member in ((HISTORY, "user", "movie"), (AUDIENCE, "item", "user")):
+        offsets, held = columns.column(f"test_{name}_offsets"), columns.column(f"test_{name}")
+        names = [None, *vocabulary[member]]
+        of_rows = held[:, 0] if name == HISTORY else held
+        found[name] = [
+            [names[row] for row in of_rows[offsets[one] : offsets[one + 1]]] for one in rows[owner]
+        ]
+    offsets, bits = columns.column("test_history_offsets"), columns.column("test_history")[:, 1]
+    ratings = np.ascontiguousarray(bits).view(np.float32)
+    found["history_ratings"] = [ratings[offsets[user] : offsets[user + 1]].tolist() for user in rows["user"]]
+    return found
 
 
 def history_of(columns: Columns, place: int) -> tuple[list[int | None], list[float]]:

@@ -37,7 +37,7 @@ class Choosing(Ranking):
     def make_head(
         self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
     ) -> ShadedTower:
-        return ShadedTower(features, *sizes)
+        return ShadedTower(features, sizes.embedding_dim, sizes.mlp_dims)
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,7 +11,6 @@ from recsuite.checkpoint.session import checkpointing
 from recsuite.config.both_sides import BOTH_SIDES, both_sides
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
-from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.schema import AUDIENCE, HISTORY
 from recsuite.errors import UserError
@@ -23,7 +20,7 @@ from recsuite.training.evaluation import PredictionEvaluator
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.loops.epochs import EpochLoop
 from tests.support.launch import EXAMPLE, succeeded, torchrun
-from tests.support.raw_values import raw_features
+from tests.support.raw_values import raw_features, raw_lists
 
 # As --split random takes it, but small, and with whole lists, as a served model is told them.
 SMALL = {
@@ -77,24 +74,6 @@ def test_nothing_changes_where_time_counts_or_a_flag_says_which_lists_there_are(
 def test_lists_that_cannot_be_are_refused_in_a_sentence(flags: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         parse_args([*flags])
-
-
-def raw_lists(columns: Columns) -> dict[str, list[list[object]]]:
-    """For the test ratings who had what, in raw ids."""
-    vocabulary = json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())
-    rows = columns.column("rows")[columns.range_of("test").start :]
-    found = {}
-    for name, owner, member in ((HISTORY, "user", "movie"), (AUDIENCE, "item", "user")):
-        offsets, held = columns.column(f"test_{name}_offsets"), columns.column(f"test_{name}")
-        names = [None, *vocabulary[member]]
-        of_rows = held[:, 0] if name == HISTORY else held
-        found[name] = [
-            [names[row] for row in of_rows[offsets[one] : offsets[one + 1]]] for one in rows[owner]
-        ]
-    offsets, bits = columns.column("test_history_offsets"), columns.column("test_history")[:, 1]
-    ratings = np.ascontiguousarray(bits).view(np.float32)
-    found["history_ratings"] = [ratings[offsets[user] : offsets[user + 1]].tolist() for user in rows["user"]]
-    return found
 
 
 def test_a_served_model_scores_as_the_trained_one(

@@ -87,6 +87,17 @@ def test_who_had_what_is_learned_alike_in_both_loops_on_1_2_and_3_ranks(found: d
         assert plain["sums"] == pytest.approx(expected["sums"], rel=2e-3)
 
 
+def test_learned_weights_of_histories_are_alike_in_both_loops_on_1_2_and_3_ranks(
+    found: dict[int, Any],
+) -> None:
+    expected = found[1]["learned weights"]["plain"]
+    for results in found.values():
+        plain, pipelined = (results["learned weights"][name] for name in ("plain", "sparse_dist"))
+        np.testing.assert_allclose(plain["losses"], expected["losses"], rtol=1e-3)
+        np.testing.assert_allclose(pipelined["losses"], plain["losses"], rtol=1e-6)
+        assert plain["sums"] == pytest.approx(expected["sums"], rel=2e-3)
+
+
 def test_both_loops_and_any_pool_give_the_same_losses(found: dict[int, Any]) -> None:
     for results in found.values():
         for losses in results["losses"].values():

@@ -158,6 +158,14 @@ class Config:
             "--task ranking and --stream exclude each other: a ranking corrects for how often an item is "
             "chosen in all of its training, which a stream does not know; leave one out",
         )
+        require(
+            not self.model.learns_history_weights or self.model.competitors > 0,
+            f"--history_weights learned is for --task ranking, not --task {self.model.task}; leave it out",
+        )
+        require(
+            not self.model.learns_history_weights or self.data.history > 0,
+            "--history_weights learned weighs items of a history, and --history 0 has none; leave one out",
+        )
         for name in ("audience", "others"):
             value = self.flags[name]
             require(

@@ -9,19 +9,19 @@ this module imports, a worker imports: no torch, no TorchRec, no pandas.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from recsuite.config.config import Config
+from recsuite.datasets.batching.batch import Batch, largest_batch, to_tensors
 from recsuite.datasets.batching.features import Asked, EventFeatures, Lists
+from recsuite.datasets.batching.had import bytes_of_group, mark_had
 from recsuite.datasets.batching.lists import MEMBERS, NUM_RARITIES, Shared, links_of, with_own
+from recsuite.datasets.batching.recency import NO_AGES
 from recsuite.datasets.batching.shuffle import shuffled
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import AUDIENCE, ENTITIES, HISTORY, LISTS, UNKNOWN_ROW, USER, Table
-
-if TYPE_CHECKING:
-    import torch
+from recsuite.datasets.schema import AUDIENCE, ENTITIES, HISTORY, UNKNOWN_ROW, USER
 
 SPLITS = ("train", "validation", "test", "catalogue")
 # Small batches are shuffled together: numpy's overhead for each would be more than the work.
@@ -54,58 +54,6 @@ class Request(NamedTuple):
         return f"step {self.step + 1} of epoch {self.epoch + 1} over the {what}{begin}"
 
 
-class Batch(NamedTuple):
-    """One rank's part of a global batch, B rows, as plain tensors.
-
-    `values` (int64) and `lengths` (int32 [features * B]) are those of a KeyedJaggedTensor whose keys are the
-    data set's features in order: ids of dynamic features, rows of the tables of all others. `labels` is
-    float32 [B]. `weights` is float32 [B]: 0 for the rows that pad the last batch, and for real rows global
-    batch size / real rows in the global batch, so that the mean over ranks of the weighted mean over B is the
-    mean over real rows; in training times the event's own weight. `history_labels` is float32, one for each
-    value of the feature "history". `numbers` is float32 [B, dense numbers], in the order of the data set's,
-    NaN where there is none.
-
-    Where there is an audience, each row has one more value behind its lists, its own item and its own user,
-    and of each of S lists `sources`, int64 [S, B], is the row whose list a row takes; `scales`, float32
-    [S, B], by what the sum of its values is multiplied; `own`, float32 [S, B], 1 where the row's own value is
-    to be subtracted from that sum. `rarities` is float32 [3, B]: the weight over the number of training
-    events of the row's user, of its item, and of all; 0 outside of training, and in a stream, which does not
-    know how many will come. Elsewhere all four are empty.
-    """
-
-    values: torch.Tensor
-    lengths: torch.Tensor
-    labels: torch.Tensor
-    weights: torch.Tensor
-    history_labels: torch.Tensor
-    numbers: torch.Tensor
-    sources: torch.Tensor
-    scales: torch.Tensor
-    own: torch.Tensor
-    rarities: torch.Tensor
-
-
-def largest_batch(tables: Sequence[Table], num_numbers: int, batch_size: int, most_shared: int = 0) -> int:
-    """The most bytes that a batch can take, for a slot of the workers' ring: it is allocated once.
-
-    most_shared: the values of one list for all rows together, where they share them; else 0.
-    """
-    lists = [table for table in tables if table.name in LISTS]
-    # Where there is an audience, each row has its own value behind each list.
-    own = batch_size if AUDIENCE in [table.name for table in lists] else 0
-    in_lists = {
-        table.name: min(batch_size * table.longest, most_shared or batch_size * table.longest) + own
-        for table in lists
-    }
-    values = batch_size * sum(table.longest for table in tables if table.name not in LISTS)
-    values += sum(in_lists.values())
-    row = 4 * len(tables) + 4 + 4 + 4 * num_numbers
-    if own:
-        row += (8 + 4 + 4) * len(lists) + 4 * NUM_RARITIES
-    # Each array begins on a cache line.
-    return 8 * values + 4 * in_lists.get(HISTORY, 0) + batch_size * row + 64 * len(Batch._fields)
-
-
 class EventBatches:
     """The batches of one rank. Pickles to paths and numbers; columns are mapped where they are first read."""
 
@@ -117,6 +65,7 @@ class EventBatches:
         # Each training and validation event is in one list at most.
         self.most_shared = (columns.num_train + columns.num_validation) if config.data.shares_lists else 0
         self.is_stream = config.stream.stream
+        self.num_items, self.model = columns.num_items, config.model
         self.is_two_sided = AUDIENCE in [table.name for table in columns.tables]
         self.seed = config.runtime.seed
         self.rank = rank
@@ -131,7 +80,7 @@ class EventBatches:
     @property
     def batch_bytes(self) -> int:
         """The most bytes that a batch can take: the longest list of every feature in every row."""
-        return largest_batch(self.tables, len(self.numbers), self.batch_size, self.most_shared)
+        return largest_batch(self.tables, len(self.numbers), self.batch_size, self.model, self.most_shared)
 
     def positions_of(self, split: str, window: tuple[int, int] | None = None) -> range:
         """The positions of a pass: those of a split, or of a window where there is one."""
@@ -171,6 +120,9 @@ class EventBatches:
         begin = request.first + request.step * self.batch_size * self.world_size
         step = (request.epoch, begin) if request.split == "train" else ()
         shared = features.find_lists(events, Asked(request.split, (self.seed, *step)))
+        ages = NO_AGES
+        if self.model.learns_history_weights:
+            ages = features.ages(positions, shared[HISTORY], request.split)
         # Their own rows before some are forgotten: an event stands in the list with its user.
         lists += [self._listed(name, found, single) for name, found in shared.items()]
         history_labels = self._labels_of(shared, events, empty)
@@ -195,7 +147,17 @@ class EventBatches:
         # A stream does not know how many events there will be.
         if self.is_two_sided and request.split == "train" and not self.is_stream:
             features.rarities(events, share, rarities[:, :num_real])
-        return values, lengths, labels, weights, history_labels, all_numbers, *links, rarities
+        had = self._had(request, events, empty)
+        return values, lengths, labels, weights, history_labels, *ages, all_numbers, *links, rarities, had
+
+    def _had(self, request: Request, events: np.ndarray, empty: Callable[..., np.ndarray]) -> np.ndarray:
+        """The last array of a `Batch`."""
+        competitors = self.model.competitors
+        had = empty((self.batch_size, bytes_of_group(self.batch_size, competitors)), np.uint8)
+        had[:] = 0
+        if competitors and request.split == "train":
+            mark_had(had, events, self.num_items, self.features.column)
+        return had
 
     def _listed(self, name: str, found: Shared, single: list[np.ndarray]) -> Lists:
         """The values of a list, with each event's own behind its."""
@@ -281,10 +243,3 @@ class EventBatches:
             positions = shuffled(positions, len(split), self.seed, request.epoch)
         positions += split.start
         return positions
-
-
-def to_tensors(arrays: Sequence[np.ndarray]) -> Batch:
-    """The arrays of a batch as tensors that share their memory."""
-    import torch
-
-    return Batch(*map(torch.from_numpy, arrays))

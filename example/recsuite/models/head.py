@@ -16,6 +16,7 @@ from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, LISTS, USER
 from recsuite.models.layers import NumberLayers, means, repeated, scaled
 from recsuite.models.lists import DistinctRows, Links, held_by_prior, shared_sums, sums_over_roots
 from recsuite.models.prior import GROUPS, Prior, first_number
+from recsuite.models.recency import Members
 
 # What rows of lists count, where labels are predicted: in a step a sum over a list goes many times as far.
 LIST_SCALE = 0.2
@@ -86,18 +87,23 @@ class Head(nn.Module):
         self.row_scale: torch.Tensor
         self.register_buffer("row_scale", torch.tensor(1.0))
 
+    @property
+    def takes_ages(self) -> bool:
+        """Whether the items of a history count by how long ago they were."""
+        return False
+
     def user_vectors(
         self,
         looked_up: Mapping[str, LookedUp],
-        history_labels: torch.Tensor,
+        members: Members,
         numbers: torch.Tensor,
         links: Links | None = None,
     ) -> torch.Tensor:
-        """The users of B events, float32 [B, D]; history_labels: float32, one for each row of the history;
-        numbers: the dense ones, float32 [B, numbers], NaN where there is none; links: of the batch, without
-        which each event has lists of its own, and is in none of them.
+        """The users of B events, float32 [B, D]; members: of the histories; numbers: the dense ones,
+        float32 [B, numbers], NaN where there is none; links: of the batch, without which each event has lists
+        of its own, and is in none of them.
         """
-        return self._vectors(self._user_parts(looked_up, history_labels, links), numbers, USER)
+        return self._vectors(self._user_parts(looked_up, members, links), numbers, USER)
 
     def item_vectors(
         self, looked_up: Mapping[str, LookedUp], numbers: torch.Tensor, links: Links | None = None
@@ -108,14 +114,14 @@ class Head(nn.Module):
     def predict_with_directions(
         self,
         looked_up: Mapping[str, LookedUp],
-        history_labels: torch.Tensor,
+        members: Members,
         numbers: torch.Tensor,
         links: Links | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What `predict` gives, float32 [B], and how it changes with the logarithm by which the rows of each
         group of the prior are multiplied, float32 [G, B]. Only with a prior.
         """
-        sides = self._user_parts(looked_up, history_labels, links), self._item_parts(looked_up, links)
+        sides = self._user_parts(looked_up, members, links), self._item_parts(looked_up, links)
         user, item = (
             self._vectors(parts, numbers, side) for parts, side in zip(sides, (USER, ITEM), strict=True)
         )
@@ -125,6 +131,11 @@ class Head(nn.Module):
             # Forward mode: one pass for the derivative of each event's prediction in this direction.
             directions.append(torch.func.jvp(self.score_pairs, (user, item), of_group)[1])
         return self.score_pairs(user, item), torch.stack(directions)
+
+    def history_vectors(self, history: LookedUp, members: Members) -> torch.Tensor:
+        """What histories add to their users, float32 [B, D], divided by `row_scale`."""
+        weights = self.history_weights(history, members.labels)
+        return means(history.values(), weights, history.lengths())
 
     def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
         """How much each row of the histories counts in their mean, float32 [their number]."""
@@ -153,16 +164,14 @@ class Head(nn.Module):
         return total
 
     def _user_parts(
-        self, looked_up: Mapping[str, LookedUp], history_labels: torch.Tensor, links: Links | None
+        self, looked_up: Mapping[str, LookedUp], members: Members, links: Links | None
     ) -> dict[str, torch.Tensor]:
         parts = self._parts(looked_up, USER, links)
         if self.is_two_sided and HISTORY in self.lists:
-            liking = self.liking(history_labels)
+            liking = self.liking(members.labels)
             parts[HISTORY] = self._list_sums(HISTORY, looked_up[HISTORY], liking, links)
         elif HISTORY in self.lists:
-            history = looked_up[HISTORY]
-            weights = self.history_weights(history, history_labels)
-            parts[HISTORY] = means(history.values(), weights, history.lengths())
+            parts[HISTORY] = self.history_vectors(looked_up[HISTORY], members)
         return parts
 
     def _item_parts(self, looked_up: Mapping[str, LookedUp], links: Links | None) -> dict[str, torch.Tensor]:
@@ -223,22 +232,22 @@ class Head(nn.Module):
     def forward(
         self,
         looked_up: Mapping[str, LookedUp],
-        history_labels: torch.Tensor,
+        members: Members,
         numbers: torch.Tensor,
         links: Links | None = None,
     ) -> torch.Tensor:
         """What the loss is computed of, float32 [B, ...]; takes what `user_vectors` takes."""
-        return self.predict(looked_up, history_labels, numbers, links)
+        return self.predict(looked_up, members, numbers, links)
 
     def predict(
         self,
         looked_up: Mapping[str, LookedUp],
-        history_labels: torch.Tensor,
+        members: Members,
         numbers: torch.Tensor,
         links: Links | None = None,
     ) -> torch.Tensor:
         """A number for each user and item, by which items are recommended, float32 [B]."""
-        users = self.user_vectors(looked_up, history_labels, numbers, links)
+        users = self.user_vectors(looked_up, members, numbers, links)
         return self.score_pairs(users, self.item_vectors(looked_up, numbers, links))
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from recsuite.datasets.schema import Feature
 from recsuite.models.head import Head, LookedUp
 from recsuite.models.layers import make_mlp, repeated
 from recsuite.models.lists import Links
+from recsuite.models.recency import Members, Recency
 
 # Logarithms of probabilities spread wider than stars. Rows count so many times, which is the same as so many
 # times the learning rate and the initial spread, so one --lr is right for both tasks.
@@ -136,12 +137,12 @@ class Response(Interaction):
     def forward(
         self,
         looked_up: Mapping[str, LookedUp],
-        history_labels: torch.Tensor,
+        members: Members,
         numbers: torch.Tensor,
         links: Links | None = None,
     ) -> torch.Tensor:
         """Logits, float32 [B]: the logarithm in the loss is exact for them alone."""
-        users = self.user_vectors(looked_up, history_labels, numbers, links)
+        users = self.user_vectors(looked_up, members, numbers, links)
         return super().score_pairs(users, self.item_vectors(looked_up, numbers, links))
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
@@ -157,20 +158,31 @@ class TwoTower(Head):
     """Scores items for a user: item bias + <user factors, item factors>.
 
     An MLP adds to the user's factors what it makes of them. A history counts whatever its labels.
+
+    num_places: so many items of a history have a weight of their own, see `Recency`; with 0 all count alike.
+    With weights that are learned there is no MLP unless it has hidden layers.
     """
 
     scores_are_products = True
     list_scale = 1.0
     side_scale = 1.0
 
-    def __init__(self, features: Sequence[Feature], embedding_dim: int, mlp_dims: Sequence[int]) -> None:
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        embedding_dim: int,
+        mlp_dims: Sequence[int],
+        num_places: int = 0,
+    ) -> None:
         super().__init__(features, embedding_dim)
-        self.tower = make_mlp([embedding_dim - 1, *mlp_dims, embedding_dim - 1])
+        widths = [embedding_dim - 1, *mlp_dims, embedding_dim - 1]
+        self.tower = nn.Sequential() if num_places and not mlp_dims else make_mlp(widths)
+        self.recency = Recency(num_places) if num_places else None
 
     def forward(
         self,
         looked_up: Mapping[str, LookedUp],
-        history_labels: torch.Tensor,
+        members: Members,
         numbers: torch.Tensor,
         links: Links | None = None,
     ) -> torch.Tensor:
@@ -178,19 +190,20 @@ class TwoTower(Head):
 
         The labels of the histories count for nothing.
         """
-        users = self.user_vectors(looked_up, history_labels, numbers, links)
+        users = self.user_vectors(looked_up, members, numbers, links)
         return torch.stack([users, self.item_vectors(looked_up, numbers, links)], dim=1)
 
     def user_vectors(
         self,
         looked_up: Mapping[str, LookedUp],
-        history_labels: torch.Tensor,
+        members: Members,
         numbers: torch.Tensor,
         links: Links | None = None,
     ) -> torch.Tensor:
         """See `Head`."""
-        factors = SCALE * super().user_vectors(looked_up, history_labels, numbers, links)[:, 1:]
-        factors = factors + self.tower(factors)
+        factors = SCALE * super().user_vectors(looked_up, members, numbers, links)[:, 1:]
+        if len(self.tower):
+            factors = factors + self.tower(factors)
         # The bias of an item counts once.
         return torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
 
@@ -199,6 +212,17 @@ class TwoTower(Head):
     ) -> torch.Tensor:
         """See `Head`."""
         return SCALE * super().item_vectors(looked_up, numbers, links)
+
+    @property
+    def takes_ages(self) -> bool:
+        """See `Head`."""
+        return self.recency is not None
+
+    def history_vectors(self, history: LookedUp, members: Members) -> torch.Tensor:
+        """See `Head`."""
+        if self.recency is None:
+            return super().history_vectors(history, members)
+        return self.recency(history.values(), history.lengths(), members)
 
     def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
         """See `Head`."""

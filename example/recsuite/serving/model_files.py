@@ -17,9 +17,13 @@ from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape
 from recsuite.datasets.schema import Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.head import Head
+from recsuite.models.tasks.ranking import Ranking
 from recsuite.models.tasks.task import Sizes, all_tasks
 from recsuite.serving.dynamic.tables import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot
+
+# The weights of the places of a history, where a model has learned them.
+PLACES = "dense.recency.places"
 
 
 @contextlib.contextmanager
@@ -54,12 +58,15 @@ def empty_head(folder: Path, schema: Schema, features: Sequence[Feature], manife
     (embedding_dim,) = embedding_dims
     # The width of the last layer is none of --mlp_dims: the head decides it.
     widths = [shapes[match[0]][0] for match in layers][:-1]
+    weighs = PLACES in manifest.tensors
+    num_places = (shape_of(folder, manifest, PLACES) or [0])[-1] if weighs else 0
     # On "meta" tensors have shapes and no numbers, so what the manifest says of widths is held against the
     # model before it can cost memory.
     with torch.device("meta"):
-        # Without layers any head says in what its tensors differ.
-        task = tasks[layers[0][1]] if layers else next(iter(tasks.values()))
-        empty = task.make_head(schema, features, Sizes(embedding_dim, widths))
+        # A ranking may weigh histories and have no layers; without either any head says in what its tensors
+        # differ.
+        named = layers[0][1] if layers else Ranking.dense_layers if weighs else next(iter(tasks))
+        empty = tasks[named].make_head(schema, features, Sizes(embedding_dim, widths, num_places))
     for name, value in empty.state_dict().items():
         found, wanted = shape_of(folder, manifest, f"dense.{name}"), list(value.shape) or [1]
         if found != wanted:

@@ -15,10 +15,13 @@ import torch
 
 from recsuite.datasets.schema import HISTORY, ITEM, Feature, Schema
 from recsuite.errors import UserError, an, counted, printable
+from recsuite.gaps import gaps_of
 from recsuite.ids import UNKNOWN_ID, ids_of
+from recsuite.models.recency import Members
 
-# What a model takes beside the features: the label of each item of a history.
-HISTORY_RATINGS = "history_ratings"
+# What a model takes beside the features: the label of each item of a history, and how many seconds before the
+# coming event each was.
+HISTORY_RATINGS, HISTORY_AGES = "history_ratings", "history_ages"
 # Leaves out of what is recommended what the user's own history holds.
 SEEN = "seen"
 
@@ -150,6 +153,32 @@ def flat_ratings(values: Mapping[str, Sequence[Any]], schema: Schema) -> torch.T
     return torch.tensor([schema.learned(float(rating)) for rating in flat], dtype=torch.float32)
 
 
+def members_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> Members:
+    """What is told of the items of histories, after it was held against them. Without ages each counts as if
+    it had come the moment before.
+
+    Raises:
+        UserError: when there are other numbers of ratings or ages than of items, or one cannot be.
+    """
+    lengths = [len(mine) for mine in values.get(HISTORY, ())]
+    labels = flat_ratings(values, schema)
+    seconds = np.zeros(sum(lengths))
+    if HISTORY_AGES in values:
+        given = values[HISTORY_AGES]
+        for ages in given:
+            check_list(HISTORY_AGES, ages, schema)
+        if [*map(len, given)] != lengths:
+            raise UserError(f"{HISTORY_AGES} gives each item of a {HISTORY} one number; give each as many.")
+        seconds = numbers_of(HISTORY_AGES, [age for ages in given for age in ages])
+        # NaN is in no range.
+        strange = seconds[~(seconds >= 0)]
+        if len(strange):
+            raise UserError(f"{HISTORY_AGES} has {strange[0]:g}; give seconds, from 0 on.")
+    places = [place for length in lengths for place in reversed(range(length))]
+    gaps = torch.from_numpy(gaps_of(np.floor(seconds)))
+    return Members(labels, torch.tensor(places, dtype=torch.int32), gaps)
+
+
 def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequence[Any]]:
     """What `Snapshot.look_up` takes, of users as `ServedModel.recommend` takes them.
 
@@ -164,7 +193,7 @@ def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequen
         if not values:
             raise UserError(f"Nobody is given to recommend {schema.items} to; give users or events.")
         return values
-    if HISTORY in values or HISTORY_RATINGS in values:
+    if {HISTORY, HISTORY_RATINGS, HISTORY_AGES} & values.keys():
         raise UserError(f"The events and the feature {HISTORY} say the same; give one of them.")
     length_of(HISTORY, events, schema)
     for mine in events:

@@ -36,8 +36,8 @@ from recsuite.serving.request import (
     SEEN,
     check_items,
     check_k,
-    flat_ratings,
     lists_of,
+    members_of,
     values_of_users,
 )
 from recsuite.serving.snapshot import Snapshot
@@ -94,7 +94,9 @@ class ServedModel:
         """Predicted ratings, probabilities of a yes, or scores for ranking, float32 [B], of one moment.
 
         values: a feature's name to B raw values, lists of them for one with lists; "history_ratings" to the
-        ratings of "history", list by list. What is not given, or was not in the training, is unknown.
+        ratings of "history", list by list; and of a model that counts them by it, "history_ages" to how many
+        seconds before the event each of it was; without them all of it was the moment before. What else is
+        not given, or was not in the training, is unknown.
 
         Raises:
             UserError: when a name is unknown, lengths differ, a value has another type, or no item is given.
@@ -104,9 +106,9 @@ class ServedModel:
         with self._lock:
             snapshot = self._snapshot
             looked_up = snapshot.look_up(values)
-        ratings = flat_ratings(values, snapshot.schema)
+        members = members_of(values, snapshot.schema)
         check_items(values, snapshot.features, snapshot.schema)
-        return snapshot.head.predict(looked_up, ratings, snapshot.numbers_of(values))
+        return snapshot.head.predict(looked_up, members, snapshot.numbers_of(values))
 
     def describe_items(self, values: Mapping[str, Sequence[Any]]) -> None:
         """Say what the items are that are recommended from now on: a model knows the ids of its own alone.
@@ -173,8 +175,8 @@ class ServedModel:
             snapshot = self._snapshot
             looked_up = snapshot.look_up(values, (USER, EVENT, HISTORY))
             items = self._catalogue.items(snapshot)
-        ratings = flat_ratings(values, snapshot.schema)
-        return items.head.user_vectors(looked_up, ratings, snapshot.numbers_of(values)), items
+        members = members_of(values, snapshot.schema)
+        return items.head.user_vectors(looked_up, members, snapshot.numbers_of(values)), items
 
     def recall(self, users: Any = None, k: int = 10, **others: Any) -> float:
         """The share of the items of `recommend` that an approximate search finds too, from 0 to 1.

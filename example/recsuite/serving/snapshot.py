@@ -20,6 +20,7 @@ from recsuite.models.head import Head
 from recsuite.models.tasks.task import task_of_head
 from recsuite.serving.dynamic.directory import Directory
 from recsuite.serving.request import (
+    HISTORY_AGES,
     HISTORY_RATINGS,
     check_types,
     check_values,
@@ -97,10 +98,15 @@ class Snapshot:
         return task_of_head(self.head).main_label
 
     def names_of(self, entities: Collection[str]) -> list[str]:
-        """What a caller may give of some entities: their features, and the labels of a history."""
+        """What a caller may give of some entities: their features, and the labels and ages of a
+        history.
+        """
         names = [feature.name for feature in self.features if feature.entity in entities]
-        # To a model without a history the ratings of one would make no difference, in silence.
-        return sorted([*names, HISTORY_RATINGS] if HISTORY in names else names)
+        # To a model without a history the ratings of one would make no difference, in silence; nor would ages
+        # to one that counts all of it alike.
+        if HISTORY in names:
+            names += [HISTORY_RATINGS, HISTORY_AGES] if self.head.takes_ages else [HISTORY_RATINGS]
+        return sorted(names)
 
     def look_up(
         self, values: Mapping[str, Sequence[Any]], entities: Collection[str] = EVERYTHING

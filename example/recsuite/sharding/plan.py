@@ -72,7 +72,7 @@ def build_model(
     torch.manual_seed(config.runtime.seed)
     specs = dynamic_specs(columns, config, context)
     num_rows = rows_of_tables(columns, specs, context.world_size)
-    model = make_model(columns, config.model, num_rows)
+    model = make_model(columns, config.model, config.data.history, num_rows)
     sharder = make_sharder(table_optimizer, config, specs, context)
     plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context)
     # Tables are allocated here, each shard on the rank that owns it; before, they exist as shapes alone.

@@ -23,15 +23,16 @@ from recsuite.datasets.schema import ENTITIES, LISTS
 from recsuite.models.head import Head
 from recsuite.models.lists import Links
 from recsuite.models.prior import GROUPS, Prior
+from recsuite.models.recency import Members
 from recsuite.models.tasks.task import Sizes, task_named
 from recsuite.runtime.ranges import named
 
 
 @dataclass
 class ModelInput(Pipelineable):
-    """What the model takes: the features as a KeyedJaggedTensor, labels and weights float32 [B], and a
-    label for each value of the feature "history", float32; numbers float32 [B, dense numbers]; links of its
-    lists.
+    """What the model takes: the features as a KeyedJaggedTensor; labels and weights float32 [B]; numbers
+    float32 [B, dense numbers]; had, which competitors users had, uint8 [B, bytes], see
+    `datasets.batching.batch.Batch`; members of its histories; links of its lists.
 
     Made in the main process from a worker's plain tensors; moves as one, so that TorchRec's pipelines can
     copy it ahead of time.
@@ -40,15 +41,17 @@ class ModelInput(Pipelineable):
     features: KeyedJaggedTensor
     labels: torch.Tensor
     weights: torch.Tensor
-    history_labels: torch.Tensor
     numbers: torch.Tensor
+    had: torch.Tensor
+    members: Members
     links: Links
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """A copy on the device; without waiting when non_blocking and the tensors are pinned."""
         parts = [part.to(device, non_blocking=non_blocking) for part in self._parts()]
-        first_link = len(parts) - len(self.links)
-        return ModelInput(*parts[:first_link], Links(*parts[first_link:]))
+        links = len(parts) - len(self.links)
+        members = links - len(self.members)
+        return ModelInput(*parts[:members], Members(*parts[members:links]), Links(*parts[links:]))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until the stream has used it."""
@@ -58,7 +61,8 @@ class ModelInput(Pipelineable):
             part.record_stream(stream)
 
     def _parts(self) -> tuple[Any, ...]:
-        return self.features, self.labels, self.weights, self.history_labels, self.numbers, *self.links
+        plain = self.features, self.labels, self.weights, self.numbers, self.had
+        return *plain, *self.members, *self.links
 
 
 class Output(NamedTuple):
@@ -95,7 +99,7 @@ class Recommender(nn.Module):
     def forward(
         self,
         features: KeyedJaggedTensor,
-        history_labels: torch.Tensor,
+        members: Members,
         numbers: torch.Tensor,
         links: Links | None = None,
     ) -> Any:
@@ -103,13 +107,13 @@ class Recommender(nn.Module):
         # What is left of it without lookup and output exchange, which have names of their own.
         with named("input exchange"):
             looked_up = self.embeddings(features)
-        return self.head(looked_up, history_labels, numbers, links)
+        return self.head(looked_up, members, numbers, links)
 
     def predict_with_directions(self, batch: ModelInput) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Head`. Collective: every rank."""
         looked_up = self.embeddings(batch.features)
         found: tuple[torch.Tensor, torch.Tensor] = self.head.predict_with_directions(
-            looked_up, batch.history_labels, batch.numbers, batch.links
+            looked_up, batch.members, batch.numbers, batch.links
         )
         return found
 
@@ -134,7 +138,7 @@ class TrainableModel(nn.Module):
 
     def forward(self, batch: ModelInput) -> LossAndOutput:
         """The loss over this rank's B rows, and the output that stays."""
-        predictions = self.recommender(batch.features, batch.history_labels, batch.numbers, batch.links)
+        predictions = self.recommender(batch.features, batch.members, batch.numbers, batch.links)
         loss = self.loss(predictions, batch)
         return LossAndOutput(loss, Output(loss.detach(), predictions.detach()))
 
@@ -167,14 +171,17 @@ def _as_it_is(table: torch.Tensor) -> None:
     """Leave what is in a table."""
 
 
-def make_model(columns: Columns, config: ModelConfig, num_rows: Mapping[str, int]) -> TrainableModel:
+def make_model(
+    columns: Columns, config: ModelConfig, history: int, num_rows: Mapping[str, int]
+) -> TrainableModel:
     """The model of a data set with the loss of its task; its tables are not allocated yet.
 
-    num_rows: of each table, by its name.
+    history: how long one is at most; num_rows: of each table, by its name.
     """
     task = task_named(config.task)
     features = [*(table.feature for table in columns.tables), *columns.numbers]
-    sizes = Sizes(config.embedding_dim, config.mlp_dims)
+    num_places = history if config.learns_history_weights else 0
+    sizes = Sizes(config.embedding_dim, config.mlp_dims, num_places)
     head = task.make_head(columns.schema, features, sizes, columns.mean_label)
     noise = task.noise_of(None, columns.schema.unit)
     if noise is not None and head.is_two_sided:

@@ -85,7 +85,7 @@ def check_cache(cache: Path, columns: Columns | None, num_ratings: int) -> Findi
 
 def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
     """What the workers' batches take, from the columns if they are made, else from what known sets have."""
-    from recsuite.datasets.batches import largest_batch
+    from recsuite.datasets.batching.batch import largest_batch
     from recsuite.datasets.preparation.cache import find_columns
     from recsuite.datasets.schema import Table
     from recsuite.datasets.source import FIRST_SCHEMA, NUM_EVENTS
@@ -104,7 +104,7 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
         if columns is not None:
             tables, num_numbers = columns.tables, len(columns.numbers)
             most_shared = columns.num_train + columns.num_validation if config.data.shares_lists else 0
-    slot = largest_batch(tables, num_numbers, config.loader.batch_size, most_shared)
+    slot = largest_batch(tables, num_numbers, config.loader.batch_size, config.model, most_shared)
     num_slots = config.loader.prefetch_factor + SLOTS_BEYOND_PREFETCH
     num_bytes = num_ranks * num_workers * num_slots * slot
     of = f"{num_slots} slots of {human_size(slot)} for each of {num_ranks} x {counted(num_workers, 'worker')}"

@@ -23,9 +23,9 @@ from recsuite.datasets.tables.parts.frame import parsed, raw_values
 from recsuite.datasets.tables.parts.wanted import ID, TIME, Wanted
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.errors import UserError, printable
-from recsuite.serving.display.events import EventsOf
+from recsuite.serving.display.events import EventsOf, ages_in
 from recsuite.serving.export import write_export
-from recsuite.serving.request import HISTORY_RATINGS, SEEN, check_values, length_of, type_of
+from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS, SEEN, check_values, length_of, type_of
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
 
@@ -206,8 +206,12 @@ class FittedModel(ServedModel):
                 for user, end, item in zip(users, ends, own, strict=True)
             ]
             ids, shown = self._items.ids, self.snapshot.schema.shown
-            values[HISTORY] = [[ids[place] for place in places.tolist()] for places, _ in found]
-            values[HISTORY_RATINGS] = [[shown(label) for label in labels.tolist()] for _, labels in found]
+            values[HISTORY] = [[ids[place] for place in places.tolist()] for places, _, _ in found]
+            values[HISTORY_RATINGS] = [[shown(label) for label in labels.tolist()] for _, labels, _ in found]
+            if self.snapshot.head.takes_ages:
+                values[HISTORY_AGES] = [
+                    ages_in(times, end) for (_, _, times), end in zip(found, ends, strict=True)
+                ]
         return values
 
     def _who_had(self, items: list[Any], users: list[Any], time: np.ndarray | None) -> list[list[Any]]:
@@ -229,7 +233,7 @@ class FittedModel(ServedModel):
         return [-1] * number if ids is None else [known.places.get(each, -1) for each in ids]
 
     def _seen(self, user: Any) -> list[Any]:
-        places, _ = self._events.of(self._users.places.get(user, -1))
+        places, *_ = self._events.of(self._users.places.get(user, -1))
         return [self._items.ids[place] for place in places.tolist()]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from recsuite.config.both_sides import both_sides
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
+from recsuite.config.rankings import rankings
 from recsuite.config.section import as_given
 from recsuite.config.sections.data import DataConfig
 from recsuite.errors import BrokenLaunchError, UserError
@@ -111,7 +112,7 @@ def run_alone(config: Config, given: frozenset[str]) -> int:
     if config.monitoring.doctor:
         from recsuite.tools.doctor import diagnose
 
-        return diagnose(config.replaced(**both_sides(config, given)))
+        return diagnose(config.replaced(**both_sides(config, given), **rankings(config, given)))
     # Needs none of the packages that are checked.
     if config.data.schema:
         from recsuite.datasets.tables.guessing.proposal import propose
@@ -181,13 +182,13 @@ def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
 
     def decided() -> Config:
         if not config.checkpoint.reads:
-            return _with_both_sides(fitted_to_tables(config, given), given)
+            return _with_best_known(fitted_to_tables(config, given), given)
         from recsuite.checkpoint.storage.recorded import with_recorded
 
         found = with_recorded(config, given)
         fitted = fitted_to_tables(found, given)
         # Where there is a checkpoint its flags hold, the defaults of its training too.
-        return _with_both_sides(fitted, given) if found is config else fitted
+        return _with_best_known(fitted, given) if found is config else fitted
 
     config = of_this_machine(config, broadcast_from_rank0(decided))
     if config.checkpoint.reads:
@@ -195,17 +196,19 @@ def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
     return config
 
 
-def _with_both_sides(config: Config, given: frozenset[str]) -> Config:
-    """With the flags of `both_sides`, which are said. Not collective.
+def _with_best_known(config: Config, given: frozenset[str]) -> Config:
+    """With the flags of `both_sides` or `rankings`, which are said. Not collective.
 
     Raises:
         UserError: when one that is given cannot be with them.
     """
-    changed = both_sides(config, given)
+    changed, why = both_sides(config, given), f"--split {config.data.split} hides nothing that came later"
+    if not changed:
+        changed, why = rankings(config, given), f"--task {config.model.task} learns best with these"
     if not changed:
         return config
     flags = " ".join(f"--{name} {as_given(value)}" for name, value in changed.items())
-    say(f"{flags}, as --split {config.data.split} hides nothing that came later")
+    say(f"{flags}, as {why}")
     found = config.replaced(**changed)
     found.validate()
     return found

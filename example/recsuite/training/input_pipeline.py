@@ -10,9 +10,10 @@ from typing import Any
 
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recsuite.datasets.batches import Batch
+from recsuite.datasets.batching.batch import Batch
 from recsuite.datasets.loader import BatchLoader
 from recsuite.models.lists import Links
+from recsuite.models.recency import Members
 from recsuite.sharding.recommender import ModelInput
 
 
@@ -73,4 +74,12 @@ class InputPipeline:
         # Counts the ids of each key here, so that the device need not be asked for them.
         features.sync()
         links = Links(batch.sources, batch.scales, batch.own, batch.rarities)
-        return ModelInput(features, batch.labels, batch.weights, batch.history_labels, batch.numbers, links)
+        return ModelInput(
+            features,
+            batch.labels,
+            batch.weights,
+            batch.numbers,
+            batch.had,
+            Members(batch.history_labels, batch.places, batch.gaps),
+            links,
+        )

@@ -13,6 +13,14 @@ TOP = 10
 # How a task is judged: by predictions held against the labels, by the ranks of the items chosen, or by
 # probabilities held against answers of yes and no.
 EVALUATIONS = ("predictions", "ranks", "answers")
+# Events of a batch whose items compete for each of them, where what is learned is which item is chosen: a
+# step costs this times the batch, in time and in memory. A multiple of 8.
+COMPETITORS = 256
+# Whether items of a history count alike, or by weights that are learned of their place and age.
+EQUAL, LEARNED = HISTORY_WEIGHTS = ("equal", "learned")
+# Into how many buckets the time since an item of a history falls, see `recsuite.gaps`: the last one begins at
+# 68 years.
+NUM_GAPS = 32
 # Of --mlp_dims.
 WIDEST, DEEPEST = 2**14, 100
 
@@ -22,7 +30,10 @@ class ModelConfig(Section):
     """What is learned, and how large the model is."""
 
     # Each is a module of `models/tasks`; only the names are here, because a task imports torch.
-    CHOICES: ClassVar = {"task": ("rating", "ranking", "response")}
+    CHOICES: ClassVar = {
+        "task": ("rating", "ranking", "response"),
+        "history_weights": HISTORY_WEIGHTS,
+    }
     MOST: ClassVar = {"embedding_dim": 2**14}
 
     task: str = "rating"
@@ -34,6 +45,22 @@ class ModelConfig(Section):
 
     mlp_dims: tuple[int, ...] = (64, 32)
     """Widths of the hidden layers of the MLP, comma-separated, or none."""
+
+    history_weights: str = EQUAL
+    """Of --task ranking: how much the items of a --history count, all alike (equal), or by how many came
+    later and how long ago it was, as is learned (learned). Not given, learned, unless --history is 0; and
+    where it is, --history 50, --embedding_dim 128, --mlp_dims none, --batch_size 512, --epochs 4,
+    --weight_decay 0.6, --dense_lr 0.005 and --dense_weight_decay 0 are what is not given of these."""
+
+    @property
+    def competitors(self) -> int:
+        """How many events of a batch compete, see `COMPETITORS`; 0 where labels are predicted."""
+        return 0 if self.task in ("rating", "response") else COMPETITORS
+
+    @property
+    def learns_history_weights(self) -> bool:
+        """Whether the model takes how long ago each item of a history was."""
+        return self.history_weights == LEARNED
 
     def validate(self) -> None:
         """Refuse impossible values.

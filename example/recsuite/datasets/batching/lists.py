@@ -28,13 +28,15 @@ NUM_RARITIES = len(OWNERS) + 1
 class Shared(NamedTuple):
     """Lists of one kind for n events.
 
-    records: what the columns have of their members, list after list, [sum of counts, ...]; counts: how many
-    are in the list that lies at each event, 0 where it takes the list of another one, int64 [n]; sources:
-    the event whose list it takes, int64 [n]; scales: by what its sum is multiplied, float32 [n]; own: 1 where
-    it is in that list itself and has to be subtracted, else 0, float32 [n].
+    records: what the columns have of their members, list after list, [sum of counts, ...]; places: where in
+    the columns these are, int64 [sum of counts]; counts: how many are in the list that lies at each event, 0
+    where it takes the list of another one, int64 [n]; sources: the event whose list it takes, int64 [n];
+    scales: by what its sum is multiplied, float32 [n]; own: 1 where it is in that list itself and has to be
+    subtracted, else 0, float32 [n].
     """
 
     records: np.ndarray
+    places: np.ndarray
     counts: np.ndarray
     sources: np.ndarray
     scales: np.ndarray
@@ -86,9 +88,10 @@ def before(name: str, events: np.ndarray, most: int, prefix: str, read: Read) ->
     starts = np.maximum(begins, ends - most)
     counts = ends - starts
     scales = np.where(counts > 0, 1 / np.sqrt(np.maximum(counts, 1)), 0)
-    records = read(f"{prefix}{name}").take(places_of(starts, counts), axis=0)
+    places = places_of(starts, counts)
+    records = read(f"{prefix}{name}").take(places, axis=0)
     nobody = np.zeros(len(events), np.float32)
-    return Shared(records, counts, np.arange(len(events)), scales.astype(np.float32), nobody)
+    return Shared(records, places, counts, np.arange(len(events)), scales.astype(np.float32), nobody)
 
 
 def others(name: str, events: np.ndarray, most: int, prefix: str, read: Read, draws: Sequence[int]) -> Shared:
@@ -118,9 +121,10 @@ def others(name: str, events: np.ndarray, most: int, prefix: str, read: Read, dr
     counts = np.zeros(len(events), np.int64)
     counts[firsts] = sample.counts
     in_order = Sample(*(part.take(order) for part in sample))
-    records = read(f"{prefix}{name}").take(in_order.places(), axis=0)
+    members = in_order.places()
+    records = read(f"{prefix}{name}").take(members, axis=0)
     sources = firsts.take(inverse)
-    return Shared(records, counts, sources, scales.astype(np.float32), own.astype(np.float32))
+    return Shared(records, members, counts, sources, scales.astype(np.float32), own.astype(np.float32))
 
 
 def _drawn(owners: np.ndarray, draws: Sequence[int]) -> np.ndarray:

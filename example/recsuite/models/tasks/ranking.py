@@ -14,9 +14,6 @@ from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.heads import TwoTower
 from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
 
-# Rows that compete in the softmax of a ranking: its cost is this times the batch, in time and in memory.
-COMPETITORS = 256
-
 
 class SampledSoftmax(nn.Module):
     """Which of the items of the batch did each user choose?
@@ -43,10 +40,11 @@ class SampledSoftmax(nn.Module):
         """The weighted mean over B events, []; vectors: of users and items, [B, 2, D]."""
         rows = batch.features[self.item].values()
         # All rows of a batch against all would cost the square of the batch, and ranked no better.
-        parts = (tensor.split(COMPETITORS) for tensor in (vectors, rows, batch.weights))
+        size = 8 * batch.had.size(1)
+        parts = (tensor.split(size) for tensor in (vectors, rows, batch.weights, batch.had))
         losses = [
-            sampled_softmax(part[:, 0], part[:, 1], items, self._log_shares_of(items), real > 0)
-            for part, items, real in zip(*parts, strict=True)
+            sampled_softmax(part[:, 0], part[:, 1], items, self._log_shares_of(items), real > 0, bits_of(had))
+            for part, items, real, had in zip(*parts, strict=True)
         ]
         # Over all rows, padding too: the weights of the real ones make up for it.
         return (batch.weights * torch.cat(losses)).mean()
@@ -58,20 +56,34 @@ class SampledSoftmax(nn.Module):
         return self.log_shares[torch.where(self.item_ids[places] == items, places, 0)]
 
 
+def bits_of(packed: torch.Tensor) -> torch.Tensor:
+    """A row of bits for each row of bytes, the lowest bit of each first: bool [n, n] of uint8 [n, bytes]."""
+    # Counted on the device itself: a list of numbers would be copied there, and waited for, in each step.
+    bits = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return (packed.unsqueeze(2) >> bits).bitwise_and(1).flatten(1)[:, : len(packed)].bool()
+
+
 def sampled_softmax(
-    user: torch.Tensor, item: torch.Tensor, rows: torch.Tensor, log_shares: torch.Tensor, real: torch.Tensor
+    user: torch.Tensor,
+    item: torch.Tensor,
+    rows: torch.Tensor,
+    log_shares: torch.Tensor,
+    real: torch.Tensor,
+    had: torch.Tensor,
 ) -> torch.Tensor:
     """For n users, how surprised a softmax over the items of all n is by their own, float32 [n].
 
     Takes vectors [n, D] and, for each item, its table row, the logarithm of its share of the training
-    events, and whether it is not padding, [n]. An item is here as often as it is popular; to take that out
+    events, and whether it is not padding, [n]; had: whether each user had each of the items before, bool
+    [n, n]. An item is here as often as it is popular; to take that out
     again, each score is lowered by the logarithm of the item's share (Yi et al., "Sampling-bias-corrected
-    neural modeling for large corpus item recommendations", 2019). The same item elsewhere is no competitor.
+    neural modeling for large corpus item recommendations", 2019). The same item elsewhere is no
+    competitor, nor is one that the user had: no ranking shows it again.
     """
     # The items of the other users of the group stand for all items: nothing has to be drawn or looked up for
     # them.
     scores = user @ item.T - log_shares
-    is_none = (rows.unsqueeze(1) == rows) | ~real
+    is_none = (rows.unsqueeze(1) == rows) | ~real | had
     # An item does not compete with itself, but its score has to stay. That of padding too: infinity times the
     # weight 0 is not a number.
     is_none.fill_diagonal_(False)

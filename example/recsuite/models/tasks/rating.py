@@ -42,7 +42,7 @@ class Rating(Task):
     ) -> Interaction:
         """See `Task`."""
         # From the mean label on, so that rows and layers learn the differences from it alone.
-        return Interaction(features, *sizes, mean_label, schema.unit, schema.ids)
+        return Interaction(features, sizes.embedding_dim, sizes.mlp_dims, mean_label, schema.unit, schema.ids)
 
     def noise_of(self, value: float | None, unit: float) -> float | None:
         """See `Task`."""

@@ -23,21 +23,25 @@ from recsuite.models.head import Head
 
 
 class Sizes(NamedTuple):
-    """How large a head is: numbers in a row, and the widths of its hidden layers."""
+    """How large a head is: numbers in a row, the widths of its hidden layers, and how many places of a
+    history have weights of their own.
+    """
 
     embedding_dim: int
     mlp_dims: Sequence[int]
+    num_places: int = 0
 
 
 # A protocol, for what goes through the model is made above it: `ModelInput` is one.
 class Labelled(Protocol):
-    """What a loss takes of a batch: the features, of which one tells items apart, and labels and weights,
-    float32 [B]. The weight of padding is 0.
+    """What a loss takes of a batch: the features, of which one tells items apart; labels and weights, float32
+    [B], where the weight of padding is 0; and which competitors users had, uint8 [B, bytes], a bit for each.
     """
 
     features: Any
     labels: torch.Tensor
     weights: torch.Tensor
+    had: torch.Tensor
 
 
 # A protocol too: models import nothing of the data sets but the schema. `Columns` is one.

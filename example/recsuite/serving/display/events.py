@@ -29,8 +29,9 @@ class EventsOf:
 
     def of(
         self, place: int, longest: int | None = None, before: int | None = None, without: int = -1
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of the last that an owner has, at most `longest`, and their labels; nobody has place -1.
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Positions of the last that an owner has, at most `longest`, their labels and times; nobody has
+        place -1.
 
         before: leaves out what is not strictly before this time, in seconds since 1970; without: and who has
         this position.
@@ -38,8 +39,19 @@ class EventsOf:
         first, end = self._ends[place : place + 2] if place >= 0 else (0, 0)
         if before is not None:
             end = first + np.searchsorted(self._times[first:end], before)
-        others, labels = self._others[first:end], self._labels[first:end]
-        if without >= 0:
-            others, labels = others[others != without], labels[others != without]
+        others, *rest = (column[first:end] for column in (self._others, self._labels, self._times))
+        kept = others != without
+        others, labels, times = (column[kept] for column in (others, *rest))
         last = last_of(len(others), longest)
-        return others[last], labels[last]
+        return others[last], labels[last], times[last]
+
+
+def ages_in(times: np.ndarray, before: int | None = None) -> list[int]:
+    """How many seconds before an event each of a user's was; times: of those, int64 [n], the oldest first.
+
+    before: when the event is; None is at the time of the newest of them, as what comes next in that sitting.
+    """
+    if before is None:
+        before = int(times[-1]) if len(times) else 0
+    ages: list[int] = (before - times).tolist()
+    return ages

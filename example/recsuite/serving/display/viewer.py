@@ -26,9 +26,10 @@ from recsuite.datasets.schema import (
     Schema,
 )
 from recsuite.models.tasks.task import task_of_head
-from recsuite.serving.display.events import EventsOf, last_of
-from recsuite.serving.request import HISTORY_RATINGS
+from recsuite.serving.display.events import EventsOf, ages_in, last_of
+from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
 from recsuite.serving.served import ServedModel
+from recsuite.serving.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import pandas
@@ -76,7 +77,7 @@ class Viewer:
         # Stable, as in the training's histories: of one second the order of the file counts.
         mine = mine[np.argsort(events.time[mine], kind="stable")]
         # The oldest first: positions in `RawData.items`.
-        self.items, self.labels = events.item[mine], events.label[mine]
+        self.items, self.labels, self.times = events.item[mine], events.label[mine], events.time[mine]
 
     @property
     def _ids(self) -> np.ndarray:
@@ -125,14 +126,16 @@ class Viewer:
             values[AUDIENCE] = audiences_of(self.raw, self._ids.tolist(), self.longest[AUDIENCE])
         return values
 
-    def values(self, features: Sequence[Feature]) -> dict[str, list[Any]]:
+    def values(self, snapshot: Snapshot) -> dict[str, list[Any]]:
         """What the model is told about this user."""
         of_user = self.raw.users[self._is_user()]
-        values = values_of(of_user, features, USER)
-        if HISTORY in [feature.name for feature in features]:
+        values = values_of(of_user, snapshot.features, USER)
+        if HISTORY in snapshot.tables:
             last = last_of(len(self.labels), self.longest[HISTORY])
             values[HISTORY] = [self.item_ids.tolist()[last]]
             values[HISTORY_RATINGS] = [[self.schema.shown(label) for label in self.labels[last].tolist()]]
+            if snapshot.head.takes_ages:
+                values[HISTORY_AGES] = [ages_in(self.times[last])]
         return values
 
 
@@ -155,7 +158,7 @@ def best_for(viewer: Viewer, model: ServedModel, top: int) -> Listing:
     """The items with the highest predictions for a user, of those that the user has not rated."""
     # All that were rated: the history that the model is told may be shorter.
     rated = [viewer.item_ids.tolist()]
-    (found,) = model.recommend(viewer.values(model.snapshot.features), top, exclude=rated)
+    (found,) = model.recommend(viewer.values(model.snapshot), top, exclude=rated)
     places = viewer.places([item for item, _ in found])
     scores = np.array([score for _, score in found], np.float32)
     schema = model.snapshot.schema

@@ -1,0 +1,85 @@
+"""The vector of a history is the sum over its items that is written down, and its gradients are those."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from recsuite.models.recency import Members, Recency
+
+DIM, LENGTHS, NUM_PLACES = 6, [3, 0, 1, 5], 4
+
+
+@pytest.fixture
+def recency() -> Recency:
+    """Weights that differ from each other."""
+    generator = torch.Generator().manual_seed(0)
+    found = Recency(NUM_PLACES)
+    for parameter in found.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    return found
+
+
+@pytest.fixture
+def rows() -> torch.Tensor:
+    """A row for each item."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(sum(LENGTHS), DIM, generator=generator, requires_grad=True)
+
+
+def members() -> Members:
+    """The oldest first, as the feed has them."""
+    places = [place for length in LENGTHS for place in reversed(range(length))]
+    gaps = [(3 * number) % 32 for number in range(sum(LENGTHS))]
+    return Members(
+        torch.zeros(0), torch.tensor(places, dtype=torch.int32), torch.tensor(gaps, dtype=torch.int32)
+    )
+
+
+def by_hand(recency: Recency, rows: torch.Tensor, told: Members) -> torch.Tensor:
+    """The formula of the module, item by item."""
+    vectors, first = [], 0
+    for length in LENGTHS:
+        halves = []
+        for half, part in enumerate((slice(0, DIM // 2), slice(DIM // 2, DIM))):
+            total, size = torch.zeros(DIM // 2), torch.tensor(0.001)
+            for number in range(first, first + length):
+                place = min(int(told.places[number]), NUM_PLACES - 1)
+                weight = (recency.places[half, place] + recency.gaps[half, int(told.gaps[number])]).exp()
+                total, size = total + weight * rows[number, part], size + weight
+            halves.append(total / size.sqrt())
+        vectors.append(torch.cat(halves))
+        first += length
+    return torch.stack(vectors)
+
+
+def test_each_half_is_the_weighted_sum_over_the_root_of_the_weights(
+    recency: Recency, rows: torch.Tensor
+) -> None:
+    found = recency(rows, torch.tensor(LENGTHS, dtype=torch.int32), members())
+    torch.testing.assert_close(found, by_hand(recency, rows, members()))
+    # Nobody's history is nothing.
+    assert found[1].tolist() == [0] * DIM
+
+
+def test_the_gradients_are_those_of_the_formula(recency: Recency, rows: torch.Tensor) -> None:
+    told, wanted = members(), [rows, recency.places, recency.gaps]
+    directions = torch.randn(len(LENGTHS), DIM, generator=torch.Generator().manual_seed(2))
+    found, expected = (
+        torch.autograd.grad((vectors * directions).sum(), wanted)
+        for vectors in (recency(rows, torch.tensor(LENGTHS), told), by_hand(recency, rows, told))
+    )
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.abs().max() > 0.1
+
+
+def test_the_near_half_begins_by_the_place_and_the_far_half_counts_all_alike() -> None:
+    weights = Recency(3).places.exp()
+    torch.testing.assert_close(weights, torch.tensor([[1, 1 / 2, 1 / 3], [1, 1, 1]]))
+
+
+def test_a_batch_without_histories_has_vectors_of_nothing(recency: Recency) -> None:
+    none = Members(torch.zeros(0), *[torch.zeros(0, dtype=torch.int32)] * 2)
+    found = recency(torch.zeros(0, DIM), torch.zeros(2, dtype=torch.int32), none)
+    assert found.tolist() == [[0] * DIM] * 2

@@ -1,0 +1,209 @@
+"""Rankings by learned weights of histories: when they are learned, and that they leave and come back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from recsuite.checkpoint.session import checkpointing
+from recsuite.config.config import Config
+from recsuite.config.parser import parse_args
+from recsuite.config.rankings import RANKINGS, rankings
+from recsuite.config.section import as_given
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.opening import open_data
+from recsuite.datasets.schema import HISTORY
+from recsuite.errors import UserError
+from recsuite.runtime.process import RuntimeContext
+from recsuite.serving.export import write_export
+from recsuite.serving.served import ServedModel
+from recsuite.training.evaluation import RankingEvaluator
+from recsuite.training.input_pipeline import InputPipeline
+from recsuite.training.loops.epochs import EpochLoop
+from tests.support.launch import EXAMPLE, succeeded, torchrun
+from tests.support.raw_values import raw_features, raw_lists
+
+# As --task ranking takes it, but small.
+SMALL = {**RANKINGS, "task": "ranking", "epochs": 2, "embedding_dim": 8, "batch_size": 2_000, "history": 6}
+
+
+@pytest.mark.parametrize("split", ["time", "leave_one_out", "random"])
+def test_a_ranking_learns_the_weights_of_histories(split: str) -> None:
+    assert rankings(Config.of(task="ranking", split=split), ["task", "split"]) == RANKINGS
+
+
+def test_a_flag_that_is_given_stays_as_it_is() -> None:
+    found = rankings(Config.of(task="ranking", epochs=3, history=20), ["task", "epochs", "history"])
+    assert found == {name: value for name, value in RANKINGS.items() if name not in ("epochs", "history")}
+
+
+def test_the_help_says_which_flags_a_ranking_takes() -> None:
+    (page,) = (EXAMPLE.parent.parent / "docs").glob("flags.md")
+    (line,) = (each for each in page.read_text().splitlines() if each.startswith("| `--history_weights`"))
+    for name, value in RANKINGS.items():
+        assert name == "history_weights" or f"--{name} {as_given(value).removesuffix('.0')}" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "given"),
+    [
+        ({"task": "rating"}, []),
+        ({"task": "response"}, []),
+        ({"task": "ranking", "history": 0}, ["history"]),
+        ({"task": "ranking", "history_weights": "equal"}, ["history_weights"]),
+    ],
+)
+def test_nothing_changes_for_labels_or_where_a_flag_says_how_histories_count(
+    flags: dict[str, Any], given: list[str]
+) -> None:
+    assert rankings(Config.of(**flags), given) == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--history_weights", "learned"), "is for --task ranking, not --task rating; leave it out"),
+        (
+            ("--history_weights", "learned", "--task", "ranking", "--history", "0"),
+            "--history 0 has none; leave one out",
+        ),
+        (("--stream", "--task", "ranking"), "--task ranking and --stream exclude each other"),
+    ],
+)
+def test_weights_that_cannot_be_learned_are_refused_in_a_sentence(
+    flags: tuple[str, ...], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        parse_args([*flags])
+
+
+@dataclasses.dataclass
+class Trained:
+    """A training on data, where its checkpoints are, and the scores of the items of its test events."""
+
+    columns: Columns
+    config: Config
+    folder: Path
+    scores: torch.Tensor
+
+    def values(self, number: int) -> dict[str, list[Any]]:
+        """What a server is told of the first test events."""
+        told = {**raw_features(self.columns, self.config), **self.histories()}
+        return {name: given[:number] for name, given in told.items()}
+
+    def histories(self) -> dict[str, list[list[Any]]]:
+        """The histories of the test events, as long as the training has them, and how old their items are."""
+        events = self.columns.range_of("test")
+        ends = self.columns.column("rows")["history_end"][events.start :]
+        users = self.columns.column("rows")["user"][events.start :]
+        begins = self.columns.column("test_history_offsets")[users]
+        starts = np.maximum(begins, ends - self.config.data.history)
+        known, now = self.columns.column("test_history_time"), self.columns.column("time")[events.start :]
+        spans = [*zip(starts - begins, ends - begins, strict=True)]
+        found = {
+            name: [mine[start:end] for mine, (start, end) in zip(lists, spans, strict=True)]
+            for name, lists in raw_lists(self.columns).items()
+            if name != "audience"
+        }
+        ages = [(at - known[start:end]).tolist() for at, start, end in zip(now, starts, ends, strict=True)]
+        return {**found, "history_ages": ages}
+
+
+@pytest.fixture(scope="module")
+def trained(
+    synthetic_folder: Path, context: RuntimeContext, tmp_path_factory: pytest.TempPathFactory
+) -> Trained:
+    """A small training."""
+    folder = tmp_path_factory.mktemp("rankings") / "dumps"
+    config = Config.of(**SMALL, data_path=str(synthetic_folder), save_dir=str(folder), dump=True)
+    with open_data(config, context) as data:
+        with checkpointing(data.columns, config, context) as checkpointer:
+            loop = EpochLoop(data, config, context, checkpointer)
+            loop.run()
+        evaluator = RankingEvaluator(
+            InputPipeline(data.loader), data.columns, config.model.embedding_dim, context
+        )
+        loop.train_state.model.eval()
+        with torch.no_grad():
+            _, scores = evaluator._embed(loop.train_state.model, "test", 0)
+    return Trained(data.columns, config, folder, scores)
+
+
+def test_a_served_model_scores_as_the_trained_one(trained: Trained) -> None:
+    model, values = ServedModel.open(trained.folder, "latest"), trained.values(200)
+    assert max(map(len, values["history_ages"])) == SMALL["history"]
+    found = model.score(values)
+    torch.testing.assert_close(found, trained.scores[:200], rtol=1e-5, atol=1e-5)
+    # Ages say something.
+    without = {name: given for name, given in values.items() if name != "history_ages"}
+    assert (model.score(without) - found).abs().max() > 0.001
+
+
+def test_a_served_model_recommends_what_scores_highest(trained: Trained) -> None:
+    model, values = ServedModel.open(trained.folder, "latest"), trained.values(5)
+    users = {name: given for name, given in values.items() if name not in ("movie", "year", "genres")}
+    items = [item for item, _ in model.recommend(users, 10_000, exclude=None)[0]]
+    assert len(items) > 100
+    same = {name: [given[0]] * len(items) for name, given in users.items()}
+    scores = model.score({**same, "movie": items})
+    best = [(items[place], scores[place]) for place in scores.argsort(descending=True, stable=True)[:3]]
+    found = model.recommend(users, 3, exclude=None)[0]
+    assert [score for _, score in found] == pytest.approx([float(score) for _, score in best], abs=1e-5)
+
+
+def test_an_export_scores_as_its_checkpoint(trained: Trained, tmp_path: Path) -> None:
+    model, values = ServedModel.open(trained.folder, "latest"), trained.values(50)
+    write_export(model.snapshot, tmp_path / "exported")
+    again = ServedModel.open(tmp_path / "exported").score(values)
+    assert torch.equal(again, model.score(values))
+
+
+@pytest.mark.parametrize(
+    ("ages", "sentence"),
+    [
+        ([[1.0]], "history_ages gives each item of a history one number"),
+        ([[1.0, -1.0]], "history_ages has -1; give seconds, from 0 on"),
+        ([[1.0, None]], "history_ages has nan; give seconds"),
+        ([["a", 1.0]], "history_ages takes numbers, and got 'a'"),
+        ([3], "history_ages takes a list for each rating"),
+    ],
+)
+def test_ages_that_cannot_be_are_refused_in_a_sentence(
+    trained: Trained, ages: list[Any], sentence: str
+) -> None:
+    movies = [*ServedModel.open(trained.folder, "latest").snapshot.vocabulary["movie"]][:2]
+    values = {"movie": movies[:1], HISTORY: [movies], "history_ratings": [[3.0, 4.0]], "history_ages": ages}
+    with pytest.raises(UserError, match=sentence):
+        ServedModel.open(trained.folder, "latest").score(values)
+
+
+def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_flags(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
+    flags = ("--task", "ranking", "--embedding_dim", 4, "--epochs", 2, "--batch_size", 2_000)
+    said = succeeded(torchrun(2, EXAMPLE, "--inc_dump", *flags, *data))
+    assert "--history 50 --history_weights learned --mlp_dims none" in said
+    assert "as --task ranking learns best with these" in said
+    last = next(line for line in said.splitlines() if line.startswith("| this model, epoch"))
+    loaded = succeeded(torchrun(3, EXAMPLE, "--load", *data))
+    again = next(line for line in loaded.splitlines() if line.startswith("| this model, step"))
+    assert again.split("|")[2:4] == last.split("|")[2:4]
+    resumed = succeeded(torchrun(3, EXAMPLE, "--inc_dump", "--resume", "--epochs", 3, *data))
+    assert "learns best with these" not in resumed
+
+
+def test_ids_without_a_vocabulary_are_ranked_by_learned_weights_too(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
+    data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
+    flags = ("--task", "ranking", "--ids", "dynamic", "--embedding_dim", 4, "--batch_size", 4_000)
+    said = succeeded(torchrun(2, EXAMPLE, "--dump", "--epochs", 1, *flags, *data))
+    assert "| this model, epoch 1" in said
+    shown = succeeded(torchrun(1, EXAMPLE, "--recommend", "--user", 1, *data))
+    assert "| rank | title" in shown
