@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recsuite.datasets.batching.places import places_of
+from recsuite.datasets.batching.places import places_of, take_lists
 from recsuite.datasets.columns import NOWHERE
 from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, USER
 
@@ -86,7 +86,7 @@ def before(name: str, events: np.ndarray, most: int, prefix: str, read: Read) ->
     starts = np.maximum(begins, ends - most)
     counts = ends - starts
     scales = np.where(counts > 0, 1 / np.sqrt(np.maximum(counts, 1)), 0)
-    records = read(f"{prefix}{name}").take(places_of(starts, counts), axis=0)
+    records = take_lists(read(f"{prefix}{name}"), starts, counts)
     nobody = np.zeros(len(events), np.float32)
     return Shared(records, counts, np.arange(len(events)), scales.astype(np.float32), nobody)
 
