@@ -27,7 +27,7 @@ print(anonymous())
 """
 # Arrow reads source files, and pandas, TensorBoard and matplotlib are for who asks for what they make.
 NEVER = ("pyarrow", "pandas", "tensorboard", "matplotlib", "recsuite.datasets.tables.guessing.proposal")
-MOST_MIB = 45
+MOST_MIB = 30
 
 
 def test_a_rank_that_finds_its_columns_imports_and_holds_little_beside_torch_and_torchrec(
