@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-# Records that are copied at once; longer lists are cut into such pieces. With more of them a short list beside
-# a long one would cost the bytes of that.
+# Records that are copied at once; longer lists are cut into such pieces. With more of them a short list
+# beside a long one would cost the bytes of that.
 RUN = 64
 # As many as stay in the cache of a core between the one copy and the other.
 RUNS_AT_ONCE = 1024
