@@ -59,7 +59,7 @@ def begin_rank(ranks: int, env: dict[str, str]) -> str:
 
 
 @pytest.mark.soak
-def test_threads_of_one_rank_among_others_leave_the_core_while_they_wait() -> None:
+def test_threads_of_a_rank_leave_the_core_while_they_wait() -> None:
     # What OpenMP has read when it was loaded.
     assert "GOMP_SPINCOUNT = '1000'" in begin_rank(2, {"OMP_DISPLAY_ENV": "VERBOSE"})
 
@@ -68,12 +68,12 @@ def test_threads_of_one_rank_among_others_leave_the_core_while_they_wait() -> No
     ("ranks", "given", "spins"),
     [
         (2, {}, "1000"),
-        (1, {}, None),
+        (1, {}, "1000"),
         (2, {"GOMP_SPINCOUNT": "77"}, "77"),
         (2, {"OMP_WAIT_POLICY": "active"}, None),
     ],
 )
-def test_who_is_alone_or_has_asked_for_something_else_is_left_as_it_is(
+def test_threads_that_wait_soon_sleep_unless_something_else_was_asked_for(
     ranks: int, given: dict[str, str], spins: str | None, tmp_path: Path
 ) -> None:
     # What there is for OpenMP to read when torch loads it.

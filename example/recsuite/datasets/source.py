@@ -154,7 +154,8 @@ def is_own(config: DataConfig) -> bool:
     """Whether --data_path names tables of the user's own, and not files of a known form."""
     if config.dataset or not config.data_path:
         return False
-    from recsuite.datasets.tables.guessing.proposal import schema_path
+    # Not the guessing of schemas: a rank that only trains would hold Arrow for it.
+    from recsuite.datasets.tables.schema_file import schema_path
 
     # Whoever wrote one for files of a known form wants them read by it.
     return schema_path(config.data_path).exists() or not movielens.is_known(Path(config.data_path))

@@ -71,10 +71,9 @@ def init_runtime(config: Config) -> RuntimeContext:
         UserError: when the machine has fewer GPUs than processes.
     """
     launch = read_launch()
-    # Before torch is imported, which loads the library that reads it. A single rank is left alone: no other
-    # rank needs its cores, and sleep may cost it more than it saves.
-    if launch.world_size > 1:
-        spin_briefly()
+    # Before torch is imported, which loads the library that reads it. Also for a rank alone: where another
+    # program uses its cores, its threads would wait for each other awake.
+    spin_briefly()
     # Not at the top: every data worker imports this file with the script, and must hold no torch.
     import numpy as np
     import torch

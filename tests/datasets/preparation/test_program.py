@@ -37,7 +37,7 @@ ELSEWHERE = {
     "recsuite.datasets.movielens.moving": {"WORLDS"},
     "recsuite.datasets.movielens.synthetic": {"check_synthetic", "write_synthetic"},
     # So is a schema that is guessed.
-    "recsuite.datasets.tables.guessing.proposal": {"propose", "schema_path"},
+    "recsuite.datasets.tables.guessing.proposal": {"propose"},
 }
 
 PLAIN = """x = 1

@@ -12,9 +12,9 @@ import pytest
 from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.tables.description.reader import read_schema
 from recsuite.datasets.tables.files import find_tables
-from recsuite.datasets.tables.guessing.proposal import propose, schema_path
+from recsuite.datasets.tables.guessing.proposal import propose
 from recsuite.datasets.tables.reading import read_tables
-from recsuite.datasets.tables.schema_file import FeatureColumn, Files, ItemColumn, UserColumn
+from recsuite.datasets.tables.schema_file import FeatureColumn, Files, ItemColumn, UserColumn, schema_path
 from recsuite.errors import UserError
 from tests.support.launch import EXAMPLE, python, succeeded
 

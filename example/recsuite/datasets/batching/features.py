@@ -15,7 +15,7 @@ import numpy as np
 
 from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.batching.lists import OWNERS, Shared, before, others
-from recsuite.datasets.batching.places import places_of
+from recsuite.datasets.batching.places import places_of, take_lists
 from recsuite.datasets.batching.recency import Ages, ages_of
 from recsuite.datasets.columns import NOWHERE, Columns, MappedColumn
 from recsuite.datasets.schema import AUDIENCE, ENTITIES, ITEM, UNKNOWN_ROW
@@ -139,7 +139,8 @@ class EventFeatures:
 
     def ages(self, positions: np.ndarray, history: Shared, split: str) -> Ages:
         """How old the items of the histories of events are."""
-        times = self.column("test_history_time" if split == "test" else "history_time").take(history.places)
+        column = self.column("test_history_time" if split == "test" else "history_time")
+        times = take_lists(column, history.starts, history.counts)
         # The positions of a catalogue are no events, and its histories are empty.
         event_times = self.column("time").take(positions, mode="clip").repeat(history.counts)
         return ages_of(history, times, event_times)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recsuite.datasets.batching.places import places_of
+from recsuite.datasets.batching.places import places_of, take_lists
 from recsuite.datasets.columns import NOWHERE
 from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, USER
 
@@ -28,19 +28,19 @@ NUM_RARITIES = len(OWNERS) + 1
 class Shared(NamedTuple):
     """Lists of one kind for n events.
 
-    records: what the columns have of their members, list after list, [sum of counts, ...]; places: where in
-    the columns these are, int64 [sum of counts]; counts: how many are in the list that lies at each event, 0
-    where it takes the list of another one, int64 [n]; sources: the event whose list it takes, int64 [n];
-    scales: by what its sum is multiplied, float32 [n]; own: 1 where it is in that list itself and has to be
-    subtracted, else 0, float32 [n].
+    records: what the columns have of their members, list after list, [sum of counts, ...]; starts: where in
+    the columns the list that lies at each event begins, or what its sample is taken from, int64 [n]; counts:
+    how many are in it, 0 where an event takes the list of another one, int64 [n]; sources: the event whose
+    list it takes, int64 [n]; own: 1 where it is in that list itself and has to be subtracted, else 0,
+    float32 [n]; left: how many there are without it, int64 [n].
     """
 
     records: np.ndarray
-    places: np.ndarray
+    starts: np.ndarray
     counts: np.ndarray
     sources: np.ndarray
-    scales: np.ndarray
     own: np.ndarray
+    left: np.ndarray
 
 
 class Sample(NamedTuple):
@@ -87,11 +87,9 @@ def before(name: str, events: np.ndarray, most: int, prefix: str, read: Read) ->
     ends = events[f"{name}_end"].astype(np.int64)
     starts = np.maximum(begins, ends - most)
     counts = ends - starts
-    scales = np.where(counts > 0, 1 / np.sqrt(np.maximum(counts, 1)), 0)
-    places = places_of(starts, counts)
-    records = read(f"{prefix}{name}").take(places, axis=0)
+    records = take_lists(read(f"{prefix}{name}"), starts, counts)
     nobody = np.zeros(len(events), np.float32)
-    return Shared(records, places, counts, np.arange(len(events)), scales.astype(np.float32), nobody)
+    return Shared(records, starts, counts, np.arange(len(events)), nobody, left=counts)
 
 
 def others(name: str, events: np.ndarray, most: int, prefix: str, read: Read, draws: Sequence[int]) -> Shared:
@@ -113,18 +111,14 @@ def others(name: str, events: np.ndarray, most: int, prefix: str, read: Read, dr
         places = np.full_like(places, NOWHERE)
     own = of_event.holds(places)
     left = of_event.counts - own
-    # A sample counts as the whole list would if it had no more members: scaled up to stand for a list that is
-    # many times as long, its noise would be as many times that of a list, and training diverges.
-    scales = np.where(left > 0, 1 / np.sqrt(np.maximum(left, 1)), 0)
     # In the order of the events at which the lists lie.
     order = np.argsort(firsts)
-    counts = np.zeros(len(events), np.int64)
-    counts[firsts] = sample.counts
+    starts, counts = np.zeros((2, len(events)), np.int64)
+    starts[firsts], counts[firsts] = begins, sample.counts
     in_order = Sample(*(part.take(order) for part in sample))
-    members = in_order.places()
-    records = read(f"{prefix}{name}").take(members, axis=0)
+    records = read(f"{prefix}{name}").take(in_order.places(), axis=0)
     sources = firsts.take(inverse)
-    return Shared(records, members, counts, sources, scales.astype(np.float32), own.astype(np.float32))
+    return Shared(records, starts, counts, sources, own.astype(np.float32), left)
 
 
 def _drawn(owners: np.ndarray, draws: Sequence[int]) -> np.ndarray:
@@ -159,6 +153,9 @@ def links_of(
     for place, found in enumerate(lists):
         number = len(found.sources)
         sources[place, :number], sources[place, number:] = found.sources, range(number, batch_size)
-        scales[place, :number], scales[place, number:] = found.scales, 0
+        # A sample counts as the whole list would if it had no more members: scaled up to stand for a list
+        # that is many times as long, its noise would be as many times that of a list, and training diverges.
+        of_sums = np.where(found.left > 0, 1 / np.sqrt(np.maximum(found.left, 1)), 0)
+        scales[place, :number], scales[place, number:] = of_sums, 0
         own[place, :number], own[place, number:] = found.own, 0
     return sources, scales, own

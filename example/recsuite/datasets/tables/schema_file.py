@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from recsuite.datasets.schema import (
     BUCKETS,
@@ -28,6 +29,9 @@ from recsuite.datasets.schema import (
     Feature,
     Schema,
 )
+from recsuite.datasets.tables.sources.remote import is_remote
+from recsuite.errors import printable
+from recsuite.files import explained
 
 # What the file is called, beside the data.
 FILENAME = "schema.toml"
@@ -38,6 +42,14 @@ HIGHEST_COUNT = 44.0
 LIKED_SHARE = 0.75
 # A single play or purchase counts as liked.
 LIKED_COUNT = 1.0
+
+
+def schema_path(path: str | Path) -> Path:
+    """Where the schema of some tables is: in their folder, or that of a file; of a URL in the working one."""
+    if is_remote(str(path)):
+        return Path.cwd() / FILENAME
+    with explained(f"{printable(path)} cannot be looked at"):
+        return Path(path, FILENAME) if Path(path).is_dir() else Path(path).parent / FILENAME
 
 
 @dataclass(frozen=True)

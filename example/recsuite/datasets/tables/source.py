@@ -13,9 +13,9 @@ from recsuite.datasets.schema import RawData, Schema
 from recsuite.datasets.tables.description.reader import read_schema
 from recsuite.datasets.tables.description.validator import validate
 from recsuite.datasets.tables.files import columns_of, find_tables
-from recsuite.datasets.tables.guessing.proposal import propose, schema_path
+from recsuite.datasets.tables.guessing.proposal import propose
 from recsuite.datasets.tables.reading import read_tables
-from recsuite.datasets.tables.schema_file import TableSchema
+from recsuite.datasets.tables.schema_file import TableSchema, schema_path
 from recsuite.datasets.tables.sources.file import File, Tables
 from recsuite.datasets.tables.sources.remote import is_remote
 from recsuite.errors import UserError, printable

@@ -13,10 +13,9 @@ from recsuite.datasets.tables.files import Tables, find_tables, sample
 from recsuite.datasets.tables.guessing.features import LeftOut
 from recsuite.datasets.tables.guessing.folder import files_of
 from recsuite.datasets.tables.guessing.guess import guess
-from recsuite.datasets.tables.schema_file import FILENAME, Files, LabelColumn, TableSchema
+from recsuite.datasets.tables.schema_file import Files, LabelColumn, TableSchema, schema_path
 from recsuite.datasets.tables.sources.remote import is_remote
 from recsuite.errors import UserError, printable
-from recsuite.files import explained
 from recsuite.runtime.console import say
 
 # Enough for what is rare in a column, and read in a moment.
@@ -54,14 +53,6 @@ def _of_labels(labels: Sequence[LabelColumn]) -> str:
     shown = [f"{printable(label.column[:40])} ({label.kind})" for label in labels[:MOST_LABELS]]
     them = "it" if len(shown) == 1 else "one"
     return f"{' and '.join(shown)} could be the label too; name {them} in [label]"
-
-
-def schema_path(path: str | Path) -> Path:
-    """Where the schema of some tables is: in their folder, or that of a file; of a URL in the working one."""
-    if is_remote(str(path)):
-        return Path.cwd() / FILENAME
-    with explained(f"{printable(path)} cannot be looked at"):
-        return Path(path, FILENAME) if Path(path).is_dir() else Path(path).parent / FILENAME
 
 
 def propose(path: str | Path) -> Proposal:
