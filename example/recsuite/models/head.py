@@ -16,6 +16,7 @@ from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, LISTS, USER
 from recsuite.models.layers import NumberLayers, means, repeated, scaled
 from recsuite.models.lists import DistinctRows, Links, held_by_prior, shared_sums, sums_over_roots
 from recsuite.models.prior import Prior
+from recsuite.models.sides import Bag, SharedRows, side_sums
 
 # What rows of lists count, where labels are predicted: in a step a sum over a list goes many times as far.
 LIST_SCALE = 0.2
@@ -94,6 +95,8 @@ class Head(nn.Module):
         numbers: the dense ones, float32 [B, numbers], NaN where there is none; links: of the batch, without
         which each event has lists of its own, and is in none of them.
         """
+        if isinstance(looked_up, SharedRows):
+            return self._with_numbers(self._shared_users(looked_up, history_labels), numbers, USER)
         user = self._add_up(looked_up, USER, links)
         if self.is_two_sided and HISTORY in self.lists:
             user = user + self._list_sums(HISTORY, looked_up[HISTORY], self.liking(history_labels), links)
@@ -108,6 +111,8 @@ class Head(nn.Module):
         self, looked_up: Mapping[str, LookedUp], numbers: torch.Tensor, links: Links | None = None
     ) -> torch.Tensor:
         """The items of B events, float32 [B, D]; takes what `user_vectors` takes."""
+        if isinstance(looked_up, SharedRows):
+            return self._with_numbers(self._shared_items(looked_up), numbers, ITEM)
         item = self._add_up(looked_up, ITEM, links)
         if AUDIENCE in self.lists:
             item = item + self._list_sums(AUDIENCE, looked_up[AUDIENCE], None, links)
@@ -120,6 +125,25 @@ class Head(nn.Module):
     def liking(self, labels: torch.Tensor) -> torch.Tensor:
         """How much each row of the histories counts in their sum, where there is an audience too, float32."""
         return torch.ones_like(labels)
+
+    def _shared_users(self, looked_up: SharedRows, history_labels: torch.Tensor) -> torch.Tensor:
+        """The sums of users' rows, float32 [B, D]. Those of items are made with them, and kept."""
+        users = self._bags(USER)
+        if HISTORY in self.lists:
+            users.append(Bag(HISTORY, self.history_weights(looked_up[HISTORY], history_labels)))
+        of_users, of_items = side_sums(looked_up, (users, self._bags(ITEM)))
+        looked_up.of_items = scaled(of_items, self.row_scale)
+        return scaled(of_users, self.row_scale)
+
+    def _shared_items(self, looked_up: SharedRows) -> torch.Tensor:
+        """The sums of items' rows, float32 [B, D]."""
+        if looked_up.of_items is not None:
+            return looked_up.of_items
+        (of_items,) = side_sums(looked_up, (self._bags(ITEM),))
+        return scaled(of_items, self.row_scale)
+
+    def _bags(self, side: str) -> list[Bag]:
+        return [Bag(feature.name) for feature in self.features if feature.entity in SIDES[side]]
 
     def _with_numbers(self, vectors: torch.Tensor, numbers: torch.Tensor, side: str) -> torch.Tensor:
         # After the scale, which is that of rows alone.

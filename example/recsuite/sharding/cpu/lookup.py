@@ -31,7 +31,9 @@ class LookupRequest(Multistreamable):
     received: how many keys and ids came from each rank; in_parts: the same for each part of this one; rows:
     what came, in that order, int64 [R], as rows of the groups, but as ids of dynamic tables as long as
     `is_resolved` is false; missing: the indices of ids among them that have no row, int64, or None;
-    generation: of the layout by which they were sent.
+    generation: of the layout by which they were sent; by_rows: the ids of the batch in another order, those of
+    the first row that comes back first, int32 [ids], and where in it those of each row begin, int32, or None
+    where nobody has asked.
     """
 
     features: KeyedJaggedTensor
@@ -44,6 +46,7 @@ class LookupRequest(Multistreamable):
     generation: int = 0
     is_resolved: bool = False
     missing: torch.Tensor | None = None
+    by_rows: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Do nothing: a CPU has no streams."""
@@ -52,6 +55,14 @@ class LookupRequest(Multistreamable):
     def num_sent(self) -> list[int]:
         """How many rows come back from each rank."""
         return [sum(parts) for parts in self.sent]
+
+    def in_order_of_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `by_rows`, found now if it was not."""
+        if self.by_rows is None:
+            order = self.inverse.to(torch.int32).argsort(stable=True)
+            counts = self.inverse.bincount(minlength=sum(self.num_sent))
+            self.by_rows = order.to(torch.int32), (counts.cumsum(0) - counts).to(torch.int32)
+        return self.by_rows
 
     def inverse_of_features(self) -> tuple[torch.Tensor, ...]:
         """The part of `inverse` of each feature."""

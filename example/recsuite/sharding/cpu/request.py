@@ -55,6 +55,7 @@ class KeysExchange(Awaitable[LookupRequest]):
             torch.empty(0),
             self.layout.generation,
             is_resolved=not self.layout.dynamic,
+            by_rows=wanted.by_rows,
         )
 
     def _wait_impl(self) -> LookupRequest:
@@ -70,13 +71,14 @@ class KeysExchange(Awaitable[LookupRequest]):
 class Wanted(NamedTuple):
     """What this rank wants: keys and ids, int64 [n], rank after rank and there part after part; inverse: the
     index among them of each id of the batch; sent: how many are of each rank and part, int64 [ranks, parts];
-    unknowns: the index of the unknown id of each part, 0 for static ones.
+    unknowns: the index of the unknown id of each part, 0 for static ones; by_rows: as in `LookupRequest`.
     """
 
     keys: torch.Tensor
     inverse: torch.Tensor
     sent: torch.Tensor
     unknowns: list[int]
+    by_rows: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
@@ -84,20 +86,40 @@ def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
     values = features.values().split(features.length_per_key())
     # Distinct: a row travels once for all its ids. Sorted as well, so the keys of one rank, and in it
     # of one table group, are neighbours, and two boundaries say which they are.
-    keys, inverse = distinct(layout.keys_of(features.keys(), values), layout.num_keys)
-    return Wanted(keys, inverse, _counts_of_groups(layout, keys), [0] * len(layout.groups))
+    keys = layout.keys_of(features.keys(), values)
+    found = distinct(keys, layout.num_keys, layout.key_dtype)
+    sent = _counts_of_groups(layout, found.keys)
+    return Wanted(found.keys, found.inverse, sent, [0] * len(layout.groups), found.by_rows)
 
 
-def distinct(keys: torch.Tensor, num_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distinct keys, ascending, and of each key the index among them, as torch.unique gives them.
+class Distinct(NamedTuple):
+    """Distinct keys, ascending, and of each key the index among them, as torch.unique gives them; by_rows: as
+    in `LookupRequest`, where it was found by the way.
+    """
 
-    num_keys: above all of them.
+    keys: torch.Tensor
+    inverse: torch.Tensor
+    by_rows: tuple[torch.Tensor, torch.Tensor] | None
+
+
+def distinct(keys: torch.Tensor, num_keys: int, dtype: torch.dtype = torch.int64) -> Distinct:
+    """The distinct ones of some keys, int64.
+
+    num_keys: above all of them; dtype: the narrowest that holds them.
     """
     # Of few keys that come often, as in lists, marks are counted in a fifth of the time that sorting takes.
-    if num_keys > len(keys):
-        return torch.unique(keys, return_inverse=True)
-    is_there = torch.zeros(num_keys, dtype=torch.int64).index_fill_(0, keys, 1)
-    return is_there.nonzero().view(-1), (is_there.cumsum(0) - 1).index_select(0, keys)
+    if num_keys <= len(keys):
+        is_there = torch.zeros(num_keys, dtype=torch.int64).index_fill_(0, keys, 1)
+        return Distinct(
+            is_there.nonzero().view(-1), (is_there.cumsum(0) - 1).index_select(0, keys), by_rows=None
+        )
+    # Narrow numbers are sorted in half the time, and torch.unique throws the order away. Stable, so that sums
+    # in this order are the same whatever the algorithm is.
+    ascending, order = keys.to(dtype).sort(stable=True)
+    found, places, counts = torch.unique_consecutive(ascending, return_inverse=True, return_counts=True)
+    inverse = torch.empty_like(order).scatter_(0, order, places)
+    starts = counts.cumsum(0) - counts
+    return Distinct(found, inverse, (order.to(torch.int32), starts.to(torch.int32)))
 
 
 def _counts_of_groups(layout: TableLayout, keys: torch.Tensor) -> torch.Tensor:
