@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recsuite.ids import UNKNOWN_ID
 from recsuite.runtime.ranges import named
 from recsuite.sharding.cpu.exchange import Exchange
-from recsuite.sharding.cpu.lookup import LookupRequest, TableLayout
+from recsuite.sharding.cpu.lookup import LookupRequest, TableLayout, sorted_distinct
 from recsuite.sharding.dynamic.placement import Placement
 
 
@@ -87,39 +87,22 @@ def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
     # Distinct: a row travels once for all its ids. Sorted as well, so the keys of one rank, and in it
     # of one table group, are neighbours, and two boundaries say which they are.
     keys = layout.keys_of(features.keys(), values)
-    found = distinct(keys, layout.num_keys, layout.key_dtype)
-    sent = _counts_of_groups(layout, found.keys)
-    return Wanted(found.keys, found.inverse, sent, [0] * len(layout.groups), found.by_rows)
+    nothing = [0] * len(layout.groups)
+    if layout.num_keys <= len(keys):
+        found, inverse = marked_distinct(keys, layout.num_keys)
+        return Wanted(found, inverse, _counts_of_groups(layout, found), nothing)
+    by_key = sorted_distinct(keys, layout.key_dtype)
+    sent = _counts_of_groups(layout, by_key.keys)
+    return Wanted(by_key.keys, by_key.inverse, sent, nothing, (by_key.order, by_key.starts))
 
 
-class Distinct(NamedTuple):
-    """Distinct keys, ascending, and of each key the index among them, as torch.unique gives them; by_rows: as
-    in `LookupRequest`, where it was found by the way.
+def marked_distinct(keys: torch.Tensor, num_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distinct ones of some keys, and the inverse, as torch.unique gives them. num_keys: above all of them.
+
+    Of few keys that come often, as in lists, marks are counted in a fifth of the time that sorting takes.
     """
-
-    keys: torch.Tensor
-    inverse: torch.Tensor
-    by_rows: tuple[torch.Tensor, torch.Tensor] | None
-
-
-def distinct(keys: torch.Tensor, num_keys: int, dtype: torch.dtype = torch.int64) -> Distinct:
-    """The distinct ones of some keys, int64.
-
-    num_keys: above all of them; dtype: the narrowest that holds them.
-    """
-    # Of few keys that come often, as in lists, marks are counted in a fifth of the time that sorting takes.
-    if num_keys <= len(keys):
-        is_there = torch.zeros(num_keys, dtype=torch.int64).index_fill_(0, keys, 1)
-        return Distinct(
-            is_there.nonzero().view(-1), (is_there.cumsum(0) - 1).index_select(0, keys), by_rows=None
-        )
-    # Narrow numbers are sorted in half the time, and torch.unique throws the order away. Stable, so that sums
-    # in this order are the same whatever the algorithm is.
-    ascending, order = keys.to(dtype).sort(stable=True)
-    found, places, counts = torch.unique_consecutive(ascending, return_inverse=True, return_counts=True)
-    inverse = torch.empty_like(order).scatter_(0, order, places)
-    starts = counts.cumsum(0) - counts
-    return Distinct(found, inverse, (order.to(torch.int32), starts.to(torch.int32)))
+    is_there = torch.zeros(num_keys, dtype=torch.int64).index_fill_(0, keys, 1)
+    return is_there.nonzero().view(-1), (is_there.cumsum(0) - 1).index_select(0, keys)
 
 
 def _counts_of_groups(layout: TableLayout, keys: torch.Tensor) -> torch.Tensor:
