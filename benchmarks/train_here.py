@@ -2,7 +2,8 @@
 
     train_here.py FOLDER MODEL
 
-The loader, the model, its sharding and the loop are those of the example; MODEL: one of `train_models.MODELS`.
+The loader, the model, its sharding and the loop are those of the example; MODEL is one of
+`train_models.MODELS`.
 """
 
 from __future__ import annotations

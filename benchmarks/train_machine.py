@@ -15,6 +15,7 @@ import torch.distributed as dist
 from train_bounds import BYTES, MEMORY, WIDTH
 from train_team import serve, take_answers
 
+
 class Work:
     """One of the two, by its name."""
 

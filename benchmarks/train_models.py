@@ -44,9 +44,7 @@ class Model:
         return Config.of(embedding_dim=self.dim, mlp_dims=MLP_DIMS, history=self.history)
 
 
-TWO_TABLES = Model(
-    "two_tables", "User and movie alone", DIM, 4096, 16384, 0, 2_000_000, bars=(1.0, 1.3, 1.5)
-)
+TWO_TABLES = Model("two_tables", "User and movie alone", DIM, 4096, 16384, 0, 2_000_000, bars=(1.0, 1.3, 1.5))
 # What `example.py` trains by default on synthetic ratings. Fewer ratings, for plain PyTorch has the history
 # of each of them in memory.
 DEFAULT = Model(

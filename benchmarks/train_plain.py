@@ -1,6 +1,8 @@
 """The same model in plain PyTorch, as a user would write it: a rank of a team of benchmarks/train.py.
 
-train_plain.py FOLDER MODEL        dense Adam, or an optimizer for sparse gradients; DDP where there are two ranks
+    train_plain.py FOLDER MODEL
+
+With dense Adam, or an optimizer for sparse gradients; DDP where there are two ranks.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ class PlainModel(nn.Module):
         self.head = Interaction(self.features, dim, MLP_DIMS, MEAN_RATING)
         self.tables = nn.ModuleDict()
         for table in columns.tables:
-            options = {"sparse": sparse and table.rows >= FEWEST_ROWS_SPARSE}
+            is_sparse = sparse and table.rows >= FEWEST_ROWS_SPARSE
             self.tables[table.name] = (
                 # Row 0 fills lists up. A history's rows count with weights, so that none need be left out.
-                nn.EmbeddingBag(table.rows, dim, mode="sum", **options)
+                nn.EmbeddingBag(table.rows, dim, mode="sum", sparse=is_sparse)
                 if table.name == HISTORY
-                else nn.EmbeddingBag(table.rows, dim, mode="mean", padding_idx=0, **options)
+                else nn.EmbeddingBag(table.rows, dim, mode="mean", padding_idx=0, sparse=is_sparse)
                 if table.feature.multi
-                else nn.Embedding(table.rows, dim, **options)
+                else nn.Embedding(table.rows, dim, sparse=is_sparse)
             )
         self.score = self.head.score_pairs
 

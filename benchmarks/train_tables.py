@@ -31,7 +31,9 @@ def _bars_of(model: dict[str, Any]) -> list[dict[str, Any]]:
         found = ratio(size["rates"][HERE_2], size["rates"][best])
         num_rows = size["users"] + size["movies"]
         limit = model["bars"][(num_rows > SMALL) + (num_rows > LARGE)]
-        bars.append(bar(f"{title}, {_rows(size)}, {HERE_2} / {best}", found, limit, f"{found:.2f}", f"{limit}"))
+        bars.append(
+            bar(f"{title}, {_rows(size)}, {HERE_2} / {best}", found, limit, f"{found:.2f}", f"{limit}")
+        )
     for size in model["sizes"]:
         for batch, kind in ((model["batch"], ""), (model["large batch"], ", large")):
             found = ratio(size["rates"][HERE_2 + kind], size["rates"][HERE_1 + kind])
@@ -124,8 +126,8 @@ def _explanation(result: dict[str, Any], model: dict[str, Any]) -> str:
         f"The model of the example at --embedding_dim {model['dim']} {what}; "
         f"{model['batch']:,} ratings a rank, {2 * model['batch']:,} for plain PyTorch in one process; "
         f"{ids}. A process here has one thread. "
-        f"Plain PyTorch is the same `Interaction` on {plain}, with its ratings in memory; compiled is what is "
-        "beside the tables, for torch.compile refuses sparse gradients. "
+        f"Plain PyTorch is the same `Interaction` on {plain}, with its ratings in memory; compiled is what "
+        "lies beside the tables, whose sparse gradients torch.compile refuses. "
         "Medians over rounds, of ratios within a round, and [least, most] of them."
     )
     if result["device"]["kind"] == "cuda":

@@ -62,8 +62,8 @@ class _SideSums(torch.autograd.Function):
         found, sides = ctx.found, ctx.sides
         side_of = {bag.name: (side, bag.weights) for side, bags in enumerate(sides) for bag in bags}
         num_events = len(gradients[0])
-        # Blocks of B gradients, from which each value takes that of its event: those of the sides, and of each
-        # list divided by its length.
+        # Blocks of B gradients, from which each value takes that of its event: those of the sides, and for
+        # each list divided by its length.
         blocks, bags, weights = list(gradients), [], []
         for name, of_feature in found.items():
             side, of_values = side_of.get(name, (0, None))

@@ -48,7 +48,7 @@ class FixedBuckets(DataParallelWrapper):
 def _exchange_of(model: nn.Module, num_buckets: int, group: Any) -> Exchange:
     """That of the tables on the CPU, which ranks of one machine make in memory; elsewhere torch's own."""
     found = [module.exchange for module in model.modules() if isinstance(module, CpuTables)]
-    # Each message of a step has a slot of its own there, and there are as many as steps that may be under way.
+    # A step has one slot there. A second message would take that of a step which others may still read.
     return found[0] if found and num_buckets == 1 else Exchange(group)
 
 

@@ -77,10 +77,9 @@ class Exchange:
 
         return wait
 
-
     def add_up(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Add a tensor, float32 [n], up over the ranks; returns a function that waits for the sum, which is the
-        same on every rank to the last bit. Collective.
+        """Add a tensor, float32 [n], up over the ranks; returns a function that waits for the sum, which is
+        the same on every rank to the last bit. Collective.
         """
         # gloo adds up where it lies.
         work = dist.all_reduce(numbers, group=self.group, async_op=True)

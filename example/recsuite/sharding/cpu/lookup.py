@@ -31,9 +31,9 @@ class LookupRequest(Multistreamable):
     received: how many keys and ids came from each rank; in_parts: the same for each part of this one; rows:
     what came, in that order, int64 [R], as rows of the groups, but as ids of dynamic tables as long as
     `is_resolved` is false; missing: the indices of ids among them that have no row, int64, or None;
-    generation: of the layout by which they were sent; by_rows: the ids of the batch in another order, those of
-    the first row that comes back first, int32 [ids], and where in it those of each row begin, int32, or None
-    where nobody has asked.
+    generation: of the layout by which they were sent; by_rows: the ids of the batch in another order, those
+    of the first row that comes back first, int32 [ids], and where in it those of each row begin, int32, or
+    None where nobody has asked.
     """
 
     features: KeyedJaggedTensor

@@ -97,9 +97,10 @@ def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
 
 
 def marked_distinct(keys: torch.Tensor, num_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distinct ones of some keys, and the inverse, as torch.unique gives them. num_keys: above all of them.
+    """The distinct ones of some keys, and the inverse, as torch.unique gives them.
 
-    Of few keys that come often, as in lists, marks are counted in a fifth of the time that sorting takes.
+    num_keys: above all of them. Of few keys that come often, as in lists, marks are counted in a fifth of the
+    time that sorting takes.
     """
     is_there = torch.zeros(num_keys, dtype=torch.int64).index_fill_(0, keys, 1)
     return is_there.nonzero().view(-1), (is_there.cumsum(0) - 1).index_select(0, keys)
