@@ -17,9 +17,9 @@ from typing import Any
 
 from environment import DOCS, describe, finish, make_parser
 from figures import bar, origin, ratio, shown_ratio, table
-from train import RATINGS, Measurement, sizes_of
+from train import Measurement, sizes_of
 from train_dynamic import FILLING, FULL, STATIC, write_ids
-from train_here import make_columns
+from train_models import TWO_TABLES, make_columns
 from train_team import Order, Team, teams
 
 PAGE = DOCS / "dynamic.md"
@@ -53,7 +53,7 @@ def measure_size(users: int, movies: int, flags: argparse.Namespace) -> dict[str
     """Ratings a second of each kind of tables, by the number of ranks."""
     rates = {}
     with tempfile.TemporaryDirectory(prefix="train-") as folder:
-        make_columns(Path(folder), users, movies, RATINGS)
+        make_columns(Path(folder), users, movies, TWO_TABLES.num_ratings)
         for name, number in (("user", users), ("movie", movies)):
             write_ids(Path(folder), name, number)
         for ranks in RANKS:

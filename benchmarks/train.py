@@ -1,33 +1,34 @@
 """Measure how fast this project trains, beside plain PyTorch with the same model, batch and machine.
 
-    python benchmarks/train.py --write          everything: eight minutes on two cores, 16 GB of memory
-    python benchmarks/train.py --sizes 2000+1000 --batch 256 --large_batch 512 --without DDP --rounds 1 \
-        --seconds 0.02
+    python benchmarks/train.py --write          everything: twenty minutes on two cores, 20 GB of memory
+    python benchmarks/train.py --sizes 2000+1000 --batch 256 --large_batch 512 --without DDP,compiled \
+        --rounds 1 --seconds 0.02
 
 Prints each figure beside its bar; with --write it also writes docs/train.json, docs/train.png and the part of
 docs/performance.md between the train marks. With GPUs both sides train on them. All variants of a size are
-measured in turns, in short blocks, because other programs slow a machine down for seconds at a time. Asserts
-nothing.
+measured in turns, in short blocks, because other programs slow a machine down for seconds at a time; between
+them, what the memory and the cores of the machine do at most. Asserts nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from environment import DOCS, describe, finish, make_parser
-from train_here import make_columns
+from train_bounds import BYTES, MEMORY, OPERATIONS, PRODUCTS, work_of
+from train_models import MODELS, Model, make_columns, rows_of
 from train_tables import DDP, HERE_1, HERE_2, draw, judge, render
-from train_team import DIM, Order, Team, teams
+from train_team import COMPILED, Order, Team, teams
 
 from recsuite.runtime.host import allowed_cores
 
 PAGE = DOCS / "performance.md"
 MARKS = ("<!-- train: made by benchmarks/train.py -->", "<!-- end of train -->")
-RATINGS = 2_000_000
 # A step of dense Adam goes over all rows, four times: beyond this many it takes seconds.
 MOST_ROWS_DENSE = 2_000_000
 # DDP keeps all tables and optimizer states on each rank.
@@ -38,14 +39,18 @@ STEPS_OF_PARTS = 15
 def main() -> None:
     """Measure and show, and write if that is asked for."""
     flags = _parse_flags()
-    result = {
-        **describe(),
-        "device": _device(),
-        "dim": DIM,
-        "batch": flags.batch,
-        "large batch": flags.large_batch,
-    }
-    result["sizes"] = [measure_size(users, movies, flags) for users, movies in flags.sizes]
+    result = {**describe(), "device": _device(), "models": {}}
+    for name in flags.models:
+        model = MODELS[name]
+        if flags.batch:
+            model = dataclasses.replace(model, batch=flags.batch)
+        if flags.large_batch:
+            model = dataclasses.replace(model, large_batch=flags.large_batch)
+        result["models"][name] = {
+            **{"title": model.title, "dim": model.dim, "history": model.history, "bars": model.bars},
+            **{"batch": model.batch, "large batch": model.large_batch},
+            "sizes": [measure_size(model, users, movies, flags) for users, movies in flags.sizes],
+        }
     result["bars"] = judge(result)
     finish("train", result, render(result), flags, draw, PAGE, MARKS)
 
@@ -56,9 +61,12 @@ def _parse_flags() -> argparse.Namespace:
     parser.add_argument(
         "--sizes", type=sizes_of, default=sizes_of(sizes), help=f"users+movies (default: {sizes})"
     )
-    parser.add_argument("--batch", type=int, default=4096, help="of each of two ranks")
-    parser.add_argument("--large_batch", type=int, default=16384, help="the other one of the scaling")
-    parser.add_argument("--without", default="-", help="leave out variants with this word in their names")
+    parser.add_argument("--models", type=_names_of, default=list(MODELS), help=f"of {','.join(MODELS)}")
+    parser.add_argument("--batch", type=int, help="of each of two ranks (default: that of the model)")
+    parser.add_argument("--large_batch", type=int, help="the other one of the scaling")
+    parser.add_argument(
+        "--without", type=_names_of, default=[], help="leave out variants with one of these in their names"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each figure, in turns")
     parser.add_argument("--seconds", type=float, default=0.4, help="about, of one measurement")
     return parser.parse_args()
@@ -67,6 +75,10 @@ def _parse_flags() -> argparse.Namespace:
 def sizes_of(text: str) -> list[tuple[int, int]]:
     """What --sizes says: users and movies."""
     return [(int(users), int(movies)) for users, movies in (size.split("+") for size in text.split(","))]
+
+
+def _names_of(text: str) -> list[str]:
+    return text.split(",")
 
 
 def _device() -> dict[str, Any]:
@@ -81,49 +93,66 @@ def _device() -> dict[str, Any]:
     return {"kind": "cuda", "name": found.name, "bytes a second": bandwidth}
 
 
-def variants_of(num_rows: int, flags: argparse.Namespace) -> dict[str, tuple[str, Order]]:
+def variants_of(model: Model, num_rows: int, without: list[str]) -> dict[str, tuple[str, Order]]:
     """Name to the team that trains so, and its order but for the steps."""
-    two, large = 2 * flags.batch, flags.large_batch
+    two, large = 2 * model.batch, model.large_batch
     found = {
-        HERE_2: ("here 2", Order("here", flags.batch, 1, 0)),
-        HERE_1: ("here 1", Order("here", flags.batch, 1, 0)),
+        HERE_2: ("here 2", Order("here", model.batch, 1, 0)),
+        HERE_1: ("here 1", Order("here", model.batch, 1, 0)),
         f"{HERE_2}, large": ("here 2", Order("here", large, 1, 0)),
         f"{HERE_1}, large": ("here 1", Order("here", large, 1, 0)),
     }
+    # What is compiled is made for one number of threads.
+    most = min(2, allowed_cores())
     for optimizer in ("dense Adam", "sparse Adagrad", "SparseAdam"):
         if optimizer == "dense Adam" and num_rows > MOST_ROWS_DENSE:
             continue
-        for threads in range(1, min(2, allowed_cores()) + 1):
-            name = f"plain, {optimizer}, {threads} thread{'s' if threads > 1 else ''}"
-            found[name] = ("plain 1", Order(optimizer, two, threads, 0))
+        for threads in range(1, most + 1):
+            found[f"plain, {optimizer}, {_threads(threads)}"] = ("plain 1", Order(optimizer, two, threads, 0))
+        if optimizer != "SparseAdam":
+            order = Order(optimizer + COMPILED, two, most, 0)
+            found[f"plain, {optimizer}{COMPILED}, {_threads(most)}"] = ("plain 1", order)
     if num_rows <= MOST_ROWS_DDP:
         # What DDP adds up in each step is the whole table where gradients are dense.
         optimizer = "dense Adam" if num_rows < 100_000 else "sparse Adagrad"
-        found[DDP] = ("plain 2", Order(optimizer, flags.batch, 1, 0))
-    return {name: variant for name, variant in found.items() if flags.without not in name}
+        found[DDP] = ("plain 2", Order(optimizer, model.batch, 1, 0))
+    # On a GPU it is another memory that counts.
+    if _device()["kind"] == "cpu":
+        found[MEMORY] = ("machine 2", Order(MEMORY, BYTES, 1, 0))
+        found[PRODUCTS] = ("machine 2", Order(PRODUCTS, OPERATIONS, 1, 0))
+    return {name: variant for name, variant in found.items() if not any(word in name for word in without)}
 
 
-def measure_size(users: int, movies: int, flags: argparse.Namespace) -> dict[str, Any]:
-    """Rates of all variants for tables of one size, the parts of our steps, and the memory of our ranks."""
-    variants = variants_of(users + movies, flags)
+def _threads(number: int) -> str:
+    return f"{number} thread{'s' if number > 1 else ''}"
+
+
+def measure_size(model: Model, users: int, movies: int, flags: argparse.Namespace) -> dict[str, Any]:
+    """Rates of all variants for tables of one size, the parts of our steps, what they and the machine do, and
+    the memory of our ranks.
+    """
+    variants = variants_of(model, users + movies, flags.without)
     names = sorted({team for team, _ in variants.values()})
     with tempfile.TemporaryDirectory(prefix="train-") as folder, contextlib.ExitStack() as stack:
-        make_columns(Path(folder), users, movies, RATINGS)
+        make_columns(Path(folder), users, movies, model.num_ratings, model)
         # All at once, to take turns: a team that has no order sleeps, and its start is in no figure.
-        started = {name: Team(f"train_{name[:-2]}.py", int(name[-1]), folder) for name in names}
+        started = {name: Team(f"train_{name[:-2]}.py", int(name[-1]), folder, model.name) for name in names}
         stack.enter_context(teams(started))
         measurement = Measurement(variants, started, flags)
         rates = measurement.rates()
         parts = {name: measurement.parts(name) for name in (HERE_2, HERE_1)}
         peak_bytes = started["here 2"].peak_bytes()
+        work = work_of(Path(folder), model, model.batch)
     return {
         "users": users,
         "movies": movies,
         "optimizer of ddp": variants[DDP][1].variant if DDP in variants else None,
+        "machine": {name: rates.pop(name) for name in (MEMORY, PRODUCTS) if name in rates},
         "rates": rates,
         "parts": parts,
+        "work": work,
         "peak bytes": peak_bytes,
-        "table bytes": (users + movies + 2) * (DIM + 1) * 4,
+        "table bytes": rows_of(model, users, movies) * (model.dim + 1) * 4,
     }
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from train_here import Here, columns_of
+from train_here import Here
+from train_models import columns_of
 from train_team import DIM, MLP_DIMS, serve, take_answers
 
 from recsuite.config.config import Config

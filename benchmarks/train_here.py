@@ -1,8 +1,9 @@
 """This project's training: a rank of a team of benchmarks/train.py.
 
-    train_here.py FOLDER
+    train_here.py FOLDER MODEL
 
-The loader, the model, its sharding and the loop are those of the example, with the features user and movie.
+The loader, the model, its sharding and the loop are those of the example; MODEL is one of
+`train_models.MODELS`.
 """
 
 from __future__ import annotations
@@ -16,64 +17,13 @@ from statistics import median
 from typing import Any
 from unittest import mock
 
-import numpy as np
-from train_team import DIM, MEAN_RATING, MLP_DIMS, serve, take_answers
+from train_models import MODELS, columns_of
+from train_team import serve, take_answers
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.movielens.schema import SCHEMA
-from recsuite.datasets.preparation.arrays.records import Own, write_records
-from recsuite.datasets.schema import Table
 from recsuite.monitoring.callbacks import Stopwatch
 from recsuite.runtime.process import RuntimeContext, end_process, init_runtime
-
-
-def make_columns(folder: Path, num_users: int, num_movies: int, num_ratings: int) -> None:
-    """Write ratings of users and movies that are all as likely, as the columns of a data set."""
-    generator = np.random.default_rng(0)
-    fields = {
-        "user": generator.integers(num_users, size=num_ratings).astype(np.int32),
-        "item": generator.integers(num_movies, size=num_ratings).astype(np.int32),
-        "label": generator.integers(1, 6, size=num_ratings).astype(np.float32),
-        "end": np.zeros(num_ratings, np.int32),
-    }
-    write_records(folder / "rows.npy", fields, Own())
-    for name, number in (("user", num_users), ("movie", num_movies)):
-        own = Own(features=[np.arange(1, number + 1, dtype=np.int32)])
-        write_records(folder / f"{name}_features.npy", {}, own)
-
-
-def columns_of(folder: Path) -> Columns:
-    """What `make_columns` wrote."""
-    numbers = {}
-    for name in ("user", "movie"):
-        numbers[name] = len(np.load(folder / f"{name}_features.npy", mmap_mode="r"))
-    num_ratings = len(np.load(folder / "rows.npy", mmap_mode="r"))
-    tables = tuple(
-        Table(feature, numbers[feature.name] + 1) for feature in SCHEMA.features if feature.name in numbers
-    )
-    users, movies = numbers.values()
-    nothing: dict[str, Any] = {
-        "num_validation": 0,
-        "num_test": 0,
-        "num_skipped": 0,
-        "longest_history": 0,
-        "longest_audience": 0,
-        "baselines": {},
-        "numbers": (),
-        "notes": (),
-    }
-    return Columns(
-        folder=str(folder),
-        source="",
-        schema=SCHEMA,
-        num_train=num_ratings,
-        num_users=users,
-        num_items=movies,
-        mean_label=MEAN_RATING,
-        tables=tables,
-        **nothing,
-    )
 
 
 class Here:
@@ -151,7 +101,8 @@ class Here:
 def main() -> None:
     """Serve orders."""
     answers = take_answers()
-    columns = columns_of(Path(sys.argv[1]))
+    model = MODELS[sys.argv[2]]
+    columns = columns_of(Path(sys.argv[1]), model)
     context = init_runtime(Config())
     import torch
     import torch.distributed as dist
@@ -161,8 +112,7 @@ def main() -> None:
             torch.cuda.synchronize()
         dist.barrier()
 
-    config = Config.of(embedding_dim=DIM, mlp_dims=MLP_DIMS, history=0)
-    serve(answers, lambda name: Here(columns, context, config), barrier, torch.set_num_threads)
+    serve(answers, lambda name: Here(columns, context, model.config), barrier, torch.set_num_threads)
 
 
 if __name__ == "__main__":

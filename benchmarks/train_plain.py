@@ -1,6 +1,8 @@
 """The same model in plain PyTorch, as a user would write it: a rank of a team of benchmarks/train.py.
 
-train_plain.py FOLDER        dense Adam, or an optimizer for sparse gradients; DDP where there are two ranks
+    train_plain.py FOLDER MODEL
+
+With dense Adam, or an optimizer for sparse gradients; DDP where there are two ranks.
 """
 
 from __future__ import annotations
@@ -15,87 +17,96 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from train_team import DIM, MEAN_RATING, MLP_DIMS, serve, take_answers
+from train_models import MODELS, Model, columns_of
+from train_team import COMPILED, MEAN_RATING, MLP_DIMS, serve, take_answers
 
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.batching.places import places_of
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.schema import HISTORY, ITEM, USER
 from recsuite.models.heads import Interaction
-from recsuite.models.recency import Members
 
-USER, MOVIE = (feature for feature in SCHEMA.features if feature.name in ("user", "movie"))
 LR, DENSE_LR = 0.04, 0.001
-
-
-class LookedUp:
-    """Rows as `Interaction` takes them."""
-
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.rows = rows
-
-    def values(self) -> torch.Tensor:
-        """The rows."""
-        return self.rows
-
-    def lengths(self) -> torch.Tensor:
-        """One row a rating."""
-        return torch.ones(len(self.rows), dtype=torch.int32)
+# Gradients of tables with fewer rows are dense whatever the others' are: they are small, and most rows have
+# one in every step.
+FEWEST_ROWS_SPARSE = 1000
+# The side of each feature's vector; a history is its user's.
+SIDES = {USER: USER, HISTORY: USER, ITEM: ITEM}
 
 
 class PlainModel(nn.Module):
-    """`Interaction` on two embeddings."""
+    """`Interaction` on an embedding for each feature."""
 
-    def __init__(self, num_users: int, num_movies: int, sparse: bool) -> None:
+    def __init__(self, columns: Columns, dim: int, sparse: bool) -> None:
         super().__init__()
-        self.head = Interaction([USER, MOVIE], DIM, MLP_DIMS, MEAN_RATING)
-        self.users = nn.Embedding(num_users, DIM, sparse=sparse)
-        self.movies = nn.Embedding(num_movies, DIM, sparse=sparse)
+        self.features = [table.feature for table in columns.tables]
+        self.head = Interaction(self.features, dim, MLP_DIMS, MEAN_RATING)
+        self.tables = nn.ModuleDict()
+        for table in columns.tables:
+            is_sparse = sparse and table.rows >= FEWEST_ROWS_SPARSE
+            self.tables[table.name] = (
+                # Row 0 fills lists up. A history's rows count with weights, so that none need be left out.
+                nn.EmbeddingBag(table.rows, dim, mode="sum", sparse=is_sparse)
+                if table.name == HISTORY
+                else nn.EmbeddingBag(table.rows, dim, mode="mean", padding_idx=0, sparse=is_sparse)
+                if table.feature.multi
+                else nn.Embedding(table.rows, dim, sparse=is_sparse)
+            )
+        self.score = self.head.score_pairs
 
-    def forward(self, users: torch.Tensor, movies: torch.Tensor) -> torch.Tensor:
-        """Predicted ratings, float32 [B]."""
-        rows = {"user": LookedUp(self.users(users)), "movie": LookedUp(self.movies(movies))}
-        rating: torch.Tensor = self.head(rows, Members(*[torch.zeros(0)] * 3), torch.zeros(0, 0))
-        return rating
+    def forward(self, rows: dict[str, torch.Tensor], history_labels: torch.Tensor) -> torch.Tensor:
+        """Predicted ratings, float32 [B], of table rows, int [B] or int [B, longest]."""
+        vectors: dict[str, torch.Tensor] = {}
+        for feature in self.features:
+            table, side = self.tables[feature.name], SIDES[feature.entity]
+            if feature.name == HISTORY:
+                weights = (history_labels - MEAN_RATING) / history_labels.size(1)
+                found = table(rows[HISTORY], per_sample_weights=weights)
+            else:
+                found = table(rows[feature.name])
+            vectors[side] = vectors[side] + found if side in vectors else found
+        return self.score(vectors[USER], vectors[ITEM])
 
 
 class Plain:
     """A training loop of a few lines. name: of its optimizer."""
 
-    def __init__(self, name: str, folder: Path, device: torch.device) -> None:
-        # The row of a user or a movie is its number and 1.
-        users, movies = (len(np.load(folder / f"{name}_features.npy")) for name in ("user", "movie"))
-        model: Any = PlainModel(users + 1, movies + 1, name != "dense Adam").to(device)
-        tables = [model.users.weight, model.movies.weight]
+    def __init__(self, name: str, columns: Columns, model: Model, device: torch.device) -> None:
+        plain: Any = PlainModel(columns, model.dim, name != "dense Adam").to(device)
+        tables = [table.weight for table in plain.tables.values()]
         for table in tables:
             nn.init.normal_(table, std=0.05)
+        sparse = [table for table in tables if len(table) >= FEWEST_ROWS_SPARSE]
+        small = [table for table in tables if len(table) < FEWEST_ROWS_SPARSE]
         # Fused, which is the fastest that torch has: what we are compared with should be as good as it can
         # be.
-        dense = torch.optim.Adam(model.head.parameters(), lr=DENSE_LR, fused=True)
+        dense = torch.optim.Adam([*plain.head.parameters(), *small], lr=DENSE_LR, fused=True)
         of_tables: dict[str, Any] = {
-            "dense Adam": lambda: torch.optim.Adam(tables, lr=DENSE_LR, fused=True),
-            "sparse Adagrad": lambda: torch.optim.Adagrad(tables, lr=LR),
-            "SparseAdam": lambda: torch.optim.SparseAdam(tables, lr=DENSE_LR),
+            "dense Adam": lambda: torch.optim.Adam(sparse, lr=DENSE_LR, fused=True),
+            "sparse Adagrad": lambda: torch.optim.Adagrad(sparse, lr=LR),
+            "SparseAdam": lambda: torch.optim.SparseAdam(sparse, lr=DENSE_LR),
         }
+        self.plain = plain
         self.optimizers = [dense, of_tables[name]()]
-        self.model = DistributedDataParallel(model) if dist.is_initialized() else model
+        self.model = DistributedDataParallel(plain) if dist.is_initialized() else plain
         # In memory, and shuffled once: what is compared are training steps, so plain PyTorch pays for no
         # loader.
-        rows = np.load(folder / "rows.npy")
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(int(os.environ["RANK"])))
-        rows = rows.take(order.numpy())
-        self.users, self.movies = (
-            torch.from_numpy(rows[name].astype(np.int64)).add_(1).to(device) for name in ("user", "item")
-        )
-        self.ratings = torch.from_numpy(rows["label"].copy()).to(device)
+        generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
+        events = columns.column("rows")
+        events = events.take(torch.randperm(len(events), generator=generator).numpy())
+        self.rows, self.history_labels = _inputs(columns, events, device)
+        self.ratings = torch.from_numpy(events["label"].copy()).to(device)
         self.first = 0
 
     def step(self, batch_size: int) -> torch.Tensor:
         """Train on the next batch; its loss, []."""
-        if self.first + batch_size > len(self.users):
+        if self.first + batch_size > len(self.ratings):
             self.first = 0
         batch = slice(self.first, self.first + batch_size)
         self.first += batch_size
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        predictions = self.model(self.users[batch], self.movies[batch])
+        rows = {name: values[batch] for name, values in self.rows.items()}
+        predictions = self.model(rows, self.history_labels[batch])
         loss = ((predictions - self.ratings[batch]) ** 2).mean()
         loss.backward()
         for optimizer in self.optimizers:
@@ -111,6 +122,58 @@ class Plain:
     def parts(self, number: int, batch_size: int) -> dict[str, float]:
         """Nothing: its parts are not those of ours."""
         return {}
+
+
+class Compiled:
+    """The same training with what torch.compile takes of it: it refuses gradients that are sparse."""
+
+    def __init__(self, plain: Plain) -> None:
+        self.plain = plain
+        self.score = torch.compile(plain.plain.head.score_pairs, dynamic=False)
+
+    def steps(self, number: int, batch_size: int) -> float:
+        """Train for some steps; the last loss."""
+        eager, self.plain.plain.score = self.plain.plain.score, self.score
+        loss = self.plain.steps(number, batch_size)
+        self.plain.plain.score = eager
+        return loss
+
+    def parts(self, number: int, batch_size: int) -> dict[str, float]:
+        """See `Plain`."""
+        return {}
+
+
+def _inputs(
+    columns: Columns, events: np.ndarray, device: torch.device
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The table rows of each feature for each event, int64 [events], or int32 [events, longest] with lists,
+    filled up with 0; the labels of histories, float32 [events, longest].
+    """
+    found: dict[str, np.ndarray] = {}
+    history_labels = np.zeros((len(events), 0), np.float32)
+    places = {USER: 0, ITEM: 0}
+    for table in columns.tables:
+        feature, shape = table.feature, (len(events), table.longest)
+        if feature.name == HISTORY:
+            held = columns.column(HISTORY).take(
+                places_of(events["history_end"] - table.longest, np.full(*shape)), axis=0
+            )
+            found[HISTORY] = held[:, 0].reshape(shape)
+            history_labels = held[:, 1].view(np.float32).reshape(shape)
+            continue
+        own = columns.column(f"{columns.schema.name_of(feature.entity)}_features")
+        if feature.multi:
+            begins, counts = own["lists"][events[feature.entity], 0].T
+            is_there = np.arange(table.longest) < counts[:, None]
+            found[feature.name] = np.zeros(shape, np.int32)
+            values = columns.column(f"{feature.name}_values")
+            found[feature.name][is_there] = values.take(places_of(begins, counts))
+        else:
+            rows = own["features"][:, places[feature.entity]]
+            found[feature.name] = rows.take(events[feature.entity]).astype(np.int64)
+            places[feature.entity] += 1
+    tensors = {name: torch.from_numpy(rows.copy()).to(device) for name, rows in found.items()}
+    return tensors, torch.from_numpy(history_labels.copy()).to(device)
 
 
 def main() -> None:
@@ -129,7 +192,18 @@ def main() -> None:
         if dist.is_initialized():
             dist.barrier()
 
-    serve(answers, lambda name: Plain(name, Path(sys.argv[1]), device), barrier, torch.set_num_threads)
+    model = MODELS[sys.argv[2]]
+    columns = columns_of(Path(sys.argv[1]), model)
+    made: dict[str, Plain] = {}
+
+    def make(name: str) -> Any:
+        # Compiled or not, it is the same training: tables of ten million rows are there once.
+        optimizer = name.removesuffix(COMPILED)
+        if optimizer not in made:
+            made[optimizer] = Plain(optimizer, columns, model, device)
+        return made[optimizer] if name == optimizer else Compiled(made[optimizer])
+
+    serve(answers, make, barrier, torch.set_num_threads)
 
 
 if __name__ == "__main__":

@@ -7,26 +7,41 @@ from statistics import median
 from typing import Any
 
 from figures import bar, ratio, shown_ratio, table
+from train_bounds import bound_lines
 
 HERE_2, HERE_1 = "here, 2 processes", "here, 1 process"
 DDP = "plain, DDP, 2 processes"
 
 
+# Two processes, of one.
+SCALING = 1.6
+# Tables up to so many rows are small, and up to so many large; others are the largest.
+SMALL, LARGE = 100_000, 5_000_000
+
+
 def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
     """Each bar beside what was measured."""
-    bars = []
-    for size in result["sizes"]:
+    return [each for model in result["models"].values() for each in _bars_of(model)]
+
+
+def _bars_of(model: dict[str, Any]) -> list[dict[str, Any]]:
+    bars, title = [], model["title"]
+    for size in model["sizes"]:
         best = best_plain(size)
         found = ratio(size["rates"][HERE_2], size["rates"][best])
-        bars.append(bar(f"{_rows(size)}, {HERE_2} / {best}", found, 1, f"{found:.2f}", "1"))
-    for size in result["sizes"]:
-        for batch, kind in ((result["batch"], ""), (result["large batch"], ", large")):
+        num_rows = size["users"] + size["movies"]
+        limit = model["bars"][(num_rows > SMALL) + (num_rows > LARGE)]
+        bars.append(
+            bar(f"{title}, {_rows(size)}, {HERE_2} / {best}", found, limit, f"{found:.2f}", f"{limit}")
+        )
+    for size in model["sizes"]:
+        for batch, kind in ((model["batch"], ""), (model["large batch"], ", large")):
             found = ratio(size["rates"][HERE_2 + kind], size["rates"][HERE_1 + kind])
-            name = f"{_rows(size)}, 2 processes / 1 process, {batch:,} ratings a rank"
-            bars.append(bar(name, found, 1.5, f"{found:.2f}", "1.5"))
-    largest = result["sizes"][-1]
+            name = f"{title}, {_rows(size)}, 2 processes / 1 process, {batch:,} ratings a rank"
+            bars.append(bar(name, found, SCALING, f"{found:.2f}", f"{SCALING}"))
+    largest = model["sizes"][-1]
     found = largest["peak bytes"] / largest["table bytes"]
-    name = f"{_rows(largest)}, peak memory over all ranks / tables and row optimizer state"
+    name = f"{title}, {_rows(largest)}, peak memory over all ranks / tables and row optimizer state"
     bars.append(bar(name, found, 1.3, f"{found:.2f}", "1.3", at_most=True))
     return bars
 
@@ -42,23 +57,38 @@ def _rows(size: dict[str, Any]) -> str:
 
 
 def render(result: dict[str, Any]) -> str:
-    """The tables, and the lines that say what was measured and where."""
-    sizes = result["sizes"]
-    names = _names(sizes)
-    lines = [["ratings a second", *map(_rows, sizes)], ["---", *("---:" for _ in sizes)]]
-    lines += [[name, *(_rate_cell(size, name) for size in sizes)] for name in names]
+    """The tables of each model, and the lines that say what was measured and where."""
+    blocks = []
+    for model in result["models"].values():
+        sizes = model["sizes"]
+        titles = [*map(_rows, sizes)]
+        blocks += [f"### {model['title']}", _table("ratings a second", titles, _rate_lines(model))]
+        if sizes[0]["parts"][HERE_2]:
+            columns = [(size, name) for size in sizes for name in (HERE_1, HERE_2)]
+            of_parts = [f"{_rows(size)}, {name.removeprefix('here, ')}" for size, name in columns]
+            blocks.append(_table("milliseconds of a step", of_parts, _part_lines(sizes)))
+        if sizes[0]["machine"]:
+            bounds = bound_lines(sizes, model["batch"], HERE_2)
+            blocks.append(_table("what a step of two processes has to do", titles, bounds))
+        blocks.append(_explanation(result, model))
+    return "\n\n".join([*blocks, f"{_origin(result)}."])
+
+
+def _table(title: str, columns: list[str], lines: list[list[str]]) -> str:
+    return table([[title, *columns], ["---", *("---:" for _ in columns)], *lines])
+
+
+def _rate_lines(model: dict[str, Any]) -> list[list[str]]:
+    sizes = model["sizes"]
+    lines = [[name, *(_rate_cell(size, name) for size in sizes)] for name in _names(sizes)]
     # Each size against the plain variant that is fastest there: none of them is for all sizes.
     best = [shown_ratio(size["rates"][HERE_2], size["rates"][best_plain(size)]) for size in sizes]
     lines.append([f"{HERE_2}, of the best plain one", *best])
-    for batch, kind in ((result["batch"], ""), (result["large batch"], ", large")):
+    for batch, kind in ((model["batch"], ""), (model["large batch"], ", large")):
         cells = [shown_ratio(size["rates"][HERE_2 + kind], size["rates"][HERE_1 + kind]) for size in sizes]
         lines.append([f"2 processes, of 1 process, {batch:,} ratings a rank", *cells])
     memory = [f"{size['peak bytes'] / 1e6:,.0f} MB for {size['table bytes'] / 1e6:,.0f} MB" for size in sizes]
-    lines.append(["peak memory of 2 processes, for tables and row optimizer state", *memory])
-    blocks = [table(lines)]
-    if sizes[0]["parts"][HERE_2]:
-        blocks.append(table(_part_lines(sizes)))
-    return "\n\n".join([*blocks, _explanation(result), f"{_origin(result)}."])
+    return [*lines, ["peak memory of 2 processes, for tables and row optimizer state", *memory]]
 
 
 def _names(sizes: list[dict[str, Any]]) -> list[str]:
@@ -77,34 +107,40 @@ def _rate_cell(size: dict[str, Any], name: str) -> str:
 
 def _part_lines(sizes: list[dict[str, Any]]) -> list[list[str]]:
     columns = [(size, name) for size in sizes for name in (HERE_1, HERE_2)]
-    titles = [f"{_rows(size)}, {name.removeprefix('here, ')}" for size, name in columns]
-    lines = [["milliseconds of a step", *titles], ["---", *("---:" for _ in titles)]]
-    for part in sizes[0]["parts"][HERE_1]:
-        lines.append([part, *(f"{1e3 * size['parts'][name][part]:.2f}" for size, name in columns)])
-    return lines
+    return [
+        [part, *(f"{1e3 * size['parts'][name][part]:.2f}" for size, name in columns)]
+        for part in sizes[0]["parts"][HERE_1]
+    ]
 
 
-def _explanation(result: dict[str, Any]) -> str:
+def _explanation(result: dict[str, Any], model: dict[str, Any]) -> str:
+    if model["history"]:
+        what = f"with all features and a history of {model['history']}, which is full"
+        ids = "movies as popular as in the synthetic ratings, and users that are all as likely"
+        plain = "an `nn.Embedding` or `nn.EmbeddingBag` for each feature"
+    else:
+        what = "with the features user and movie"
+        ids = "ids that are all as likely, so that few are asked for twice"
+        plain = "two `nn.Embedding`s"
     sentence = (
-        f"The model of the example at --embedding_dim {result['dim']} with the features user and movie; "
-        f"{result['batch']:,} ratings a rank, {2 * result['batch']:,} for plain PyTorch in one process; "
-        "ids that are all as likely, so that few are asked for twice. A process here has one thread. "
-        "Plain PyTorch is the same `Interaction` on two `nn.Embedding`s, with its ratings in memory. "
+        f"The model of the example at --embedding_dim {model['dim']} {what}; "
+        f"{model['batch']:,} ratings a rank, {2 * model['batch']:,} for plain PyTorch in one process; "
+        f"{ids}. A process here has one thread. "
+        f"Plain PyTorch is the same `Interaction` on {plain}, with its ratings in memory; compiled is what "
+        "lies beside the tables, whose sparse gradients torch.compile refuses. "
         "Medians over rounds, of ratios within a round, and [least, most] of them."
     )
     if result["device"]["kind"] == "cuda":
-        shares = [_bandwidth_share(result, size) for size in result["sizes"]]
+        shares = [_bandwidth_share(result, model, size) for size in model["sizes"]]
         shown = ", ".join(f"{100 * share:.1f} %" for share in shares)
         sentence += f" Rows that a step reads and writes take {shown} of the memory bandwidth of the devices."
     return sentence
 
 
-def _bandwidth_share(result: dict[str, Any], size: dict[str, Any]) -> float:
+def _bandwidth_share(result: dict[str, Any], model: dict[str, Any], size: dict[str, Any]) -> float:
     """Bytes of rows that two ranks move in a second, of what the memory of their devices could."""
-    # A rating's two rows are read in the forward, come back as gradients, and are read and written in the
-    # update, with their optimizer state.
-    bytes_a_rating = 2 * (4 * result["dim"] * 5 + 8)
-    moved = median(size["rates"][HERE_2]) * bytes_a_rating
+    a_rank = size["work"]["bytes"] / model["batch"]
+    moved = median(size["rates"][HERE_2]) * a_rank
     return float(moved / (2 * result["device"]["bytes a second"]))
 
 
@@ -124,19 +160,21 @@ def draw(result: dict[str, Any], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 5), dpi=120, layout="constrained")
+    models = list(result["models"].values())
+    figure = Figure(figsize=(11, 5 * len(models)), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
-    rates, parts = figure.subplots(1, 2)
-    _draw_rates(rates, result["sizes"])
-    if result["sizes"][0]["parts"][HERE_2]:
-        _draw_parts(parts, result["sizes"])
-    else:
-        parts.set_visible(False)
+    for model, (rates, parts) in zip(models, figure.subplots(len(models), 2, squeeze=False), strict=True):
+        _draw_rates(rates, model)
+        if model["sizes"][0]["parts"][HERE_2]:
+            _draw_parts(parts, model["sizes"])
+        else:
+            parts.set_visible(False)
     figure.suptitle(_origin(result), fontsize="x-small")
     figure.savefig(path)
 
 
-def _draw_rates(axes: Any, sizes: list[dict[str, Any]]) -> None:
+def _draw_rates(axes: Any, model: dict[str, Any]) -> None:
+    sizes = model["sizes"]
     names = _names(sizes)
     height = 0.8 / len(names)
     for place, name in enumerate(names):
@@ -144,14 +182,14 @@ def _draw_rates(axes: Any, sizes: list[dict[str, Any]]) -> None:
             (row, median(size["rates"][name])) for row, size in enumerate(sizes) if name in size["rates"]
         ]
         ours = name.startswith("here")
-        color = {HERE_2: "C0", HERE_1: "C9"}[name] if ours else f"{0.35 + 0.06 * place:.2f}"
+        color = {HERE_2: "C0", HERE_1: "C9"}[name] if ours else f"{0.3 + 0.05 * place:.2f}"
         places = [row + (place - len(names) / 2) * height for row, _ in shown]
         axes.barh(places, [rate / 1000 for _, rate in shown], height, color=color, label=name)
     axes.set_yticks(
         range(len(sizes)), [_rows(size).replace(" + ", "\n+ ") for size in sizes], fontsize="small"
     )
     axes.invert_yaxis()
-    axes.set(xlabel="thousand ratings a second", title="training")
+    axes.set(xlabel="thousand ratings a second", title=model["title"])
     axes.grid(axis="x", alpha=0.3)
     axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
 

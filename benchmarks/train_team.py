@@ -22,6 +22,8 @@ from typing import Any, Protocol, TextIO
 DIM = 64
 MLP_DIMS = (64, 32)
 MEAN_RATING = 3.0
+# Behind the name of an optimizer of plain PyTorch.
+COMPILED = ", compiled"
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,9 @@ class Trained(Protocol):
 
 
 class Team:
-    """Some ranks of one script, started without torchrun."""
+    """Some ranks of one script, started without torchrun. arguments: of the script."""
 
-    def __init__(self, script: str, num_ranks: int, folder: str) -> None:
+    def __init__(self, script: str, num_ranks: int, *arguments: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -56,7 +58,7 @@ class Team:
             names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_PORT": port}
             env = {name: str(value) for name, value in names.items()}
             env |= {"MASTER_ADDR": "127.0.0.1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, str(Path(__file__).with_name(script)), folder]
+            command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
             # Started here, because each needs an input of its own for orders, which torchrun would not give
             # it.
             self.ranks.append(

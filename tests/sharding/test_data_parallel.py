@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recsuite.sharding import data_parallel
+from recsuite.sharding.cpu.exchange import Exchange
 from recsuite.sharding.data_parallel import GradientMean, buckets_of
 
 
@@ -29,6 +29,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     monkeypatch.setattr(dist, "get_world_size", lambda group: 3)
+    monkeypatch.setattr(dist, "get_rank", lambda group: 0)
     return found
 
 
@@ -45,7 +46,7 @@ def test_buckets_hold_the_last_parameters_first_and_a_little_more_than_asked() -
 
 def test_gradients_lie_in_the_same_places_in_whatever_order_they_come(sent: list[torch.Tensor]) -> None:
     first, second = model_of([1.0, 2.0], [3.0])
-    GradientMean([first, second], None).attach()
+    GradientMean(buckets_of([first, second], 100), Exchange(None)).attach()
     for early, late in ((first, second), (second, first)):
         first.grad = second.grad = None
         # What is used last in the forward gets its gradient first.
@@ -60,11 +61,10 @@ def test_gradients_lie_in_the_same_places_in_whatever_order_they_come(sent: list
 
 
 def test_a_parameter_without_a_gradient_holds_nobody_up_and_gets_none(
-    sent: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+    sent: list[torch.Tensor],
 ) -> None:
-    monkeypatch.setattr(data_parallel, "BYTES_OF_A_BUCKET", 1)
     used, unused, last = model_of([1.0], [2.0], [3.0])
-    GradientMean([used, unused, last], None).attach()
+    GradientMean(buckets_of([used, unused, last], 1), Exchange(None)).attach()
     for _ in range(2):
         used.grad = last.grad = None
         (used * last).sum().backward()

@@ -32,6 +32,13 @@ def test_each_way_gives_the_rows_and_keys_that_gloo_gives(tmp_path: Path) -> Non
             assert torch.equal(by_gloo, shared)
             assert torch.equal(by_gloo, mixed)
             assert {int(row) // 1000 % 100 for row in shared[:, 0]} == {0, 1, 2} - {rank}
+        # As whole numbers, which no order of adding up rounds.
+        wanted = [
+            sum((torch.arange(5.0) + 10 * other + step for other in range(NUM_RANKS)), torch.zeros(5))
+            for step in range(len(found["gloo"]))
+        ]
+        for name in ("gloo", "shared", "mixed"):
+            assert all(map(torch.equal, found[f"{name} sums"], wanted))
         headers_and_keys = (found[f"{name} keys"] for name in ("gloo", "shared", "mixed"))
         for by_gloo, shared, mixed in zip(*headers_and_keys, strict=True):
             for other in (shared, mixed):
@@ -68,7 +75,7 @@ def test_a_rank_that_sends_nothing_is_waited_for_as_long_as_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shared_memory, "SLOT_BYTES", 64 + HEADER_BYTES)
-    buffers = [torch.zeros(12 * (64 + HEADER_BYTES), dtype=torch.uint8) for _ in range(2)]
+    buffers = [torch.zeros(15 * (64 + HEADER_BYTES), dtype=torch.uint8) for _ in range(2)]
     chosen = alone_with(buffers, monkeypatch, timeout=0.05)
     wait = chosen.swap(chosen.outgoing("rows", (2, 4)), [1, 1], [1, 1])
     with pytest.raises(RuntimeError, match="rank 1 has sent no rows for 0 s"):
@@ -77,7 +84,7 @@ def test_a_rank_that_sends_nothing_is_waited_for_as_long_as_was_asked(
 
 def test_a_rank_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "SLOT_BYTES", 64 + HEADER_BYTES)
-    buffers = [torch.zeros(12 * (64 + HEADER_BYTES), dtype=torch.uint8) for _ in range(2)]
+    buffers = [torch.zeros(15 * (64 + HEADER_BYTES), dtype=torch.uint8) for _ in range(2)]
     child = subprocess.Popen(["sleep", "60"])
     chosen = alone_with(buffers, monkeypatch, pids=[os.getpid(), child.pid])
     wait = chosen.swap(chosen.outgoing("rows", (2, 4)), [1, 1], [1, 1])
@@ -93,7 +100,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
 
 def test_more_than_a_slot_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "SLOT_BYTES", 64 + HEADER_BYTES)
-    buffer = torch.zeros(12 * (64 + HEADER_BYTES), dtype=torch.uint8)
+    buffer = torch.zeros(15 * (64 + HEADER_BYTES), dtype=torch.uint8)
     chosen = alone_with([buffer], monkeypatch)
     assert chosen.outgoing("rows", (4, 4)).rows.shape == (4, 4)
     with pytest.raises(ValueError, match="moves 80 bytes at once, and a slot takes 64"):

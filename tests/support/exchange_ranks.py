@@ -33,7 +33,9 @@ def main(folder: str) -> None:
         ("shared", open_exchange(dist.group.WORLD, 60)),
         ("mixed", with_rank_1_on_another_machine(rank)),
     ):
-        found[name] = [swapped(chosen, rank, step) for step in range(STEPS)]
+        # In turns, as a step adds dense gradients up between two exchanges of rows.
+        steps = [(swapped(chosen, rank, step), added_up(chosen, rank, step)) for step in range(STEPS)]
+        found[name], found[f"{name} sums"] = map(list, zip(*steps, strict=True))
         found[f"{name} keys"] = sent_keys(chosen, rank)
         found[f"{name} kind"] = type(chosen).__name__
     torch.save(found, f"{folder}/{rank}.pt")
@@ -61,6 +63,13 @@ def swapped(chosen: Exchange, rank: int, step: int) -> torch.Tensor:
     outgoing = chosen.outgoing("rows", (sum(num_out), 4))
     outgoing.rows.copy_(torch.arange(4 * sum(num_out)).view(-1, 4) + 1000 * rank + 100_000 * step)
     return chosen.swap(outgoing, num_out, num_in)()
+
+
+def added_up(chosen: Exchange, rank: int, step: int) -> torch.Tensor:
+    """The sum over the ranks of what each of them has in this step."""
+    wait = chosen.add_up(torch.arange(5.0) + 10 * rank + step)
+    time.sleep(0.01 * ((rank + step) % NUM_RANKS))
+    return wait()
 
 
 def sent_keys(chosen: Exchange, rank: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

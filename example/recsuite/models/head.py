@@ -17,6 +17,7 @@ from recsuite.models.layers import NumberLayers, means, repeated, scaled
 from recsuite.models.lists import DistinctRows, Links, held_by_prior, shared_sums, sums_over_roots
 from recsuite.models.prior import GROUPS, Prior, first_number
 from recsuite.models.recency import Members
+from recsuite.models.sides import Bag, SharedRows, side_sums
 
 # What rows of lists count, where labels are predicted: in a step a sum over a list goes many times as far.
 LIST_SCALE = 0.2
@@ -103,12 +104,16 @@ class Head(nn.Module):
         float32 [B, numbers], NaN where there is none; links: of the batch, without which each event has lists
         of its own, and is in none of them.
         """
+        if isinstance(looked_up, SharedRows):
+            return self._with_numbers(self._shared_users(looked_up, members), numbers, USER)
         return self._vectors(self._user_parts(looked_up, members, links), numbers, USER)
 
     def item_vectors(
         self, looked_up: Mapping[str, LookedUp], numbers: torch.Tensor, links: Links | None = None
     ) -> torch.Tensor:
         """The items of B events, float32 [B, D]; takes what `user_vectors` takes."""
+        if isinstance(looked_up, SharedRows):
+            return self._with_numbers(self._shared_items(looked_up), numbers, ITEM)
         return self._vectors(self._item_parts(looked_up, links), numbers, ITEM)
 
     def predict_with_directions(
@@ -145,11 +150,36 @@ class Head(nn.Module):
         """How much each row of the histories counts in their sum, where there is an audience too, float32."""
         return torch.ones_like(labels)
 
+    def _shared_users(self, looked_up: SharedRows, members: Members) -> torch.Tensor:
+        """The sums of users' rows, float32 [B, D]. Those of items are made with them, and kept."""
+        users = self._bags(USER)
+        has_bag = HISTORY in self.lists and not self.takes_ages
+        if has_bag:
+            users.append(Bag(HISTORY, self.history_weights(looked_up[HISTORY], members.labels)))
+        of_users, of_items = side_sums(looked_up, (users, self._bags(ITEM)))
+        if HISTORY in self.lists and not has_bag:
+            # Weights that are learned need a gradient, which bags have none of.
+            of_users = of_users + self.history_vectors(looked_up[HISTORY], members)
+        looked_up.of_items = scaled(of_items, self.row_scale)
+        return scaled(of_users, self.row_scale)
+
+    def _shared_items(self, looked_up: SharedRows) -> torch.Tensor:
+        """The sums of items' rows, float32 [B, D]."""
+        if looked_up.of_items is not None:
+            return looked_up.of_items
+        (of_items,) = side_sums(looked_up, (self._bags(ITEM),))
+        return scaled(of_items, self.row_scale)
+
+    def _bags(self, side: str) -> list[Bag]:
+        return [Bag(feature.name) for feature in self.features if feature.entity in SIDES[side]]
+
     def _vectors(self, parts: Mapping[str, torch.Tensor], numbers: torch.Tensor, side: str) -> torch.Tensor:
         """The vectors of one side, float32 [B, D], from what each of its features adds."""
         first, *others = parts.values()
         # The sum instead of the rows: it is the same, and there are fewer of them.
-        vectors = scaled(sum(others, start=first), self.row_scale)
+        return self._with_numbers(scaled(sum(others, start=first), self.row_scale), numbers, side)
+
+    def _with_numbers(self, vectors: torch.Tensor, numbers: torch.Tensor, side: str) -> torch.Tensor:
         # After the scale, which is that of rows alone.
         return vectors + self.numbers[side](numbers) if side in self.numbers else vectors
 

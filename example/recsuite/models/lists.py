@@ -40,14 +40,16 @@ def sums_over_roots(found: DistinctRows, weights: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class DistinctRows:
-    """The rows of one list for B events, each only once, in the place of `head.LookedUp`.
+    """The rows of one feature for B events, each only once, in the place of `head.LookedUp`.
 
-    rows: float32 [R, D]; places: of each value its row, int64 [V]; counts: values of each event, int [B].
+    rows: float32 [R, D], also those of other features; places: of each value its row, int64 [V]; counts:
+    values of each event, int32 [B]; is_single: whether each event has one.
     """
 
     rows: torch.Tensor
     places: torch.Tensor
     counts: torch.Tensor
+    is_single: bool = False
 
     def values(self) -> torch.Tensor:
         """A row for each value, float32 [V, D]."""
@@ -56,6 +58,21 @@ class DistinctRows:
     def lengths(self) -> torch.Tensor:
         """How many of them are each event's, [B]."""
         return self.counts
+
+    def events(self) -> torch.Tensor:
+        """The event of each value, int32 [V], a new tensor."""
+        if self.is_single:
+            return torch.arange(len(self.places), dtype=torch.int32, device=self.places.device)
+        return torch.repeat_interleave(self.counts.to(torch.int32), output_size=len(self.places))
+
+    def offsets(self) -> torch.Tensor:
+        """Where the values of each event begin, [B], of the type of `places`."""
+        lengths = self.counts.to(self.places.dtype)
+        return lengths.cumsum(0, dtype=lengths.dtype) - lengths
+
+    def shares(self) -> torch.Tensor:
+        """One over the number of values of each event, float32 [B]."""
+        return self.counts.clamp(min=1).to(torch.float32).reciprocal()
 
 
 def shared_sums(

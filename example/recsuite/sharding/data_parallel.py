@@ -8,7 +8,7 @@ order is that of the parameters, from the first step on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from torch.autograd import Variable
 from torchrec.distributed.model_parallel import DataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from recsuite.sharding.cpu.cpu_tables import CpuTables
+from recsuite.sharding.cpu.exchange import Exchange
 
 # A bucket goes out while the backward continues; as many bytes as DistributedDataParallel takes.
 BYTES_OF_A_BUCKET = 25 * 2**20
@@ -38,18 +41,26 @@ class FixedBuckets(DataParallelWrapper):
         with torch.no_grad():
             for value in (*dense, *model.buffers()):
                 dist.broadcast(value.data, 0, env.process_group)
-        GradientMean(dense, env.process_group).attach()
+        buckets = buckets_of(dense, BYTES_OF_A_BUCKET)
+        GradientMean(buckets, _exchange_of(model, len(buckets), env.process_group)).attach()
+
+
+def _exchange_of(model: nn.Module, num_buckets: int, group: Any) -> Exchange:
+    """That of the tables on the CPU, which ranks of one machine make in memory; elsewhere torch's own."""
+    found = [module.exchange for module in model.modules() if isinstance(module, CpuTables)]
+    # A step has one slot there. A second message would take that of a step which others may still read.
+    return found[0] if found and num_buckets == 1 else Exchange(group)
 
 
 class GradientMean:
-    """Replaces the gradients of a backward by their means over a group, in buckets that never change."""
+    """Replaces the gradients of a backward by their means over all ranks, in buckets that never change."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: Any) -> None:
-        self.group = group
-        self.buckets = buckets_of(parameters, BYTES_OF_A_BUCKET)
+    def __init__(self, buckets: list[list[nn.Parameter]], exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.buckets = buckets
         # Of the backward that runs: which gradients are there, and the buckets that are on their way.
         self.arrived: set[torch.Tensor] = set()
-        self.sent: list[tuple[torch.Tensor, Any]] = []
+        self.sent: list[Callable[[], torch.Tensor]] = []
 
     def attach(self) -> None:
         """Take part in every backward from now on."""
@@ -74,17 +85,16 @@ class GradientMean:
         ]
         # One message for many small tensors, each of which would cost a message of its own. Divided before
         # the sum, as in DistributedDataParallel.
-        flat = torch.cat([gradient.flatten() for gradient in gradients]).div_(dist.get_world_size(self.group))
+        flat = torch.cat([gradient.flatten() for gradient in gradients]).div_(self.exchange.world_size)
         # Not waited for: it travels while the backward computes the gradients of the layers before.
-        self.sent.append((flat, dist.all_reduce(flat, group=self.group, async_op=True)))
+        self.sent.append(self.exchange.add_up(flat))
 
     def _finish(self) -> None:
         """Send what waits for a gradient that this model has none of, and take the means."""
         while len(self.sent) < len(self.buckets):
             self._send()
-        for bucket, (flat, work) in zip(self.buckets, self.sent, strict=True):
-            work.wait()
-            means = flat.split([parameter.numel() for parameter in bucket])
+        for bucket, wait in zip(self.buckets, self.sent, strict=True):
+            means = wait().split([parameter.numel() for parameter in bucket])
             for parameter, mean in zip(bucket, means, strict=True):
                 # Without one, as on a single rank, it is not to learn.
                 if parameter.grad is not None:

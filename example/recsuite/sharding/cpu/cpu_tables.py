@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
-from torchrec.distributed.types import LazyAwaitable, LazyNoWait, ParameterSharding, ShardingEnv
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recsuite.datasets.schema import AUDIENCE, LISTS
 from recsuite.models.lists import DistinctRows
+from recsuite.models.sides import SharedRows
 from recsuite.runtime.ranges import named
 from recsuite.sharding.cpu.groups import DynamicPart, TableGroup
 from recsuite.sharding.cpu.lookup import LookupRequest, TableLayout, learn
@@ -107,7 +108,7 @@ class CpuTables(ShardedEmbeddingCollection):
             # two.
             return KJTListSplitsAwaitable([CountsExchange(self.layout, self.exchange, features)], ctx)
 
-    def compute_and_output_dist(self, ctx: Any, input: Any) -> LazyAwaitable[dict[str, JaggedTensor]]:
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
         """The rows of features; in the backward the tables learn. Collective: every rank."""
         (request,) = input
         if request.generation != self.layout.generation:
@@ -123,7 +124,7 @@ class CpuTables(ShardedEmbeddingCollection):
         names = request.features.keys()
         lengths = dict(zip(names, request.features.lengths().view(len(names), -1), strict=True))
         *rows, distinct = Rows.apply(self.anchor, self, request)
-        shared = shared_lists(names)
+        shared = shared_in(names)
         expanded = [name for name in names if name not in shared]
         found: dict[str, Any] = {
             name: JaggedTensor(values=values, lengths=lengths[name])
@@ -131,9 +132,12 @@ class CpuTables(ShardedEmbeddingCollection):
         }
         for name, places in zip(names, request.inverse_of_features(), strict=True):
             if name in shared:
-                found[name] = DistinctRows(distinct, places, lengths[name])
-        # TorchRec expects something to wait for. Nothing is left of it: the exchange has ended above.
-        return LazyNoWait({name: found[name] for name in names})
+                is_single = len(places) == len(lengths[name]) and bool((lengths[name] == 1).all())
+                found[name] = DistinctRows(distinct, places, lengths[name], is_single)
+        # Where TorchRec has something to wait for: nothing is left of it, as the exchange has ended above.
+        if expanded:
+            return {name: found[name] for name in names}
+        return SharedRows(found, distinct, *request.in_order_of_rows())
 
     def _track(self, request: LookupRequest) -> None:
         """Tell TorchRec's tracker, from which deltas are made, which rows of this rank are looked up."""
@@ -163,20 +167,21 @@ def _kernel_of(lookup: Any, tables: tuple[tuple[str, int], ...]) -> Any:
     return lookup._emb_modules[0].emb_module if names else None
 
 
-def shared_lists(names: Sequence[str]) -> tuple[str, ...]:
+def shared_in(names: Sequence[str]) -> Sequence[str]:
     """Those of the features whose rows are added up as they are: a copy for each value would cost more."""
-    return LISTS if AUDIENCE in names else ()
+    # With an audience the rows of other features have a prior, whose gradient each event has for itself.
+    return LISTS if AUDIENCE in names else names
 
 
 def expanded_in(request: LookupRequest) -> list[torch.Tensor]:
     """The part of `LookupRequest.inverse` of each other feature."""
     names = request.features.keys()
     parts = zip(names, request.inverse_of_features(), strict=True)
-    return [part for name, part in parts if name not in shared_lists(names)]
+    return [part for name, part in parts if name not in shared_in(names)]
 
 
 class Rows(torch.autograd.Function):
-    """The rows of features that are no shared lists, each float32 [its ids, D], and for those that are all
+    """The rows of features that are not shared, each float32 [its ids, D], and for those that are all
     distinct ones, float32 [distinct, D]; the backward is the step of the tables.
     """
 
@@ -199,7 +204,7 @@ class Rows(torch.autograd.Function):
             if tables.layout.dynamic:
                 take_unknown(request, found)
             # Where nobody takes the distinct ones, they are nothing, and so is their gradient.
-            shared = found if shared_lists(request.features.keys()) else found[:0]
+            shared = found if shared_in(request.features.keys()) else found[:0]
             return *(found.index_select(0, inverse) for inverse in expanded_in(request)), shared
 
     @staticmethod

@@ -77,6 +77,19 @@ class Exchange:
 
         return wait
 
+    def add_up(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Add a tensor, float32 [n], up over the ranks; returns a function that waits for the sum, which is
+        the same on every rank to the last bit. Collective.
+        """
+        # gloo adds up where it lies.
+        work = dist.all_reduce(numbers, group=self.group, async_op=True)
+
+        def wait() -> torch.Tensor:
+            work.wait()
+            return numbers
+
+        return wait
+
 
 class KeyTransfer:
     """The keys that ranks send each other in one step; this class is for a single rank, which has them."""

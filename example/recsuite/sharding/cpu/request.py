@@ -11,7 +11,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recsuite.ids import UNKNOWN_ID
 from recsuite.runtime.ranges import named
 from recsuite.sharding.cpu.exchange import Exchange
-from recsuite.sharding.cpu.lookup import LookupRequest, TableLayout
+from recsuite.sharding.cpu.lookup import LookupRequest, TableLayout, sorted_distinct
 from recsuite.sharding.dynamic.placement import Placement
 
 
@@ -55,6 +55,7 @@ class KeysExchange(Awaitable[LookupRequest]):
             torch.empty(0),
             self.layout.generation,
             is_resolved=not self.layout.dynamic,
+            by_rows=wanted.by_rows,
         )
 
     def _wait_impl(self) -> LookupRequest:
@@ -70,13 +71,14 @@ class KeysExchange(Awaitable[LookupRequest]):
 class Wanted(NamedTuple):
     """What this rank wants: keys and ids, int64 [n], rank after rank and there part after part; inverse: the
     index among them of each id of the batch; sent: how many are of each rank and part, int64 [ranks, parts];
-    unknowns: the index of the unknown id of each part, 0 for static ones.
+    unknowns: the index of the unknown id of each part, 0 for static ones; by_rows: as in `LookupRequest`.
     """
 
     keys: torch.Tensor
     inverse: torch.Tensor
     sent: torch.Tensor
     unknowns: list[int]
+    by_rows: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
@@ -84,18 +86,22 @@ def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
     values = features.values().split(features.length_per_key())
     # Distinct: a row travels once for all its ids. Sorted as well, so the keys of one rank, and in it
     # of one table group, are neighbours, and two boundaries say which they are.
-    keys, inverse = distinct(layout.keys_of(features.keys(), values), layout.num_keys)
-    return Wanted(keys, inverse, _counts_of_groups(layout, keys), [0] * len(layout.groups))
+    keys = layout.keys_of(features.keys(), values)
+    nothing = [0] * len(layout.groups)
+    if layout.num_keys <= len(keys):
+        found, inverse = marked_distinct(keys, layout.num_keys)
+        return Wanted(found, inverse, _counts_of_groups(layout, found), nothing)
+    by_key = sorted_distinct(keys, layout.key_dtype)
+    sent = _counts_of_groups(layout, by_key.keys)
+    return Wanted(by_key.keys, by_key.inverse, sent, nothing, (by_key.order, by_key.starts))
 
 
-def distinct(keys: torch.Tensor, num_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distinct keys, ascending, and of each key the index among them, as torch.unique gives them.
+def marked_distinct(keys: torch.Tensor, num_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distinct ones of some keys, and the inverse, as torch.unique gives them.
 
-    num_keys: above all of them.
+    num_keys: above all of them. Of few keys that come often, as in lists, marks are counted in a fifth of the
+    time that sorting takes.
     """
-    # Of few keys that come often, as in lists, marks are counted in a fifth of the time that sorting takes.
-    if num_keys > len(keys):
-        return torch.unique(keys, return_inverse=True)
     is_there = torch.zeros(num_keys, dtype=torch.int64).index_fill_(0, keys, 1)
     return is_there.nonzero().view(-1), (is_there.cumsum(0) - 1).index_select(0, keys)
 

@@ -1,7 +1,7 @@
 """The memory through which the ranks of one machine exchange rows: a buffer per rank, mapped by all of them.
 
     buffer = one sparse file           written by its rank alone, read by the others
-      channel = one kind of message    "counts", "keys", "rows", "gradients"
+      channel = one kind of message    "counts", "keys", "rows", "gradients", "dense"
         slot 0 | slot 1 | slot 2       used in rotation, one for each step
           data ... | header            the header is written last: it publishes the data
 
@@ -22,7 +22,7 @@ import torch
 
 from recsuite.runtime.collectives import all_gather_object
 
-CHANNELS = ("counts", "keys", "rows", "gradients")
+CHANNELS = ("counts", "keys", "rows", "gradients", "dense")
 # Three, because a rank writes keys while another one may still read those of the two steps before: TorchRec's
 # pipeline asks so far ahead. No lock is needed. When a rank comes back to a slot, all ranks have since taken
 # part in an exchange that they begin only after they have read what lay there.

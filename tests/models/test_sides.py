@@ -1,0 +1,92 @@
+"""Users and items summed over the distinct rows of a batch: as if each value had a copy of its row."""
+
+from __future__ import annotations
+
+import torch
+
+from recsuite.models.layers import means
+from recsuite.models.lists import DistinctRows
+from recsuite.models.sides import Bag, SharedRows, side_sums
+
+DIM, NUM_EVENTS = 3, 4
+# Of a user, of an item, of a list of the item's and of a list of the user's: rows that events share, rows
+# that come twice in one list, and a list that is empty.
+PLACES = {
+    "user": [0, 1, 0, 2],
+    "movie": [3, 4, 4, 4],
+    "genres": [5, 6, 5, 5, 6, 5],
+    "history": [7, 7, 8, 9, 8],
+}
+COUNTS = {"user": [1] * 4, "movie": [1] * 4, "genres": [2, 1, 2, 1], "history": [3, 0, 1, 1]}
+WEIGHTS = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0], dtype=torch.float64)
+SIDES = ((Bag("user"), Bag("history", WEIGHTS)), (Bag("movie"), Bag("genres")))
+
+
+def rows() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(10, DIM, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def shared(of: torch.Tensor) -> SharedRows:
+    """What the tables give for the four events."""
+    found = {
+        name: DistinctRows(
+            of, torch.tensor(places), torch.tensor(COUNTS[name], dtype=torch.int32), COUNTS[name] == [1] * 4
+        )
+        for name, places in PLACES.items()
+    }
+    values = torch.cat([each.places for each in found.values()])
+    counts = values.bincount(minlength=len(of))
+    starts = (counts.cumsum(0) - counts).to(torch.int32)
+    return SharedRows(found, of, values.argsort(stable=True).to(torch.int32), starts)
+
+
+def one_by_one(of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same with a copy of its row for each value."""
+    found = {name: of[torch.tensor(places)] for name, places in PLACES.items()}
+    counts = {name: torch.tensor(numbers) for name, numbers in COUNTS.items()}
+    ones = torch.ones(len(PLACES["genres"]), dtype=torch.float64)
+    return (
+        found["user"] + means(found["history"], WEIGHTS, counts["history"]),
+        found["movie"] + means(found["genres"], ones, counts["genres"]),
+    )
+
+
+def test_sums_are_those_of_rows_that_are_copied_for_each_value() -> None:
+    for sums, wanted in zip(side_sums(shared(rows()), SIDES), one_by_one(rows()), strict=True):
+        torch.testing.assert_close(sums, wanted)
+
+
+def test_gradients_are_those_of_rows_that_are_copied_for_each_value() -> None:
+    generator = torch.Generator().manual_seed(1)
+    given = [torch.randn(NUM_EVENTS, DIM, generator=generator, dtype=torch.float64) for _ in SIDES]
+    found, wanted = rows(), rows()
+    torch.autograd.backward(side_sums(shared(found), SIDES), given)
+    torch.autograd.backward(one_by_one(wanted), given)
+    torch.testing.assert_close(found.grad, wanted.grad)
+    assert torch.autograd.gradcheck(lambda of: side_sums(shared(of), SIDES), rows())
+
+
+def test_a_feature_that_is_on_no_side_gets_no_gradient() -> None:
+    found = rows()
+    (of_items,) = side_sums(shared(found), (SIDES[1],))
+    of_items.sum().backward()
+    assert found.grad is not None
+    assert not found.grad[[0, 1, 2, 7, 8, 9]].any()
+    assert found.grad[3:7].all()
+
+
+def test_nothing_of_a_step_stays_when_it_is_done() -> None:
+    import gc
+    import weakref
+
+    gc.disable()
+    try:
+        found = shared(rows())
+        of_users, found.of_items = side_sums(found, SIDES)
+        gone = weakref.ref(found)
+        del found, of_users
+        # Not found by Python's search for circles, which comes much later, but at once.
+        assert gone() is None
+    finally:
+        gc.enable()
