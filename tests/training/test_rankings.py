@@ -196,6 +196,10 @@ def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_fla
     assert again.split("|")[2:4] == last.split("|")[2:4]
     resumed = succeeded(torchrun(3, EXAMPLE, "--inc_dump", "--resume", "--epochs", 3, *data))
     assert "learns best with these" not in resumed
+    # A base with its deltas, as a server reads them.
+    served = ServedModel.open(tmp_path / "dumps", "latest")
+    assert served.snapshot.manifest.link is not None
+    assert served.snapshot.head.takes_ages
 
 
 def test_ids_without_a_vocabulary_are_ranked_by_learned_weights_too(
