@@ -151,8 +151,8 @@ def links_of(
     for place, found in enumerate(lists):
         number = len(found.sources)
         sources[place, :number], sources[place, number:] = found.sources, range(number, batch_size)
-        # A sample counts as the whole list would if it had no more members: scaled up to stand for a list that
-        # is many times as long, its noise would be as many times that of a list, and training diverges.
+        # A sample counts as the whole list would if it had no more members: scaled up to stand for a list
+        # that is many times as long, its noise would be as many times that of a list, and training diverges.
         of_sums = np.where(found.left > 0, 1 / np.sqrt(np.maximum(found.left, 1)), 0)
         scales[place, :number], scales[place, number:] = of_sums, 0
         own[place, :number], own[place, number:] = found.own, 0
