@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from figures import bar, ratio, shown_ratio, table
-from train_bounds import bound_lines
+from train_bounds import MEMORY, PRODUCTS, bound_lines
 
 HERE_2, HERE_1 = "here, 2 processes", "here, 1 process"
 DDP = "plain, DDP, 2 processes"
@@ -67,7 +67,7 @@ def render(result: dict[str, Any]) -> str:
             columns = [(size, name) for size in sizes for name in (HERE_1, HERE_2)]
             of_parts = [f"{_rows(size)}, {name.removeprefix('here, ')}" for size, name in columns]
             blocks.append(_table("milliseconds of a step", of_parts, _part_lines(sizes)))
-        if sizes[0]["machine"]:
+        if {MEMORY, PRODUCTS} <= sizes[0]["machine"].keys():
             bounds = bound_lines(sizes, model["batch"], HERE_2)
             blocks.append(_table("what a step of two processes has to do", titles, bounds))
         blocks.append(_explanation(result, model))
@@ -133,12 +133,12 @@ def _explanation(result: dict[str, Any], model: dict[str, Any]) -> str:
     if result["device"]["kind"] == "cuda":
         shares = [_bandwidth_share(result, model, size) for size in model["sizes"]]
         shown = ", ".join(f"{100 * share:.1f} %" for share in shares)
-        sentence += f" Rows that a step reads and writes take {shown} of the memory bandwidth of the devices."
+        sentence += f" What a step has to move takes {shown} of the memory bandwidth of the devices."
     return sentence
 
 
 def _bandwidth_share(result: dict[str, Any], model: dict[str, Any], size: dict[str, Any]) -> float:
-    """Bytes of rows that two ranks move in a second, of what the memory of their devices could."""
+    """Bytes that two ranks have to move in a second, of what the memory of their devices could."""
     a_rank = size["work"]["bytes"] / model["batch"]
     moved = median(size["rates"][HERE_2]) * a_rank
     return float(moved / (2 * result["device"]["bytes a second"]))

@@ -13,7 +13,7 @@ from recsuite.config.sections.model import NUM_GAPS
 def gaps_of(seconds: np.ndarray) -> np.ndarray:
     """The bucket of each gap, int32 [n]: of 0 seconds 0, of 1 and 2 it is 1, of 3 to 6 it is 2, and so on.
 
-    seconds: whole numbers, int64 [n]; below 0 they count as 0.
+    seconds: whole numbers of any type, [n]; below 0 they count as 0.
     """
     # The exponent of 1 + s in binary, which is exact, unlike a logarithm.
     exponents = np.frexp(1.0 + np.maximum(seconds, 0))[1] - 1

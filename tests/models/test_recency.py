@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
+from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
+from recsuite.models.heads import TwoTower
 from recsuite.models.recency import Members, Recency
 
 DIM, LENGTHS, NUM_PLACES = 6, [3, 0, 1, 5], 4
@@ -83,3 +86,28 @@ def test_a_batch_without_histories_has_vectors_of_nothing(recency: Recency) -> N
     none = Members(torch.zeros(0), *[torch.zeros(0, dtype=torch.int32)] * 2)
     found = recency(torch.zeros(0, DIM), torch.zeros(2, dtype=torch.int32), none)
     assert found.tolist() == [[0] * DIM] * 2
+
+
+def test_the_gradient_of_the_weights_is_that_of_rows_as_they_are_scaled(rows: torch.Tensor) -> None:
+    features = [
+        Feature("user", USER, "user"),
+        Feature("movie", ITEM, "movie"),
+        Feature(HISTORY, HISTORY, "movie", multi=True),
+    ]
+    head = TwoTower(features, DIM, (), NUM_PLACES).double()
+    head.row_scale.fill_(0.5)
+    assert head.recency is not None
+    ones = torch.ones(len(LENGTHS), dtype=torch.int32)
+    looked_up = {
+        "user": JaggedTensor(torch.ones(len(LENGTHS), DIM, dtype=torch.float64), lengths=ones),
+        "movie": JaggedTensor(torch.ones(len(LENGTHS), DIM, dtype=torch.float64), lengths=ones),
+        HISTORY: JaggedTensor(rows.detach().double(), lengths=torch.tensor(LENGTHS)),
+    }
+
+    def total(gaps: torch.Tensor) -> torch.Tensor:
+        parameters = {"recency.gaps": gaps}
+        given = (looked_up, members(), torch.zeros(len(LENGTHS), 0))
+        vectors: torch.Tensor = torch.func.functional_call(head, parameters, given)
+        return vectors.square().sum()
+
+    assert torch.autograd.gradcheck(total, head.recency.gaps.detach().clone().requires_grad_())

@@ -91,10 +91,12 @@ def train_learned_weights(columns: Any, config: Config, context: RuntimeContext)
     flags = {"history_weights": "learned", "mlp_dims": (), "batch_size": 480 // context.world_size}
     config = config.replaced(task="ranking", epochs=2, **flags)
     found: dict[str, Any] = {}
-    for pipeline in ("plain", "sparse_dist"):
-        losses, metrics, sums = train_all(columns, config.replaced(pipeline=pipeline), context)
-        found[pipeline] = {"losses": losses, "metrics": metrics, "sums": sums}
-    model.COMPETITORS = competitors
+    try:
+        for pipeline in ("plain", "sparse_dist"):
+            losses, metrics, sums = train_all(columns, config.replaced(pipeline=pipeline), context)
+            found[pipeline] = {"losses": losses, "metrics": metrics, "sums": sums}
+    finally:
+        model.COMPETITORS = competitors
     return found
 
 

@@ -90,7 +90,7 @@ class Head(nn.Module):
 
     @property
     def takes_ages(self) -> bool:
-        """Whether the items of a history count by how long ago they were."""
+        """Whether items of a history count by how long ago they were; such a head adds histories itself."""
         return False
 
     def user_vectors(
@@ -137,11 +137,6 @@ class Head(nn.Module):
             directions.append(torch.func.jvp(self.score_pairs, (user, item), of_group)[1])
         return self.score_pairs(user, item), torch.stack(directions)
 
-    def history_vectors(self, history: LookedUp, members: Members) -> torch.Tensor:
-        """What histories add to their users, float32 [B, D], divided by `row_scale`."""
-        weights = self.history_weights(history, members.labels)
-        return means(history.values(), weights, history.lengths())
-
     def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
         """How much each row of the histories counts in their mean, float32 [their number]."""
         raise NotImplementedError
@@ -153,13 +148,9 @@ class Head(nn.Module):
     def _shared_users(self, looked_up: SharedRows, members: Members) -> torch.Tensor:
         """The sums of users' rows, float32 [B, D]. Those of items are made with them, and kept."""
         users = self._bags(USER)
-        has_bag = HISTORY in self.lists and not self.takes_ages
-        if has_bag:
+        if HISTORY in self.lists and not self.takes_ages:
             users.append(Bag(HISTORY, self.history_weights(looked_up[HISTORY], members.labels)))
         of_users, of_items = side_sums(looked_up, (users, self._bags(ITEM)))
-        if HISTORY in self.lists and not has_bag:
-            # Weights that are learned need a gradient, which bags have none of.
-            of_users = of_users + self.history_vectors(looked_up[HISTORY], members)
         looked_up.of_items = scaled(of_items, self.row_scale)
         return scaled(of_users, self.row_scale)
 
@@ -200,8 +191,10 @@ class Head(nn.Module):
         if self.is_two_sided and HISTORY in self.lists:
             liking = self.liking(members.labels)
             parts[HISTORY] = self._list_sums(HISTORY, looked_up[HISTORY], liking, links)
-        elif HISTORY in self.lists:
-            parts[HISTORY] = self.history_vectors(looked_up[HISTORY], members)
+        elif HISTORY in self.lists and not self.takes_ages:
+            history = looked_up[HISTORY]
+            weights = self.history_weights(history, members.labels)
+            parts[HISTORY] = means(history.values(), weights, history.lengths())
         return parts
 
     def _item_parts(self, looked_up: Mapping[str, LookedUp], links: Links | None) -> dict[str, torch.Tensor]:

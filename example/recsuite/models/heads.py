@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from recsuite.datasets.schema import Feature
+from recsuite.datasets.schema import HISTORY, Feature
 from recsuite.models.head import Head, LookedUp
-from recsuite.models.layers import make_mlp, repeated
+from recsuite.models.layers import make_mlp, repeated, scaled
 from recsuite.models.lists import Links
 from recsuite.models.recency import Members, Recency
 
@@ -201,7 +201,13 @@ class TwoTower(Head):
         links: Links | None = None,
     ) -> torch.Tensor:
         """See `Head`."""
-        factors = SCALE * super().user_vectors(looked_up, members, numbers, links)[:, 1:]
+        vectors = super().user_vectors(looked_up, members, numbers, links)
+        if self.recency is not None:
+            history = looked_up[HISTORY]
+            # After the scale and not before: the weights are learned too, and their gradient has it.
+            rows = scaled(history.values(), self.row_scale)
+            vectors = vectors + self.recency(rows, history.lengths(), members)
+        factors = SCALE * vectors[:, 1:]
         if len(self.tower):
             factors = factors + self.tower(factors)
         # The bias of an item counts once.
@@ -218,17 +224,11 @@ class TwoTower(Head):
         """See `Head`."""
         return self.recency is not None
 
-    def history_vectors(self, history: LookedUp, members: Members) -> torch.Tensor:
-        """See `Head`."""
-        if self.recency is None:
-            return super().history_vectors(history, members)
-        return self.recency(history.values(), history.lengths(), members)
-
     def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
         """See `Head`."""
         lengths = history.lengths().to(torch.int64)
         # The mean, times the root of the length, is the sum over the root.
-        return repeated(lengths.to(torch.float32).sqrt(), lengths, len(history.values()))
+        return repeated(lengths.to(torch.float32).sqrt(), lengths, len(labels))
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Scores, see `Head`."""

@@ -18,7 +18,7 @@ LINKS, BUILD_BREADTH, SEARCH_BREADTH = 32, 200, 256
 
 
 class Scorer(Protocol):
-    """What gives users and items scores by their vectors; every `heads.Head` is one."""
+    """What gives users and items scores by their vectors; every `head.Head` is one."""
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """float32 [B], of vectors [B, D] both."""

@@ -62,7 +62,8 @@ def use_large_pages() -> None:
 def spin_briefly() -> None:
     """Have torch's threads wait for each other asleep, after microseconds instead of milliseconds awake.
 
-    What is awake keeps a core from the thread that brings what another rank has sent. GNU's OpenMP, which
+    What is awake keeps a core from the thread that brings what another rank has sent, and from other programs
+    of a busy machine, for which a step of two threads then waits again and again. GNU's OpenMP, which
     torch brings along on Linux, reads the variable when it is loaded, so this comes before torch is imported.
     """
     if "OMP_WAIT_POLICY" not in os.environ:

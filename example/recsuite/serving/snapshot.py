@@ -36,7 +36,7 @@ EVERYTHING = (*ENTITIES, EVENT, *LISTS)
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one feature for B ratings, see `heads.LookedUp`."""
+    """The rows of one feature for B ratings, see `head.LookedUp`."""
 
     found: torch.Tensor
     counts: torch.Tensor

@@ -133,7 +133,7 @@ class TrainableModel(nn.Module):
 
     @property
     def row_scale(self) -> torch.Tensor:
-        """What the rows are of what the tables hold, float32 []; see `heads.Head`."""
+        """What the rows are of what the tables hold, float32 []; see `head.Head`."""
         return self.recommender.head.row_scale
 
     def forward(self, batch: ModelInput) -> LossAndOutput:

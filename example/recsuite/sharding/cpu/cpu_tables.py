@@ -134,7 +134,7 @@ class CpuTables(ShardedEmbeddingCollection):
             if name in shared:
                 is_single = len(places) == len(lengths[name]) and bool((lengths[name] == 1).all())
                 found[name] = DistinctRows(distinct, places, lengths[name], is_single)
-        # Where TorchRec has something to wait for: nothing is left of it, as the exchange has ended above.
+        # No awaitable, as TorchRec's own tables give: the exchange has ended above.
         if expanded:
             return {name: found[name] for name in names}
         return SharedRows(found, distinct, *request.in_order_of_rows())
@@ -203,9 +203,7 @@ class Rows(torch.autograd.Function):
         with named("lookup"):
             if tables.layout.dynamic:
                 take_unknown(request, found)
-            # Where nobody takes the distinct ones, they are nothing, and so is their gradient.
-            shared = found if shared_in(request.features.keys()) else found[:0]
-            return *(found.index_select(0, inverse) for inverse in expanded_in(request)), shared
+            return *(found.index_select(0, inverse) for inverse in expanded_in(request)), found
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:
@@ -215,10 +213,7 @@ class Rows(torch.autograd.Function):
         *of_features, of_distinct = gradients
         # The slot still holds an earlier step. Adding up here, before the exchange, sends as many rows as
         # came.
-        if len(of_distinct):
-            sums.rows.copy_(of_distinct)
-        else:
-            sums.rows.zero_()
+        sums.rows.copy_(of_distinct)
         for inverse, gradient in zip(expanded_in(request), of_features, strict=True):
             sums.rows.index_add_(0, inverse, gradient)
         with named("output exchange"):

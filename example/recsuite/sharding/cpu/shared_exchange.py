@@ -86,8 +86,6 @@ class SharedExchange(Exchange):
 
     def add_up(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
         """As in `Exchange`."""
-        if len(self.buffers) < self.world_size:
-            return super().add_up(numbers)
         mine = self.outgoing("dense", numbers.shape)
         mine.rows.copy_(numbers)
         # Every rank takes all that the others have, from the first number on.
@@ -168,6 +166,11 @@ class MixedExchange(SharedExchange):
     def send_keys(self, keys: Outgoing, header: torch.Tensor) -> KeyTransfer:
         """As in `Exchange`."""
         return KeyMessages(self, keys, header)
+
+    def add_up(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """As in `Exchange`."""
+        # Also by a rank that has mapped all others: all ranks have to take part in the same collective.
+        return Exchange.add_up(self, numbers)
 
     def swap(
         self, outgoing: Outgoing, num_out: list[int], num_in: list[int], starts: list[int] | None = None

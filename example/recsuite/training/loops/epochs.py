@@ -102,7 +102,8 @@ class EpochLoop(Loop):
             return self.evaluator.validate(self.train_state.model, self.progress.epoch - 1)
 
     def _learn_spreads(self) -> None:
-        """Learn of the validation how far from zero rows lie, where they are held."""
+        """Learn from the validation events how far from zero held rows lie."""
+        # After the last epoch too: a checkpoint of it may be resumed for more.
         is_warm = self.progress.epoch >= WARM_UP * self.config.training.epochs
         if self.train_state.head.prior is not None and is_warm and self.columns.num_validation:
             with self.phase("evaluation"):

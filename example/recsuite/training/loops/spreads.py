@@ -63,4 +63,4 @@ def describe_spreads(head: Head) -> str:
     times = (
         f"{group} {math.exp(spread):.2f}" for group, spread in zip(GROUPS, head.spreads.tolist(), strict=True)
     )
-    return f"how far from zero the prior has rows, of what was said before the training: {', '.join(times)}"
+    return f"the prior lets rows lie so many times as far from zero as at first: {', '.join(times)}"
