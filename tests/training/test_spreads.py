@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ WORLDS = {
 
 
 def rmse_of(
-    folder: Path, context: RuntimeContext, times: float = 1, learns: bool = True, **flags: object
+    folder: Path, context: RuntimeContext, times: float = 1, learns: bool = True, **flags: Any
 ) -> float:
     """The test RMSE of a training with variances so many times as large as is said."""
     config = Config.of(**{**FLAGS, **flags}, data_path=str(folder))
@@ -41,16 +42,18 @@ def rmse_of(
         return train(data, config, context).test["rmse"]
 
 
-def test_what_is_learned_is_near_the_best_and_mends_a_wrong_beginning(
+def test_what_is_learned_is_better_than_what_was_said_and_near_the_best(
     context: RuntimeContext, tmp_path: Path
 ) -> None:
     number, world = WORLDS["quiet"]
-    folder, flags = tmp_path / "world", {"epochs": 10, "batch_size": 1_024}
+    folder = tmp_path / "world"
     write_synthetic(folder, number // 2, seed=0, world=world)
+    # Enough validation events to say something, and as many passes for all.
+    flags = dict[str, Any](epochs=10, batch_size=1_024, validation_fraction=0.1, patience=0)
     fixed = {times: rmse_of(folder, context, times, learns=False, **flags) for times in (1 / 4, 1, 16)}
-    assert rmse_of(folder, context, **flags) <= 1.01 * min(fixed.values())
-    # Where rows may lie four times too far from zero, validation says so.
-    assert rmse_of(folder, context, 16, **flags) < 0.98 * fixed[16]
+    found = rmse_of(folder, context, **flags)
+    assert found <= 1.01 * min(fixed.values())
+    assert found < fixed[1] - 0.001
 
 
 @pytest.mark.soak

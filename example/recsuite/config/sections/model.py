@@ -16,8 +16,6 @@ EVALUATIONS = ("predictions", "ranks", "answers")
 # Events of a batch whose items compete for each of them, where what is learned is which item is chosen: a
 # step costs this times the batch, in time and in memory. A multiple of 8.
 COMPETITORS = 256
-# The tasks in which the events of a batch compete, and whose histories may count by age.
-COMPETING = ("ranking",)
 # Whether items of a history count alike, or by weights that are learned of their place and age.
 EQUAL, LEARNED = HISTORY_WEIGHTS = ("equal", "learned")
 # Into how many buckets the time since an item of a history falls, see `recsuite.gaps`: the last one begins at
@@ -57,7 +55,7 @@ class ModelConfig(Section):
     @property
     def competitors(self) -> int:
         """How many events of a batch compete, see `COMPETITORS`; 0 where labels are predicted."""
-        return COMPETITORS if self.task in COMPETING else 0
+        return 0 if self.task in ("rating", "response") else COMPETITORS
 
     @property
     def learns_history_weights(self) -> bool:
