@@ -57,8 +57,6 @@ class Head(nn.Module):
 
     # Whether an index of vectors finds the items with the highest scores.
     scores_are_products: ClassVar[bool] = False
-    list_scale: ClassVar[float] = LIST_SCALE
-    side_scale: ClassVar[float] = SIDE_SCALE
 
     def __init__(self, features: Sequence[Feature], embedding_dim: int, ids: Sequence[str] = ()) -> None:
         super().__init__()
@@ -76,7 +74,7 @@ class Head(nn.Module):
         self.is_two_sided = AUDIENCE in self.lists
         # What the rows of a feature are multiplied by.
         self.scales = {
-            feature.name: self.side_scale if self.is_two_sided and feature.name not in ids else 1.0
+            feature.name: SIDE_SCALE if self.is_two_sided and feature.name not in ids else 1.0
             for feature in features
         }
         self.prior: Prior | None = None
@@ -130,12 +128,14 @@ class Head(nn.Module):
         user, item = (
             self._vectors(parts, numbers, side) for parts, side in zip(sides, (USER, ITEM), strict=True)
         )
-        directions = []
-        for group in range(len(GROUPS)):
-            of_group = tuple(self._vectors_of(parts, group) for parts in sides)
-            # Forward mode: one pass for the derivative of each event's prediction in this direction.
-            directions.append(torch.func.jvp(self.score_pairs, (user, item), of_group)[1])
-        return self.score_pairs(user, item), torch.stack(directions)
+        # Forward mode: one pass for the predictions, and their derivatives in the direction of a group.
+        found = [
+            torch.func.jvp(
+                self.score_pairs, (user, item), tuple(self._vectors_of(parts, group) for parts in sides)
+            )
+            for group in range(len(GROUPS))
+        ]
+        return found[0][0], torch.stack([each[1] for each in found])
 
     def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
         """How much each row of the histories counts in their mean, float32 [their number]."""
@@ -242,13 +242,13 @@ class Head(nn.Module):
         if weights is None:
             weights = found.rows.new_ones(len(found.places))
         if links is None:
-            return self.list_scale * sums_over_roots(found, weights)
+            return LIST_SCALE * sums_over_roots(found, weights)
         place = self.lists.index(name)
-        link = links.sources[place], links.scales[place] * self.list_scale, links.own[place]
+        link = links.sources[place], links.scales[place] * LIST_SCALE, links.own[place]
         strengths = None
         if self.prior is not None and found.rows.requires_grad:
             dim = found.rows.size(1)
-            strengths = self.prior.strengths(name, links.rarities, dim, self.spreads, self.list_scale)
+            strengths = self.prior.strengths(name, links.rarities, dim, self.spreads, LIST_SCALE)
             strengths = strengths * self.row_scale
         return shared_sums(found, weights, link, strengths, self.add_over_ranks)
 

@@ -164,8 +164,6 @@ class TwoTower(Head):
     """
 
     scores_are_products = True
-    list_scale = 1.0
-    side_scale = 1.0
 
     def __init__(
         self,

@@ -22,10 +22,9 @@ from recsuite.datasets.schema import LISTS
 # Rows that lie about equally far from zero: the factors of ids, and the rows of lists. What many users share
 # has so many events that no prior matters to it, and biases are alike wherever labels are.
 GROUPS = ("factors", "lists")
-# The logarithm of how many times farther a group may lie: from so little evidence as one validation event
-# gives, nothing is to follow.
+# The standard deviation of the normal prior of a spread: few validation events are to change little.
 SPREAD_STD = 0.15
-# The most by which it changes at once: a step is right near its end alone.
+# The most by which a spread changes at once: a step of Gauss and Newton is right only near its end.
 LARGEST_CHANGE = 0.35
 # Variances of a bias and of a factor of a row, and of a row in a list, where labels lie about 1 apart.
 BIAS, FACTOR = 0.25, 0.0375
@@ -81,8 +80,8 @@ def learned_spreads(
     events, float64 [G, G]; errors: of the directions with what predictions miss, float64 [G]; a direction is
     how much a prediction changes with the logarithm by which the rows of a group are multiplied.
 
-    A row of a group with the right prior is right at the size that it has, see Rendle, "Learning recommender
-    systems with adaptive regularization", 2012, for strengths that are learned from validation events.
+    Rendle, "Learning recommender systems with adaptive regularization", 2012, learns strengths from
+    validation events too, by their gradients.
     """
     precision = torch.eye(len(spreads), dtype=torch.float64) / SPREAD_STD**2
     change = torch.linalg.solve(products / noise + precision, errors / noise - precision @ spreads)

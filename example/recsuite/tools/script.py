@@ -7,6 +7,7 @@ import io
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from recsuite.config.both_sides import both_sides
 from recsuite.config.config import Config
@@ -112,7 +113,7 @@ def run_alone(config: Config, given: frozenset[str]) -> int:
     if config.monitoring.doctor:
         from recsuite.tools.doctor import diagnose
 
-        return diagnose(config.replaced(**both_sides(config, given), **rankings(config, given)))
+        return diagnose(config.replaced(**_best_known(config, given)[0]))
     # Needs none of the packages that are checked.
     if config.data.schema:
         from recsuite.datasets.tables.guessing.proposal import propose
@@ -197,14 +198,12 @@ def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
 
 
 def _with_best_known(config: Config, given: frozenset[str]) -> Config:
-    """With the flags of `both_sides` or `rankings`, which are said. Not collective.
+    """With the flags of `_best_known`, which are said. Not collective.
 
     Raises:
         UserError: when one that is given cannot be with them.
     """
-    changed, why = both_sides(config, given), f"--split {config.data.split} hides nothing that came later"
-    if not changed:
-        changed, why = rankings(config, given), f"--task {config.model.task} learns best with these"
+    changed, why = _best_known(config, given)
     if not changed:
         return config
     flags = " ".join(f"--{name} {as_given(value)}" for name, value in changed.items())
@@ -212,6 +211,14 @@ def _with_best_known(config: Config, given: frozenset[str]) -> Config:
     found = config.replaced(**changed)
     found.validate()
     return found
+
+
+def _best_known(config: Config, given: frozenset[str]) -> tuple[dict[str, Any], str]:
+    """The flags of `both_sides` or `rankings` that a configuration is to take, and the reason in words."""
+    changed = both_sides(config, given)
+    if changed:
+        return changed, f"--split {config.data.split} hides nothing that came later"
+    return rankings(config, given), f"--task {config.model.task} learns best with these"
 
 
 def _say_if_synthetic(config: DataConfig) -> None:

@@ -134,7 +134,7 @@ class CpuTables(ShardedEmbeddingCollection):
             if name in shared:
                 is_single = len(places) == len(lengths[name]) and bool((lengths[name] == 1).all())
                 found[name] = DistinctRows(distinct, places, lengths[name], is_single)
-        # No awaitable, as TorchRec's own tables give: the exchange has ended above.
+        # Not an awaitable, unlike that of TorchRec's own tables: the exchange has ended above.
         if expanded:
             return {name: found[name] for name in names}
         return SharedRows(found, distinct, *request.in_order_of_rows())

@@ -14,7 +14,8 @@ from recsuite.runtime.collectives import broadcast_from_rank0
 from recsuite.sharding.recommender import Recommender
 from recsuite.training.input_pipeline import InputPipeline
 
-# The share of the epochs before anything is learned of them: rows have to come as far first as they are let.
+# The share of the epochs after which spreads are learned. Before, rows are small because they have learned
+# little, which is no fault of the prior.
 WARM_UP = 0.2
 
 
