@@ -20,6 +20,7 @@ from recsuite.models.prior import (
     LIST_BIAS,
     LIST_FACTOR,
     SPREAD_STD,
+    Held,
     Prior,
     learned_spreads,
 )
@@ -27,12 +28,13 @@ from recsuite.models.recency import Members
 
 DIM = 3
 NO_SPREADS = torch.zeros(len(GROUPS))
+HISTORY_HELD = Held(1, bias=LIST_BIAS, factor=LIST_FACTOR)
 
 
 def test_a_held_row_comes_to_where_ridge_regression_puts_it() -> None:
     # n labels of one row: their sum over n + noise / variance.
     labels, noise = torch.tensor([1.0, 2.0, 4.0, 2.0, 1.5]), 0.8
-    prior = Prior({"user": (0, 1.0)}, noise, unit=1.0, groups={"user": 0})
+    prior = Prior({"user": Held(0)}, noise, unit=1.0, groups={"user": 0})
     rarities = torch.full((3, 5), 1 / 5)
     row = torch.zeros(1, requires_grad=True)
     for _ in range(500):
@@ -49,9 +51,9 @@ def test_a_held_row_comes_to_where_ridge_regression_puts_it() -> None:
 
 def test_strengths_follow_counts_noise_the_unit_of_labels_and_the_scale_of_rows() -> None:
     rarities = torch.tensor([[0.5, 0.1], [0.2, 0.2], [0.01, 0.01]])
-    places = {"user": (0, 1.0), "genre": (2, 7.0), "history": (1, 1.0)}
+    held = {"user": Held(0), "genre": Held(2, 7.0), "history": HISTORY_HELD}
     groups = {"user": 0, "history": 1}
-    found = Prior(places, noise=0.6, unit=2.0, groups=groups)
+    found = Prior(held, noise=0.6, unit=2.0, groups=groups)
     user = found.strengths("user", rarities, DIM, NO_SPREADS)
     torch.testing.assert_close(user[:, 0], rarities[0] * 0.6 / (BIAS * 4))
     torch.testing.assert_close(user[:, 1], rarities[0] * 0.6 / (FACTOR * 2))
@@ -65,8 +67,8 @@ def test_strengths_follow_counts_noise_the_unit_of_labels_and_the_scale_of_rows(
 
 def test_what_lies_twice_as_far_from_zero_is_held_a_quarter_as_strongly_but_for_the_bias_of_an_id() -> None:
     rarities = torch.full((3, 2), 0.5)
-    places = {"user": (0, 1.0), "genre": (2, 1.0), "history": (1, 1.0)}
-    prior = Prior(places, noise=1.0, unit=1.0, groups={"user": 0, "history": 1})
+    held = {"user": Held(0), "genre": Held(2), "history": HISTORY_HELD}
+    prior = Prior(held, noise=1.0, unit=1.0, groups={"user": 0, "history": 1})
     spreads = torch.tensor([math.log(2), math.log(3)])
     user = prior.strengths("user", rarities, DIM, spreads)
     torch.testing.assert_close(user[0], torch.tensor([1 / BIAS, 0.25 / FACTOR, 0.25 / FACTOR]) / 2)

@@ -12,7 +12,7 @@ from recsuite.checkpoint.storage.manifest import VOCABULARY
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.schema import AUDIENCE, HISTORY
+from recsuite.datasets.schema import AUDIENCE, HISTORY, USER
 from recsuite.datasets.source import locate, read
 from tests.support.states import FLAGS
 
@@ -39,6 +39,16 @@ def raw_features(columns: Columns, config: Config) -> dict[str, list[Any]]:
         for table in columns.tables
         if table.feature.entity in entities
     }
+
+
+def raw_days(columns: Columns) -> dict[str, list[str]]:
+    """The days of the users of the test ratings."""
+    places = columns.range_of("test")
+    users = columns.column("rows")["user"][places.start :]
+    names = json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())["user"]
+    days = columns.column("time")[places.start :].astype("datetime64[s]").astype("datetime64[D]")
+    rows = columns.column("user_features")["features"][users, columns.place_of(USER)]
+    return {"user_day": [f"{[None, *names][row]} {day}" for row, day in zip(rows, days, strict=True)]}
 
 
 def raw_lists(columns: Columns) -> dict[str, list[list[object]]]:

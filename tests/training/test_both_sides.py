@@ -20,7 +20,7 @@ from recsuite.training.evaluation import PredictionEvaluator
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.loops.epochs import EpochLoop
 from tests.support.launch import EXAMPLE, succeeded, torchrun
-from tests.support.raw_values import raw_features, raw_lists
+from tests.support.raw_values import raw_days, raw_features, raw_lists
 
 # As --split random takes it, but small, and with whole lists, as a served model is told them.
 SMALL = {
@@ -69,6 +69,7 @@ def test_nothing_changes_where_time_counts_or_a_flag_says_which_lists_there_are(
         (("--others", "5", "--task", "ranking"), "--others 5 is for --task rating"),
         (("--audience", "5", "--task", "response"), "--audience 5 is for --task rating"),
         (("--others", "5", "--stream"), "--others 5"),
+        (("--days", "user", "--split", "random", "--stream"), "--days user and --stream exclude each other"),
     ],
 )
 def test_lists_that_cannot_be_are_refused_in_a_sentence(flags: tuple[str, ...], sentence: str) -> None:
@@ -93,13 +94,14 @@ def test_a_served_model_scores_as_the_trained_one(
     assert torch.equal(model.snapshot.head.spreads, loop.train_state.head.spreads)
     assert loop.train_state.head.spreads.abs().min() > 0
     few = slice(0, 200)
-    told = {**raw_features(columns, config), **raw_lists(columns)}
+    told = {**raw_features(columns, config), **raw_days(columns), **raw_lists(columns)}
     values = {name: given[few] for name, given in told.items()}
     found = model.score(values)
     torch.testing.assert_close(found, torch.from_numpy(expected[few]), rtol=0, atol=2e-6)
-    # The lists say something.
-    without = {name: given for name, given in values.items() if name != AUDIENCE}
-    assert (model.score(without) - found).abs().max() > 0.01
+    # The lists and the days say something.
+    for left_out in (AUDIENCE, "user_day"):
+        without = {name: given for name, given in values.items() if name != left_out}
+        assert (model.score(without) - found).abs().max() > 0.01
 
 
 def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_flags(
@@ -108,7 +110,9 @@ def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_fla
     data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
     flags = ("--split", "random", "--embedding_dim", 4, "--lr", 0.3, "--epochs", 2, "--batch_size", 2_000)
     said = succeeded(torchrun(2, EXAMPLE, "--inc_dump", *flags, *data))
-    assert "--others 200 --weight_decay 0.0 --mlp_dims none --patience 10, as --split random" in said
+    assert (
+        "--others 200 --days user --weight_decay 0.0 --mlp_dims none --patience 10, as --split random" in said
+    )
     last = next(line for line in said.splitlines() if line.startswith("| this model, epoch"))
     loaded = succeeded(torchrun(3, EXAMPLE, "--load", *data))
     again = next(line for line in loaded.splitlines() if line.startswith("| this model, step"))

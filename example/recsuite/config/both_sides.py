@@ -12,6 +12,7 @@ from recsuite.config.config import Config
 # Chosen on the validation parts of ml-100k and ml-latest-small.
 BOTH_SIDES = {
     "others": 200,
+    "days": "user",
     "lr": 0.15,
     "weight_decay": 0.0,
     "mlp_dims": (),

@@ -182,6 +182,11 @@ class Config:
             f"--others {self.data.others} and --stream exclude each other: a stream knows what came before "
             "alone; leave one out",
         )
+        require(
+            self.data.days == "none" or not self.stream.stream,
+            f"--days {self.data.days} and --stream exclude each other: to a stream every day is a new one; "
+            "leave one out",
+        )
         decay, epochs = self.optimizer.weight_decay, self.training.epochs
         require(
             # Half, for the rate falls to zero.

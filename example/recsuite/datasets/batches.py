@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recsuite.config.config import Config
-from recsuite.datasets.batching.batch import Batch, largest_batch, to_tensors
-from recsuite.datasets.batching.features import Asked, EventFeatures, Lists
+from recsuite.datasets.batching.batch import Batch, largest_batch, num_rarities, to_tensors
+from recsuite.datasets.batching.features import FORGOTTEN_EVERY, Asked, EventFeatures, Lists
 from recsuite.datasets.batching.had import bytes_of_group, mark_had
-from recsuite.datasets.batching.lists import MEMBERS, NUM_RARITIES, Shared, links_of, with_own
+from recsuite.datasets.batching.lists import MEMBERS, Shared, links_of, with_own
 from recsuite.datasets.batching.recency import NO_AGES
 from recsuite.datasets.batching.shuffle import shuffled
 from recsuite.datasets.columns import Columns
@@ -26,9 +26,6 @@ from recsuite.datasets.schema import AUDIENCE, ENTITIES, HISTORY, UNKNOWN_ROW, U
 SPLITS = ("train", "validation", "test", "catalogue")
 # Small batches are shuffled together: numpy's overhead for each would be more than the work.
 POSITIONS_AT_ONCE = 32_768
-# One of so many training events counts as that of an unknown user, so that row 0 learns what a new user is
-# like, and few enough users lose an event to it.
-FORGOTTEN_EVERY = 64
 
 
 class Request(NamedTuple):
@@ -142,11 +139,11 @@ class EventBatches:
         all_numbers[num_real:] = 0
         np.concatenate(numbers, axis=1, out=all_numbers[:num_real])
         links = links_of([*shared.values()] if self.is_two_sided else [], self.batch_size, empty)
-        rarities = empty((NUM_RARITIES if self.is_two_sided else 0, self.batch_size), np.float32)
+        rarities = empty((num_rarities(self.tables) if self.is_two_sided else 0, self.batch_size), np.float32)
         rarities[:] = 0
         # A stream does not know how many events there will be.
         if self.is_two_sided and request.split == "train" and not self.is_stream:
-            features.rarities(events, share, rarities[:, :num_real])
+            features.rarities(events, single[-1], share, rarities[:, :num_real])
         had = self._had(request, events, empty)
         return values, lengths, labels, weights, history_labels, *ages, all_numbers, *links, rarities, had
 

@@ -8,6 +8,7 @@
         <user>_features.npy        a record for each user: its features
         <item>_features.npy        a record for each item: its features
         <feature>_values.npy       int32: table rows of a multi-valued feature, item after item
+        <feature>_counts.npy       int32 [rows]: of a feature of events, how many of the training have each
         <feature>_ids.npy          int64: the ids of a dynamic feature's values, of which all other files have
                                    the numbers instead of table rows; first that of "unknown"
         history.npy                int32 [training events, 2]: row of the items' table, bits of the label;

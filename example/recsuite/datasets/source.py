@@ -19,6 +19,7 @@ from recsuite.datasets.movielens.formats import NUM_RATINGS as NUM_EVENTS
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.duplicates import settle
 from recsuite.datasets.schema import RawData, Schema
+from recsuite.datasets.tables.derived import add_user_days, with_user_day
 
 __all__ = ["DATA_DEADLINE", "DATA_ROOT", "NUM_EVENTS", "PREPARATION_DEADLINE"]
 
@@ -94,11 +95,12 @@ def locate(config: DataConfig, seed: int) -> Source:
 
 
 @dataclass(frozen=True)
-class _OtherIds:
-    """A data set whose features have other ids than its schema says, see `Source`."""
+class _Changed:
+    """A data set with another schema than its files have, see `Source`."""
 
     source: Source
-    ids: str
+    schema: Schema
+    why: str
 
     @property
     def folder(self) -> Path:
@@ -106,15 +108,9 @@ class _OtherIds:
         return self.source.folder
 
     @property
-    def schema(self) -> Schema:
-        """See `Source`."""
-        return self.source.schema.with_ids(self.ids)
-
-    @property
     def key(self) -> object:
         """See `Source`."""
-        # --ids that asks for what the schema says anyway must not make a second copy of the columns.
-        return self.source.key if self.schema == self.source.schema else [self.source.key, self.ids]
+        return [self.source.key, self.why]
 
     @property
     def has_times(self) -> bool:
@@ -131,9 +127,13 @@ class _OtherIds:
         return self.source.read()
 
 
-def with_ids(source: Source, config: TablesConfig) -> Source:
-    """A data set with the ids that --ids asks for."""
-    return source if config.ids == "schema" else _OtherIds(source, config.ids)
+def as_wanted(source: Source, tables: TablesConfig, data: DataConfig) -> Source:
+    """A data set with the ids and the features that flags ask for."""
+    ids, days = tables.ids, data.days
+    # What asks for what the schema says anyway must not make a second copy of the columns.
+    if ids != "schema" and source.schema != (changed := source.schema.with_ids(ids)):
+        source = _Changed(source, changed, ids)
+    return source if days == "none" else _Changed(source, with_user_day(source.schema), days)
 
 
 def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
@@ -170,4 +170,7 @@ def read(source: Source, config: DataConfig, folder: Path | None = None) -> RawD
         UserError: see `Source.read`.
     """
     # Here, so that no family of data sets has to remember it.
-    return settle(source.read(), config.duplicates, source.schema, folder)
+    raw = settle(source.read(), config.duplicates, source.schema, folder)
+    if config.days != "none" and source.has_times:
+        add_user_days(raw, source.schema, folder)
+    return raw

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-
-from recsuite.datasets.schema import LISTS
 
 # Rows that lie about equally far from zero: the factors of ids, and the rows of lists. What many users share
 # has so many events that no prior matters to it, and biases are alike wherever labels are.
@@ -29,18 +28,32 @@ LARGEST_CHANGE = 0.35
 # Variances of a bias and of a factor of a row, and of a row in a list, where labels lie about 1 apart.
 BIAS, FACTOR = 0.25, 0.0375
 LIST_BIAS, LIST_FACTOR = 0.25, 0.075
+# What an event has of its own, such as the day of its user, adds less.
+EVENT_BIAS, EVENT_FACTOR = 0.1, 0.015
+
+
+class Held(NamedTuple):
+    """How the rows of one feature are held.
+
+    rarity: which of the rarities of a batch is that of its rows; times: what it is to be multiplied by; bias,
+    factor: the variances of a bias and of a factor, where labels lie about 1 apart.
+    """
+
+    rarity: int
+    times: float = 1.0
+    bias: float = BIAS
+    factor: float = FACTOR
 
 
 @dataclass
 class Prior:
     """The prior of the rows of a model.
 
-    places: of each feature, which of the rarities of a batch is that of its rows, and what it is to be
-    multiplied by; noise: see above, in squares of labels; unit: about how far labels lie apart; groups: of
-    features that are in one of `GROUPS`, which.
+    held: of each feature, how its rows are held; noise: see above, in squares of labels; unit: about how far
+    labels lie apart; groups: of features that are in one of `GROUPS`, which.
     """
 
-    places: Mapping[str, tuple[int, float]]
+    held: Mapping[str, Held]
     noise: float
     unit: float
     groups: Mapping[str, int]
@@ -50,18 +63,17 @@ class Prior:
     ) -> torch.Tensor:
         """How strongly the rows of a feature are drawn to zero, float32 [B, D].
 
-        rarities: float32 [3, B], see `lists.Links`; spreads: float32 [G], see `learned_spreads`; scale: what
-        the model multiplies the rows by.
+        rarities: float32 [3 + features of events, B], see `lists.Links`; spreads: float32 [G], see
+        `learned_spreads`; scale: what the model multiplies the rows by.
         """
-        place, times = self.places[name]
-        bias, factor = (LIST_BIAS, LIST_FACTOR) if name in LISTS else (BIAS, FACTOR)
+        held = self.held[name]
         # A bias is added to a label, of factors two are multiplied.
-        precisions = rarities.new_full((dim,), 1 / (factor * self.unit))
-        precisions[0] = 1 / (bias * self.unit**2)
+        precisions = rarities.new_full((dim,), 1 / (held.factor * self.unit))
+        precisions[0] = 1 / (held.bias * self.unit**2)
         if name in self.groups:
             precisions[first_number(self.groups[name]) :] *= (-2 * spreads[self.groups[name]]).exp()
         # The loss is a mean over B of squares, whose derivative has the factor 2.
-        each = rarities[place] * (2 * self.noise * times * scale**2 / rarities.size(1))
+        each = rarities[held.rarity] * (2 * self.noise * held.times * scale**2 / rarities.size(1))
         return torch.outer(each, precisions)
 
 

@@ -19,10 +19,18 @@ from torchrec.streamable import Pipelineable
 
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import ENTITIES, LISTS
+from recsuite.datasets.schema import ENTITIES, EVENT, LISTS
 from recsuite.models.head import Head
 from recsuite.models.lists import Links
-from recsuite.models.prior import GROUPS, Prior
+from recsuite.models.prior import (
+    EVENT_BIAS,
+    EVENT_FACTOR,
+    GROUPS,
+    LIST_BIAS,
+    LIST_FACTOR,
+    Held,
+    Prior,
+)
 from recsuite.models.recency import Members
 from recsuite.models.tasks.task import Sizes, task_named
 from recsuite.runtime.ranges import named
@@ -193,12 +201,16 @@ def make_prior(columns: Columns, noise: float) -> Prior:
     """The prior of the rows of a data set's features."""
     schema = columns.schema
     # Of a feature that many users share, its rows are taken to have equally many events.
-    places = {table.name: (len(ENTITIES), float(table.rows)) for table in columns.tables}
+    held = {table.name: Held(len(ENTITIES), float(table.rows)) for table in columns.tables}
+    of_events = (table.name for table in columns.tables if table.feature.entity == EVENT)
+    for rarity, name in enumerate(of_events, start=len(ENTITIES) + 1):
+        held[name] = Held(rarity, bias=EVENT_BIAS, factor=EVENT_FACTOR)
     groups = {}
     for place, entity in enumerate(ENTITIES):
         # A list is held by the events' own rows: a member has as many events as it stands in lists.
         name = schema.name_of(entity)
         lists = [each for each in LISTS if schema.vocabulary_of(each) == name]
-        places.update(dict.fromkeys([name, *lists], (place, 1.0)))
+        held[name] = Held(place)
+        held.update(dict.fromkeys(lists, Held(place, bias=LIST_BIAS, factor=LIST_FACTOR)))
         groups.update({name: GROUPS.index("factors"), **dict.fromkeys(lists, GROUPS.index("lists"))})
-    return Prior(places, noise, schema.unit, groups)
+    return Prior(held, noise, schema.unit, groups)

@@ -13,10 +13,12 @@ from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, RATING, USE
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
     HOUR,
+    USER_DAY,
     age_days,
     dates_name,
     derived,
     hour,
+    user_days,
     weekday,
 )
 from recsuite.datasets.tables.parts.frame import parsed, raw_values
@@ -143,6 +145,8 @@ class FittedModel(ServedModel):
         """A feature that is computed of the times of events, and of whose users and items they are."""
         call = derived(feature.column)
         assert call is not None
+        if feature.column == USER_DAY:
+            return list(user_days(ids[USER], time))
         if call.function != AGE_DAYS:
             return list((hour if call.function == HOUR else weekday)(time).tolist())
         known = self._users if call.of == USER else self._items

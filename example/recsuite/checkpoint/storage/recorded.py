@@ -43,12 +43,13 @@ DATA_FLAGS = (
 # the one recorded counts, for by the default its own files might be refused. --bad_rows and --duplicates
 # say which ratings there are.
 TOLERANCES = ("max_bad_rows",)
-# Lists are flags of the data, but their lengths decide which tables a model has.
+# Lists and days are flags of the data, but they decide which tables a model has.
 MODEL_FLAGS = (
     *(field.name for field in dataclasses.fields(ModelConfig)),
     "history",
     "audience",
     "others",
+    "days",
     "ids",
 )
 # Which ids have rows in dynamic tables, for a load too: those of a stream cannot be counted anew. Their

@@ -35,6 +35,7 @@ class DataConfig(Section):
         "split": ("time", "random", "leave_one_out", *OFFICIAL_SPLITS),
         "bad_rows": ("error", "skip"),
         "duplicates": ("last", "first", "mean", "keep"),
+        "days": ("none", "user"),
     }
     MOST: ClassVar = {"history": 10_000, "audience": 10_000, "others": 10_000}
 
@@ -103,7 +104,12 @@ class DataConfig(Section):
     with a rating, instead of what came before, all other items of its user and all other users of its item, a
     sample of so many where there are more; 0 means that --history and --audience count there too. Not given,
     200 with --task rating and such a split, unless --history or --audience is; and where it is not 0, --lr
-    0.15, --weight_decay 0, --mlp_dims none, --epochs 20 and --patience 10 are what is not given of these."""
+    0.15, --weight_decay 0, --mlp_dims none, --epochs 20, --patience 10 and --days user are what is not given
+    of these."""
+
+    days: str = "none"
+    """With --split random and the official splits, what the day of a rating tells: a row of its own for each
+    day of each user (user), or nothing (none)."""
 
     @property
     def lists(self) -> dict[str, int]:
@@ -143,6 +149,11 @@ class DataConfig(Section):
             self.is_synthetic or self.is_default("world"),
             f"--world {self.world} says what synthetic ratings are drawn from, and these are others; leave "
             "it out, or give --dataset synthetic",
+        )
+        require(
+            self.is_default("days") or self.is_unordered,
+            f"--days {self.days} knows the days of the training, and with --split {self.split} those of the "
+            "test are others; leave it out, or give --split random",
         )
         for name in ("history", "audience", "others"):
             self.require_at_least_0(name)

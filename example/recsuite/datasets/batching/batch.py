@@ -9,8 +9,7 @@ import numpy as np
 
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.batching.had import bytes_of_group
-from recsuite.datasets.batching.lists import NUM_RARITIES
-from recsuite.datasets.schema import AUDIENCE, HISTORY, LISTS, Table
+from recsuite.datasets.schema import AUDIENCE, ENTITIES, EVENT, HISTORY, LISTS, Table
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +33,10 @@ class Batch(NamedTuple):
     Where there is an audience, each row has one more value behind its lists, its own item and its own user,
     and of each of S lists `sources`, int64 [S, B], is the row whose list a row takes; `scales`, float32
     [S, B], by what the sum of its values is multiplied; `own`, float32 [S, B], 1 where the row's own value is
-    to be subtracted from that sum. `rarities` is float32 [3, B]: the weight over the number of training
-    events of the row's user, of its item, and of all; 0 outside of training, and in a stream, which does not
-    know how many will come. Elsewhere all four are empty.
+    to be subtracted from that sum. `rarities` is float32 [3 + features of events, B]: the weight over
+    the number of training events of the row's user, of its item, of all, and of those that share what the
+    event has of each feature; 0 outside of training, and in a stream, which does not know how many will come.
+    Elsewhere all four are empty.
 
     Where events compete, `had` is uint8 [B, bytes]: bit k of byte j of a row says that its user had, before,
     the item of row 8 j + k of its group; 0 outside of training. A group is 8 * bytes rows, or what is left.
@@ -75,11 +75,16 @@ def largest_batch(
     values += sum(in_lists.values())
     row = 4 * len(tables) + 4 + 4 + 4 * num_numbers + bytes_of_group(batch_size, model.competitors)
     if own:
-        row += (8 + 4 + 4) * len(lists) + 4 * NUM_RARITIES
+        row += (8 + 4 + 4) * len(lists) + 4 * num_rarities(tables)
     # A label, and where they are told a place and a gap.
     of_member = 4 + (4 + 4) * model.learns_history_weights
     # Each array begins on a cache line.
     return 8 * values + of_member * in_lists.get(HISTORY, 0) + batch_size * row + 64 * len(Batch._fields)
+
+
+def num_rarities(tables: Sequence[Table]) -> int:
+    """How many a `Batch` has for each row."""
+    return len(ENTITIES) + 1 + sum(table.feature.entity == EVENT for table in tables)
 
 
 def to_tensors(arrays: Sequence[np.ndarray]) -> Batch:

@@ -18,7 +18,11 @@ from recsuite.datasets.batching.lists import OWNERS, Shared, before, others
 from recsuite.datasets.batching.places import places_of, take_lists
 from recsuite.datasets.batching.recency import Ages, ages_of
 from recsuite.datasets.columns import NOWHERE, Columns, MappedColumn
-from recsuite.datasets.schema import AUDIENCE, ENTITIES, ITEM, UNKNOWN_ROW
+from recsuite.datasets.schema import AUDIENCE, ENTITIES, EVENT, ITEM, UNKNOWN_ROW
+
+# One of so many training events counts as that of an unknown user, so that row 0 learns what a new user is
+# like, and few enough users lose an event to it.
+FORGOTTEN_EVERY = 64
 
 
 class Lists(NamedTuple):
@@ -73,6 +77,7 @@ class EventFeatures:
             ]
             for entity in ENTITIES
         }
+        self._of_events = [table.name for table in self.tables if table.feature.entity == EVENT]
         self._columns: dict[str, MappedColumn] = {}
         # By the place of a table, the column with the ids of what is found for it.
         self._ids = {
@@ -145,9 +150,11 @@ class EventFeatures:
         event_times = self.column("time").take(positions, mode="clip").repeat(history.counts)
         return ages_of(history, times, event_times)
 
-    def rarities(self, events: np.ndarray, share: float, found: np.ndarray) -> None:
-        """Fill in, for each training event, `share` over the number of those of its user, of its item, and of
-        all, float32 [3, n].
+    def rarities(self, events: np.ndarray, own: np.ndarray, share: float, found: np.ndarray) -> None:
+        """Fill in, for each training event, `share` over the number of those of its user, of its item, of
+        all, and of those with the same row of each of its own features, float32 [3 + features, n].
+
+        own: the rows of these, int32 [features, n], unknown where the event is to have nothing of its own.
         """
         # Without the event's own weight: how much is known of a row is a matter of its events' number.
         found[:] = share
@@ -155,6 +162,11 @@ class EventFeatures:
             offsets = self.column(f"{name}_offsets")
             found[place] /= offsets.take(events[owner] + 1) - offsets.take(events[owner])
         found[len(OWNERS)] /= self.num_train
+        for name, rows, rarity in zip(self._of_events, own, found[len(OWNERS) + 1 :], strict=True):
+            counts = self.column(f"{name}_counts").take(rows)
+            # Nearly all that train the unknown row are those that forget what they have.
+            counts += (rows == UNKNOWN_ROW) * np.int32(-(-self.num_train // FORGOTTEN_EVERY))
+            rarity /= counts
 
     def join(
         self, batch_size: int, single: list[np.ndarray], lists: list[Lists], empty: Callable[..., np.ndarray]

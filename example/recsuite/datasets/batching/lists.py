@@ -21,8 +21,6 @@ from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, USER
 # Whose lists they are, and whom they list.
 OWNERS = {HISTORY: USER, AUDIENCE: ITEM}
 MEMBERS = {HISTORY: ITEM, AUDIENCE: USER}
-# Of users, of items, and of all events.
-NUM_RARITIES = len(OWNERS) + 1
 
 
 class Shared(NamedTuple):

@@ -24,7 +24,7 @@ from recsuite.datasets.preparation.arrays.mapped import (
     gather,
     temporary,
 )
-from recsuite.datasets.preparation.arrays.records import Own, write_records
+from recsuite.datasets.preparation.arrays.records import Own, write_counts, write_records
 from recsuite.datasets.preparation.baselines import baselines_of
 from recsuite.datasets.preparation.histories import (
     Stored,
@@ -228,6 +228,8 @@ def _write_features(
     }
     written = write_features(folder, entities, schema, past.known if past else {})
     own = features_of_events(folder, written, raw.events, order, num_train, schema)
+    # The tables of events are the last so far.
+    write_counts(folder, written.tables[len(written.tables) - len(own.features) :], own, num_train)
     write_vocabulary(folder, written)
     written.tables.sort(key=lambda table: table.feature.multi)
     features = [*(table.feature for table in written.tables), *written.numbers]

@@ -25,10 +25,10 @@ from recsuite.datasets.source import (
     NUM_EVENTS,
     Source,
     SourceFile,
+    as_wanted,
     locate,
     look,
     read,
-    with_ids,
 )
 from recsuite.datasets.streams.past import BEGINNING, Past
 from recsuite.errors import UserError
@@ -58,7 +58,7 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
         UserError: when the data cannot be had, read or stored.
     """
     data, seed = _data_of(config), config.runtime.seed
-    source = with_ids(locate(data, seed), config.tables)
+    source = as_wanted(locate(data, seed), config.tables, data)
     known = past if config.stream.stream else None
     if known is not None and not source.has_times:
         raise UserError("The events have no times, so --stream has no order to follow; leave it out.")
@@ -175,7 +175,7 @@ def find_columns(config: Config) -> tuple[Path, Columns | None]:
     folder, source = look(data, config.runtime.seed)
     if source is None:
         return Path(data.cache_dir or folder / ".columns"), None
-    source = with_ids(source, config.tables)
+    source = as_wanted(source, config.tables, data)
     cache = _cache_folder(folder, data)
     past = BEGINNING if config.stream.stream else None
     name = _name(_digests(source.files), source.key, data, config.runtime.seed, past)

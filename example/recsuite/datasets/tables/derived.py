@@ -1,12 +1,17 @@
-"""Features of an event that are computed: its hour, its weekday, and how old its item or user was then."""
+"""Features of an event that are computed: its hour, its weekday, how old its item or user was then, and on
+which day of its user it was.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from recsuite.datasets.schema import ENTITIES
+from recsuite.datasets.schema import ENTITIES, EVENT, USER, Codes, Feature, RawData, Schema
 
 # For types alone: reading a schema must not take an import of numpy.
 if TYPE_CHECKING:
@@ -20,6 +25,8 @@ FUNCTIONS = {
     WEEKDAY: "weekday(timestamp)",
     AGE_DAYS: "age_days(item.COLUMN) or age_days(user.COLUMN)",
 }
+# And one that no schema names, see --days.
+USER_DAY = f"user_day({TIMESTAMP})"
 SECONDS_PER_HOUR, SECONDS_PER_DAY = 3_600, 86_400
 # 1 January 1970 was a Thursday, the fourth day of a week that begins on Monday.
 FIRST_WEEKDAY = 3
@@ -87,3 +94,50 @@ def age_days(time: np.ndarray, day: np.ndarray) -> np.ndarray:
     which gives NaN.
     """
     return (time // SECONDS_PER_DAY - day).astype("float32")
+
+
+def user_days(users: Sequence[Any], time: np.ndarray) -> list[str]:
+    """Which day of which user each event was on, in UTC.
+
+    users: raw ids; time: int64 [n], seconds since 1970.
+    """
+    days = time.astype("datetime64[s]").astype("datetime64[D]").tolist()
+    return [f"{user} {day}" for user, day in zip(users, days, strict=True)]
+
+
+def with_user_day(schema: Schema) -> Schema:
+    """The schema with the day of its user on which an event was, see --days.
+
+    How somebody rates differs from day to day, and a row of a day says how (Koren, "Collaborative filtering
+    with temporal dynamics", 2009).
+    """
+    feature = Feature(f"{schema.user}_day", EVENT, USER_DAY)
+    return dataclasses.replace(schema, features=(*schema.features, feature))
+
+
+def add_user_days(raw: RawData, schema: Schema, folder: Path | None) -> None:
+    """Add the column of that feature to the events. folder: for a file without a name; without one memory
+    has it.
+    """
+    import numpy as np
+
+    from recsuite.datasets.preparation.arrays.mapped import chunks, release, temporary
+
+    events, number = raw.events, len(raw.events.time)
+    columns = events.user, events.time
+    first, last = (int(end(events.time)) // SECONDS_PER_DAY for end in (np.min, np.max))
+    # User and day in one number, the days of a user next to each other.
+    num_days = last - first + 1
+
+    def keys(part: slice) -> np.ndarray:
+        found: np.ndarray = events.user[part].astype(np.int64) * num_days
+        return found + (events.time[part] // SECONDS_PER_DAY - first)
+
+    known = np.unique(np.concatenate([np.unique(keys(part)) for part in chunks(number, *columns)]))
+    codes = np.empty(number, np.int32) if folder is None else temporary(folder, number, np.int32)
+    for part in chunks(number, *columns, codes):
+        codes[part] = np.searchsorted(known, keys(part))
+    release(*columns)
+    users, days = np.divmod(known, num_days)
+    ids = raw.users[schema.column_of(USER)].to_numpy()[users].tolist()
+    events.features[USER_DAY] = Codes(codes, user_days(ids, (days + first) * SECONDS_PER_DAY))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from recsuite.datasets.columns import record_type
-from recsuite.datasets.preparation.arrays.mapped import chunks, create_column
+from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of, create_column
+from recsuite.datasets.schema import Table
 
 
 @dataclass
@@ -41,3 +42,10 @@ def write_records(path: Path, fields: Mapping[str, np.ndarray], own: Own) -> Non
         for name, of_features in vars(own).items():
             for place, column in enumerate(of_features):
                 records[name][part, place] = column[part]
+
+
+def write_counts(folder: Path, tables: Sequence[Table], own: Own, num_train: int) -> None:
+    """Write how many training events have each row of the tables, in whose order `own` has their features."""
+    for table, rows in zip(tables, own.features, strict=True):
+        counts = counts_of(rows[:num_train], table.rows)
+        np.save(folder / f"{table.name}_counts.npy", counts.astype(np.int32))

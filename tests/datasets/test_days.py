@@ -1,0 +1,89 @@
+"""The day of its user on which an event was: what the columns and batches have of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recsuite.config.config import Config
+from recsuite.config.parser import parse_args
+from recsuite.datasets.batches import EventBatches, Request
+from recsuite.datasets.batching.features import FORGOTTEN_EVERY
+from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import UNKNOWN_ROW
+from recsuite.errors import UserError
+
+DAY = 86_400
+NUM_USERS, NUM_DAYS = 6, 3
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Each of six users rates 40 movies within three days, which begin on the last of a year."""
+    rng = np.random.default_rng(0)
+    begin = int(np.datetime64("1999-12-31").astype("datetime64[s]").astype(int))
+    lines = ["userId,movieId,rating,timestamp"]
+    for user in range(NUM_USERS):
+        for movie in range(40):
+            lines.append(f"{user},{movie},{1 + movie % 5},{begin + rng.integers(0, NUM_DAYS * DAY)}")
+    (tmp_path / "ratings.csv").write_text("\n".join(lines) + "\n")
+    movies = [f"{movie},Title (1990),Drama" for movie in range(40)]
+    (tmp_path / "movies.csv").write_text("\n".join(["movieId,title,genres", *movies]) + "\n")
+    return Config.of(
+        data_path=str(tmp_path),
+        split="random",
+        validation_fraction=0.1,
+        batch_size=64,
+        others=100,
+        days="user",
+    )
+
+
+def test_each_day_of_each_user_has_a_row_and_its_number_of_training_events(config: Config) -> None:
+    columns = open_columns(config)
+    names = json.loads((Path(columns.folder) / "vocabulary.json").read_bytes())
+    users = [names["user"][row] for row in columns.column("rows")["user"]]
+    days = columns.column("time").astype("datetime64[s]").astype("datetime64[D]")
+    expected = [f"{user} {day}" for user, day in zip(users, days, strict=True)]
+    assert len(set(expected)) == NUM_USERS * NUM_DAYS
+    rows = columns.column("rows")["features"][:, 0]
+    found = [None, *names["user_day"]]
+    assert [found[row] for row in rows] == expected
+    of_training = Counter(rows[: columns.num_train].tolist())
+    counts = columns.column("user_day_counts")
+    assert {row: count for row, count in enumerate(counts.tolist()) if count} == of_training
+
+
+def test_the_rows_of_a_day_are_as_rare_as_its_training_events_and_forgotten_ones_as_all_of_these(
+    config: Config,
+) -> None:
+    columns = open_columns(config)
+    place = [table.name for table in columns.tables].index("user_day")
+    counts = columns.column("user_day_counts")
+    batches = EventBatches(columns, config, rank=0, world_size=1)
+    num_unknown = 0
+    for step in range(batches.num_steps("train")):
+        batch = batches[Request("train", 0, step)]
+        is_real = batch.weights.numpy() > 0
+        rows = batch.values.numpy()[place * 64 : (place + 1) * 64]
+        of_rows = np.where(rows == UNKNOWN_ROW, -(-columns.num_train // FORGOTTEN_EVERY), counts[rows])
+        expected = batch.weights.numpy() / np.maximum(of_rows, 1)
+        np.testing.assert_allclose(batch.rarities[3].numpy()[is_real], expected[is_real], rtol=1e-6)
+        num_unknown += int((rows[is_real] == UNKNOWN_ROW).sum())
+    assert num_unknown == pytest.approx(columns.num_train / FORGOTTEN_EVERY, abs=1)
+
+
+def test_columns_without_days_stay_apart_from_those_with_them(config: Config) -> None:
+    without = open_columns(config.replaced(days="none"))
+    assert "user_day" not in [table.name for table in without.tables]
+    assert open_columns(config).folder != without.folder
+    assert not list(Path(without.folder).glob("*_counts.npy"))
+
+
+def test_days_are_refused_where_those_of_the_test_are_new() -> None:
+    with pytest.raises(UserError, match=r"^--days user knows the days of the training"):
+        parse_args(["--days", "user"])
