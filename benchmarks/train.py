@@ -5,9 +5,10 @@
         --rounds 1 --seconds 0.02
 
 Prints each figure beside its bar; with --write it also writes docs/train.json, docs/train.png and the part of
-docs/performance.md between the train marks. With GPUs both sides train on them. All variants of a size are
-measured in turns, in short blocks, because other programs slow a machine down for seconds at a time; between
-them, what the memory and the cores of the machine do at most. Asserts nothing.
+docs/performance.md between the train marks. With GPUs both sides train on them; with one there is one process,
+and none that it could be compared with. All variants of a size are measured in turns, in short blocks, because
+other programs slow a machine down for seconds at a time; between them, what the memory and the cores of the
+machine do at most. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from environment import DOCS, describe, finish, make_parser
+from gpu_device import BYTES_COPIED, copy_rate
 from train_bounds import BYTES, MEMORY, OPERATIONS, PRODUCTS, work_of
 from train_models import MODELS, Model, make_columns, rows_of
-from train_tables import DDP, HERE_1, HERE_2, draw, judge, render
+from train_tables import DDP, HERE_1, HERE_2, draw, judge, most_processes, render
 from train_team import COMPILED, Order, Team, teams
 
 from recsuite.runtime.host import allowed_cores
@@ -39,7 +41,8 @@ STEPS_OF_PARTS = 15
 def main() -> None:
     """Measure and show, and write if that is asked for."""
     flags = _parse_flags()
-    result = {**describe(), "device": _device(), "models": {}}
+    device = _device()
+    result = {**describe(), "device": device, "models": {}}
     for name in flags.models:
         model = MODELS[name]
         if flags.batch:
@@ -49,7 +52,7 @@ def main() -> None:
         result["models"][name] = {
             **{"title": model.title, "dim": model.dim, "history": model.history, "bars": model.bars},
             **{"batch": model.batch, "large batch": model.large_batch},
-            "sizes": [measure_size(model, users, movies, flags) for users, movies in flags.sizes],
+            "sizes": [measure_size(model, users, movies, device, flags) for users, movies in flags.sizes],
         }
     result["bars"] = judge(result)
     finish("train", result, render(result), flags, draw, PAGE, MARKS)
@@ -87,37 +90,49 @@ def _device() -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         return {"kind": "cpu"}
-    found = torch.cuda.get_device_properties(0)
-    # Two transfers a clock; the clock is in kHz and the width in bits.
-    bandwidth = 2 * 1e3 * found.memory_clock_rate * found.memory_bus_width / 8
-    return {"kind": "cuda", "name": found.name, "bytes a second": bandwidth}
+    device = torch.device("cuda", 0)
+    # Measured: what the data sheet says no program reaches.
+    found = {"kind": "cuda", "name": torch.cuda.get_device_name(device), "number": torch.cuda.device_count()}
+    found["bytes a second"] = copy_rate(device, BYTES_COPIED)
+    torch.cuda.empty_cache()
+    return found
 
 
-def variants_of(model: Model, num_rows: int, without: list[str]) -> dict[str, tuple[str, Order]]:
+def num_processes(device: dict[str, Any]) -> tuple[int, ...]:
+    """With how many processes this project trains, the most first: two and one, where each has a GPU or none
+    needs one. device: its "kind", and of GPUs their "number".
+    """
+    return (1,) if device["kind"] == "cuda" and device["number"] < 2 else (2, 1)
+
+
+def variants_of(
+    model: Model, num_rows: int, without: list[str], device: dict[str, Any]
+) -> dict[str, tuple[str, Order]]:
     """Name to the team that trains so, and its order but for the steps."""
-    two, large = 2 * model.batch, model.large_batch
-    found = {
-        HERE_2: ("here 2", Order("here", model.batch, 1, 0)),
-        HERE_1: ("here 1", Order("here", model.batch, 1, 0)),
-        f"{HERE_2}, large": ("here 2", Order("here", large, 1, 0)),
-        f"{HERE_1}, large": ("here 1", Order("here", large, 1, 0)),
+    is_cpu, numbers = device["kind"] == "cpu", num_processes(device)
+    # As many ratings in a step of all ranks, whoever makes it.
+    together, large = max(numbers) * model.batch, model.large_batch
+    names = {2: HERE_2, 1: HERE_1}
+    found = {names[number]: (f"here {number}", Order("here", model.batch, 1, 0)) for number in numbers}
+    found |= {
+        f"{names[number]}, large": (f"here {number}", Order("here", large, 1, 0)) for number in numbers
     }
-    # What is compiled is made for one number of threads.
-    most = min(2, allowed_cores())
+    # What is compiled is made for one number of threads; on a GPU they change nothing.
+    most = min(2, allowed_cores()) if is_cpu else 1
     for optimizer in ("dense Adam", "sparse Adagrad", "SparseAdam"):
         if optimizer == "dense Adam" and num_rows > MOST_ROWS_DENSE:
             continue
         for threads in range(1, most + 1):
-            found[f"plain, {optimizer}, {_threads(threads)}"] = ("plain 1", Order(optimizer, two, threads, 0))
+            found[f"plain, {optimizer}, {_threads(threads)}"] = ("plain 1", Order(optimizer, together, threads, 0))
         if optimizer != "SparseAdam":
-            order = Order(optimizer + COMPILED, two, most, 0)
+            order = Order(optimizer + COMPILED, together, most, 0)
             found[f"plain, {optimizer}{COMPILED}, {_threads(most)}"] = ("plain 1", order)
-    if num_rows <= MOST_ROWS_DDP:
+    if num_rows <= MOST_ROWS_DDP and max(numbers) > 1:
         # What DDP adds up in each step is the whole table where gradients are dense.
         optimizer = "dense Adam" if num_rows < 100_000 else "sparse Adagrad"
         found[DDP] = ("plain 2", Order(optimizer, model.batch, 1, 0))
     # On a GPU it is another memory that counts.
-    if _device()["kind"] == "cpu":
+    if is_cpu:
         found[MEMORY] = ("machine 2", Order(MEMORY, BYTES, 1, 0))
         found[PRODUCTS] = ("machine 2", Order(PRODUCTS, OPERATIONS, 1, 0))
     return {name: variant for name, variant in found.items() if not any(word in name for word in without)}
@@ -127,11 +142,13 @@ def _threads(number: int) -> str:
     return f"{number} thread{'s' if number > 1 else ''}"
 
 
-def measure_size(model: Model, users: int, movies: int, flags: argparse.Namespace) -> dict[str, Any]:
+def measure_size(
+    model: Model, users: int, movies: int, device: dict[str, Any], flags: argparse.Namespace
+) -> dict[str, Any]:
     """Rates of all variants for tables of one size, the parts of our steps, what they and the machine do, and
     the memory of our ranks.
     """
-    variants = variants_of(model, users + movies, flags.without)
+    variants = variants_of(model, users + movies, flags.without, device)
     names = sorted({team for team, _ in variants.values()})
     with tempfile.TemporaryDirectory(prefix="train-") as folder, contextlib.ExitStack() as stack:
         make_columns(Path(folder), users, movies, model.num_ratings, model)
@@ -140,8 +157,9 @@ def measure_size(model: Model, users: int, movies: int, flags: argparse.Namespac
         stack.enter_context(teams(started))
         measurement = Measurement(variants, started, flags)
         rates = measurement.rates()
-        parts = {name: measurement.parts(name) for name in (HERE_2, HERE_1)}
-        peak_bytes = started["here 2"].peak_bytes()
+        ours = most_processes(rates)
+        parts = {name: measurement.parts(name) for name in (HERE_2, HERE_1) if name in rates}
+        peak_bytes = started[variants[ours][0]].peak_bytes()
         work = work_of(Path(folder), model, model.batch)
     return {
         "users": users,

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from train_models import Model, columns_of
-from train_team import MLP_DIMS
 
 from recsuite.datasets.batches import Batch, EventBatches, Request
 
@@ -38,7 +37,7 @@ def work_of(folder: Path, model: Model, batch_size: int) -> dict[str, float]:
     rows = sum(len(np.unique(part)) for part in parts)
     row_bytes = 4 * model.dim
     moved = 2 * sum(array.nbytes for array in arrays) + rows * (TIMES_A_ROW * row_bytes + 2 * 4)
-    widths = [3 * (model.dim - 1), *MLP_DIMS, 1]
+    widths = [3 * (model.dim - 1), *model.mlp_dims, 1]
     # The backward is two products for each of the forward's.
     products = 3 * 2 * batch_size * sum(first * second for first, second in pairwise(widths))
     # A product and a sum for each number of an id's row, and for that of its gradient.

@@ -26,7 +26,7 @@ class Model:
     """A model and how it is measured.
 
     batch, large_batch: ratings of each of two ranks; history: how long; bars: what two processes are to make
-    of the best plain rate, for small tables, for large ones and for the largest.
+    of the best plain rate, for small tables, for large ones and for the largest; mlp_dims: of hidden layers.
     """
 
     name: str
@@ -37,11 +37,12 @@ class Model:
     history: int
     num_ratings: int
     bars: tuple[float, float, float]
+    mlp_dims: tuple[int, ...] = MLP_DIMS
 
     @property
     def config(self) -> Config:
         """The flags of its training."""
-        return Config.of(embedding_dim=self.dim, mlp_dims=MLP_DIMS, history=self.history)
+        return Config.of(embedding_dim=self.dim, mlp_dims=self.mlp_dims, history=self.history)
 
 
 TWO_TABLES = Model("two_tables", "User and movie alone", DIM, 4096, 16384, 0, 2_000_000, bars=(1.0, 1.3, 1.5))

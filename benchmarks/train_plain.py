@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from train_models import MODELS, Model, columns_of
-from train_team import COMPILED, MEAN_RATING, MLP_DIMS, serve, take_answers
+from train_team import COMPILED, MEAN_RATING, serve, take_answers
 
 from recsuite.datasets.batching.places import places_of
 from recsuite.datasets.columns import Columns
@@ -36,10 +36,11 @@ SIDES = {USER: USER, HISTORY: USER, ITEM: ITEM}
 class PlainModel(nn.Module):
     """`Interaction` on an embedding for each feature."""
 
-    def __init__(self, columns: Columns, dim: int, sparse: bool) -> None:
+    def __init__(self, columns: Columns, model: Model, sparse: bool) -> None:
         super().__init__()
+        dim = model.dim
         self.features = [table.feature for table in columns.tables]
-        self.head = Interaction(self.features, dim, MLP_DIMS, MEAN_RATING)
+        self.head = Interaction(self.features, dim, model.mlp_dims, MEAN_RATING)
         self.tables = nn.ModuleDict()
         for table in columns.tables:
             is_sparse = sparse and table.rows >= FEWEST_ROWS_SPARSE
@@ -71,7 +72,9 @@ class Plain:
     """A training loop of a few lines. name: of its optimizer."""
 
     def __init__(self, name: str, columns: Columns, model: Model, device: torch.device) -> None:
-        plain: Any = PlainModel(columns, model.dim, name != "dense Adam").to(device)
+        # Made where it stays: a table that fits the device need not fit the host, nor be drawn there.
+        with device:
+            plain: Any = PlainModel(columns, model, name != "dense Adam")
         tables = [table.weight for table in plain.tables.values()]
         for table in tables:
             nn.init.normal_(table, std=0.05)
@@ -87,10 +90,12 @@ class Plain:
         }
         self.plain = plain
         self.optimizers = [dense, of_tables[name]()]
-        self.model = DistributedDataParallel(plain) if dist.is_initialized() else plain
+        # One rank has nobody to add gradients up with, also where it has a process group.
+        together = dist.is_initialized() and dist.get_world_size() > 1
+        self.model = DistributedDataParallel(plain) if together else plain
         # In memory, and shuffled once: what is compared are training steps, so plain PyTorch pays for no
         # loader.
-        generator = torch.Generator().manual_seed(int(os.environ["RANK"]))
+        generator = torch.Generator().manual_seed(int(os.environ.get("RANK", 0)))
         events = columns.column("rows")
         events = events.take(torch.randperm(len(events), generator=generator).numpy())
         self.rows, self.history_labels = _inputs(columns, events, device)

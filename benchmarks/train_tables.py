@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,14 +28,16 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
 def _bars_of(model: dict[str, Any]) -> list[dict[str, Any]]:
     bars, title = [], model["title"]
     for size in model["sizes"]:
-        best = best_plain(size)
-        found = ratio(size["rates"][HERE_2], size["rates"][best])
+        best, ours = best_plain(size), most_processes(size["rates"])
+        found = ratio(size["rates"][ours], size["rates"][best])
         num_rows = size["users"] + size["movies"]
         limit = model["bars"][(num_rows > SMALL) + (num_rows > LARGE)]
         bars.append(
-            bar(f"{title}, {_rows(size)}, {HERE_2} / {best}", found, limit, f"{found:.2f}", f"{limit}")
+            bar(f"{title}, {_rows(size)}, {ours} / {best}", found, limit, f"{found:.2f}", f"{limit}")
         )
     for size in model["sizes"]:
+        if most_processes(size["rates"]) == HERE_1:
+            continue
         for batch, kind in ((model["batch"], ""), (model["large batch"], ", large")):
             found = ratio(size["rates"][HERE_2 + kind], size["rates"][HERE_1 + kind])
             name = f"{title}, {_rows(size)}, 2 processes / 1 process, {batch:,} ratings a rank"
@@ -44,6 +47,11 @@ def _bars_of(model: dict[str, Any]) -> list[dict[str, Any]]:
     name = f"{title}, {_rows(largest)}, peak memory over all ranks / tables and row optimizer state"
     bars.append(bar(name, found, 1.3, f"{found:.2f}", "1.3", at_most=True))
     return bars
+
+
+def most_processes(names: Iterable[str]) -> str:
+    """Of the variants of this project the one with the most processes: one where there is a single GPU."""
+    return HERE_2 if HERE_2 in names else HERE_1
 
 
 def best_plain(size: dict[str, Any]) -> str:
@@ -62,8 +70,9 @@ def render(result: dict[str, Any]) -> str:
     for model in result["models"].values():
         sizes = model["sizes"]
         titles = [*map(_rows, sizes)]
+        ours = most_processes(sizes[0]["rates"])
         blocks += [f"### {model['title']}", _table("ratings a second", titles, _rate_lines(model))]
-        if sizes[0]["parts"][HERE_2]:
+        if sizes[0]["parts"][ours]:
             columns = [(size, name) for size in sizes for name in (HERE_1, HERE_2)]
             of_parts = [f"{_rows(size)}, {name.removeprefix('here, ')}" for size, name in columns]
             blocks.append(_table("milliseconds of a step", of_parts, _part_lines(sizes)))
@@ -82,13 +91,16 @@ def _rate_lines(model: dict[str, Any]) -> list[list[str]]:
     sizes = model["sizes"]
     lines = [[name, *(_rate_cell(size, name) for size in sizes)] for name in _names(sizes)]
     # Each size against the plain variant that is fastest there: none of them is for all sizes.
-    best = [shown_ratio(size["rates"][HERE_2], size["rates"][best_plain(size)]) for size in sizes]
-    lines.append([f"{HERE_2}, of the best plain one", *best])
-    for batch, kind in ((model["batch"], ""), (model["large batch"], ", large")):
+    ours = most_processes(sizes[0]["rates"])
+    best = [shown_ratio(size["rates"][ours], size["rates"][best_plain(size)]) for size in sizes]
+    lines.append([f"{ours}, of the best plain one", *best])
+    both = ((model["batch"], ""), (model["large batch"], ", large"))
+    for batch, kind in both if ours == HERE_2 else ():
         cells = [shown_ratio(size["rates"][HERE_2 + kind], size["rates"][HERE_1 + kind]) for size in sizes]
         lines.append([f"2 processes, of 1 process, {batch:,} ratings a rank", *cells])
     memory = [f"{size['peak bytes'] / 1e6:,.0f} MB for {size['table bytes'] / 1e6:,.0f} MB" for size in sizes]
-    return [*lines, ["peak memory of 2 processes, for tables and row optimizer state", *memory]]
+    number = ours.removeprefix("here, ")
+    return [*lines, [f"peak memory of {number}, for tables and row optimizer state", *memory]]
 
 
 def _names(sizes: list[dict[str, Any]]) -> list[str]:
@@ -102,7 +114,7 @@ def _rate_cell(size: dict[str, Any], name: str) -> str:
         return "-"
     rate = median(size["rates"][name])
     shown = f"{round(rate, -3):,.0f}"
-    return f"**{shown}**" if name == HERE_2 else shown
+    return f"**{shown}**" if name == most_processes(size["rates"]) else shown
 
 
 def _part_lines(sizes: list[dict[str, Any]]) -> list[list[str]]:
@@ -122,14 +134,17 @@ def _explanation(result: dict[str, Any], model: dict[str, Any]) -> str:
         what = "with the features user and movie"
         ids = "ids that are all as likely, so that few are asked for twice"
         plain = "two `nn.Embedding`s"
+    number = 2 if most_processes(model["sizes"][0]["rates"]) == HERE_2 else 1
     sentence = (
         f"The model of the example at --embedding_dim {model['dim']} {what}; "
-        f"{model['batch']:,} ratings a rank, {2 * model['batch']:,} for plain PyTorch in one process; "
+        f"{model['batch']:,} ratings a rank, {number * model['batch']:,} for plain PyTorch in one process; "
         f"{ids}. A process here has one thread. "
         f"Plain PyTorch is the same `Interaction` on {plain}, with its ratings in memory; compiled is what "
         "lies beside the tables, whose sparse gradients torch.compile refuses. "
         "Medians over rounds, of ratios within a round, and [least, most] of them."
     )
+    if number == 1:
+        sentence += " With one GPU there is one process: a second one would have none."
     if result["device"]["kind"] == "cuda":
         shares = [_bandwidth_share(result, model, size) for size in model["sizes"]]
         shown = ", ".join(f"{100 * share:.1f} %" for share in shares)
@@ -138,10 +153,11 @@ def _explanation(result: dict[str, Any], model: dict[str, Any]) -> str:
 
 
 def _bandwidth_share(result: dict[str, Any], model: dict[str, Any], size: dict[str, Any]) -> float:
-    """Bytes that two ranks have to move in a second, of what the memory of their devices could."""
+    """Bytes that all ranks have to move in a second, of what the memory of their devices could."""
+    ours = most_processes(size["rates"])
     a_rank = size["work"]["bytes"] / model["batch"]
-    moved = median(size["rates"][HERE_2]) * a_rank
-    return float(moved / (2 * result["device"]["bytes a second"]))
+    moved = median(size["rates"][ours]) * a_rank
+    return float(moved / ((2 if ours == HERE_2 else 1) * result["device"]["bytes a second"]))
 
 
 def _origin(result: dict[str, Any]) -> str:
@@ -165,7 +181,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     FigureCanvasAgg(figure)
     for model, (rates, parts) in zip(models, figure.subplots(len(models), 2, squeeze=False), strict=True):
         _draw_rates(rates, model)
-        if model["sizes"][0]["parts"][HERE_2]:
+        if model["sizes"][0]["parts"][most_processes(model["sizes"][0]["rates"])]:
             _draw_parts(parts, model["sizes"])
         else:
             parts.set_visible(False)
