@@ -14,6 +14,7 @@ from typing import Any
 
 from figures import bar_lines
 
+from recsuite.files import replace_file
 from recsuite.runtime.host import allowed_cores, available_memory
 from recsuite.runtime.versions import installed_versions
 
@@ -82,7 +83,7 @@ def finish(
     print(f"{text}\n\n{bar_lines(result['bars'])}")
     for folder in (flags.report, DOCS if flags.write else None):
         if folder is not None:
-            (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+            replace_file(folder / f"{name}.json", f"{json.dumps(result, indent=1)}\n".encode())
             if draw is not None:
                 draw(result, folder / f"{name}.png")
     if flags.write and page and marks:

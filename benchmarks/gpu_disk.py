@@ -18,8 +18,8 @@ from gpu_training import two_tables
 from train_models import columns_of, make_columns
 from train_team import MLP_DIMS
 
-from recsuite.config.config import Config
 from recsuite.checkpoint.storage.manifest import VOCABULARY
+from recsuite.config.config import Config
 from recsuite.datasets.schema import SCHEMA_FILE
 from recsuite.runtime.host import available_memory
 from recsuite.runtime.process import RuntimeContext, init_runtime
@@ -61,7 +61,9 @@ def rows_that_fit(
     """
     row = 4 * (DIM + 1)
     in_time = SHARE_OF_TIME * seconds / (1 / write_rate + 2 / read_rate)
-    return max(1, min(rows, *(int(each / row) for each in (SHARE_OF_DISK * disk, SHARE_OF_MEMORY * memory, in_time))))
+    return max(
+        1, min(rows, *(int(each / row) for each in (SHARE_OF_DISK * disk, SHARE_OF_MEMORY * memory, in_time)))
+    )
 
 
 def plain_rates(folder: Path, num_bytes: int, context: RuntimeContext) -> dict[str, float]:

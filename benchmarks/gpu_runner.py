@@ -1,4 +1,4 @@
-"""Runs sections one after the other, each a process with a time of its own, and keeps what they found at once.
+"""Runs sections one after the other, each a process with a time of its own, and keeps at once what they find.
 
 Knows nothing of GPUs. A section that fails, crashes or takes too long leaves its error beside what it found
 until then, and the next one begins.

@@ -1,4 +1,4 @@
-"""How many samples a second train, beside plain PyTorch on the same device: two sections of benchmarks/gpu.py.
+"""Samples a second in training, beside plain PyTorch on the same device: two sections of benchmarks/gpu.py.
 
 What trains here is benchmarks/train_here.py, what is plain benchmarks/train_plain.py, in one process.
 """
@@ -92,7 +92,7 @@ def ncf(small: bool) -> Case:
 
 
 class HereAt(Here):
-    """The example's training, also on batches that are made already. Batches of each kind are of their own."""
+    """The example's training, also on batches that are made already; each kind has batches of its own."""
 
     def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
         with rows_drawn_on_device():
@@ -194,7 +194,10 @@ def _measure_group(
     variants = Variants(case, group, columns, context, config)
     for batch in case.batches:
         rates = _rates(variants.at(batch), batch, settings, context)
-        yield {**case.about, "batch": batch, "workers": num_workers, "samples a second": rates}
+        if num_workers:
+            # A rate of its own, not another measurement of the same.
+            rates = {f"{name}, {num_workers} workers": values for name, values in rates.items()}
+        yield {**case.about, "batch": batch, "samples a second": rates}
 
 
 def groups_of(names: Sequence[str], table_bytes: int, memory: int) -> list[list[str]]:

@@ -5,10 +5,10 @@
         --rounds 1 --seconds 0.02
 
 Prints each figure beside its bar; with --write it also writes docs/train.json, docs/train.png and the part of
-docs/performance.md between the train marks. With GPUs both sides train on them; with one there is one process,
-and none that it could be compared with. All variants of a size are measured in turns, in short blocks, because
-other programs slow a machine down for seconds at a time; between them, what the memory and the cores of the
-machine do at most. Asserts nothing.
+docs/performance.md between the train marks. With GPUs both sides train on them; with one there is one
+process, and none that it could be compared with. All variants of a size are measured in turns, in short
+blocks, because other programs slow a machine down for seconds at a time; between them, what the memory and
+the cores of the machine do at most. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -114,16 +114,17 @@ def variants_of(
     together, large = max(numbers) * model.batch, model.large_batch
     names = {2: HERE_2, 1: HERE_1}
     found = {names[number]: (f"here {number}", Order("here", model.batch, 1, 0)) for number in numbers}
-    found |= {
-        f"{names[number]}, large": (f"here {number}", Order("here", large, 1, 0)) for number in numbers
-    }
+    found |= {f"{names[number]}, large": (f"here {number}", Order("here", large, 1, 0)) for number in numbers}
     # What is compiled is made for one number of threads; on a GPU they change nothing.
     most = min(2, allowed_cores()) if is_cpu else 1
     for optimizer in ("dense Adam", "sparse Adagrad", "SparseAdam"):
         if optimizer == "dense Adam" and num_rows > MOST_ROWS_DENSE:
             continue
         for threads in range(1, most + 1):
-            found[f"plain, {optimizer}, {_threads(threads)}"] = ("plain 1", Order(optimizer, together, threads, 0))
+            found[f"plain, {optimizer}, {_threads(threads)}"] = (
+                "plain 1",
+                Order(optimizer, together, threads, 0),
+            )
         if optimizer != "SparseAdam":
             order = Order(optimizer + COMPILED, together, most, 0)
             found[f"plain, {optimizer}{COMPILED}, {_threads(most)}"] = ("plain 1", order)

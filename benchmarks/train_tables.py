@@ -32,9 +32,7 @@ def _bars_of(model: dict[str, Any]) -> list[dict[str, Any]]:
         found = ratio(size["rates"][ours], size["rates"][best])
         num_rows = size["users"] + size["movies"]
         limit = model["bars"][(num_rows > SMALL) + (num_rows > LARGE)]
-        bars.append(
-            bar(f"{title}, {_rows(size)}, {ours} / {best}", found, limit, f"{found:.2f}", f"{limit}")
-        )
+        bars.append(bar(f"{title}, {_rows(size)}, {ours} / {best}", found, limit, f"{found:.2f}", f"{limit}"))
     for size in model["sizes"]:
         if most_processes(size["rates"]) == HERE_1:
             continue
