@@ -60,20 +60,25 @@ def main() -> None:
     else:
         result = measure(flags)
     if flags.write and (result["small"] or kind_of(result) != "cuda"):
-        sys.exit("These figures are of no GPU or of the miniature, and do not belong into the documents.")
+        sys.exit("gpu.py: these figures are of no GPU or of the miniature, and no document tells of such")
     finish("gpu", result, render(result), flags, page=PAGE, marks=MARKS)
 
 
 def _parse_flags() -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.set_defaults(report=Path("."))
     names = [name for name in SECTIONS if name != FIRST]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="these sections alone")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="after which it ends (default: 520)")
     parser.add_argument("--small", action="store_true", help="the miniature: its figures mean nothing")
     parser.add_argument("--folder", type=Path, help="on the disk to measure; the default is that of /tmp")
     parser.add_argument("--figures", type=Path, help="show what is in this JSON, and measure nothing")
-    return parser.parse_args()
+    flags = parser.parse_args()
+    if flags.write and flags.small:
+        parser.error("the figures of --small mean nothing, and --write would put them into the documents")
+    if not flags.figures:
+        # What was measured elsewhere is in its file already.
+        flags.report = flags.report or Path(".")
+    return flags
 
 
 def measure(flags: argparse.Namespace) -> dict[str, Any]:
@@ -86,7 +91,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
         sections = [_section(name, Path(folder), flags.small) for name in (FIRST, *flags.only)]
         run_sections(sections[:1], flags.seconds, keep)
         if kind_of(result) == "cpu" and not flags.small:
-            sys.exit("There is no GPU that torch sees; --small runs the miniature on the CPU.")
+            sys.exit("gpu.py: torch sees no GPU; give --small for the miniature, which a CPU runs too")
         run_sections(sections[1:], end - time.monotonic(), keep)
     return result
 
@@ -98,7 +103,7 @@ def _section(name: str, folder: Path, small: bool) -> Section:
         mine = folder / name
         mine.mkdir()
         settings = Settings(name, str(mine), left - MARGIN, small)
-        path = Path(__file__).with_name(script)
+        path = Path(__file__).parent / script
         return [sys.executable, str(path), json.dumps(dataclasses.asdict(settings))]
 
     return Section(name, command, seconds)
@@ -109,8 +114,10 @@ def _keep(result: dict[str, Any], path: Path, name: str, found: dict[str, Any]) 
     result["sections"][name] = found
     result["bars"] = judge(result)
     replace_file(path, f"{json.dumps(result, indent=1)}\n".encode())
-    last = found.get("error") or (found["results"][-1] if found["results"] else "nothing")
-    print(f"{name}: {json.dumps(last)}", flush=True)
+    if "seconds" in found or not found["results"]:
+        print(f"{name}: {found.get('error', 'all of it')}, {found.get('seconds', 0)} s", flush=True)
+    else:
+        print(f"{name}: {json.dumps(found['results'][-1])}", flush=True)
 
 
 def kind_of(result: dict[str, Any]) -> str:

@@ -160,7 +160,8 @@ def difference(some: Mapping[str, float | None], others: Mapping[str, float | No
     pairs = [(some[name], others[name]) for name in some]
     if any((one is None) != (other is None) for one, other in pairs):
         return float("inf")
-    return max(abs(one - other) for one, other in pairs if one is not None and other is not None)
+    both = ((one, other) for one, other in pairs if one is not None and other is not None)
+    return max((abs(one - other) for one, other in both), default=0.0)
 
 
 def asynchronous(run: Runner) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def measure_kernels(dim: int, context: RuntimeContext, settings: Settings) -> di
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
-    device, rows, number = context.device, *settings.small_or((20_000, 2**10), (ROWS, IDS))
+    device = context.device
+    rows, number = settings.small_or((20_000, 2**10), (ROWS, IDS))
     is_cuda = device.type == "cuda"
     place = EmbeddingLocation.DEVICE if is_cuda else EmbeddingLocation.HOST
     table = SplitTableBatchedEmbeddingBagsCodegen(

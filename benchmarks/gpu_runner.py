@@ -43,7 +43,7 @@ def run_sections(
     fewest_seconds: float = FEWEST_SECONDS,
 ) -> None:
     """Run all within so many seconds. keep: is given a section's name and all that it has found so far, each
-    time that it finds something and when it ends.
+    time that it finds something, and once more, with the seconds that it took, when it has ended.
     """
     end = time.monotonic() + seconds
     for section in sections:
@@ -74,7 +74,6 @@ def _run(section: Section, seconds: float, keep: Callable[[str, dict[str, Any]],
                     found["error"] = result["error"]
                 else:
                     found["results"].append(result)
-                found["seconds"] = round(time.monotonic() - began, 1)
                 keep(section.name, found)
             status = process.poll() if process.poll() is not None else _waited(process)
             if status is None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.documents import short_form
 from tests.support.launch import ROOT, python, read_json, succeeded
 
-# It measures for long; nothing but its own script depends on it.
-pytestmark = pytest.mark.soak
-
 BARS = ("2 processes / plain", "2 processes / 1 process, 256", "2 processes / 1 process, 512", "peak memory")
 # Numbers in a row, and the rows of all tables: the default model has features and a history too.
 MODELS = {"default": (32, 2001 + 2 * 1001 + 3 + 8 + 22 + 82 + 19), "two_tables": (64, 2001 + 1001)}
 
 
+# It measures for long; nothing but its own script depends on it.
+@pytest.mark.soak
 def test_the_benchmark_of_training_shows_every_bar_and_leaves_a_picture(tmp_path: Path) -> None:
     benchmark, short = ROOT / "benchmarks" / "train.py", short_form("train")
     printed = succeeded(python(benchmark, *short, "--report", tmp_path, timeout=170))
@@ -42,3 +44,46 @@ def test_the_benchmark_of_training_shows_every_bar_and_leaves_a_picture(tmp_path
     for part in together:
         assert sum(line.startswith(f"| {part} |") for line in tables) == len(MODELS), part
     assert (tmp_path / "train.png").stat().st_size > 10_000
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module
+
+
+def gpus(number: int) -> dict[str, Any]:
+    return {"kind": "cuda", "name": "GPU", "number": number, "bytes a second": 3e12}
+
+
+def test_one_gpu_has_one_process_and_is_held_against_as_large_a_batch(
+    benchmark: Callable[[str], Any],
+) -> None:
+    train = benchmark("train")
+    cpu = {"kind": "cpu"}
+    planned = [train.num_processes(device) for device in (cpu, gpus(1), gpus(2))]
+    assert planned == [(2, 1), (1,), (2, 1)]
+    model = train.MODELS["two_tables"]
+    for device, teams, batch in ((cpu, {"here 2", "here 1"}, 8192), (gpus(1), {"here 1"}, 4096)):
+        variants = train.variants_of(model, 9992, [], device)
+        assert {team for team, _ in variants.values() if team.startswith("here")} == teams
+        assert {order.batch_size for team, order in variants.values() if team == "plain 1"} == {batch}
+        assert ("plain, DDP, 2 processes" in variants) == (len(teams) == 2)
+
+
+def test_of_one_gpu_it_is_told_that_there_is_no_second_process(benchmark: Callable[[str], Any]) -> None:
+    tables = benchmark("train_tables")
+    result = {**read_json(ROOT / "docs" / "train.json"), "device": gpus(1)}
+    for model in result["models"].values():
+        for size in model["sizes"]:
+            alone = {name: rates for name, rates in size["rates"].items() if "2 processes" not in name}
+            size.update({"rates": alone, "parts": {"here, 1 process": {}}, "machine": {}})
+    text = tables.render(result)
+    assert "2 processes" not in text
+    assert "With one GPU there is one process" in text
+    assert "| **218,000** | **134,000** | **108,000** |" in text
+    assert "peak memory of 1 process" in text
+    bars = tables.judge(result)
+    assert bars
+    assert not [bar for bar in bars if "2 processes" in bar["name"]]
+    assert any("here, 1 process / plain" in bar["name"] for bar in bars)

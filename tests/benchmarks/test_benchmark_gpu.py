@@ -1,0 +1,255 @@
+"""The benchmark of one GPU: in miniature on a CPU, cut off, with sections that fail; and what it computes of
+traces, metrics and sizes, with known answers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.support.documents import short_form
+from tests.support.launch import ROOT, python, read_json, started, succeeded, wait_for
+
+GPU = ROOT / "benchmarks" / "gpu.py"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module
+
+
+def test_the_miniature_leaves_figures_of_every_section_asked_for(tmp_path: Path) -> None:
+    only = ("steps", "training", "lookup", "disk")
+    printed = succeeded(python(GPU, "--small", "--only", *only, "--report", tmp_path, timeout=170))
+    found = read_json(tmp_path / "gpu.json")
+    assert found["sections"].keys() == {"machine", *only}
+    assert not [name for name, section in found["sections"].items() if "error" in section]
+    (step,) = found["sections"]["steps"]["results"]
+    assert (step["steps"], step["waits"], step["share hidden"]) == (10, {}, None)
+    for each in found["sections"]["training"]["results"]:
+        assert each["samples a second"].keys() >= {"here", "here, batches ready", "plain, dense Adam"}
+    kernels, tables = found["sections"]["lookup"]["results"]
+    # Each of 1,024 rows of 64 numbers is read and written, with its id.
+    assert kernels["lookup"]["bytes"] == 1024 * (2 * 4 * 64 + 8)
+    assert 1024 < tables["distinct"] <= 2048
+    dump = found["sections"]["disk"]["results"][1]
+    assert dump["bytes"] > 4 * 65 * 20_000
+    assert any(bar["name"].startswith("lookup and update, kernels") for bar in found["bars"])
+    assert "| tables alone | moved | of a copy |" in printed
+
+
+@pytest.mark.soak
+def test_the_miniature_runs_all_of_it(tmp_path: Path) -> None:
+    succeeded(python(GPU, *short_form("gpu"), "--report", tmp_path, timeout=170))
+    found = read_json(tmp_path / "gpu.json")
+    assert not [name for name, section in found["sections"].items() if "error" in section]
+    checks = {each["check"]: each for each in found["sections"]["commands"]["results"]}
+    assert len(checks) == 7
+    assert not [each for each in checks.values() if "failed" in each]
+    # Where there is no GPU, both sides are the same.
+    assert {each["difference"] for each in checks.values() if "difference" in each} == {0.0}
+
+
+# --- sections that fail, and runs that are cut off ---
+
+
+def run_with(tmp_path: Path, sections: dict[str, tuple[str, float]], *flags: str) -> list[str]:
+    """The command of a benchmark whose sections are these programs, each with its seconds."""
+    scripts = {}
+    for name, (text, seconds) in {"machine": ("", 5.0), **sections}.items():
+        script = tmp_path / f"{name}.py"
+        script.write_text(text)
+        scripts[name] = (str(script), seconds)
+    program = f"import gpu\ngpu.SECTIONS = {scripts!r}\ngpu.main()\n"
+    (tmp_path / "run.py").write_text(program)
+    arguments = ["--small", "--report", str(tmp_path), "--folder", str(tmp_path), *flags]
+    return [sys.executable, str(tmp_path / "run.py"), *arguments]
+
+
+def env() -> dict[str, str]:
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT / "example")])}
+
+
+def test_a_section_that_fails_leaves_the_figures_of_the_others_and_what_went_wrong(tmp_path: Path) -> None:
+    raises = "from gpu_device import run_section\ndef fail(settings, emit):\n"
+    raises += (
+        "    emit({'figure': 1})\n    raise ValueError('no such kernel')\nrun_section({'raises': fail})\n"
+    )
+    sections = {
+        "raises": (raises, 60.0),
+        "crashes": ("import os\nprint('{\"figure\": 2}', flush=True)\nos.kill(os.getpid(), 11)\n", 60.0),
+        "hangs": ("import time\nprint('{\"figure\": 3}', flush=True)\ntime.sleep(600)\n", 3.0),
+        "ends": ("print('{\"figure\": 4}')\n", 60.0),
+    }
+    command = run_with(tmp_path, sections)
+    with started(command, env=env(), real=True) as process:
+        output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    found = read_json(tmp_path / "gpu.json")["sections"]
+    assert [found[name]["results"] for name in sections] == [[{"figure": number}] for number in (1, 2, 3, 4)]
+    assert found["raises"]["error"] == "ValueError: no such kernel"
+    # The place where it was raised.
+    assert "in fail" in found["raises"]["output"]
+    assert found["crashes"]["error"] == "status -11"
+    assert found["hangs"]["error"] == "ended after 3 s, its time"
+    assert "error" not in found["ends"]
+    assert "The section raises did not end: ValueError: no such kernel" in output
+
+
+def test_a_run_that_is_killed_leaves_what_it_had_found(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    says = f"import os, pathlib, time\npathlib.Path({str(pid)!r}).write_text(str(os.getpid()))\n"
+    says += "print('{\"figure\": 2}', flush=True)\ntime.sleep(600)\n"
+    sections = {"before": ("print('{\"figure\": 1}')\n", 60.0), "during": (says, 600.0)}
+    with started(run_with(tmp_path, sections), env=env(), real=True) as process:
+        wait_for(process, "during: ")
+        process.kill()
+        process.wait()
+    # No section is the parent's to end any more; a real one ends by itself.
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    found = read_json(tmp_path / "gpu.json")
+    assert found["sections"]["before"]["results"] == [{"figure": 1}]
+    assert found["sections"]["during"]["results"] == [{"figure": 2}]
+
+
+def test_what_has_no_time_left_is_told_of(benchmark: Callable[[str], Any]) -> None:
+    runner, found = benchmark("gpu_runner"), {}
+    section = runner.Section("late", lambda left: pytest.fail("was begun"), 60.0)
+    runner.run_sections([section], 5.0, lambda name, what: found.update({name: what}))
+    assert found == {"late": {"results": [], "error": "not begun: the 5 s were used up"}}
+
+
+def test_without_a_gpu_only_the_miniature_is_measured(tmp_path: Path) -> None:
+    result = python(GPU, "--report", tmp_path)
+    assert result.returncode == 1
+    assert "torch sees no GPU; give --small" in result.stderr
+    assert python(GPU, "--small", "--write").returncode == 2
+
+
+# --- what is computed ---
+
+
+def event(kind: str, name: str, begin: float, length: float, thread: int = 1) -> dict[str, Any]:
+    return {"ph": "X", "cat": kind, "name": name, "ts": begin, "dur": length, "tid": thread}
+
+
+def test_of_a_trace_it_is_known_what_is_hidden_and_who_waits(benchmark: Callable[[str], Any]) -> None:
+    trace = benchmark("gpu_trace")
+    events = [
+        event("user_annotation", "ProfilerStep#7", 0, 1000),
+        event("user_annotation", "ProfilerStep#8", 1000, 1000),
+        event("user_annotation", "step", 10, 900),
+        event("cpu_op", "aten::item", 100, 50),
+        event("cpu_op", "aten::_local_scalar_dense", 101, 48),
+        event("cuda_runtime", "cudaStreamSynchronize", 110, 30),
+        # Of a tensor on the host: it waits for nothing.
+        event("cpu_op", "aten::item", 200, 5),
+        event("cuda_runtime", "cudaEventSynchronize", 1500, 10, thread=2),
+        # After the last step.
+        event("cuda_runtime", "cudaDeviceSynchronize", 2100, 10),
+        event("kernel", "gemm", 300, 200, thread=7),
+        event("kernel", "gemm", 400, 200, thread=8),
+        {**event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 250, 100, 9), "args": {"bytes": 4_000_000}},
+        event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 1200, 100, 9),
+        {"ph": "i", "name": "nothing"},
+    ]
+    found = trace.describe_trace(events)
+    assert (found["steps"], found["ms of a step"]) == (2, 1.0)
+    assert found["waits"] == {"cudaStreamSynchronize": 1, "cudaEventSynchronize": 1}
+    assert found["places of waits"] == {
+        "step > aten::item > aten::_local_scalar_dense > cudaStreamSynchronize": 1,
+        "cudaEventSynchronize": 1,
+    }
+    assert found["reads"] == {"aten::item": 2, "aten::_local_scalar_dense": 1}
+    assert found["reads that wait"] == 2
+    # The first copy lies beside kernels from 300 to 350, the second beside none.
+    assert found["share hidden"] == 50 / 200
+    assert (found["copies to the device"], found["pageable copies"]) == (2, 1)
+    assert found["MB to the device"] == 4.0
+    # From 250 to 600, and the second copy.
+    assert found["share that the device works"] == pytest.approx(450 / 2000)
+    assert found["costliest kernels, ms of a step"]["gemm"] == 0.2
+
+
+def test_metrics_differ_by_their_largest_difference(benchmark: Callable[[str], Any]) -> None:
+    difference = benchmark("gpu_commands").difference
+    assert difference({"rmse": 0.5, "auc": 0.75}, {"rmse": 0.25, "auc": 0.875}) == 0.25
+    assert difference({"rmse": 0.5}, {"auc": 0.5}) == float("inf")
+    assert difference({"rmse": None}, {"rmse": None}) == 0.0
+    assert difference({"rmse": None}, {"rmse": 0.5}) == float("inf")
+
+
+def test_checkpoints_are_the_same_bit_for_bit_or_refused(
+    tmp_path: Path, benchmark: Callable[[str], Any]
+) -> None:
+    commands = benchmark("gpu_commands")
+    zero = np.zeros(3, np.float32)
+    for name, value in (("one", zero), ("same", zero), ("signed", -zero)):
+        (tmp_path / name / "step-000000001").mkdir(parents=True)
+        save_file({"rows": value}, tmp_path / name / "step-000000001" / "part-00001.safetensors")
+    assert commands.same_tensors(tmp_path / "one", tmp_path / "same") == 1
+    with pytest.raises(commands.CommandError, match=r"rows of .*one and .*signed differ"):
+        commands.same_tensors(tmp_path / "one", tmp_path / "signed")
+
+
+def test_variants_take_turns_where_they_fit_together(benchmark: Callable[[str], Any]) -> None:
+    training = benchmark("gpu_training")
+    here, ready, dense, sparse = training.HERE, training.READY, training.DENSE, training.SPARSE
+    names = (here, ready, dense, sparse)
+    assert training.groups_of(names, 10**9, 80 * 10**9) == [list(names)]
+    # 25.9 GB of rows: dense Adam has no room at all, and the others only one after the other.
+    assert training.groups_of(names, 25_900_000_000, 80 * 10**9) == [[here, ready], [sparse]]
+    assert training.groups_of(names, 10**12, 80 * 10**9) == []
+
+
+def test_tables_are_as_large_as_disk_memory_and_time_allow(benchmark: Callable[[str], Any]) -> None:
+    fit = benchmark("gpu_disk").rows_that_fit
+    much, row = 10**15, 4 * 65
+    assert fit(100, much, much, 1e9, 1e9, 1e9) == 100
+    assert fit(10**9, row * 1000, much, 1e9, 1e9, 1e9) == 800
+    assert fit(10**9, much, row * 1000, 1e9, 1e9, 1e9) == 400
+    # A byte is written once and read twice, in 0.6 of ten seconds.
+    assert fit(10**9, much, much, 10.0, row * 100, row * 100) == pytest.approx(200, abs=1)
+
+
+def test_a_rank_counts_what_has_the_device_open(benchmark: Callable[[str], Any]) -> None:
+    device = benchmark("gpu_device")
+    found = device.processes_on_device()
+    assert os.getpid() in device.below(os.getpid())
+    assert found["open"] == sorted(set(found["open"]))
+
+
+def test_a_run_that_was_cut_off_is_shown_as_far_as_it_came(benchmark: Callable[[str], Any]) -> None:
+    tables = benchmark("gpu_tables")
+    device = {"kind": "cuda", "name": "GPU", "driver": "1.2", "cuda": "13.0", "nccl": "2.28"}
+    rates = {"here": [3e6, 3e6], "plain, dense Adam": [1e6, 1e6], "plain, sparse Adagrad": [2e6, 2e6]}
+    size = {"dim": 64, "users": 10_000_000, "items": 1_000_000, "batch": 4096}
+    result = {
+        **{"date": "2026-01-02T03:04:05+00:00", "machine": "16 cores", "small": False},
+        "versions": {"torch": "2.11.0", "fbgemm": "fbgemm-gpu 1.6.0"},
+        "sections": {
+            "machine": {"results": [{"device": device}, {"copy bytes a second": 3e12}]},
+            "training": {
+                "results": [{**size, "samples a second": rates}, {"dim": 128, "skipped": "no room"}],
+                "error": "OutOfMemoryError: all of it",
+            },
+        },
+    }
+    (bar,) = tables.judge(result)
+    assert (bar["measured"], bar["bar"], bar["reached"]) == ("1.50", "at least 1.5", True)
+    text = tables.render(result)
+    assert "| 64, 10,000,000 + 1,000,000, 4,096 | 3.00 | 1.00 | 2.00 | **1.50** |" in text
+    assert "The section training did not end: OutOfMemoryError" in text
+    assert "One GPU, driver 1.2, CUDA 13.0, nccl 2.28, which copies 3,000 GB/s" in text
+    assert json.loads(json.dumps(result)) == result
