@@ -49,7 +49,7 @@ def run_sections(
     for section in sections:
         left = min(section.seconds, end - time.monotonic())
         if left < min(fewest_seconds, section.seconds):
-            keep(section.name, {"results": [], "error": f"not begun: the {seconds:g} s were used up"})
+            keep(section.name, {"results": [], "error": f"not begun: the {seconds:.0f} s were used up"})
             continue
         _run(section, left, keep)
 

@@ -253,3 +253,20 @@ def test_a_run_that_was_cut_off_is_shown_as_far_as_it_came(benchmark: Callable[[
     assert "The section training did not end: OutOfMemoryError" in text
     assert "One GPU, driver 1.2, CUDA 13.0, nccl 2.28, which copies 3,000 GB/s" in text
     assert json.loads(json.dumps(result)) == result
+
+
+def test_the_page_has_the_figures_of_the_committed_run_or_says_that_there_are_none(
+    benchmark: Callable[[str], Any],
+) -> None:
+    gpu, tables = benchmark("gpu"), benchmark("gpu_tables")
+    first, last = gpu.MARKS
+    told = gpu.PAGE.read_text().partition(first)[2].partition(last)[0].strip()
+    figures = ROOT / "docs" / "gpu.json"
+    if not figures.exists():
+        assert told.startswith("No figures of a GPU exist yet")
+        return
+    result = read_json(figures)
+    assert not result["small"]
+    assert gpu.kind_of(result) == "cuda"
+    assert told == tables.render(result)
+    assert tables.judge(result) == result["bars"]

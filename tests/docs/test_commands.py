@@ -370,7 +370,7 @@ CHECKS: dict[str, Check] = {
     # checkpoints.md, loader.md and performance.md
     **{
         " ".join([f"python benchmarks/{name}.py", *short_form(name)]): is_run_by_the_test_of_the_benchmark
-        for name in ("checkpoint", "feed", "train")
+        for name in ("checkpoint", "feed", "train", "gpu")
     },
 }
 BLOCKS = list(dict.fromkeys(lines for page in PAGES for lines in commands(page)))
