@@ -51,7 +51,8 @@ def test_the_miniature_leaves_figures_of_every_section_asked_for(tmp_path: Path)
 
 @pytest.mark.soak
 def test_the_miniature_runs_all_of_it(tmp_path: Path) -> None:
-    succeeded(python(GPU, *short_form("gpu"), "--report", tmp_path, timeout=170))
+    # Real ones: its commands start from several threads, of which a fork keeps one.
+    succeeded(python(GPU, *short_form("gpu"), "--report", tmp_path, env=env(), real=True, timeout=400))
     found = read_json(tmp_path / "gpu.json")
     assert not [name for name, section in found["sections"].items() if "error" in section]
     checks = {each["check"]: each for each in found["sections"]["commands"]["results"]}
