@@ -16,7 +16,7 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
-from tests.support.launch import NO_GPUS, ROOT, SUPPORT, succeeded, torchrun
+from tests.support.launch import GPUS, NO_GPUS, ROOT, SUPPORT, succeeded, torchrun
 from tests.support.shared_folder import shared_folder
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ with mock.patch.dict(os.environ, OMP_WAIT_POLICY="passive"):
     import torch
 
 # Counted before this process, too, is left without them; counting starts no CUDA context.
-NUM_GPUS = torch.cuda.device_count()
+with mock.patch.dict(os.environ, GPUS):
+    NUM_GPUS = torch.cuda.device_count()
 os.environ.update(NO_GPUS)
 LONGEST = (
     "test_commands",
@@ -146,6 +147,19 @@ def real_folder() -> Path:
     if not (folder / "ratings.csv").is_file():
         pytest.skip(f"no ratings.csv in {folder}; set MOVIELENS_DATA to a folder of ml-latest-small")
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Read over what pyproject.toml says to plugins that are not installed: tests run without them."""
+    if not pluginmanager.hasplugin("instafail"):
+        parser.addoption("--instafail", action="store_true")
+    if not pluginmanager.hasplugin("xdist"):
+        for option in ("--numprocesses", "--dist"):
+            parser.addoption(option)
+        parser.addoption("--no-loadscope-reorder", action="store_true")
+    if not pluginmanager.hasplugin("timeout"):
+        for name in ("timeout", "timeout_method"):
+            parser.addini(name, "of pytest-timeout")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,8 +22,10 @@ EXAMPLE = ROOT / "example" / "example.py"
 LAUNCHER = ("-m", "recsuite.launcher")
 # The scripts that tests launch.
 SUPPORT = ROOT / "tests" / "support"
-# Tests run on the CPU; those marked `gpu` and `multi_gpu` give a command what the machine has.
-GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")}
+# Tests run on the CPU; those marked `gpu` and `multi_gpu` give a command what the machine has. Under a name of
+# its own, for a process that runs tests may be started by another one that is left without them already.
+SEEN = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.setdefault("GPUS_FOR_TESTS", SEEN)}
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 # A deadline is there for what hangs: on a busy machine all takes so many times as long.
 PATIENCE = 10
@@ -47,8 +49,10 @@ def started(
     """
     clean = {name: value for name, value in os.environ.items() if name not in (*LAUNCH_VARIABLES, *NO_GPUS)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
-    # For the scripts of tests, which import each other.
-    paths = os.pathsep.join(filter(None, [str(ROOT), (env or {}).get("PYTHONPATH", "")]))
+    # For the scripts of tests, which import each other, and the code beside them; an installation may be that
+    # of another checkout, or there may be none.
+    given = (env or {}).get("PYTHONPATH", "")
+    paths = os.pathsep.join(filter(None, [str(ROOT), given, str(EXAMPLE.parent)]))
     env = {**clean, **NO_GPUS, "OMP_NUM_THREADS": "1", **(env or {}), "PYTHONPATH": paths}
     with contextlib.nullcontext() if real or not is_quick(command) else preloaded(within):
         process: subprocess.Popen[str] = subprocess.Popen(command, cwd=cwd, env=env, **pipes)

@@ -75,7 +75,8 @@ def _server(library: Path | None) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         environment = {
-            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "example"),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             # On a busy machine, threads that spin while they wait take the cores from those they wait for.

@@ -22,13 +22,20 @@ from typing import Any
 UNREAD = 128 + signal.SIGPIPE
 # Of the program's own lines.
 LOGGER = "recsuite"
-# What torchrec 1.6 and 1.8 make torch say of torchrec's own code.
+# What torchrec 1.6 and 1.8 make torch say of torchrec's own code, and fbgemm 1.6 of a torch that its table was
+# written before: that the two belong together is checked at every start, see `versions.py`.
 NOISE = (
+    "_fbgemm_torch_compat_table has no entry for",
+    "`_get_pg_default_device` will be deprecated",
+    "Multiple backends are registered with this ProcessGroup.",
     "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead.",
     "Please use DTensor instead and we are deprecating ShardedTensor.",
     "is_fx_tracing will return true for both fx.symbolic_trace and torch.export.",
 )
-NOISY_LOGGERS = ("torch.fx._symbolic_trace",)
+# The one without a name is that of all others.
+NOISY_LOGGERS = ("torch.fx._symbolic_trace", "")
+# What stands before the words: lines, and the colours of a terminal.
+MARGIN = re.compile(r"(\s|\x1b\[\d+m)*")
 
 
 class TaggedFormatter(logging.Formatter):
@@ -180,4 +187,4 @@ def quieten_libraries() -> None:
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(NOISE)
+    return not MARGIN.sub("", record.getMessage(), count=1).startswith(NOISE)
