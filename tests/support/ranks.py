@@ -153,7 +153,8 @@ def optimizer_sums(train_state: Any) -> dict[str, float]:
     for table, slots in sorted(shards_of(tensors_of(train_state)).items()):
         # A rank without rows of a table has no state of it.
         mine = sum((shard.tensor.double().sum() for shard in slots.get("momentum1", ())), torch.zeros(()))
-        total = torch.as_tensor(mine, dtype=torch.float64)
+        # Where the backend of the ranks adds up; a rank may have no shard that says where that is.
+        total = torch.as_tensor(mine, dtype=torch.float64).to(train_state.row_scale.device)
         dist.all_reduce(total)
         sums[table] = float(total)
     return sums
@@ -181,11 +182,14 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     for split in ("validation", "test", "catalogue"):
         with torch.no_grad():
             outputs = [
-                train_state.model(batch).output.predictions for batch in input_pipeline.batches(split, 0)
+                train_state.model(batch.to(context.device)).output.predictions
+                for batch in input_pipeline.batches(split, 0)
             ]
         numbers = torch.stack(outputs).unbind(dim=-1)
         both = 2 * len(columns.range_of(split))
-        vectors[split] = [in_order(number.flatten(1), both, context).tolist() for number in numbers]
+        # Contiguous, as nccl wants what it gathers.
+        flat = [number.flatten(1).contiguous() for number in numbers]
+        vectors[split] = [in_order(number, both, context).tolist() for number in flat]
     return {"ranks": ranks, "vectors": vectors}
 
 

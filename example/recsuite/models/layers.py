@@ -38,7 +38,8 @@ class NumberLayers(nn.Module):
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
         """float32 [B, D], of all dense numbers, float32 [B, numbers], NaN where there is none."""
-        mine = numbers[:, self.places]
+        # Column by column: a list of places would be copied to the device, and waited for, in each step.
+        mine = torch.stack([numbers[:, place] for place in self.places], dim=1)
         is_missing = mine.isnan()
         inputs = torch.cat([mine.masked_fill(is_missing, 0.0), is_missing.to(mine.dtype)], dim=1)
         vectors: torch.Tensor = self.layers(inputs)

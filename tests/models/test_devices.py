@@ -1,0 +1,133 @@
+"""A step where its tensors do not lie on the CPU: nothing is mixed, asked for or sent there.
+
+On fake tensors, which know their device and have no numbers: what reads a number of one, or mixes it with one
+of the CPU, fails as it would on a GPU or be waited for there. The device is called "meta", for there torch
+computes without a driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recsuite.config.config import Config
+from recsuite.datasets.batches import EventBatches
+from recsuite.datasets.loader import EpochSampler, build_dataloader
+from recsuite.datasets.preparation.cache import open_columns
+from recsuite.models.layers import NumberLayers
+from recsuite.models.lists import Links
+from recsuite.models.recency import Members
+from recsuite.sharding.recommender import ModelInput, TrainableModel, make_model
+from recsuite.training.input_pipeline import InputPipeline
+
+DEVICE = torch.device("meta")
+Move = Callable[[torch.Tensor], torch.Tensor]
+# What the example trains by itself, on either side of the choice between --split time and random, and what
+# else a head may have.
+MODELS: dict[str, dict[str, Any]] = {
+    "both sides": {"split": "random", "others": 20, "mlp_dims": ()},
+    "rating": {},
+    "ranking": {"task": "ranking", "history_weights": "learned", "mlp_dims": ()},
+    "ranking, equal weights": {"task": "ranking"},
+    "response": {"task": "response"},
+}
+
+
+class Crossings(TorchDispatchMode):
+    """Notes each operation that takes tensors from one device and gives tensors of another.
+
+    Numbers, which are tensors without a dimension, may lie on the CPU: they are sent with the operation.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [part for part in tree_leaves((args, kwargs, result)) if isinstance(part, torch.Tensor)]
+        if len({part.device.type for part in tensors if part.dim()}) > 1:
+            self.found.append(str(func))
+        return result
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_mixes_no_devices_and_asks_the_device_for_nothing(synthetic_folder: Path, name: str) -> None:
+    model, batch = model_and_batch(Config.of(data_path=str(synthetic_folder), batch_size=64, **MODELS[name]))
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        model, batch, looked_up = moved(model, batch, lambda tensor: mode.from_tensor(tensor).to(DEVICE))
+        head = model.recommender.head
+        with Crossings() as crossings:
+            predictions = head(looked_up, batch.members, batch.numbers, batch.links)
+            loss = model.loss(predictions, batch)
+            loss.backward()
+            if head.prior is not None:
+                # As `learn_spreads` asks.
+                with torch.no_grad():
+                    arguments = batch.members, batch.numbers, batch.links
+                    _, directions = head.predict_with_directions(looked_up, *arguments)
+                    assert directions.device == DEVICE
+        assert predictions.device == loss.device == DEVICE
+        assert all(rows.values().grad.device == DEVICE for rows in looked_up.values())
+        assert all(part.grad is None or part.grad.device == DEVICE for part in head.parameters())
+    assert crossings.found == []
+
+
+def test_dense_numbers_are_chosen_where_they_lie() -> None:
+    layers = NumberLayers([0, 2], embedding_dim=8)
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        layers._apply(lambda tensor: mode.from_tensor(tensor).to(DEVICE))
+        with Crossings() as crossings:
+            layers(torch.empty(5, 3, device=DEVICE)).sum().backward()
+    assert crossings.found == []
+
+
+def model_and_batch(config: Config) -> tuple[TrainableModel, ModelInput]:
+    """A model with all that training gives it but tables, and its first batch, on the CPU."""
+    columns = open_columns(config)
+    sampler = EpochSampler(EventBatches(columns, config, 0, 1))
+    input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
+    num_rows = {table.name: table.rows for table in columns.tables}
+    model = make_model(columns, config.model, config.data.history, num_rows)
+    model.recommender.head.add_over_ranks = lambda tensor: tensor
+    return model, next(input_pipeline.batches("train", 0))
+
+
+def moved(
+    model: TrainableModel, batch: ModelInput, move: Move
+) -> tuple[TrainableModel, ModelInput, dict[str, JaggedTensor]]:
+    """The same on another device, and rows as TorchRec looks them up there."""
+    head, features = model.recommender.head, batch.features
+    for module in (head, model.loss):
+        module._apply(move)
+    lengths = move(features.lengths())
+    there = KeyedJaggedTensor(
+        features.keys(),
+        move(features.values()),
+        lengths=lengths,
+        stride=features.stride(),
+        length_per_key=features.length_per_key(),
+        offset_per_key=features.offset_per_key(),
+    )
+    dim = next(iter(model.recommender.embeddings.embedding_configs())).embedding_dim
+    looked_up = {
+        name: JaggedTensor(
+            values=torch.empty(number, dim, device=DEVICE, requires_grad=True), lengths=of_feature
+        )
+        for name, number, of_feature in zip(
+            features.keys(), features.length_per_key(), lengths.view(len(features.keys()), -1), strict=True
+        )
+    }
+    plain = {name: move(getattr(batch, name)) for name in ("labels", "weights", "numbers", "had")}
+    members, links = Members(*map(move, batch.members)), Links(*map(move, batch.links))
+    batch = dataclasses.replace(batch, features=there, members=members, links=links, **plain)
+    return model, batch, looked_up
