@@ -267,28 +267,44 @@ def test_a_pool_survives_the_epochs_and_gives_each_its_own_order(columns: Column
 
 
 PINNED = """
-import sys
-from recsuite.datasets.preparation.cache import open_columns
+from pathlib import Path
+
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
+from recsuite.datasets.preparation.cache import open_columns
+from recsuite.errors import UserError
 
 if __name__ == "__main__":
-    for num_workers in (0, 1):
+    import torch
+
+    # Before the workers start: one that inherited the device would have it too.
+    torch.zeros(1, device="cuda")
+    for flags in {{"num_workers": 0}}, {{"num_workers": 1}}, {{"num_workers": 1, "mp_context": "forkserver"}}:
         # With a history: a tensor without elements has no memory that could be pinned.
-        config = Config.of(data_path={data!r}, num_workers=num_workers, history=3)
+        config = Config.of(data_path={data!r}, history=3, **flags)
         dataset = EventBatches(open_columns(config), config, 0, 1)
         with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
             for batch in loader:
                 assert all(tensor.is_pinned() for tensor in batch if tensor.numel())
+            for pid in loader.pool.pids if loader.pool else ():
+                files = Path(f"/proc/{{pid}}/maps").read_text()
+                assert "libcuda" not in files and "libtorch" not in files
+    try:
+        build_dataloader(dataset, EpochSampler(dataset), config.replaced(mp_context="fork"))
+    except UserError as error:
+        print(error)
 """
 
 
 @pytest.mark.gpu
-def test_batches_are_pinned_where_there_is_a_device(synthetic_folder: Path, tmp_path: Path) -> None:
+def test_with_a_device_batches_are_pinned_and_no_worker_has_it(
+    synthetic_folder: Path, tmp_path: Path
+) -> None:
     script = tmp_path / "pinned.py"
     script.write_text(PINNED.format(data=str(synthetic_folder)))
-    succeeded(python(script, env=GPUS, real=True))
+    output = succeeded(python(script, env=GPUS, real=True))
+    assert "--mp_context fork cannot be used once CUDA is initialised" in output
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from recsuite.runtime import console
 from recsuite.runtime.console import install_tag, remove_tag, say
 from tests.support.launch import EXAMPLE, LAUNCHER, PATIENCE, SUPPORT, python, run_command, started
 
@@ -165,3 +166,14 @@ def test_installing_print_twice_and_restoring_twice_is_harmless(capsys: pytest.C
     remove_tag()
     assert builtins.print is original
     assert capsys.readouterr().out == "[RANK 1] once\n"
+
+
+def test_what_fbgemm_says_of_a_torch_that_its_table_does_not_know_is_noise() -> None:
+    text = (
+        "\n            \033[33m\n            _fbgemm_torch_compat_table has no entry for 1.6.0 of FBGEMM;\n"
+    )
+    noise, other = (
+        logging.LogRecord("root", logging.WARNING, "", 0, words, None, None) for words in (text, "disk full")
+    )
+    assert not console._is_no_noise(noise)
+    assert console._is_no_noise(other)

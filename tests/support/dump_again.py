@@ -1,0 +1,42 @@
+"""Loads the newest checkpoint of a folder, and writes it in full into another one, without any training.
+
+python dump_again.py FROM TO
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from recsuite.checkpoint.storage.directory import newest_in
+from recsuite.checkpoint.storage.recorded import read_recorded
+from recsuite.config.config import Config
+from recsuite.runtime.process import cleanup_runtime, end_process, init_runtime
+
+
+def main() -> None:
+    """Load and dump."""
+    source, target = sys.argv[1:]
+    newest = newest_in(Path(source))
+    assert newest is not None
+    config = Config.of(**{**read_recorded(newest), "save_dir": target})
+    context = init_runtime(config)
+
+    from recsuite.checkpoint.chain_writer import ChainWriter
+    from recsuite.checkpoint.restore import restore
+    from recsuite.checkpoint.storage.chain import chain_at
+    from recsuite.datasets.opening import open_data
+    from recsuite.training.state import build_train_state
+
+    with open_data(config, context) as data:
+        train_state = build_train_state(data.columns, config, context)
+        manifest = restore(chain_at(newest), train_state, data.columns, context)
+        writer = ChainWriter(train_state, manifest.run, None, data.columns, config, context)
+        writer.write_full(manifest.progress)
+        writer.close()
+    cleanup_runtime()
+
+
+if __name__ == "__main__":
+    main()
+    end_process(0)

@@ -1,0 +1,138 @@
+"""A training on each device: what it learns, writes, and is told, and what passes from one to the other.
+
+On the CPU the tests run with all others, on CUDA where there is a device; see `DEVICES`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.support.launch import EXAMPLE, GPUS, SUPPORT, python, started, succeeded, wait_for
+from tests.support.starting import REAL_WORKERS
+
+CUDA = functools.partial(pytest.param, marks=pytest.mark.gpu)
+DEVICES = ["cpu", CUDA("cuda")]
+# From one device to another, and on each alone.
+WAYS = [("cpu", "cpu"), CUDA("cpu", "cuda"), CUDA("cuda", "cpu"), CUDA("cuda", "cuda")]
+# What --split random, --task ranking and --ids dynamic train where nothing else is said of a model, but for
+# their epochs.
+KINDS = {
+    "both sides": ("--split", "random", "--epochs", "2"),
+    "ranking": ("--task", "ranking", "--epochs", "1"),
+    "dynamic": ("--ids", "dynamic", "--epochs", "1"),
+}
+Train = Callable[[str, str], Path]
+
+
+def options_of(device: str) -> dict[str, Any]:
+    """How a command is started so that it computes there."""
+    # What forks has no device.
+    return {"env": GPUS, "real": True} if device == "cuda" else {}
+
+
+def example(device: str, *flags: object) -> str:
+    """What the example prints on a device."""
+    output = succeeded(python(EXAMPLE, *flags, timeout=200, **options_of(device)))
+    assert f"ranks: 1 on {device}" in output
+    return output
+
+
+def metrics_of(output: str) -> list[float]:
+    """The row of the model in the table of results."""
+    (row,) = re.findall(r"^\| this model.*?\|(.*)\|$", output, re.MULTILINE)
+    return [float(number) for number in re.findall(r"\d+\.\d+", row)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3,000 ratings."""
+    folder = tmp_path_factory.mktemp("data") / "ratings"
+    write_synthetic(folder, 3_000, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """By device and kind, the folder of a training's checkpoints; made once."""
+
+    @functools.cache
+    def train(device: str, kind: str) -> Path:
+        folder = tmp_path_factory.mktemp("dumps")
+        output = example(device, "--data_path", data, "--dump", "--save_dir", folder, *KINDS[kind])
+        (folder / "output.txt").write_text(output)
+        return folder
+
+    return train
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("source", "target"), WAYS)
+def test_a_checkpoint_of_one_device_has_its_metrics_on_the_other(
+    trained: Train, data: Path, kind: str, source: str, target: str
+) -> None:
+    folder = trained(source, kind)
+    found = metrics_of(example(target, "--data_path", data, "--load", "--save_dir", folder))
+    assert found == pytest.approx(metrics_of((folder / "output.txt").read_text()), abs=1e-3)
+    assert len(found) >= 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_learns_what_the_cpu_learns(trained: Train, kind: str) -> None:
+    on_cpu, on_cuda = (
+        metrics_of((trained(name, kind) / "output.txt").read_text()) for name in ("cpu", "cuda")
+    )
+    assert on_cuda == pytest.approx(on_cpu, abs=2e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_loaded_and_dumped_again_is_the_same_to_the_last_bit(
+    trained: Train, tmp_path: Path, kind: str, device: str
+) -> None:
+    folder = trained("cpu", kind)
+    command = SUPPORT / "dump_again.py", folder, tmp_path
+    assert f"ranks: 1 on {device}" in succeeded(python(*command, timeout=200, **options_of(device)))
+    (newest,) = tmp_path.glob("step-*")
+    before, after = (load_file(path / "part-00001.safetensors") for path in (folder / newest.name, newest))
+    assert before.keys() == after.keys()
+    assert [name for name in before if before[name].tobytes() != after[name].tobytes()] == []
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_training_with_deltas_that_was_told_to_end_goes_on(data: Path, tmp_path: Path, device: str) -> None:
+    flags = ["--data_path", data, "--save_dir", tmp_path, "--async_dump", "--dump", "--inc_dump"]
+    flags += ["--split", "random", "--batch_size", "256", "--dump_every", "3", "--patience", "0"]
+    endless = [sys.executable, "-u", str(EXAMPLE), *map(str, flags), "--epochs", "1000"]
+    with started(endless, stderr=subprocess.STDOUT, **options_of(device)) as process:
+        wait_for(process, "epoch 1/1000")
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=600)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    (step,) = re.findall(r"told to end, stopped at step ([\d,]+); --resume continues from there", output)
+    assert list(tmp_path.glob("delta-*"))
+    epochs = int(step.replace(",", "")) // 9 + 2
+    resumed = example(device, *flags, "--epochs", epochs, "--resume")
+    assert f"step {step}, written by 1 rank" in resumed
+    assert f"epoch {epochs}/{epochs}" in resumed
+    loaded = example(device, *flags[:4], "--load", "--checkpoint", "latest")
+    assert len(metrics_of(loaded)) >= 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_doctor_finds_no_fault_and_a_worker_without_torch(data: Path, device: str) -> None:
+    options = {**options_of(device), "env": {**options_of(device).get("env", {}), **REAL_WORKERS}}
+    output = succeeded(python(EXAMPLE, "--doctor", "--data_path", data, timeout=200, **options))
+    assert "no torch in it, so CUDA untouched" in output
+    assert ("nccl" in output) == (device == "cuda")
