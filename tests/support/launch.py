@@ -22,8 +22,8 @@ EXAMPLE = ROOT / "example" / "example.py"
 LAUNCHER = ("-m", "recsuite.launcher")
 # The scripts that tests launch.
 SUPPORT = ROOT / "tests" / "support"
-# Tests run on the CPU; those marked `gpu` and `multi_gpu` give a command what the machine has. Under a name of
-# its own, for a process that runs tests may be started by another one that is left without them already.
+# Tests run on the CPU; those marked `gpu` and `multi_gpu` give a command what the machine has. Kept under a
+# name of its own: a process that runs tests may be started by another, which has left itself without GPUs.
 SEEN = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
 GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.setdefault("GPUS_FOR_TESTS", SEEN)}
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}

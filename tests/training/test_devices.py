@@ -90,9 +90,8 @@ def test_a_checkpoint_of_one_device_has_its_metrics_on_the_other(
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_device_learns_what_the_cpu_learns(trained: Train, kind: str) -> None:
-    on_cpu, on_cuda = (
-        metrics_of((trained(name, kind) / "output.txt").read_text()) for name in ("cpu", "cuda")
-    )
+    outputs = [(trained(device, kind) / "output.txt").read_text() for device in ("cpu", "cuda")]
+    on_cpu, on_cuda = map(metrics_of, outputs)
     assert on_cuda == pytest.approx(on_cpu, abs=2e-2)
 
 

@@ -22,8 +22,8 @@ from typing import Any
 UNREAD = 128 + signal.SIGPIPE
 # Of the program's own lines.
 LOGGER = "recsuite"
-# What torchrec 1.6 and 1.8 make torch say of torchrec's own code, and fbgemm 1.6 of a torch that its table was
-# written before: that the two belong together is checked at every start, see `versions.py`.
+# What torchrec 1.6 and 1.8 make torch say of torchrec's own code, and fbgemm 1.6 of a torch that its table
+# does not know: that the two belong together is checked at every start, see `versions.py`.
 NOISE = (
     "_fbgemm_torch_compat_table has no entry for",
     "`_get_pg_default_device` will be deprecated",
