@@ -49,11 +49,10 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from tests.support.launch import LAUNCH_VARIABLES, LAUNCHER, NO_GPUS, PATIENCE, ROOT
+from tests.support.launch import EXAMPLE, LAUNCH_VARIABLES, LAUNCHER, NO_GPUS, PATIENCE, ROOT
 from tests.support.preloaded import preloaded
 from tests.support.starting import is_quick
 
-EXAMPLE = ROOT / "example" / "example.py"
 NETWORK = "10.77.0"
 RENDEZVOUS_PORT = 29400
 SECONDS = 100
@@ -365,7 +364,8 @@ class Command(Running):
         self._is_entered = command[0] == "nsenter"
         inherited = {key: value for key, value in os.environ.items() if key not in LAUNCH_VARIABLES}
         given = {key: str(value) for key, value in (env or {}).items()}
-        env = {**inherited, **NO_GPUS, "OMP_NUM_THREADS": "1", **given}
+        own = {**NO_GPUS, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLE.parent)}
+        env = {**inherited, **own, **given}
         options: dict[str, Any] = {"cwd": cwd, "env": env, "text": True, "start_new_session": True}
         with path.open("wb") as output, how():
             self.process = subprocess.Popen(
