@@ -21,12 +21,13 @@ class Remapping(ManagedCollisionModule):
     ) -> None:
         super().__init__(device, first_rows)
         self.first_rows, self.rank, self.dynamic = first_rows, rank, share
+        # Made once: each step would copy them to the device and wait.
+        self._ends = torch.tensor(first_rows[1:-1], dtype=torch.int64, device=device)
 
     def owner_of(self, ids: torch.Tensor) -> torch.Tensor:
         """The rank of each id, int64 [n]."""
         if self.dynamic is None:
-            ends = torch.tensor(self.first_rows[1:-1], dtype=ids.dtype, device=ids.device)
-            return torch.bucketize(ids, ends, right=True)
+            return torch.bucketize(ids, self._ends, right=True)
         owners = self.dynamic.placement.owner_of(ids)
         # The unknown has its row on rank 0.
         return owners.masked_fill_(ids == EMPTY, 0)
