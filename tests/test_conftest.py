@@ -25,6 +25,8 @@ def test_plugins_may_be_missing_and_every_process_knows_the_gpus(without: tuple[
     env = {name: value for name, value in os.environ.items() if name != "GPUS_FOR_TESTS"}
     env |= {"CUDA_VISIBLE_DEVICES": "5", WANTED: "5"}
     plugins = [word for plugin in without for word in ("-p", f"no:{plugin}")]
+    # One process is enough.
+    plugins += [] if "xdist" in without else ["-n", "1"]
     command = [sys.executable, "-m", "pytest", *plugins, "-q", __file__, "-k", "only_what_is_launched"]
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1000)
     assert "1 passed" in result.stdout, result.stdout + result.stderr
