@@ -14,6 +14,9 @@ from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.models.prior import standard_error
+from recsuite.models.tasks.task import task_named
+from recsuite.training.loops.epochs import judged
 from tests.support.early_ranks import GLOBAL_BATCH_SIZE, PLANTED, STEPS_OF_AN_EPOCH
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 
@@ -22,6 +25,26 @@ NUM_RATINGS, NUM_TEST = 4000, 800
 NUM_TRAIN = 3168
 # The test of the weights of epoch 2.
 BEST = {"rmse": 2, "weights_of": [2]}
+
+
+@pytest.mark.parametrize(
+    ("leeway", "since_best"), [(0.0, [0, 1, 0, 1, 2]), (0.02, [0, 0, 0, 1, 0]), (1.0, [0, 0, 0, 0, 0])]
+)
+def test_an_epoch_counts_as_the_best_unless_an_earlier_one_was_better_by_the_leeway(
+    leeway: float, since_best: list[int]
+) -> None:
+    progress, found = Progress(), []
+    for rmse in (0.90, 0.91, 0.89, 0.92, 0.905):
+        progress = judged(progress, rmse, task_named("rating"), leeway)
+        found.append(progress.epochs_since_best)
+    assert found == since_best
+    # However many were taken that were a little worse.
+    assert progress.best == 0.89
+
+
+def test_the_standard_error_of_an_rmse_is_that_of_many_draws() -> None:
+    errors = np.random.default_rng(0).normal(0, 0.9, (4000, 500))
+    assert standard_error(0.9, 500) == pytest.approx(np.sqrt((errors**2).mean(1)).std(), rel=0.05)
 
 
 @pytest.fixture(scope="module")

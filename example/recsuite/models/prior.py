@@ -12,6 +12,7 @@ Shapes: B events, D numbers in a row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -75,6 +76,11 @@ class Prior:
         # The loss is a mean over B of squares, whose derivative has the factor 2.
         each = rarities[held.rarity] * (2 * self.noise * held.times * scale**2 / rarities.size(1))
         return torch.outer(each, precisions)
+
+
+def standard_error(rmse: float, number: int) -> float:
+    """That of a root mean square of so many errors, were they normal."""
+    return rmse / math.sqrt(2 * number)
 
 
 def first_number(group: int) -> int:

@@ -129,11 +129,13 @@ class Task(ABC):
         """How the main metric is called where people read it."""
         return self.metrics[self.main_metric]
 
-    def is_better(self, value: float, best: float | None) -> bool:
-        """Whether a value of the main metric beats the best one so far; NaN beats nothing."""
+    def is_better(self, value: float, best: float | None, leeway: float = 0.0) -> bool:
+        """Whether a value of the main metric beats the best one so far, or is worse by less than the leeway;
+        NaN beats nothing.
+        """
         if best is None:
             return math.isfinite(value)
-        return value < best if self.lower_is_better else value > best
+        return value < best + leeway if self.lower_is_better else value > best - leeway
 
     def no_metrics(self) -> dict[str, float]:
         """The metrics of a split without an event: none is defined."""

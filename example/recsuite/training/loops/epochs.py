@@ -10,6 +10,7 @@ from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.metrics import Metrics
 from recsuite.errors import counted, four_places
+from recsuite.models.prior import standard_error
 from recsuite.models.tasks.task import Task
 from recsuite.runtime.collectives import broadcast_from_rank0
 from recsuite.training.callbacks import Callback, Epoch, ProgressBar, Run
@@ -111,11 +112,14 @@ class EpochLoop(Loop):
 
     def _judged(self, validation: Metrics) -> Progress:
         """The progress at the end of an epoch, with what its validation says."""
-        value, best = validation[self.task.main_metric], self.progress.best
+        value, best, leeway = validation[self.task.main_metric], self.progress.best, 0.0
+        # Rows that a prior holds learn more with each pass, and a few validation events may say otherwise by
+        # chance.
+        if self.train_state.head.prior is not None and best is not None:
+            leeway = standard_error(best, self.columns.num_validation)
         # One rank judges: the machines of others may round otherwise.
-        if broadcast_from_rank0(lambda: self.task.is_better(value, best)):
-            return dataclasses.replace(self.progress, best=value, epochs_since_best=0)
-        return dataclasses.replace(self.progress, epochs_since_best=self.progress.epochs_since_best + 1)
+        found: Progress = broadcast_from_rank0(lambda: judged(self.progress, value, self.task, leeway))
+        return found
 
     def take_best(self) -> Progress:
         """Put what was learned where it was best, as far as that was kept, and say which epoch it is; where
@@ -137,6 +141,17 @@ class EpochLoop(Loop):
             f"{self.unit}{lost if best.epoch < wanted else ''}"
         )
         return best
+
+
+def judged(progress: Progress, value: float, task: Task, leeway: float) -> Progress:
+    """The progress at the end of an epoch, with what a value of the main metric says: the epoch counts as the
+    best unless an earlier one was better by the leeway.
+    """
+    if not task.is_better(value, progress.best, leeway):
+        return dataclasses.replace(progress, epochs_since_best=progress.epochs_since_best + 1)
+    # By the best value itself, or it would creep away step by step.
+    best = value if task.is_better(value, progress.best) else progress.best
+    return dataclasses.replace(progress, best=best, epochs_since_best=0)
 
 
 def describe_epoch(epoch: Epoch, task: Task, unit: str, config: TrainingConfig) -> str:
