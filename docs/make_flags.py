@@ -7,16 +7,24 @@ python docs/make_flags.py --write    put it into docs/flags.md
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from recsuite.config.both_sides import BOTH_SIDES
+from recsuite.config.config import Config
 from recsuite.config.parser import build_parser
+from recsuite.config.rankings import RANKINGS
+from recsuite.config.section import as_given
 
 PAGE = Path(__file__).with_name("flags.md")
 HEAD = """# Every flag
 
 `python example/example.py --help` prints the same. `python docs/make_flags.py --write` makes this page.
 """
+BEST_KNOWN = """What is not given is taken from this table, and said at the start. Random splits take none of
+it where `--history`, `--audience` or `--others 0` is given, nor rankings with `--history 0` or
+`--history_weights equal`, nor a stream; [quality.md](quality.md) says how the values were chosen."""
 # Of the line that names a flag's default, in the help of the parser.
 DEFAULT = " (default: "
 
@@ -34,7 +42,26 @@ def main() -> None:
 def page() -> str:
     """The page: a table for each group of the parser's flags."""
     groups = build_parser()._action_groups
-    return HEAD + "".join(_section(group) for group in groups if list(_rows(group)))
+    return HEAD + _best_known() + "".join(_section(group) for group in groups if list(_rows(group)))
+
+
+def _best_known() -> str:
+    """A table of what is taken instead of the defaults where that learns best."""
+    flags, unordered, ranking = (
+        Config().flags,
+        "`--task rating --split random`, and u1 to u5",
+        "`--task ranking`",
+    )
+    lines = [
+        f"| `--{name}` | {as_given(flags[name])} | {_taken(BOTH_SIDES, name)} | {_taken(RANKINGS, name)} |"
+        for name in {**BOTH_SIDES, **RANKINGS}
+    ]
+    head = [f"| flag | default | {unordered} | {ranking} |", "| --- | --- | --- | --- |"]
+    return "\n".join(["", "## Defaults of a task and a split", "", BEST_KNOWN, "", *head, *lines, ""])
+
+
+def _taken(best_known: Mapping[str, Any], name: str) -> str:
+    return as_given(best_known[name]) if name in best_known else ""
 
 
 def _section(group: argparse._ArgumentGroup) -> str:

@@ -2,14 +2,15 @@
 
     ./run.sh dump --save_dir dumps       a training that writes checkpoints; with --inc_dump deltas too
     python serve.py --save_dir dumps     beside it, before or after it has begun
+    python serve.py --data_path FOLDER   and items are known by all that the data of the training say of them
 
     curl localhost:8000/health
     curl localhost:8000/score -H "Content-Type: application/json" -d '{"user": [1, 1], "movie": [2, 3]}'
     curl localhost:8000/recommend -H "Content-Type: application/json" -d '{"users": [1], "k": 5}'
 
 Every answer names the step that all of it comes from, and the users and items that the model has no row
-of. Items are known by their ids alone, see `ServedModel.describe_items` for what else they may be known by.
-There is no password; without --host it listens to this machine alone.
+of. Without --data_path items are known by their ids alone. There is no password; without --host it listens to
+this machine alone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recsuite.datasets.schema import AUDIENCE, ITEM
 from recsuite.errors import UserError
 from recsuite.runtime.console import say
 from recsuite.tools import script
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from recsuite.datasets.schema import Schema
-    from recsuite.serving.served import Follower
+    from recsuite.serving.served import Follower, ServedModel
 
 # Bytes: a request is in memory before anything of it is looked at.
 LARGEST_REQUEST = 2**22
@@ -47,6 +49,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """The flags of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--save_dir", type=Path, default=Path("dumps"), help="where the training writes")
+    parser.add_argument("--data_path", default="", help="the data of the training, read once at the start")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at: 127.0.0.1 by default")
     parser.add_argument("--port", type=int, default=8000, help="8000 by default; 0 takes any that is free")
     return parser.parse_args(argv)
@@ -64,6 +67,7 @@ def serve(flags: argparse.Namespace) -> int:
     with bound(flags.host, flags.port) as port:
         wait_for_first(flags.save_dir)
         follower = Follower(flags.save_dir)
+        describe_items(follower.model, flags)
         server = uvicorn.Server(uvicorn.Config(service(follower), log_level="warning"))
         threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True).start()
         # Whoever reads the next line may connect at once: the kernel keeps him until the server has started.
@@ -71,6 +75,26 @@ def serve(flags: argparse.Namespace) -> int:
         say(f"serving {flags.save_dir} at http://{flags.host}:{port.getsockname()[1]}")
         server.run(sockets=[port])
     return 0
+
+
+def describe_items(model: ServedModel, flags: argparse.Namespace) -> None:
+    """Say what the items are, where the data are given; else what is not known of them."""
+    if flags.data_path:
+        from recsuite.config.config import Config
+        from recsuite.config.sections.checkpoint import NEWEST
+        from recsuite.serving.recommend import open_viewer
+
+        given = {"data_path": flags.data_path, "save_dir": str(flags.save_dir)}
+        config = Config.of(**given, load=NEWEST)
+        config.validate()
+        open_viewer(model, config, given)
+        return
+    of_items = {*model.snapshot.names_of((ITEM, AUDIENCE))} - {model.snapshot.schema.item}
+    if of_items:
+        say(
+            f"what is recommended knows nothing of {', '.join(sorted(of_items))}, and is worse for it; give "
+            "--data_path, the data of the training"
+        )
 
 
 def bound(host: str, number: int) -> contextlib.closing[socket.socket]:

@@ -85,5 +85,5 @@ def test_columns_without_days_stay_apart_from_those_with_them(config: Config) ->
 
 
 def test_days_are_refused_where_those_of_the_test_are_new() -> None:
-    with pytest.raises(UserError, match=r"^--days user knows the days of the training"):
+    with pytest.raises(UserError, match=r"^--days user learns of days, and with --split time none of"):
         parse_args(["--days", "user"])

@@ -18,7 +18,9 @@ import pytest
 
 from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
 from recsuite.checkpoint.storage.writer import publish
+from recsuite.config.config import Config
 from recsuite.serving.followers.following import of_one_moment
+from recsuite.serving.recommend import open_viewer
 from recsuite.serving.served import ServedModel
 from tests.support.launch import ROOT, started, wait_for
 
@@ -44,12 +46,17 @@ def publish_copy(state: Path, save_dir: Path) -> None:
 
 
 @contextlib.contextmanager
-def serving(save_dir: Path) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
-    """A client of a running service, and the service."""
-    command = [sys.executable, str(SERVE), "--save_dir", str(save_dir), "--port", "0"]
+def serving(
+    save_dir: Path, *flags: str, said: list[str] | None = None
+) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
+    """A client of a running service, and the service; said: gets its lines until it serves."""
+    command = [sys.executable, str(SERVE), "--save_dir", str(save_dir), "--port", "0", *flags]
     with started(command, real=True, env=ENV) as process:
         assert process.stdout is not None
-        line = next(line for line in process.stdout if line.startswith("serving "))
+        lines = [] if said is None else said
+        while not (line := process.stdout.readline()).startswith("serving "):
+            assert line
+            lines.append(line)
         assert "http://127.0.0.1:" in line
         with httpx.Client(base_url=line.split()[-1], timeout=60, trust_env=False) as client:
             yield client, process
@@ -229,3 +236,20 @@ def test_before_the_first_model_nobody_can_connect_and_a_port_that_is_taken_is_r
         publish_copy(states(trained_folder / "dumps")[8], tmp_path)
         wait_for(process, "serving ")
         assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()["step"] == 8
+
+
+def test_with_the_data_of_the_training_it_recommends_as_the_model_that_is_told_what_items_are(
+    trained_folder: Path, synthetic_folder: Path, tmp_path: Path
+) -> None:
+    save_dir, data, said = first_two(trained_folder / "dumps", tmp_path), str(synthetic_folder), list[str]()
+    with serving(save_dir, said=said) as (client, _):
+        assert "what is recommended knows nothing of genres, year, and is worse for it" in "".join(said)
+        alone = client.post("/recommend", json={"users": [1], "k": 5}).json()["items"]
+    with serving(save_dir, "--data_path", data) as (client, _):
+        described = client.post("/recommend", json={"users": [1], "k": 5}).json()["items"]
+    model = ServedModel.open(save_dir, "latest")
+    assert alone == [[[*pair] for pair in model.recommend([1], 5)[0]]]
+    config = Config.of(data_path=data, save_dir=str(save_dir), load="newest")
+    open_viewer(model, config, {"data_path", "save_dir"})
+    assert described == [[[*pair] for pair in model.recommend([1], 5)[0]]]
+    assert described != alone

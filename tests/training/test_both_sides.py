@@ -121,4 +121,4 @@ def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_fla
     )
     resumed = succeeded(torchrun(3, EXAMPLE, "--inc_dump", "--resume", "--epochs", 3, *data))
     assert "--lr 0.3" in resumed
-    assert "as --split random hides" not in resumed
+    assert "as --split random lets" not in resumed

@@ -135,6 +135,10 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
     if not is_own(config.data):
         return _with_task(config, FIRST_SCHEMA, given)
     source = locate(config.data, config.runtime.seed)
+    from recsuite.datasets.tables.schema_file import schema_path
+
+    # It may be an older one, and of other files.
+    say(f"the tables are read as {schema_path(config.data.data_path)} says")
     if not source.has_times and config.stream.stream:
         raise UserError("The events have no times, so --stream has no order to follow; leave it out.")
     if not source.has_times and config.data.split == "time":

@@ -20,9 +20,13 @@ from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.duplicates import settle
 from recsuite.datasets.schema import RawData, Schema
 from recsuite.datasets.tables.derived import add_user_days, with_user_day
+from recsuite.errors import UserError
+from recsuite.files import explained
 
 __all__ = ["DATA_DEADLINE", "DATA_ROOT", "NUM_EVENTS", "PREPARATION_DEADLINE"]
 
+# The files of sets of a known form that have their ratings.
+RATINGS_FILES = [layout.ratings for layout in movielens.LAYOUTS]
 # That of checkpoints which do not bring one: they are older than any other family.
 FIRST_SCHEMA = SCHEMA
 
@@ -91,7 +95,29 @@ def locate(config: DataConfig, seed: int) -> Source:
         return movielens.locate(config, seed)
     from recsuite.datasets.tables import source as tables
 
+    _refuse_near_known(config.data_path)
     return tables.locate(config, DATA_ROOT)
+
+
+def _refuse_near_known(path: str) -> None:
+    """Refuse a file of a set of a known form, and a folder that has such a set in one of its own: read as
+    tables of unknown columns, it would lack what the set says elsewhere.
+    """
+    from recsuite.datasets.tables.schema_file import schema_path
+
+    # Whoever wrote a schema wants what it says.
+    if "://" in path or schema_path(path).exists():
+        return
+    given = Path(path).absolute()
+    with explained(f"--data_path {path} cannot be looked at"):
+        near = [given.parent] if given.name in RATINGS_FILES else []
+        near += sorted(given.iterdir()) if given.is_dir() else []
+        known = next((each for each in near if each.is_dir() and movielens.is_known(each)), None)
+    if known is not None:
+        raise UserError(
+            f"--data_path {path} is not the folder of the MovieLens set in {known}; give that folder, or "
+            f"write a schema, ./run.sh schema {path}, to have it read as tables of your own."
+        )
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def _with_best_known(config: Config, given: frozenset[str]) -> Config:
     if not changed:
         return config
     flags = " ".join(f"--{name} {as_given(value)}" for name, value in changed.items())
-    say(f"{flags}, as {why}")
+    say(f"{flags}, as {why}; see docs/quality.md")
     found = config.replaced(**changed)
     found.validate()
     return found
@@ -217,7 +217,7 @@ def _best_known(config: Config, given: frozenset[str]) -> tuple[dict[str, Any], 
     """The flags of `both_sides` or `rankings` that a configuration is to take, and the reason in words."""
     changed = both_sides(config, given)
     if changed:
-        return changed, f"--split {config.data.split} hides nothing that came later"
+        return changed, f"--split {config.data.split} lets a rating know all others of its user and its item"
     return rankings(config, given), f"--task {config.model.task} learns best with these"
 
 

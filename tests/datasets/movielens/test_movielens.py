@@ -21,6 +21,7 @@ from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import RawData
 from recsuite.datasets.source import locate, read
+from recsuite.datasets.tables.schema_file import schema_path
 from recsuite.errors import UserError
 from tests.support.raw_ids import items_of, users_of
 
@@ -522,3 +523,23 @@ def test_reading_takes_at_most_three_times_what_pandas_takes_for_the_same_bytes(
     # Ours finds the place of each rating's user and movie too, and what is repeated. The least of each: what
     # other programs take of the caches shows in single rounds.
     assert min(ours) <= 3 * min(theirs)
+
+
+@pytest.mark.parametrize("path", ["ml/ratings.csv", "."])
+def test_the_ratings_of_a_set_alone_and_the_folder_around_it_are_refused_unless_a_schema_says_otherwise(
+    tmp_path: Path, path: str
+) -> None:
+    folder = tmp_path / "ml"
+    folder.mkdir()
+    (folder / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,1,4.0,10\n1,2,3.0,20\n")
+    (folder / "movies.csv").write_text("movieId,title,genres\n1,A (1990),Drama\n2,B (1991),Drama\n")
+    config = Config.of(data_path=str(tmp_path / path))
+    with pytest.raises(UserError, match=f"the folder of the MovieLens set in {re.escape(str(folder))}"):
+        locate(config.data, 0)
+    assert not list(tmp_path.rglob("schema.toml"))
+    events = "ratings.csv" if path != "." else "ml/ratings.csv"
+    schema_path(config.data.data_path).write_text(
+        f'[files]\nevents = "{events}"\n[user]\ncolumn = "userId"\n[item]\ncolumn = "movieId"\n'
+        '[label]\nkind = "rating"\ncolumn = "rating"\nlowest = 0.5\nhighest = 5\n'
+    )
+    assert len(locate(config.data, 0).read().events.user) == 2

@@ -103,9 +103,8 @@ class DataConfig(Section):
     """With --split random and the official splits, where what came later is no secret, the model receives
     with a rating, instead of what came before, all other items of its user and all other users of its item, a
     sample of so many where there are more; 0 means that --history and --audience count there too. Not given,
-    200 with --task rating and such a split, unless --history or --audience is; and where it is not 0, --lr
-    0.15, --weight_decay 0, --mlp_dims none, --epochs 20, --patience 10 and --days user are what is not given
-    of these."""
+    200 with --task rating and such a split, with other values of some flags too, see docs/flags.md; they are
+    said at the start."""
 
     days: str = "none"
     """With --split random and the official splits, what the day of a rating tells: a row of its own for each
@@ -152,8 +151,8 @@ class DataConfig(Section):
         )
         require(
             self.is_default("days") or self.is_unordered,
-            f"--days {self.days} knows the days of the training, and with --split {self.split} those of the "
-            "test are others; leave it out, or give --split random",
+            f"--days {self.days} learns of days, and with --split {self.split} none of the test is one of "
+            "the training; leave it out, or give --split random",
         )
         for name in ("history", "audience", "others"):
             self.require_at_least_0(name)

@@ -64,4 +64,7 @@ def describe_spreads(head: Head) -> str:
     times = (
         f"{group} {math.exp(spread):.2f}" for group, spread in zip(GROUPS, head.spreads.tolist(), strict=True)
     )
-    return f"the prior lets rows lie so many times as far from zero as at first: {', '.join(times)}"
+    return (
+        "learned from the validation: how many times as far from zero as the prior says rows lie: "
+        f"{', '.join(times)} (docs/quality.md, Who had what)"
+    )
