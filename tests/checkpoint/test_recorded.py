@@ -360,5 +360,5 @@ def test_flags_of_a_program_of_another_age_are_left_out_and_that_is_said(
     )
     assert (
         f"{dump / CONFIG} does not have --task, --mlp_dims, --history_weights, --history, --audience, "
-        "--others, --ids, --dataset" in capsys.readouterr().out
+        "--others, --days, --ids, --dataset" in capsys.readouterr().out
     )
