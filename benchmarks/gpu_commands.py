@@ -120,6 +120,7 @@ def commands(settings: Settings, emit: Emit) -> None:
         )
     with ThreadPoolExecutor(max(1, allowed_cores() // CORES_OF_A_COMMAND)) as pool:
         began = time.monotonic()
+        emit({"checks": len(CHECKS)})
         started = {pool.submit(action, run): name for name, action in CHECKS.items()}
         for future in as_completed(started):
             try:

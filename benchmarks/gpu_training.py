@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,9 +73,9 @@ def two_tables(dim: int, mlp_dims: tuple[int, ...], batch: int, num_ratings: int
 def cases(small: bool) -> list[Case]:
     """Tables of all sizes, what is wanted most first."""
     if small:
-        return [Case(2000, 1000, two_tables(16, (8,), 256, 20_000), (256, 512))]
+        return [Case(2000, 1000, two_tables(16, (8,), 256, 20_000), (256, 512), compiled=256)]
     sizes = {"1m": (1_000_000, 100_000), "10m": (10_000_000, 1_000_000), "ml-1m": (6040, 3952)}
-    batches, ratings = (4096, 32_768, 262_144), 2_000_000
+    batches, ratings = (4096, 32_768, 262_144), 2**21
     models = {dim: two_tables(dim, MLP_DIMS, batches[-1], ratings) for dim in (64, 128)}
     found = [Case(*size, models[64], batches, compiled=32_768) for size in sizes.values()]
     largest = (100_000_000, 1_000_000)
@@ -126,25 +127,30 @@ def products_of(kind: str) -> Iterator[None]:
 
 def training(settings: Settings, emit: Emit) -> None:
     """All cases, as far as the time goes."""
-    _measure(cases(settings.small), (HERE, READY), settings, emit)
+    _measure(cases(settings.small), (HERE, READY), Run(settings, emit))
 
 
 def ncf_shape(settings: Settings, emit: Emit) -> None:
     """The one case, also with products in TF32, and with workers that make its batches."""
-    kinds = (HERE, READY, TF32)
-    _measure([ncf(settings.small)], kinds, settings, emit)
-    if not settings.small:
-        _measure([ncf(False)], (HERE,), settings, emit, num_workers=4)
+    run = Run(settings, emit)
+    _measure([ncf(settings.small)], (HERE, READY, TF32), run)
+    _measure([ncf(settings.small)], (HERE,), run, num_workers=settings.small_or(1, 4))
 
 
-def _measure(
-    all_cases: Sequence[Case], kinds: Sequence[str], settings: Settings, emit: Emit, num_workers: int = 0
-) -> None:
-    deadline = Deadline(settings.seconds)
-    context = init_runtime(Config())
+class Run:
+    """What all measurements of a section have in common; a process joins the ranks once."""
+
+    def __init__(self, settings: Settings, emit: Emit) -> None:
+        self.settings, self.emit = settings, emit
+        self.deadline = Deadline(settings.seconds)
+        self.context = init_runtime(Config())
+
+
+def _measure(all_cases: Sequence[Case], kinds: Sequence[str], run: Run, num_workers: int = 0) -> None:
+    settings, context, emit = run.settings, run.context, run.emit
     for case in all_cases:
         # What is begun and cut off leaves nothing.
-        if deadline.left < settings.small_or(1, 12):
+        if run.deadline.left < settings.small_or(1, 12):
             emit({**case.about, "skipped": "no time was left for it"})
             continue
         folder = Path(settings.folder) / "columns"
@@ -257,7 +263,7 @@ def _steps(trained: Trained, batch: int, number: int) -> float:
 def _rates(
     variants: dict[str, Callable[[int], float]], batch: int, settings: Settings, context: RuntimeContext
 ) -> dict[str, list[float]]:
-    """Samples a second of each, in turns."""
+    """Samples a second of each, in turns; without those that cannot be compiled here."""
 
     def seconds(name: str, number: int) -> float:
         synchronize(context.device)
@@ -268,9 +274,17 @@ def _rates(
 
     aim = settings.small_or(0.02, SECONDS)
     numbers = {}
-    for name in variants:
+    for name in list(variants):
         # Twice: the first steps also compile and allocate.
-        seconds(name, WARM_UP_STEPS)
+        try:
+            seconds(name, WARM_UP_STEPS)
+        except Exception as error:
+            # A compiler, which a machine may lack, is needed for these alone.
+            if not name.endswith(COMPILED):
+                raise
+            print(f"{name} at {batch}: {type(error).__name__}: {error}", file=sys.stderr)
+            del variants[name]
+            continue
         numbers[name] = max(3, round(aim * WARM_UP_STEPS / seconds(name, WARM_UP_STEPS)))
     found: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(settings.small_or(1, ROUNDS)):

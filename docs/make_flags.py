@@ -49,7 +49,7 @@ def _best_known() -> str:
     """A table of what is taken instead of the defaults where that learns best."""
     flags, unordered, ranking = (
         Config().flags,
-        "`--task rating --split random`, and u1 to u5",
+        "`--task rating --split random`, and official splits",
         "`--task ranking`",
     )
     lines = [

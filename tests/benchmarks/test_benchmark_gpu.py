@@ -8,7 +8,9 @@ import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,11 +226,24 @@ def test_tables_are_as_large_as_disk_memory_and_time_allow(benchmark: Callable[[
     assert fit(10**9, much, much, 10.0, row * 100, row * 100) == pytest.approx(200, abs=1)
 
 
-def test_a_rank_counts_what_has_the_device_open(benchmark: Callable[[str], Any]) -> None:
+def test_a_rank_counts_what_has_the_device_open(
+    benchmark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = benchmark("gpu_device")
-    found = device.processes_on_device()
-    assert os.getpid() in device.below(os.getpid())
-    assert found["open"] == sorted(set(found["open"]))
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as child:
+        end = time.monotonic() + 60
+        while len(device.below(child.pid)) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        assert {*device.below(child.pid)} < {*device.below(os.getpid())}
+        assert child.stdin is not None
+        child.stdin.close()
+    link = f"/proc/{os.getpid()}/fd/9"
+    monkeypatch.setattr(
+        os, "readlink", lambda path: "/dev/nvidia0" if str(path).startswith(link[:-1]) else ""
+    )
+    assert device.processes_on_device()["open"] == [os.getpid()]
 
 
 def test_a_run_that_was_cut_off_is_shown_as_far_as_it_came(benchmark: Callable[[str], Any]) -> None:

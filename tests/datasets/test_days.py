@@ -13,9 +13,13 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.batching.features import FORGOTTEN_EVERY
+from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
+from recsuite.datasets.tables.derived import with_user_day
 from recsuite.errors import UserError
+from recsuite.models.prior import EVENT_BIAS, EVENT_FACTOR, Held
+from recsuite.sharding.recommender import make_prior
 
 DAY = 86_400
 NUM_USERS, NUM_DAYS = 6, 3
@@ -87,3 +91,25 @@ def test_columns_without_days_stay_apart_from_those_with_them(config: Config) ->
 def test_days_are_refused_where_those_of_the_test_are_new() -> None:
     with pytest.raises(UserError, match=r"^--days user learns of days, and with --split time none of"):
         parse_args(["--days", "user"])
+
+
+def test_the_prior_holds_days_by_their_own_rarity_and_variances(config: Config) -> None:
+    held = make_prior(open_columns(config), 1.0).held
+    assert held["user_day"] == Held(3, bias=EVENT_BIAS, factor=EVENT_FACTOR)
+    assert (held["user"].rarity, held["movie"].rarity, held["genres"].rarity) == (0, 1, 2)
+
+
+def test_days_that_have_one_event_each_are_left_out_and_that_is_said(config: Config) -> None:
+    path = Path(config.data.data_path, "ratings.csv")
+    lines = [
+        f"{user},{movie},3,{(40 * user + movie) * DAY}" for user in range(NUM_USERS) for movie in range(40)
+    ]
+    path.write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+    columns = open_columns(config)
+    assert "left out the days of --days user: 240 events have 240 of them" in columns.notes
+    assert "user_day" not in [table.name for table in columns.tables]
+
+
+def test_a_feature_of_the_same_name_is_refused() -> None:
+    with pytest.raises(UserError, match="have a feature user_day, as the one of --days user is called"):
+        with_user_day(with_user_day(SCHEMA))

@@ -159,6 +159,7 @@ def as_wanted(source: Source, tables: TablesConfig, data: DataConfig) -> Source:
     # What asks for what the schema says anyway must not make a second copy of the columns.
     if ids != "schema" and source.schema != (changed := source.schema.with_ids(ids)):
         source = _Changed(source, changed, ids)
+    # After the ids: of a day nobody asks for a row before the training has it, so it needs no dynamic table.
     return source if days == "none" else _Changed(source, with_user_day(source.schema), days)
 
 
@@ -172,6 +173,7 @@ def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
         return movielens.look(config, seed)
     from recsuite.datasets.tables import source as tables
 
+    _refuse_near_known(config.data_path)
     found = tables.look(config, DATA_ROOT)
     return (Path(config.data_path), None) if found is None else (found.folder, found)
 

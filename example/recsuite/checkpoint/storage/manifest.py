@@ -61,8 +61,9 @@ class Progress:
     """How far a training is: steps made, the epoch under way, counted from 0, and its ratings that were used.
 
     What comes next is place `samples` of the epoch's order, on any number of ranks. best: the best validation
-    result so far, None before the first; epochs_since_best: how many have ended since. In a stream an epoch
-    is a window, and `stream` says where it is; it is None elsewhere.
+    result so far, None before the first; epochs_since_best: how many have ended since the one that counts as
+    the best, see `training.loops.epochs.judged`. In a stream an epoch is a window, and `stream` says where it
+    is; it is None elsewhere.
     """
 
     step: int = 0

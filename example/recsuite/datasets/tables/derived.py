@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recsuite.datasets.schema import ENTITIES, EVENT, USER, Codes, Feature, RawData, Schema
+from recsuite.errors import UserError
 
 # For types alone: reading a schema must not take an import of numpy.
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ FUNCTIONS = {
 }
 # And one that no schema names, see --days.
 USER_DAY = f"user_day({TIMESTAMP})"
+# Rows of days, of the number of events: with more most of them have one event.
+MOST_DAYS = 0.5
 SECONDS_PER_HOUR, SECONDS_PER_DAY = 3_600, 86_400
 # 1 January 1970 was a Thursday, the fourth day of a week that begins on Monday.
 FIRST_WEEKDAY = 3
@@ -112,12 +115,18 @@ def with_user_day(schema: Schema) -> Schema:
     with temporal dynamics", 2009).
     """
     feature = Feature(f"{schema.user}_day", EVENT, USER_DAY)
+    if feature.name in [each.name for each in schema.features]:
+        raise UserError(
+            f"The data have a feature {feature.name}, as the one of --days user is called; give --days none, "
+            "or call it otherwise in schema.toml."
+        )
     return dataclasses.replace(schema, features=(*schema.features, feature))
 
 
 def add_user_days(raw: RawData, schema: Schema, folder: Path | None) -> None:
-    """Add the column of that feature to the events. folder: for a file without a name; without one memory
-    has it.
+    """Add the column of that feature to the events, or a note where most days of a user have a single event:
+    a row for each would say nothing, and take as much memory as the events. folder: for a file without a
+    name; without one memory has it.
     """
     import numpy as np
 
@@ -125,19 +134,25 @@ def add_user_days(raw: RawData, schema: Schema, folder: Path | None) -> None:
 
     events, number = raw.events, len(raw.events.time)
     columns = events.user, events.time
-    first, last = (int(end(events.time)) // SECONDS_PER_DAY for end in (np.min, np.max))
-    # User and day in one number, the days of a user next to each other.
-    num_days = last - first + 1
+    parts = [np.unique(events.time[part] // SECONDS_PER_DAY) for part in chunks(number, *columns)]
+    all_days = np.unique(np.concatenate(parts))
 
+    # User and day in one number, the days of a user next to each other.
     def keys(part: slice) -> np.ndarray:
-        found: np.ndarray = events.user[part].astype(np.int64) * num_days
-        return found + (events.time[part] // SECONDS_PER_DAY - first)
+        day = np.searchsorted(all_days, events.time[part] // SECONDS_PER_DAY)
+        found: np.ndarray = events.user[part].astype(np.int64) * len(all_days) + day
+        return found
 
     known = np.unique(np.concatenate([np.unique(keys(part)) for part in chunks(number, *columns)]))
+    if len(known) > MOST_DAYS * number:
+        raw.skipped.append(
+            f"left out the days of --days {schema.user}: {number:,} events have {len(known):,} of them"
+        )
+        return
     codes = np.empty(number, np.int32) if folder is None else temporary(folder, number, np.int32)
     for part in chunks(number, *columns, codes):
         codes[part] = np.searchsorted(known, keys(part))
     release(*columns)
-    users, days = np.divmod(known, num_days)
+    users, days = np.divmod(known, len(all_days))
     ids = raw.users[schema.column_of(USER)].to_numpy()[users].tolist()
-    events.features[USER_DAY] = Codes(codes, user_days(ids, (days + first) * SECONDS_PER_DAY))
+    events.features[USER_DAY] = Codes(codes, user_days(ids, all_days[days] * SECONDS_PER_DAY))
