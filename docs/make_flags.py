@@ -47,16 +47,15 @@ def page() -> str:
 
 def _best_known() -> str:
     """A table of what is taken instead of the defaults where that learns best."""
-    flags, unordered, ranking = (
-        Config().flags,
-        "`--task rating --split random`, and official splits",
-        "`--task ranking`",
-    )
+    flags = Config().flags
     lines = [
         f"| `--{name}` | {as_given(flags[name])} | {_taken(BOTH_SIDES, name)} | {_taken(RANKINGS, name)} |"
         for name in {**BOTH_SIDES, **RANKINGS}
     ]
-    head = [f"| flag | default | {unordered} | {ranking} |", "| --- | --- | --- | --- |"]
+    head = [
+        "| flag | default | `--task rating --split random`, and official splits | `--task ranking` |",
+        "| --- | --- | --- | --- |",
+    ]
     return "\n".join(["", "## Defaults of a task and a split", "", BEST_KNOWN, "", *head, *lines, ""])
 
 

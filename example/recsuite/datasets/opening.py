@@ -134,9 +134,9 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
     # The labels of a set of a known name are ratings with times, and it may have to be downloaded first.
     if not is_own(config.data):
         return _with_task(config, FIRST_SCHEMA, given)
-    source = locate(config.data, config.runtime.seed)
     from recsuite.datasets.tables.schema_file import schema_path
 
+    source = locate(config.data, config.runtime.seed)
     # It may be an older one, and of other files.
     say(f"the tables are read as {schema_path(config.data.data_path)} says")
     if not source.has_times and config.stream.stream:
