@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from recsuite.config.config import Config
 from recsuite.errors import UserError, counted
 from recsuite.files import reason_of
-from recsuite.tools.findings import Finding, human_size, judge
-from recsuite.tools.machine import Need
+from recsuite.tools.examination.findings import Finding, human_size, judge
+from recsuite.tools.examination.machine import Need
 
 if TYPE_CHECKING:
     from recsuite.datasets.columns import Columns
