@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from recsuite.config.config import Config
+from recsuite.runtime.collectives import raise_on_all
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import shown, stage
 from recsuite.tools import script
+from recsuite.tools.launch_folder import folder_of_launch, remove
 
 # What a script adds: called on every rank once its modes are done, with their configuration.
 Idea = Callable[[Config, RuntimeContext], None]
@@ -22,15 +24,20 @@ def start(argv: list[str] | None, defaults: Sequence[str] = (), idea: Idea | Non
     """Parse, check, and run on one process or on all; returns the exit status.
 
     argv: the flags, those of `sys.argv` when None; defaults: flags that they come after; idea: what a script
-    does beside the modes.
+    does beside the modes, with a checkpoint: where no flag asks for one, one is written that is gone in the
+    end.
     """
-    given_flags = sys.argv[1:] if argv is None else argv
-    config, given = script.parse_once([*defaults, *given_flags])
+    config, given = script.parse_once([*defaults, *(sys.argv[1:] if argv is None else argv)])
     if config.is_alone:
         return script.run_alone(config, given)
     script.check_machine()
     with shown():
-        run(config, given, idea)
+        if idea is None or config.checkpoint.writes or config.checkpoint.reads:
+            run(config, given, idea)
+            return 0
+        with folder_of_launch() as folder:
+            run(config.replaced(dump=True, save_dir=str(folder / "checkpoints")), given, idea)
+            remove(folder)
     return 0
 
 
@@ -45,7 +52,8 @@ def run(config: Config, given: frozenset[str] = frozenset(), idea: Idea | None =
         for mode in config.modes:
             modes[mode](config, context)
         if idea is not None:
-            idea(config, context)
+            # One rank may fail where the others have nothing to do, and all are to end with its sentence.
+            raise_on_all(lambda: idea(config, context))
 
 
 def train_and_report(config: Config, context: RuntimeContext) -> None:
