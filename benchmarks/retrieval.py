@@ -193,9 +193,10 @@ def judge(run: dict[str, Any]) -> list[dict[str, Any]]:
 
 def text_of(result: dict[str, Any]) -> str:
     """The figures as a page has them."""
+    widths = [f"D {run['dim']}" for run in result["runs"]]
     lines = [
-        f"| {result['items']:,} items, one thread, one user at a time | {' | '.join(f'D {run['dim']}' for run in result['runs'])} |",
-        f"|---|{'---:|' * len(result['runs'])}",
+        f"| {result['items']:,} items, one thread, one user at a time | {' | '.join(widths)} |",
+        f"|---|{'---:|' * len(widths)}",
     ]
     rows: dict[str, Callable[[dict[str, Any]], str]] = {
         "recall@100": lambda run: f"{used(run)['recall']:.4f}",
