@@ -151,9 +151,12 @@ def test_items_longer_than_all_before_are_found_in_any_list() -> None:
 def test_an_index_is_made_anew_once_too_much_of_it_is_new() -> None:
     world = World.of(500)
     index = NearestItems(world.keys, world.vectors)
-    some, all_of_them = world.after(1, share=0.1), world.after(2, share=0.5)
-    assert not index.after(some.keys, some.vectors).lists.is_new
-    assert index.after(all_of_them.keys, all_of_them.vectors).lists.is_new
+    # Of 500, 180 are others after the first delta, and more than half after the second.
+    first = world.after(1, share=0.25)
+    second = first.after(2, share=0.25)
+    index = index.after(first.keys, first.vectors)
+    assert not index.lists.is_new
+    assert index.after(second.keys, second.vectors).lists.is_new
     wider = torch.randn(500, DIM + 4)
     assert index.after(world.keys, wider).lists.is_new
 
