@@ -7,69 +7,19 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import torch
 
-from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
 from recsuite.config.sections.model import ModelConfig
-from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError
 from recsuite.models import retrieval
-from recsuite.models.tasks.task import Sizes, task_named
 from recsuite.serving.served import ServedModel
-from recsuite.serving.snapshot import Snapshot
+from tests.support.random_model import ITEMS, NAMES, snapshot_of
 
-USERS, ITEMS, DIM = 40, 211, 8
 TASKS = ModelConfig.CHOICES["task"]
-YEARS, GENRES = list(range(1990, 2000)), ["Comedy", "Drama", "War"]
-NAMES: dict[str, list[Any]] = {
-    "user": list(range(1, USERS + 1)),
-    "gender": ["F", "M"],
-    "age": [1, 18, 25],
-    "occupation": ["0", "1"],
-    "movie": [3 * number for number in range(1, ITEMS + 1)],
-    "year": YEARS,
-    "genres": GENRES,
-}
 EVENTS = [[(3, 4.5), (30, 1.0), (-8, 3.0)], [], [(63, 2.5)]]
-
-
-def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
-    """A model of random rows; of the items 6 and 9 the same."""
-    # Scores of some units, as in training: float32 tells no more of a score of 40 than its fifth digit.
-    std = 0.06 if task == "ranking" else 0.3
-    generator = torch.Generator().manual_seed(seed)
-    features = (*sorted(SCHEMA.features, key=lambda feature: feature.multi), SCHEMA.history)
-    names = {**NAMES, "movie": [3 * number for number in range(1, items + 1)]}
-    vocabulary = {
-        name: {value: row for row, value in enumerate(values, start=1)} for name, values in names.items()
-    }
-    tables = {
-        feature.name: std
-        * torch.randn(len(vocabulary[SCHEMA.vocabulary_of(feature.name)]) + 1, DIM, generator=generator)
-        for feature in features
-    }
-    tables["movie"][3] = tables["movie"][2]
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        sizes = Sizes(DIM, (7, 5), 20 if task == "sequence" else 0, num_blocks=2)
-        head = task_named(task).make_head(SCHEMA, features, sizes, 3.5)
-    return Snapshot(
-        folder=Path("none"),
-        schema=SCHEMA,
-        features=features,
-        tables=tables,
-        head=head.eval().requires_grad_(False),
-        vocabulary=vocabulary,
-        encodings={},
-        manifest=cast("Manifest", None),
-        follows=cast("ParentLink", None),
-        trained=Path("none"),
-        config={},
-    )
 
 
 @pytest.fixture(params=TASKS)

@@ -1,20 +1,17 @@
-"""The highest of all scores of some users: exactly, block by block, or through an index of faiss.
+"""The highest of all scores of some users: exactly, block by block.
 
 Shapes: U users, N items, D numbers in a vector, E pairs of a user and an item that are left out.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 # Scores that are in memory at once, and users that share a block of items.
 PAIRS = 2**16
 USERS = 32
-# Of the graph of faiss: links of an item, items looked at to find them, and to answer a search.
-LINKS, BUILD_BREADTH, SEARCH_BREADTH = 32, 200, 256
 
 
 class Scorer(Protocol):
@@ -110,39 +107,3 @@ def without(places: torch.Tensor, excluded: torch.Tensor) -> torch.Tensor:
     places = places.clone()
     places[user[pair], column] = -1
     return places
-
-
-class NearestItems:
-    """A graph of items, in which a search meets most of those with the largest products, and not all items.
-
-    faiss's HNSW (Malkov and Yashunin, 2016) finds the nearest vectors. One more number makes all items
-    equally long and leaves the products as they are; then the nearest ones have the largest products
-    (Bachrach et al., "Speeding up the Xbox recommender system using a Euclidean transformation", 2014).
-    """
-
-    def __init__(self, items: torch.Tensor) -> None:
-        """Build the graph of items, float32 [N, D]; takes seconds for every 100,000.
-
-        Raises:
-            ImportError: when faiss is not installed.
-        """
-        # By name: its stubs lack the parameters of a search.
-        faiss: Any = importlib.import_module("faiss")
-        squares = items.square().sum(dim=1)
-        more = (squares.amax() - squares).clamp(min=0).sqrt() if len(items) else squares
-        self._breadth = faiss.SearchParametersHNSW
-        self._graph: Any = faiss.IndexHNSWFlat(items.shape[1] + 1, LINKS)
-        self._graph.hnsw.efConstruction = BUILD_BREADTH
-        self._graph.add(torch.cat([items, more.unsqueeze(1)], dim=1).numpy())
-
-    def search(self, users: torch.Tensor, k: int) -> torch.Tensor:
-        """The places of k items for each user, int64 [U, min(k, N)]; -1 where fewer were found.
-
-        users: float32 [U, D].
-        """
-        k = min(k, self._graph.ntotal)
-        if k == 0:
-            return torch.zeros(len(users), 0, dtype=torch.int64)
-        longer = torch.nn.functional.pad(users, (0, 1)).numpy()
-        _, places = self._graph.search(longer, k, params=self._breadth(efSearch=max(SEARCH_BREADTH, 2 * k)))
-        return torch.from_numpy(places)

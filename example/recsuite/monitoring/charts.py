@@ -14,6 +14,9 @@ MARGINS = (88, 14, 10, 46)
 # What charts may be drawn over, and the name of that axis.
 EPOCHS, SECONDS = "epochs", "seconds"
 AXES = {EPOCHS: "epoch", SECONDS: "seconds of training"}
+# And that of an index, which no training has.
+SEARCH = "microseconds of a search"
+RECALL = "recall@100 of the index"
 TRAIN_LOSS = "train_loss"
 # Names for people, where the words of the name itself are not.
 WORDS = {TRAIN_LOSS: "training loss", SPEED: "speed", DATA_WAIT: "waiting for data"}
@@ -35,6 +38,12 @@ def other_charts(runs: Sequence[RunReport], over: str) -> list[dict[str, Any]]:
         left_out |= {SPEED, DATA_WAIT}
     names = dict.fromkeys(name for run in runs for name in run.curves if name not in left_out)
     return charts(runs, over, list(names))
+
+
+def index_charts(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
+    """What indexes of items find over what a search takes, if any run has one."""
+    lines = [(run, run.index_curve) for run in runs if run.index_curve]
+    return [chart(RECALL, SEARCH, lines)] if lines else []
 
 
 def charts(runs: Sequence[RunReport], over: str, names: Sequence[str]) -> list[dict[str, Any]]:
@@ -64,7 +73,7 @@ def chart(name: str, over: str, lines: Sequence[tuple[RunReport, Points]]) -> di
     found = [point for _, line in lines for point in line]
     times = [x for x, _ in found]
     # Time begins at 0, and the first epoch is late in it. There is no half of an epoch, so those are whole.
-    columns = ticks(0.0, max(times)) if over == SECONDS else ticks(min(times), max(times), whole=True)
+    columns = ticks(min(times), max(times), whole=True) if over == EPOCHS else ticks(0.0, max(times))
     rows = ticks(min(y for _, y in found), max(y for _, y in found))
     left, right, top, bottom = MARGINS
 
@@ -80,7 +89,7 @@ def chart(name: str, over: str, lines: Sequence[tuple[RunReport, Points]]) -> di
     levels = zip(rows, percent_ticks(rows) if name == DATA_WAIT else tick_texts(rows), strict=True)
     return {
         "title": title_of(name, lines[0][0]),
-        "over": AXES[over],
+        "over": AXES.get(over, over),
         "unit": unit_of(name, [run for run, _ in lines]),
         # Where time counts, runs that a profiler slowed are told from the others.
         "timed": over == SECONDS or name in (SPEED, DATA_WAIT),
@@ -126,7 +135,7 @@ def arrow(metric: str) -> str:
 
 def say_x(x: float, over: str) -> str:
     """Where a point stands, in words."""
-    return f"epoch {show(x)}" if over == EPOCHS else f"{x:.1f} s"
+    return f"epoch {show(x)}" if over == EPOCHS else f"{x:.1f} s" if over == SECONDS else f"{x:,.0f} us"
 
 
 def ticks(low: float, high: float, whole: bool = False) -> list[float]:

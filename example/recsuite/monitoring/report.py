@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +74,21 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
         report = {**_report(run, config, context), "time": seconds}
         replace_file(folder / "metrics.json", json.dumps(report, indent=1).encode())
         replace_file(folder / "curves.png", _draw(run, config.model))
+
+
+def report_index(folder: Path, points: Sequence[dict[str, Any]]) -> None:
+    """Add to the report of a training what an index of its items finds. Call on rank 0, after `write_report`.
+
+    points: as dictionaries, see `recall_curve`.
+
+    Raises:
+        UserError: when there is no report, or it cannot be written.
+    """
+    path = folder / "metrics.json"
+    with explained(f"{path} cannot be written", "the training itself ended well; give another --report_dir"):
+        report = json.loads(path.read_bytes())
+        report["index"] = [*points]
+        replace_file(path, json.dumps(report, indent=1).encode())
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:

@@ -41,6 +41,7 @@ OPTIONAL: dict[str, type] = {
     "main_metric": str,
     "test_epoch": int,
     "windows": list,
+    "index": list,
 }
 # How people call the metrics of older reports. A run is judged by the first of these that it has.
 OLDER_METRICS = {
@@ -140,6 +141,11 @@ class RunReport:
                 if name not in NO_CURVES:
                     curves.setdefault(name, []).append((epoch["epoch"], value))
         return curves
+
+    @property
+    def index_curve(self) -> list[tuple[float, float]]:
+        """What an index of the items finds of the best, over the microseconds of a search; empty without."""
+        return [(point["microseconds"], point["recall"]) for point in self.report.get("index", ())]
 
     @property
     def epoch_rows(self) -> list[dict[str, float]]:
@@ -255,6 +261,9 @@ def find_fault(report: Any) -> str:
     for name, label in report.get("metrics", {}).items():
         if not isinstance(label, str):
             return f"its name for {name!r} is {label!r:.40}"
+    for point in report.get("index", ()):
+        if not (isinstance(point, dict) and is_metrics(point) and {"microseconds", "recall"} <= point.keys()):
+            return f"a point of its index is {point!r:.40}"
     for epoch in [*report["epochs"], *report.get("windows", ())]:
         if not (isinstance(epoch, dict) and isinstance(epoch.get("epoch"), int)):
             return f"an epoch of it is {epoch!r:.40}"

@@ -6,6 +6,7 @@ Shapes: N items, D numbers in a vector, U users, E pairs of a user and an item t
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ import torch
 from recsuite.datasets.schema import AUDIENCE, ITEM, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.head import Head
-from recsuite.models.retrieval import NearestItems, without
+from recsuite.models.retrieval import without
+from recsuite.serving.index.nearest import KeptIndex, NearestItems
 from recsuite.serving.request import check_ids
 from recsuite.serving.snapshot import Found, Snapshot
 
@@ -28,16 +30,18 @@ OF_ITEMS = (ITEM, AUDIENCE)
 class Items:
     """Items in the order in which equal scores are listed.
 
-    ids: raw; vectors: float32 [N, D], of `head`; kind: the type of the raw ids that the training has seen;
-    is_choice: whether these are candidates, and not all items.
+    ids: raw; keys: theirs, int64 [N], see `Found`; vectors: float32 [N, D], of `head`; kind: the type of the
+    raw ids that the training has seen; kept: the index, of other models too; None where these are candidates,
+    and not all items.
     """
 
     head: Head
     schema: Schema
     ids: list[Any]
+    keys: torch.Tensor
     vectors: torch.Tensor
     kind: type[Any] | None
-    is_choice: bool = False
+    kept: KeptIndex | None
 
     @functools.cached_property
     def places(self) -> dict[Any, int]:
@@ -51,13 +55,13 @@ class Items:
 
     @functools.cached_property
     def nearest(self) -> NearestItems:
-        """The index of faiss; built when it is first asked for.
+        """The index of faiss; made, or brought to this model, when it is first asked for.
 
         Raises:
             UserError: when faiss is not installed, the scores are more than products of vectors, or these are
                 candidates.
         """
-        if self.is_choice:
+        if self.kept is None:
             raise UserError("An approximate search is one of all items; leave out approximate or candidates.")
         if not self.head.scores_are_products:
             raise UserError(
@@ -65,7 +69,9 @@ class Items:
                 "ranking; leave approximate out."
             )
         try:
-            return NearestItems(self.vectors)
+            # The tables of a training decay by one number that all vectors have in common: what nobody
+            # looked up is the same without it.
+            return self.kept.of(self.keys, self.vectors / self.head.row_scale)
         except ImportError:
             raise UserError(
                 "An approximate search needs faiss, which is not installed; run pip install faiss-cpu, or "
@@ -76,9 +82,10 @@ class Items:
         """Those of the candidates that the training has seen, each once and in this order."""
         wanted = set(check_ids("candidates", candidates, self.kind, self.schema))
         places = sorted(self.places[item] for item in wanted & self.places.keys())
-        ids = [self.ids[place] for place in places]
-        vectors = self.vectors[torch.tensor(places, dtype=torch.int64)]
-        return Items(self.head, self.schema, ids, vectors, self.kind, is_choice=True)
+        ids, which = [self.ids[place] for place in places], torch.tensor(places, dtype=torch.int64)
+        return dataclasses.replace(
+            self, ids=ids, keys=self.keys[which], vectors=self.vectors[which], kept=None
+        )
 
     def pairs(self, lists: Sequence[Any], name: str) -> torch.Tensor:
         """Numbers of users and places of items, int64 [2, E], of a list of raw ids for each user.
@@ -108,17 +115,19 @@ class Items:
                 )
         return torch.tensor([self.places[item] for item in wanted], dtype=torch.int64)
 
-    def near(self, users: torch.Tensor, k: int, left_out: torch.Tensor) -> torch.Tensor:
+    def near(
+        self, users: torch.Tensor, k: int, left_out: torch.Tensor, breadth: int | None = None
+    ) -> torch.Tensor:
         """Places of at least k items for users, float32 [U, D], by the index; -1 for those that are left out.
 
-        left_out: see `pairs`.
+        left_out: see `pairs`; breadth: see `NearestItems.search`.
 
         Raises:
             UserError: see `nearest`.
         """
         # As many more as the user with the most has: they may be the best.
         more = int(left_out[0].bincount().max()) if left_out.numel() else 0
-        return without(self.nearest.search(users, k + more), left_out)
+        return without(self.nearest.search(users, k + more, breadth), left_out)
 
     def named(self, places: torch.Tensor, scores: torch.Tensor) -> list[list[tuple[Any, float]]]:
         """Raw ids with their scores, for places and scores [U, k]; -1 is none."""
@@ -151,10 +160,11 @@ class Catalogue:
     """What a server knows of the items, whichever model it serves.
 
     values: a feature's name to raw values, as `ServedModel.describe_items` takes them; without them each item
-    of the training, with its id alone.
+    of the training, with its id alone. kept: the index of the items, however they were described before.
     """
 
-    def __init__(self, values: Mapping[str, Sequence[Any]] | None = None) -> None:
+    def __init__(self, kept: KeptIndex, values: Mapping[str, Sequence[Any]] | None = None) -> None:
+        self.kept = kept
         self._values = values
         # All that are described, and those of them that the training has seen.
         self._described: Located | None = None
@@ -167,8 +177,9 @@ class Catalogue:
         if self._items is None or self._items.head is not snapshot.head:
             located = self._locate(snapshot)
             vectors = snapshot.head.item_vectors(snapshot.rows_of(located.found), located.numbers)
-            kind = snapshot.kind_of(snapshot.schema.item)
-            self._items = Items(snapshot.head, snapshot.schema, located.ids, vectors, kind)
+            item = snapshot.schema.item
+            keys, kind = located.found[item].keys, snapshot.kind_of(item)
+            self._items = Items(snapshot.head, snapshot.schema, located.ids, keys, vectors, kind, self.kept)
         return self._items
 
     def _locate(self, snapshot: Snapshot) -> Located:
@@ -195,8 +206,8 @@ class Catalogue:
         return self._described
 
 
-def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot) -> Catalogue:
-    """The catalogue of items that a caller describes, held against a model.
+def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot, kept: KeptIndex) -> Catalogue:
+    """The catalogue of items that a caller describes, held against a model. kept: see `Catalogue`.
 
     Raises:
         UserError: see `ServedModel.describe_items`.
@@ -213,4 +224,4 @@ def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot) -> Catalo
     if twice:
         raise UserError(f"The {schema.item} {printable(twice[0])} is described twice; describe it once.")
     # Copied: the caller may change the lists.
-    return Catalogue({name: [*given] for name, given in values.items()})
+    return Catalogue(kept, {name: [*given] for name, given in values.items()})

@@ -8,6 +8,7 @@ PATH/
     schema.json         what the data set says of its users, items and events
     features.json       the tables in the order in which a model adds them up: feature, entity, column,
                         whether it has lists, rows
+    items.index         where an index has each item, if one was made, see `index/files.py`
     manifest.json       run, progress, tensors, files with digests, and which delta may follow
 """
 
@@ -17,6 +18,7 @@ import dataclasses
 import json
 import uuid
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,6 +32,8 @@ from recsuite.files import FileEntry, explained, flush, flushed, written_aside
 from recsuite.records import plain
 from recsuite.runtime.console import say
 from recsuite.serving.dynamic.tables import Contents, arrays_of
+from recsuite.serving.index.files import write_lists
+from recsuite.serving.index.lists import Lists
 from recsuite.serving.reader import read_settled
 from recsuite.serving.snapshot import Snapshot
 
@@ -55,14 +59,16 @@ def export(source: CheckpointConfig, target: Path) -> None:
     say(f"exported {snapshot.folder}, {choice}, to {target}: {size:,} bytes")
 
 
-def write_export(snapshot: Snapshot, target: Path) -> int:
+def write_export(snapshot: Snapshot, target: Path, lists: Lists | None = None) -> int:
     """Write a model into a new folder; returns its bytes.
+
+    lists: of an index of its items, which is written with it.
 
     Raises:
         UserError: when the folder is taken or cannot be written.
     """
     _check_free(target.absolute())
-    return _write_beside(snapshot, target.absolute())
+    return _write_beside(snapshot, target.absolute(), lists)
 
 
 def _check_free(target: Path) -> None:
@@ -72,14 +78,15 @@ def _check_free(target: Path) -> None:
         raise UserError(f"{target} is there already; give a new folder, or remove that one.")
 
 
-def _write_beside(snapshot: Snapshot, target: Path) -> int:
+def _write_beside(snapshot: Snapshot, target: Path, lists: Lists | None = None) -> int:
     """Make the folder under another name and rename it when all is on the disk; returns its bytes."""
     aside = target.with_name(f".making-{target.name}-{uuid.uuid4().hex[:12]}")
     with explained(f"{target} cannot be written", "give another folder"):
         with written_aside(target, aside) as making:
             making.mkdir(parents=True)
             files = _write_files(making, snapshot)
-            write_manifest(making, _describe(snapshot, files))
+            index = write_lists(making, lists) if lists else {}
+            write_manifest(making, _describe(snapshot, files, index))
         # As in `writer.publish`: until then a power cut can take the new name back.
         flush(target.parent)
     return sum(entry.bytes for entry in files)
@@ -127,7 +134,7 @@ def _tensors_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
     }
 
 
-def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
+def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...], index: dict[str, Any]) -> Manifest:
     manifest = snapshot.manifest
     # Nothing of a delta and of its trainer's ranks but with what it was made.
     about = {"versions": manifest.about.get("versions")}
@@ -136,7 +143,7 @@ def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...]) -> Manifest:
         tensors={name: (list(value.shape), "float32") for name, value in _tensors_of(snapshot).items()},
         files=files,
         optimizer=NO_OPTIMIZER,
-        about={**about, "follows": dataclasses.asdict(snapshot.follows)},
+        about={**about, **index, "follows": dataclasses.asdict(snapshot.follows)},
         dynamic={name: directory.record for name, directory in snapshot.dynamic.items()},
         # It is read without what it was made from; only the next delta has to know that, from "follows".
         link=None,

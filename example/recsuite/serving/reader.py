@@ -37,6 +37,7 @@ from recsuite.datasets.source import FIRST_SCHEMA
 from recsuite.errors import UserError, an, printable
 from recsuite.records import parsed, typed
 from recsuite.serving.dynamic.tables import read_tables
+from recsuite.serving.index.files import read_lists
 from recsuite.serving.model_files import (
     checked,
     dense_names,
@@ -112,6 +113,7 @@ def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
         trained=folder,
         config=read_config(folder) if named else {},
         dynamic={name: each.directory for name, each in dynamic.items()},
+        lists=read_lists(folder, manifest),
     )
 
 

@@ -157,10 +157,15 @@ def _follow(follower: Follower, viewer: Viewer, seen: object, config: Config, gi
     follow(follower, stop, show)
 
 
-def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> str:
-    """Which checkpoint it is and its age, what the user liked before, and what is recommended."""
+def page(
+    model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "", approximate: bool = False
+) -> str:
+    """Which checkpoint it is and its age, what the user liked before, and what is recommended.
+
+    approximate: see `ServedModel.recommend`.
+    """
     known = viewer.is_known_to(model)
-    found = best_for(viewer, model, top) if known else popular(viewer, model, top)
+    found = best_for(viewer, model, top, approximate) if known else popular(viewer, model, top)
     schema = viewer.schema
     titles = viewer.raw.items[schema.title].map(printable).to_numpy()
     choice = describe_choice(model.progress, checkpoint, model.snapshot.metric)

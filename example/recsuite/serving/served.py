@@ -30,6 +30,7 @@ from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.serving.catalogue import Catalogue, Items, described
+from recsuite.serving.index.nearest import KeptIndex
 from recsuite.serving.model_files import put, read_change
 from recsuite.serving.reader import read_settled, read_snapshot
 from recsuite.serving.request import (
@@ -48,7 +49,7 @@ class ServedModel:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._catalogue = Catalogue()
+        self._catalogue = Catalogue(KeptIndex(snapshot.lists))
         self._lock = threading.Lock()
 
     @classmethod
@@ -120,9 +121,15 @@ class ServedModel:
         Raises:
             UserError: as `score`; also without ids, or where one stands twice.
         """
-        catalogue = described(values, self._snapshot)
+        catalogue = described(values, self._snapshot, self._catalogue.kept)
         with self._lock:
             self._catalogue = catalogue
+
+    @torch.inference_mode()
+    def items(self) -> Items:
+        """The items of the model at one moment."""
+        with self._lock:
+            return self._catalogue.items(self._snapshot)
 
     @torch.inference_mode()
     def recommend(
@@ -158,7 +165,7 @@ class ServedModel:
         schema = self._snapshot.schema
         check_k(k, schema)
         values = values_of_users(users, events, schema)
-        vectors, items = self._vectors_of(values)
+        vectors, items = self.vectors_of(values)
         if candidates is not None:
             items = items.only(candidates)
         left_out = items.pairs(lists_of(exclude, values, len(vectors), schema), "exclude")
@@ -169,8 +176,11 @@ class ServedModel:
         places, scores = ranked(items.head, vectors, items.vectors, places)
         return items.named(places[:, :k], scores[:, :k])
 
-    def _vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:
-        """The vectors of users, float32 [U, D], and the items, of the model at one moment."""
+    @torch.inference_mode()
+    def vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:
+        """The vectors of users, float32 [U, D], and the items, of the model at one moment; values: see
+        `score`.
+        """
         with self._lock:
             snapshot = self._snapshot
             looked_up = snapshot.look_up(values, (USER, EVENT, HISTORY))
@@ -204,8 +214,7 @@ class ServedModel:
                 1, and for ids of another type than in training.
         """
         check_k(k, self._snapshot.schema)
-        with self._lock:
-            known = self._catalogue.items(self._snapshot)
+        known = self.items()
         places = known.places_of(items)
         own = known.directions[places]
         left_out = torch.stack([torch.arange(len(places)), places])

@@ -19,6 +19,7 @@ from recsuite.errors import UserError, printable
 from recsuite.models.head import Head
 from recsuite.models.tasks.task import task_of_head
 from recsuite.serving.dynamic.directory import Directory
+from recsuite.serving.index.lists import Lists
 from recsuite.serving.request import (
     HISTORY_AGES,
     HISTORY_RATINGS,
@@ -76,7 +77,8 @@ class Snapshot:
     vocabulary: feature to raw value to row, but of dynamic ones; encodings: feature to what makes a row or an
     input of a number; manifest: of the checkpoint; follows: what the next delta must say that it builds on;
     config: that of the training, nothing in an export; trained: the folder that says so; folder: where it was
-    read; dynamic: name of a dynamic table to where the rows of its ids are.
+    read; dynamic: name of a dynamic table to where the rows of its ids are; lists: of
+    the index of items that was written with it, or with the checkpoint that deltas were put into.
     """
 
     folder: Path
@@ -91,6 +93,7 @@ class Snapshot:
     trained: Path
     config: dict[str, Any]
     dynamic: Mapping[str, Directory] = field(default_factory=dict)
+    lists: Lists | None = None
 
     @property
     def metric(self) -> str:

@@ -25,6 +25,7 @@ from recsuite.datasets.schema import (
     RawData,
     Schema,
 )
+from recsuite.errors import UserError, counted
 from recsuite.models.tasks.task import task_of_head
 from recsuite.serving.display.events import EventsOf, ages_in, last_of
 from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
@@ -90,6 +91,20 @@ class Viewer:
     def _is_user(self) -> np.ndarray:
         """Which of the data's users it is, bool [users]."""
         return np.asarray(self._ids == self.id) if self.id is not None else np.zeros(len(self._ids), bool)
+
+    def others(self, number: int, least: int) -> list[Viewer]:
+        """So many users of the same data at most, from all over it, who had at least so many items.
+
+        Raises:
+            UserError: when nobody had so many.
+        """
+        counts = np.bincount(self.raw.events.user, minlength=len(self._ids))
+        found = np.flatnonzero(counts >= least)
+        if not len(found):
+            raise UserError(f"No {self.schema.user} had {counted(least, self.schema.item)}; give more data.")
+        some = found[np.linspace(0, len(found) - 1, min(number, len(found))).astype(np.int64)]
+        names = [str(name) for name in self._ids[some].tolist()]
+        return [Viewer(self.raw, self.schema, name, self.longest) for name in names]
 
     @property
     def item_ids(self) -> np.ndarray:
@@ -164,11 +179,14 @@ def _id_of(user: str) -> int | None:
     return number if -(2**63) <= number < 2**63 else None
 
 
-def best_for(viewer: Viewer, model: ServedModel, top: int) -> Listing:
-    """The items with the highest predictions for a user, of those that the user has not rated."""
+def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = False) -> Listing:
+    """The items with the highest predictions for a user, of those that the user has not rated.
+
+    approximate: see `ServedModel.recommend`.
+    """
     # All that were rated: the history that the model is told may be shorter.
     rated = [viewer.item_ids.tolist()]
-    (found,) = model.recommend(viewer.values(model.snapshot), top, exclude=rated)
+    (found,) = model.recommend(viewer.values(model.snapshot), top, exclude=rated, approximate=approximate)
     places = viewer.places([item for item, _ in found])
     scores = np.array([score for _, score in found], np.float32)
     schema = model.snapshot.schema

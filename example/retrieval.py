@@ -1,0 +1,117 @@
+"""Retrieve: two towers, and an index of items that lives with their checkpoints.
+
+    python retrieval.py                                      one process, synthetic ratings
+    torchrun --standalone --nproc_per_node=2 retrieval.py --dataset ml-1m
+    python retrieval.py --load --save_dir dumps              the index of what was trained before
+
+The flags are those of example.py, after --task ranking --inc_dump. One tower makes a vector of a user, the
+other of an item, and their product is the score; so items are found by an index of vectors, and not by
+looking at each. What this adds to example.py: the best checkpoint is exported with its index, which follows
+the later ones by their deltas, is held against exact search, and shows what it finds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recsuite.config.config import Config
+from recsuite.errors import counted
+from recsuite.runtime.console import say
+from recsuite.runtime.launch import read_launch
+from recsuite.runtime.progress_bar import shown
+from recsuite.tools import life, script
+
+if TYPE_CHECKING:
+    from recsuite.serving.display.viewer import Viewer
+    from recsuite.serving.served import Follower, ServedModel
+
+TASK, CHECKPOINTS = ("--task", "ranking"), ("--inc_dump",)
+# Modes that read checkpoints, or need none.
+OTHERS = ("--load", "--compact", "--export", "--recommend", "--doctor", "--schema")
+# Users whose searches are held against exact ones, the first of whom is shown, and how much each had at
+# least.
+USERS, LEAST = 200, 5
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, and retrieve; returns the exit status: 2 for a user's mistake."""
+    return script.exit_status(lambda: run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: list[str]) -> int:
+    """The life of a model on all ranks, and once they have parted what rank 0 does with its checkpoints."""
+    defaults = TASK if any(word.partition("=")[0] in OTHERS for word in argv) else (*TASK, *CHECKPOINTS)
+    status = life.start(argv, defaults)
+    config, given = script.parse_once([*defaults, *argv])
+    if read_launch().rank == 0 and not config.is_alone:
+        with shown():
+            retrieve(config, given)
+    return status
+
+
+def retrieve(config: Config, given: Collection[str]) -> None:
+    """Export the best model with its index, follow the later ones, measure, and show what is found."""
+    from recsuite.serving.recommend import open_viewer, page
+    from recsuite.serving.served import Follower, ServedModel
+
+    best = ServedModel.open(config.checkpoint.save_dir, config.checkpoint.checkpoint)
+    viewer = open_viewer(best, config, given)
+    follower = Follower(config.checkpoint.save_dir, start=export(best, Path(config.checkpoint.save_dir)))
+    model = follower.model
+    model.describe_items(viewer.described(model.snapshot.features))
+    follow(follower)
+    viewers = viewer.others(USERS, LEAST)
+    measure(model, viewers, config.monitoring.report_dir)
+    say(page(model, viewers[0], config.serving.top, approximate=True))
+
+
+def export(model: ServedModel, save_dir: Path) -> Path:
+    """The folder with a model and its index, which is written unless it is there already."""
+    from recsuite.serving.export import write_export
+
+    target = save_dir / f"export-{model.progress.step:09d}-{model.run[:8]}"
+    if not target.exists():
+        size = write_export(model.snapshot, target, model.items().nearest.lists)
+        say(f"exported {model.snapshot.folder}, with its index, to {target}: {size:,} bytes")
+    return target
+
+
+def follow(follower: Follower) -> None:
+    """Bring the model and its index to the newest checkpoint, and say what that took."""
+    before = follower.model.items().nearest.lists
+    if not follower.refresh():
+        return
+    items, begin = follower.model.items(), time.perf_counter()
+    after, seconds = items.nearest.lists, time.perf_counter() - begin
+    how = f"{after.came - before.came:,} were put anew" if after.came else "made anew"
+    say(
+        f"the index of {counted(len(items.ids), items.schema.item)} follows to step "
+        f"{follower.model.progress.step:,}: {how}, in {seconds * 1e3:,.0f} ms"
+    )
+
+
+def measure(model: ServedModel, viewers: Sequence[Viewer], report_dir: str) -> None:
+    """Hold the index against exact search, for as many lists as it looks in; the report gets that too."""
+    from recsuite.monitoring.report import report_index
+    from recsuite.serving.index.curve import K, curve_lines, recall_curve
+
+    told = [viewer.values(model.snapshot) for viewer in viewers]
+    users, items = model.vectors_of({name: [values[name][0] for values in told] for name in told[0]})
+    points = recall_curve(users, items)
+    (used,) = [point for point in points if point.is_default]
+    say(
+        f"the index finds {used.recall:.4f} of the {K} best of {counted(len(items.ids), items.schema.item)}, "
+        f"in {used.microseconds:,.0f} us a query:"
+    )
+    say("\n".join(curve_lines(points)))
+    if report_dir:
+        report_index(Path(report_dir), [dataclasses.asdict(point) for point in points])
+
+
+if __name__ == "__main__":
+    script.run_script(main)

@@ -1,0 +1,59 @@
+"""The script of retrieval on any number of ranks: an index that is exported, follows, is measured and shown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.monitoring.page import draw
+from recsuite.monitoring.runs import find_runs
+from recsuite.serving.served import Follower, ServedModel
+from tests.support.launch import ROOT, python, read_json, succeeded, torchrun
+
+pytest.importorskip("faiss")
+RETRIEVAL = ROOT / "example" / "retrieval.py"
+FLAGS = ("--batch_size", 120, "--embedding_dim", 16, "--history", 10, "--epochs", 1)
+
+
+@pytest.mark.parametrize(
+    "num_ranks", [pytest.param(1, marks=pytest.mark.soak), pytest.param(2, marks=pytest.mark.soak), 3]
+)
+def test_the_index_of_a_training_on_any_ranks_is_exported_followed_and_shown(
+    num_ranks: int, tmp_path: Path
+) -> None:
+    write_synthetic(tmp_path / "ratings", 6_000, seed=0)
+    dumps, report = tmp_path / "dumps", tmp_path / "report"
+    more = ("--dump_every", 10, "--save_dir", dumps, "--report_dir", report)
+    flags = (RETRIEVAL, "--data_path", tmp_path / "ratings", *FLAGS, *more)
+    output = succeeded(python(*flags) if num_ranks == 1 else torchrun(num_ranks, *flags))
+    (export,) = dumps.glob("export-*")
+    assert f"with its index, to {export}: " in output
+    found = re.search(r"the index finds (\S+) of the 100 best of (\d+) movies", output)
+    assert found is not None
+    assert float(found[1]) == 1
+    # The model and the index that a server opens are those of the sharded training.
+    served, best = ServedModel.open(export), ServedModel.open(dumps)
+    assert served.snapshot.lists is not None
+    assert served.recommend([1, 2], approximate=True) == best.recommend([1, 2])
+    follower = Follower(dumps, start=export)
+    follower.refresh()
+    latest = ServedModel.open(dumps, "latest")
+    assert follower.model.recommend([1, 2], approximate=True) == latest.recommend([1, 2])
+    # What a person sees: what the user had, and ten movies with their titles.
+    page = output[output.index("user ") :] if "rated" in output else ""
+    assert re.search(r"user \d+ rated \d+ movies, and liked most:", page)
+    assert len(re.findall(r"^\| +\d+ \| .+ \(\d{4}\) +\| +\S+ \|$", page, re.MULTILINE)) == 10
+    points = read_json(report / "metrics.json")["index"]
+    assert points[-1]["recall"] == 1
+    assert "recall@100 of the index" in draw(find_runs([report]))
+
+
+def test_a_training_of_another_task_has_no_index_and_that_is_said(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "ratings", 2_000, seed=0)
+    flags = (RETRIEVAL, "--data_path", tmp_path / "ratings", *FLAGS, "--save_dir", tmp_path / "dumps")
+    ended = python(*flags, "--task", "rating")
+    assert ended.returncode == 2
+    assert "An approximate search needs scores that are products of vectors" in ended.stderr
