@@ -9,9 +9,11 @@ models do, and finds those events in the sequences that it continues.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +35,7 @@ GRID: tuple[dict[str, float], ...] = ({}, {"hidden_dropout_prob": 0.2, "attn_dro
 # The package's own.
 BATCH_SIZE, LEARNING_RATE = 2048, 1e-3
 # The SASRec of `rectools`: its defaults, but with the width, the heads and the length of `recbole`'s.
-SHIFTED = {"n_factors": 64, "n_heads": 2, "session_max_len": 50, "threads": 1, "epochs_between": 5}
+SHIFTED = {"n_factors": 64, "n_heads": 2, "session_max_len": 50, "threads": 1}
 # Cases whose sequences are run through the model at once.
 SEQUENCES_AT_ONCE = 512
 
@@ -153,15 +155,22 @@ class Peer:
 
     def learn(self) -> None:
         """An epoch: what came next, after every sequence that a user had."""
+        for _ in self.losses():
+            pass
+
+    def losses(self, batch_size: int = BATCH_SIZE) -> Iterator[float]:
+        """The losses of an epoch, each of a step that is taken when it is asked for."""
         self.model.train()
         begins, ends = self.sequences.nexts()
         order = self.random.permutation(len(ends))
-        for part in np.array_split(order, -(-len(order) // BATCH_SIZE)):
+        for part in np.array_split(order, -(-len(order) // batch_size)):
             self.optimizer.zero_grad()
             batch = self.sequences.batch(begins[part], ends[part])
             batch["item_id"] = torch.from_numpy(self.sequences.items[ends[part]].astype(np.int64) + 1)
-            self.model.calculate_loss(batch).backward()
+            loss = self.model.calculate_loss(batch)
+            loss.backward()
             self.optimizer.step()
+            yield float(loss.detach())
 
     @torch.no_grad()
     def judged(self, split: str) -> Metrics:
@@ -209,18 +218,22 @@ def shifted_sasrec(columns: Columns, python: Path, seed: int, validations: int, 
     python: the interpreter of an environment that has the package; it does not install beside this project.
     validations, patience: how often it is looked at at most, and how often in vain.
     """
-    events = {name: np.stack(known_before(columns, split)) for name, split in KNOWN_AS.items()}
-    cases = {split: np.stack(events_of(columns, split)) for split in ("validation", "test")}
-    settings = {**SHIFTED, "seed": seed, "epochs": validations, "patience": patience}
+    settings = {**SHIFTED, "seed": seed, "epochs": validations, "patience": patience, "epochs_between": 5}
     with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder) / "events.npz", allow_pickle=False, **events, **cases)
+        write_events(columns, Path(folder))
         script = Path(__file__).with_name("sequences_rectools.py")
+        command = [str(python), str(script), "train", folder, json.dumps(settings)]
         # Without this project's path: it is another Python's.
-        command = [str(python), "-I", str(script), folder, json.dumps(settings)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder)
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        quiet = subprocess.DEVNULL
+        subprocess.run(command, check=True, stdout=quiet, stderr=quiet, cwd=folder, env=env)
         found = json.loads((Path(folder) / "found.json").read_text())
     return Ranked(measure_ranks(np.array(found["ranks"])), found["seconds"], {"epochs": found["epochs"]})
 
 
-# What is known, by the split that is to be foreseen from it.
-KNOWN_AS = {"train": "validation", "known": "test"}
+def write_events(columns: Columns, folder: Path) -> None:
+    """What `sequences_rectools.py` reads: users and items of events, int32 [2, n] each."""
+    known = {"train": known_before(columns, "validation"), "known": known_before(columns, "test")}
+    cases = {split: events_of(columns, split) for split in ("validation", "test")}
+    arrays = {name: np.stack(pair) for name, pair in {**known, **cases}.items()}
+    np.savez(folder / "events.npz", allow_pickle=False, **arrays)

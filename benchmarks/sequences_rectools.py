@@ -1,17 +1,21 @@
 """The SASRec of `rectools`, in an environment of its own: it does not install beside this project's numpy.
 
-    PYTHON sequences_rectools.py FOLDER SETTINGS
+    PYTHON sequences_rectools.py train FOLDER SETTINGS
+    PYTHON sequences_rectools.py serve FOLDER SETTINGS    a rank of a team of benchmarks/sequences_speed.py
 
-Reads events.npz and writes found.json, both in FOLDER: see `sequences_peers.py`, which calls it. Imports
-nothing of this project. SETTINGS: JSON, with "seed", "epochs" and "patience", both of these counted in
-validations, and "epochs_between" two of them; the others are those of the model.
+Reads events.npz and, after a training, writes found.json, both in FOLDER: see `sequences_peers.py`, which
+calls it. Imports nothing of the library. SETTINGS: JSON, with "seed" and "threads", and for a training
+"epochs" and "patience", both of these counted in validations, and "epochs_between" two of them; the others
+are those of the model.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ import torch
 from lightning_fabric import seed_everything
 from rectools.dataset import Dataset
 from rectools.models import SASRecModel
+from train_team import serve, take_answers
 
 TOP = 10
 # Below the first TOP.
@@ -50,13 +55,50 @@ def ndcg(ranks: np.ndarray) -> float:
 
 
 def main() -> None:
-    """Train, keep the best, recommend."""
-    folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    """Train and recommend, or train for some steps whenever that is asked for."""
+    what, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     # As each process of this project has.
     torch.set_num_threads(settings.pop("threads"))
     seed_everything(settings.pop("seed"))
     events = np.load(folder / "events.npz")
-    (folder / "found.json").write_text(json.dumps(trained(events, settings)))
+    if what == "serve":
+        # Orders name no other variant.
+        serve(take_answers(), lambda name: Shifted(events, settings), lambda: None, torch.set_num_threads)
+    else:
+        (folder / "found.json").write_text(json.dumps(trained(events, settings)))
+
+
+class Shifted:
+    """A training of which each step can be asked for, without what surrounds it in that package."""
+
+    def __init__(self, events: Any, settings: dict[str, Any]) -> None:
+        self.model = SASRecModel(**settings, verbose=0)
+        # What its `fit` does before the first epoch.
+        self.model._build_model_from_dataset(data_set(*events["train"]))
+        self.module = self.model.lightning_model
+        self.optimizer = self.module.configure_optimizers()
+        self.module.train()
+        self.batches = self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        while True:
+            yield from self.model.data_preparator.get_dataloader_train()
+
+    def steps(self, number: int, batch_size: int) -> float:
+        """See `train_team.Trained`; but the targets of a step, in the mean: sequences differ in length."""
+        targets = 0
+        for batch in itertools.islice(self.batches, number):
+            self.optimizer.zero_grad()
+            logits = self.module.get_batch_logits(batch)
+            loss = self.module.loss_calculator(logits, batch["y"], batch["yw"])
+            loss.backward()
+            self.optimizer.step()
+            targets += int((batch["y"] != 0).sum())
+        return targets / number
+
+    def parts(self, number: int, batch_size: int) -> dict[str, float]:
+        """Not known."""
+        return {}
 
 
 def trained(events: Any, settings: dict[str, Any]) -> dict[str, Any]:
