@@ -15,20 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from clicks import LeastSquares, choose, clicks_before, events_of, ranks_of
+from clicks import LeastSquares, choose, clicks_before, events_of, judged_cases
 from implicit.bpr import BayesianPersonalizedRanking
 from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits
 
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import Metrics, measure_ranks
+from recsuite.datasets.metrics import Metrics
 
 PENALTIES = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 # Of BPR: what is tried; the defaults of `implicit`, but for 100 factors, lie inside.
 FACTORS, RATES, REGULARIZATIONS = (32, 64, 128), (0.003, 0.01, 0.03), (0.001, 0.01, 0.1)
-
-# A newest fifth has more events than there is memory for all of their scores.
-CASES_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -127,12 +124,3 @@ def judged(columns: Columns, split: str, scores: np.ndarray) -> Metrics:
     """HR@10 and NDCG@10 of a split, by scores, float [users, items]."""
     users, _ = events_of(columns, split)
     return judged_cases(columns, split, lambda part: scores[users[part]])
-
-
-def judged_cases(columns: Columns, split: str, score: Callable[[slice], np.ndarray]) -> Metrics:
-    """HR@10 and NDCG@10 of a split, by the scores of some of its events, float [n, items]."""
-    users, items = events_of(columns, split)
-    known = clicks_before(columns, split)
-    parts = [slice(begin, begin + CASES_AT_ONCE) for begin in range(0, len(items), CASES_AT_ONCE)]
-    ranks = [ranks_of(score(part), items[part], known[users[part]]) for part in parts]
-    return measure_ranks(np.concatenate(ranks) if ranks else np.zeros(0, np.int64))

@@ -115,6 +115,19 @@ def sasrec(num_items: int, **settings: Any) -> Any:
     return model.SASRec({**SETTINGS, **settings}, Items(num_items))
 
 
+def states_of(model: Any, items: Any) -> Any:
+    """What the model's `forward` computes before it keeps the last place of each sequence: float32 [B, L, D].
+
+    items: from the left and behind them zeros, int64 [B, L]. No place sees what comes after it.
+    """
+    import torch
+
+    places = model.position_embedding(torch.arange(items.size(1)))
+    inputs = model.dropout(model.LayerNorm(model.item_embedding(items) + places))
+    mask = model.get_attention_mask(items)
+    return model.trm_encoder(inputs, mask, output_all_encoded_layers=False)[-1]
+
+
 class Items:
     """What the model asks a data set of the package: how many items there are, that of padding included."""
 

@@ -1,5 +1,5 @@
 """Rankings that know of order or time: what is popular of late, a chain that is counted, and the SASRec of
-`recbole`, each on the events that columns have.
+`recbole`, on the events that columns have, each and all.
 
 As the systems of `peers_ranking`, they learn from the training events and are chosen on validation. The first
 two then count validation events too; SASRec keeps what it learned when validation was best, as this project's
@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from clicks import events_of
-from peers_ranking import Ranked, judged, judged_cases
-from recbole_parts import LONGEST, sasrec
+from clicks import events_of, judged_cases
+from peers_ranking import Ranked, judged
+from recbole_parts import LONGEST, sasrec, states_of
 
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics, measure_ranks
@@ -107,6 +107,17 @@ class Sequences:
         ends = np.arange(len(self.items))
         return begins[ends > begins], ends[ends > begins]
 
+    def windows(self, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """As `nexts`, of LONGEST events of a user that follow each other, or what is left before and behind:
+        where all but the last one begin and end. They are cut anew each time.
+        """
+        begins, ends = self.nexts()
+        shifts = random.integers(LONGEST, size=len(self.items))[begins]
+        numbers = (ends - begins - 1 + shifts) // LONGEST
+        is_first = (np.diff(begins, prepend=-1) != 0) | (np.diff(numbers, prepend=-1) != 0)
+        is_last = np.append(is_first[1:], True)
+        return ends[is_first] - 1, ends[is_last]
+
     def batch(self, begins: np.ndarray, ends: np.ndarray) -> dict[str, torch.Tensor]:
         """What the model takes of sequences, of which the last items count."""
         places = np.maximum(begins, ends - LONGEST)[:, None] + np.arange(LONGEST)
@@ -154,12 +165,26 @@ class Peer:
         return self
 
     def learn(self) -> None:
-        """An epoch: what came next, after every sequence that a user had."""
-        for _ in self.losses():
-            pass
+        """An epoch: what came next, at every place of sequences, as in the paper. The package foresees one
+        event of a sequence and reads it anew for the next, which takes fifty times as long.
+        """
+        self.model.train()
+        begins, ends = self.sequences.windows(self.random)
+        order = self.random.permutation(len(ends))
+        for part in np.array_split(order, -(-int((ends - begins).sum()) // BATCH_SIZE)):
+            self.optimizer.zero_grad()
+            items, nexts = (
+                self.sequences.batch(begins[part] + later, ends[part] + later)["item_id_list"]
+                for later in (0, 1)
+            )
+            is_real = nexts > 0
+            states = states_of(self.model, items)[is_real]
+            scores = states @ self.model.item_embedding.weight.T
+            self.model.loss_fct(scores, nexts[is_real]).backward()
+            self.optimizer.step()
 
     def losses(self, batch_size: int = BATCH_SIZE) -> Iterator[float]:
-        """The losses of an epoch, each of a step that is taken when it is asked for."""
+        """The losses of an epoch as the package trains, each of a step that is taken when it is asked for."""
         self.model.train()
         begins, ends = self.sequences.nexts()
         order = self.random.permutation(len(ends))

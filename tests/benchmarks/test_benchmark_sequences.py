@@ -146,6 +146,33 @@ def test_sasrec_reads_the_last_items_alone(peers: ModuleType) -> None:
     assert batch["item_length"].tolist() == [50]
 
 
+def test_windows_foresee_every_event_but_the_first_of_a_user_once(peers: ModuleType) -> None:
+    lengths = np.array([1, 2, 130, 51, 300])
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    sequences = peers.Sequences(np.arange(offsets[-1], dtype=np.int32), offsets)
+    begins, ends = sequences.windows(np.random.default_rng(0))
+    assert (ends - begins).max() == 50
+    foreseen = np.concatenate([np.arange(begin, end) + 1 for begin, end in zip(begins, ends, strict=True)])
+    assert sorted(foreseen.tolist()) == sorted({*range(offsets[-1])} - {*offsets[:-1].tolist()})
+    # None reaches from one user to another.
+    assert (np.searchsorted(offsets, begins, "right") == np.searchsorted(offsets, ends, "right")).all()
+    assert sequences.windows(np.random.default_rng(1))[0].tolist() != begins.tolist()
+
+
+def test_all_places_at_once_are_what_the_package_says_of_each_sequence(peers: ModuleType) -> None:
+    import torch
+
+    parts = module("recbole_parts")
+    torch.manual_seed(0)
+    model = parts.sasrec(20).eval()
+    items = torch.randint(1, 21, (1, 50))
+    states = parts.states_of(model, items)[0]
+    for length in (1, 7, 50):
+        padded = items * (torch.arange(50) < length)
+        (found,) = model.forward(padded, torch.tensor([length]))
+        assert states[length - 1].tolist() == pytest.approx(found.tolist(), abs=1e-5)
+
+
 def test_sasrec_of_the_package_learns_what_comes_next(peers: ModuleType, tmp_path: Path) -> None:
     # Everybody goes round a circle of 30 movies, each from somewhere else.
     lines = [(user, (user + step) % 30 + 1, step) for user in range(1, 41) for step in range(6)]
