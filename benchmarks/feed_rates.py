@@ -86,7 +86,7 @@ class Limit:
 
         places = np.arange(self.steps * self.batch_size) % self.number
         # In the order of training: a limit of rows that lie next to each other would be another one.
-        places = shuffled(places, self.number, seed=0, epoch=0) % self.table_rows
+        places = shuffled(places, self.number, 0, 0) % self.table_rows
         steps = torch.from_numpy(places).split(self.batch_size)
         start = time.perf_counter()
         for step in steps:

@@ -9,6 +9,9 @@ import numpy as np
 
 from recsuite.config.sections.model import NUM_GAPS
 
+# Seconds that a number of 32 bits holds.
+OLDEST = 2**31 - 1
+
 
 def gaps_of(seconds: np.ndarray) -> np.ndarray:
     """The bucket of each gap, int32 [n]: of 0 seconds 0, of 1 and 2 it is 1, of 3 to 6 it is 2, and so on.

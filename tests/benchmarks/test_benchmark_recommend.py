@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from example import train_and_report
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
+from recsuite.tools.life import train_and_report
 from tests.support.launch import ROOT, python, read_json, succeeded
 
 

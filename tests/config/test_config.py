@@ -230,11 +230,12 @@ def test_every_choice_passes() -> None:
     for name, found in choices.items():
         for choice in found:
             # --checkpoint is for what reads, --evict ttl needs a time to live, weights of histories are
-            # learned by rankings alone, and only a random split has the same days on both sides.
+            # learned by rankings alone, blocks are those of sequences, and only a random split has the same
+            # days on both sides.
             needed = {
                 "load": "newest",
                 "ttl": "9",
-                "task": "ranking" if choice == "learned" else "rating",
+                "task": {"learned": "ranking", "hstu": "sequence"}.get(choice, "rating"),
                 "split": "random" if name == "days" else "time",
             }
             Config.of(**{**needed, name: choice}).validate()

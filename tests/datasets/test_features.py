@@ -127,7 +127,7 @@ def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(
 def test_what_is_recommended_and_known_is_the_same_for_any_order_of_the_table(
     config: Config, context: RuntimeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from example import train_and_report
+    from recsuite.tools.life import train_and_report
 
     pages = []
     for place, table in enumerate(TABLES):

@@ -23,13 +23,13 @@ def test_a_shuffle_is_a_permutation_and_differs_by_epoch_and_seed(number: int) -
 
 
 def test_a_part_of_a_shuffle_needs_no_other_part() -> None:
-    whole = shuffled(np.arange(10_000), 10_000, seed=3, epoch=7)
+    whole = shuffled(np.arange(10_000), 10_000, 3, 7)
     np.testing.assert_array_equal(shuffled(np.arange(5000, 5100), 10_000, 3, 7), whole[5000:5100])
 
 
 def test_the_largest_number_stays_in_range_and_repeats_nothing() -> None:
     number = 2**31 - 1
-    places = shuffled(np.arange(number - 200_000, number), number, seed=0, epoch=0)
+    places = shuffled(np.arange(number - 200_000, number), number, 0, 0)
     assert places.min() >= 0
     assert places.max() < number
     assert len(np.unique(places)) == 200_000
@@ -37,7 +37,7 @@ def test_the_largest_number_stays_in_range_and_repeats_nothing() -> None:
 
 @pytest.mark.parametrize("epoch", range(3))
 def test_a_shuffle_leaves_no_trace_of_the_order(epoch: int) -> None:
-    order = shuffled(np.arange(NUMBER), NUMBER, seed=0, epoch=epoch)
+    order = shuffled(np.arange(NUMBER), NUMBER, 0, epoch)
     # Each bound is more than four standard deviations of a uniform permutation.
     assert abs(np.corrcoef(np.arange(NUMBER), order)[0, 1]) < 0.013
     rises = np.diff(order) > 0
@@ -48,7 +48,7 @@ def test_a_shuffle_leaves_no_trace_of_the_order(epoch: int) -> None:
 
 @pytest.mark.parametrize("lag", [1, 2, 3, 316, 317, 1000])
 def test_neighbours_do_not_stay_neighbours(lag: int) -> None:
-    order = shuffled(np.arange(NUMBER), NUMBER, seed=0, epoch=0)
+    order = shuffled(np.arange(NUMBER), NUMBER, 0, 0)
     distance = np.abs(order[lag:] - order[:-lag])
     # Two are expected at each distance; the grid has 316 or so rows.
     for near in (1, 2, 316, 317):
@@ -57,7 +57,7 @@ def test_neighbours_do_not_stay_neighbours(lag: int) -> None:
 
 def test_every_batch_is_a_fair_sample_of_the_whole_order() -> None:
     size, bins = 4096, 64
-    order = shuffled(np.arange(800_000), 800_000, seed=1, epoch=0)
+    order = shuffled(np.arange(800_000), 800_000, 1, 0)
     statistics = []
     for first in range(0, len(order) - size, size):
         counts = np.bincount(order[first : first + size] * bins // len(order), minlength=bins)
@@ -69,6 +69,6 @@ def test_every_batch_is_a_fair_sample_of_the_whole_order() -> None:
 
 
 def test_two_epochs_have_nothing_in_common() -> None:
-    first, second = (shuffled(np.arange(NUMBER), NUMBER, seed=0, epoch=epoch) for epoch in (0, 1))
+    first, second = (shuffled(np.arange(NUMBER), NUMBER, 0, epoch) for epoch in (0, 1))
     assert (first == second).sum() < 8
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.013

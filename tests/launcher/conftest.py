@@ -14,9 +14,10 @@ import example
 from recsuite.config.config import Config
 from recsuite.runtime.collectives import all_gather_object
 from recsuite.runtime.process import cleanup_runtime, init_runtime
+from recsuite.tools import life
 folder = Path({folder!r})
 
-def run(config, given):
+def run(config, given, idea):
     context = init_runtime(config)
     print("met", context.rank, len(all_gather_object(lambda: 1)))
     while not (folder / "go").exists():
@@ -24,7 +25,7 @@ def run(config, given):
     print("told", all_gather_object(lambda: context.rank))
     cleanup_runtime()
 
-example.run = run
+life.run = run
 if __name__ == "__main__":
     sys.exit(example.main([]))
 """

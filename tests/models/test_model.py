@@ -102,7 +102,7 @@ def test_different_users_get_different_rankings(
         keys=features.keys(), values=torch.cat(values), lengths=torch.tensor(new_lengths, dtype=torch.int32)
     )
     with torch.no_grad():
-        scores = model.recommender(crossed, Members(*[torch.zeros(0)] * 3), torch.zeros(0, 0))
+        scores = model.recommender(crossed, Members(*[torch.zeros(0)] * 5), torch.zeros(0, 0))
     scores = scores.view(num_users, num_movies)
     rankings = {tuple(row.argsort().tolist()) for row in scores}
     assert len(rankings) == num_users

@@ -121,7 +121,7 @@ def test_directions_are_the_derivatives_by_the_logarithm_of_what_rows_are_multip
         AUDIENCE: drawn_rows(2, [0, 2], 5),
     }
     labels, none = torch.tensor([5.0, 3.0, 1.0, 4.0], dtype=torch.float64), torch.zeros(0, dtype=torch.int32)
-    members, numbers = Members(labels, none, none), torch.zeros(2, 0)
+    members, numbers = Members(labels, *[none] * 4), torch.zeros(2, 0)
 
     def predicted(times: list[float]) -> torch.Tensor:
         more = {}

@@ -34,9 +34,8 @@ def members() -> Members:
     """The oldest first, as the feed has them."""
     places = [place for length in LENGTHS for place in reversed(range(length))]
     gaps = [(3 * number) % 32 for number in range(sum(LENGTHS))]
-    return Members(
-        torch.zeros(0), torch.tensor(places, dtype=torch.int32), torch.tensor(gaps, dtype=torch.int32)
-    )
+    numbers = (torch.tensor(each, dtype=torch.int32) for each in (places, gaps, [], []))
+    return Members(torch.zeros(0), *numbers)
 
 
 def by_hand(recency: Recency, rows: torch.Tensor, told: Members) -> torch.Tensor:
@@ -83,7 +82,7 @@ def test_the_near_half_begins_by_the_place_and_the_far_half_counts_all_alike() -
 
 
 def test_a_batch_without_histories_has_vectors_of_nothing(recency: Recency) -> None:
-    none = Members(torch.zeros(0), *[torch.zeros(0, dtype=torch.int32)] * 2)
+    none = Members(torch.zeros(0), *[torch.zeros(0, dtype=torch.int32)] * 4)
     found = recency(torch.zeros(0, DIM), torch.zeros(2, dtype=torch.int32), none)
     assert found.tolist() == [[0] * DIM] * 2
 

@@ -236,15 +236,16 @@ import sys, time
 import example
 from recsuite.runtime.collectives import once_per_node
 from recsuite.runtime.process import cleanup_runtime, init_runtime
+from recsuite.tools import life
 
-def run(config, given):
+def run(config, given, idea):
     context = init_runtime(config)
     try:
         once_per_node(context, lambda: time.sleep(60), deadline=8)
     finally:
         cleanup_runtime()
 
-example.run = run
+life.run = run
 if __name__ == "__main__":
     sys.exit(example.main([]))
 """
@@ -256,9 +257,10 @@ import example
 from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.runtime.process import init_runtime, cleanup_runtime
+from recsuite.tools import life
 import torch.distributed as dist
 
-def train(config, given):
+def train(config, given, idea):
     context = init_runtime(config)
     try:
         if context.rank == 1:
@@ -268,7 +270,7 @@ def train(config, given):
     finally:
         cleanup_runtime()
 
-example.run = train
+life.run = train
 if __name__ == "__main__":
     sys.exit(example.main([]))
 """

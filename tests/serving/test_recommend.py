@@ -25,7 +25,7 @@ from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.schema import Events, RawData
 from recsuite.errors import UserError
 from recsuite.serving import recommend
-from recsuite.serving.display.viewer import DAMPING, MOST_LIKED, Viewer, popular
+from recsuite.serving.display.viewer import DAMPING, MOST_SHOWN, Viewer, popular
 from recsuite.serving.recommend import _check_ids, open_viewer, page
 from recsuite.serving.served import ServedModel
 from tests.support.launch import EXAMPLE, python, read_json, started, succeeded
@@ -137,7 +137,7 @@ def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
     viewer = viewer_of(model, busiest_user(model))
     text = page(model, viewer, 3)
     liked = re.findall(r"^  ([\d.]+)  (.+)$", text, re.MULTILINE)
-    assert [float(rating) for rating, _ in liked] == sorted(viewer.labels.tolist())[: -MOST_LIKED - 1 : -1]
+    assert [float(rating) for rating, _ in liked] == sorted(viewer.labels.tolist())[: -MOST_SHOWN - 1 : -1]
     assert {title for _, title in liked} <= set(titles_of(viewer, viewer.item_ids))
     assert f"rated {len(viewer.labels):,} movies" in text
     assert text.startswith(f"step {model.progress.step}, ")

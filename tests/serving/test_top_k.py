@@ -55,7 +55,8 @@ def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
     tables["movie"][3] = tables["movie"][2]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        head = task_named(task).make_head(SCHEMA, features, Sizes(DIM, (7, 5)), 3.5)
+        sizes = Sizes(DIM, (7, 5), 20 if task == "sequence" else 0, num_blocks=2)
+        head = task_named(task).make_head(SCHEMA, features, sizes, 3.5)
     return Snapshot(
         folder=Path("none"),
         schema=SCHEMA,

@@ -21,7 +21,7 @@ def main() -> None:
     """Train, predict with every checkpoint; rank 0 writes the predictions."""
     import numpy as np
 
-    from example import train_and_report
+    from recsuite.tools.life import train_and_report
 
     results, data, save_dir = sys.argv[1:]
     config = FLAGS.replaced(data_path=data, save_dir=save_dir)

@@ -10,9 +10,9 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.datasets.movielens import formats as movielens
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.tools import data as data_checks
 from recsuite.tools.doctor import examined
-from recsuite.tools.machine import Need
+from recsuite.tools.examination import data as data_checks
+from recsuite.tools.examination.machine import Need
 
 
 def test_data_and_columns_are_named_with_their_sizes(synthetic_folder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import example
 from recsuite.config.parser import parse_args
 from recsuite.errors import UserError
 from recsuite.tools.doctor import examined
-from recsuite.tools.findings import PAGE_WIDTH, Finding, has_fault, page
+from recsuite.tools.examination.findings import PAGE_WIDTH, Finding, has_fault, page
 from recsuite.workers.failure import WorkerError
 from tests.support.launch import EXAMPLE, python, succeeded, torchrun
 from tests.support.starting import REAL_WORKERS

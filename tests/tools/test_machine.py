@@ -12,10 +12,10 @@ import torch
 
 from recsuite.runtime import process as runtime
 from recsuite.runtime.launch import Launch
-from recsuite.tools import machine
 from recsuite.tools.doctor import examined
-from recsuite.tools.findings import Finding
-from recsuite.tools.machine import Need
+from recsuite.tools.examination import machine
+from recsuite.tools.examination.findings import Finding
+from recsuite.tools.examination.machine import Need
 
 GIB = 2**30
 

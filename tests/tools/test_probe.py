@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from recsuite.config.sections.data import LoaderConfig
-from recsuite.tools import probe as probing
 from recsuite.tools.doctor import examined
-from recsuite.tools.probe import Probe, Report
+from recsuite.tools.examination import probe as probing
+from recsuite.tools.examination.probe import Probe, Report
 from recsuite.workers import worker
 
 HEALTHY = Report("spawn", False, False, "", dict.fromkeys(worker.THREAD_VARIABLES, "1"), 2.0, 2.5)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from example import train_and_report
 from recsuite.config.parser import parse_args
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.schema import Feature, Schema
@@ -18,6 +17,7 @@ from recsuite.models.heads import TwoTower
 from recsuite.models.tasks.ranking import Ranking
 from recsuite.models.tasks.task import Sizes, all_tasks
 from recsuite.runtime.process import RuntimeContext
+from recsuite.tools.life import train_and_report
 
 
 class ShadedTower(TwoTower):

@@ -159,6 +159,15 @@ class Config:
             "chosen in all of its training, which a stream does not know; leave one out",
         )
         require(
+            not self.stream.stream or not self.model.reads_order,
+            "--task sequence and --stream exclude each other: a sequence is read from its begin, and a "
+            "stream brings pieces of many; leave one out",
+        )
+        require(
+            not self.model.reads_order or self.data.history > 0,
+            "--task sequence reads what a user had, and --history 0 is nothing; leave one out",
+        )
+        require(
             not self.model.learns_history_weights or self.model.competitors > 0,
             f"--history_weights learned is for --task ranking, not --task {self.model.task}; leave it out",
         )

@@ -9,23 +9,21 @@ this module imports, a worker imports: no torch, no TorchRec, no pandas.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.datasets.batching.batch import Batch, largest_batch, num_rarities, to_tensors
+from recsuite.datasets.batching.competitors import bytes_of_group, drawn, mark_had
 from recsuite.datasets.batching.features import FORGOTTEN_EVERY, Asked, EventFeatures, Lists
-from recsuite.datasets.batching.had import bytes_of_group, mark_had
-from recsuite.datasets.batching.lists import MEMBERS, Shared, links_of, with_own
-from recsuite.datasets.batching.recency import NO_AGES
-from recsuite.datasets.batching.shuffle import shuffled
+from recsuite.datasets.batching.lists import MEMBERS, Shared, Turns, links_of, mixed, reading_links, with_own
+from recsuite.datasets.batching.order import EventOrder, Stretch
+from recsuite.datasets.batching.recency import NO_AGES, Ages
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import AUDIENCE, ENTITIES, HISTORY, UNKNOWN_ROW, USER
 
 SPLITS = ("train", "validation", "test", "catalogue")
-# Small batches are shuffled together: numpy's overhead for each would be more than the work.
-POSITIONS_AT_ONCE = 32_768
 
 
 class Request(NamedTuple):
@@ -71,13 +69,15 @@ class EventBatches:
         # Of the features that tell users, and items, apart.
         self._places = [columns.place_of(entity) for entity in ENTITIES]
         self.features = EventFeatures(columns, config.data)
-        # The positions of the last steps asked for, and which steps those are.
-        self._block: tuple[tuple[Any, ...], np.ndarray] | None = None
+        longest = config.data.history if config.model.reads_order else 0
+        self._order = EventOrder(self.batch_size, rank, world_size, self.seed, longest)
 
     @property
     def batch_bytes(self) -> int:
         """The most bytes that a batch can take: the longest list of every feature in every row."""
-        return largest_batch(self.tables, len(self.numbers), self.batch_size, self.model, self.most_shared)
+        most_negatives = min(self.model.negatives, self.num_items)
+        sizes = len(self.numbers), self.batch_size, self.model, most_negatives, self.most_shared
+        return largest_batch(self.tables, *sizes)
 
     def positions_of(self, split: str, window: tuple[int, int] | None = None) -> range:
         """The positions of a pass: those of a split, or of a window where there is one."""
@@ -106,12 +106,59 @@ class EventBatches:
         every feature, once: with weight 0 it gets no gradient.
         """
         # Before each batch: a file that was cut meanwhile would end the process by a signal, and say nothing.
-        features = self.features
+        features, trains = self.features, request.split == "train"
         features.check()
-        positions = self._positions(request)
+        positions, turns = self._positions_and_turns(request)
         events = features.events(positions, request.split)
-        num_real = len(events)
-        single, numbers, lists = features.find(events)
+        found = features.find(events)
+        negatives = self._negatives(request)
+        shared, ages, reads = self._lists_of(request, events, positions, turns)
+        # Their own rows before some are forgotten: an event stands in the list with its user.
+        found.lists.extend(self._listed(name, each, found.single) for name, each in shared.items())
+        history_labels = self._labels_of(shared, events, empty)
+        if trains:
+            self._forget(found.single, found.numbers, request)
+        if len(negatives):
+            found = found.behind(features.find_items(negatives))
+        num_rows, num_real = len(negatives) + self.batch_size, len(negatives) + len(events)
+        values, lengths = features.join(num_rows, found.single, found.lists, empty)
+        share = self.batch_size * self.world_size / self._step_size(request)
+        labels, weights = self._labels_and_weights(events, share, trains, empty)
+        numbers = empty((num_rows, len(self.numbers)), np.float32)
+        numbers[num_real:] = 0
+        np.concatenate(found.numbers, axis=1, out=numbers[:num_real])
+        links = self._links(shared, reads, len(negatives), empty)
+        rarities = empty((num_rarities(self.tables) if self.is_two_sided else 0, self.batch_size), np.float32)
+        rarities[:] = 0
+        # A stream does not know how many events there will be.
+        if self.is_two_sided and trains and not self.is_stream:
+            features.rarities(events, found.single[-1], share, rarities[:, :num_real])
+        had = self._had(events if trains else events[:0], negatives, empty)
+        return values, lengths, labels, weights, history_labels, *ages, numbers, *links, rarities, had
+
+    def _negatives(self, request: Request) -> np.ndarray:
+        """The positions of the items that are drawn for a step, int32: of training, where a model asks for
+        them.
+        """
+        if request.split != "train" or self.model.negatives == 0:
+            return np.zeros(0, np.int32)
+        # The begin of the step tells it from all others, on any number of ranks, and in a pass that is
+        # resumed.
+        begin = request.first + request.step * self.batch_size * self.world_size
+        return drawn(self.features.trained_items(), self.model.negatives, self.seed, request.epoch, begin)
+
+    def _lists_of(
+        self, request: Request, events: np.ndarray, positions: np.ndarray, turns: Turns | None
+    ) -> tuple[dict[str, Shared], Ages, np.ndarray]:
+        """Who had what, by the names of the lists; how old it was; and how much of it each event reads,
+        int32.
+        """
+        features = self.features
+        if self.model.reads_order:
+            read = features.find_order(events, positions, turns, request.split)
+            # By the place in histories: whatever batch reads it, on any number of ranks.
+            draws = mixed(read.places, (self.seed, request.epoch)).astype(np.int32)
+            return {HISTORY: read.history}, NO_AGES._replace(ages=read.ages, draws=draws), read.numbers
         # Another sample in each step, counted from the beginning of the pass for the sake of one that is
         # resumed; but a model that is measured is told the same of an event at any time.
         begin = request.first + request.step * self.batch_size * self.world_size
@@ -120,40 +167,35 @@ class EventBatches:
         ages = NO_AGES
         if self.model.learns_history_weights:
             ages = features.ages(positions, shared[HISTORY], request.split)
-        # Their own rows before some are forgotten: an event stands in the list with its user.
-        lists += [self._listed(name, found, single) for name, found in shared.items()]
-        history_labels = self._labels_of(shared, events, empty)
-        if request.split == "train":
-            self._forget(single, numbers, request)
-        values, lengths = features.join(self.batch_size, single, lists, empty)
-        labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
-        labels[:num_real], labels[num_real:] = events["label"], 0
-        step_size = self._step_size(request)
-        share = self.batch_size * self.world_size / step_size
-        weights[:num_real] = share
-        weights[num_real:] = 0
-        if "weight" in (events.dtype.names or ()) and request.split == "train":
-            # Whatever is measured counts each event once.
-            weights[:num_real] *= events["weight"]
-        all_numbers = empty((self.batch_size, len(self.numbers)), np.float32)
-        all_numbers[num_real:] = 0
-        np.concatenate(numbers, axis=1, out=all_numbers[:num_real])
-        links = links_of([*shared.values()] if self.is_two_sided else [], self.batch_size, empty)
-        rarities = empty((num_rarities(self.tables) if self.is_two_sided else 0, self.batch_size), np.float32)
-        rarities[:] = 0
-        # A stream does not know how many events there will be.
-        if self.is_two_sided and request.split == "train" and not self.is_stream:
-            features.rarities(events, single[-1], share, rarities[:, :num_real])
-        had = self._had(request, events, empty)
-        return values, lengths, labels, weights, history_labels, *ages, all_numbers, *links, rarities, had
+        return shared, ages, np.zeros(0, np.int32)
 
-    def _had(self, request: Request, events: np.ndarray, empty: Callable[..., np.ndarray]) -> np.ndarray:
+    def _labels_and_weights(
+        self, events: np.ndarray, share: float, trains: bool, empty: Callable[..., np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        labels, weights = empty(self.batch_size, np.float32), empty(self.batch_size, np.float32)
+        labels[: len(events)], labels[len(events) :] = events["label"], 0
+        weights[: len(events)], weights[len(events) :] = share, 0
+        if "weight" in (events.dtype.names or ()) and trains:
+            # Whatever is measured counts each event once.
+            weights[: len(events)] *= events["weight"]
+        return labels, weights
+
+    def _links(
+        self, shared: Mapping[str, Shared], reads: np.ndarray, first: int, empty: Callable[..., np.ndarray]
+    ) -> tuple[np.ndarray, ...]:
+        """Sources, scales, own and reads of a `Batch`; first: the row of the first event."""
+        if self.model.reads_order:
+            rows = range(first, first + self.batch_size)
+            return reading_links(shared[HISTORY].sources, reads, rows, empty)
+        return *links_of([*shared.values()] if self.is_two_sided else [], self.batch_size, empty), reads
+
+    def _had(self, events: np.ndarray, negatives: np.ndarray, empty: Callable[..., np.ndarray]) -> np.ndarray:
         """The last array of a `Batch`."""
-        competitors = self.model.competitors
-        had = empty((self.batch_size, bytes_of_group(self.batch_size, competitors)), np.uint8)
+        width = bytes_of_group(self.batch_size, self.model.competitors) + -(-len(negatives) // 8)
+        had = empty((self.batch_size, width), np.uint8)
         had[:] = 0
-        if competitors and request.split == "train":
-            mark_had(had, events, self.num_items, self.features.column)
+        if width:
+            mark_had(had, events, negatives, self.num_items, self.features.column)
         return had
 
     def _listed(self, name: str, found: Shared, single: list[np.ndarray]) -> Lists:
@@ -203,10 +245,6 @@ class EventBatches:
         for of_event in numbers[len(ENTITIES) :]:
             of_event[others] = np.nan
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A block would make what is sent to a worker large.
-        return {**self.__dict__, "_block": None}
-
     def _step_size(self, request: Request) -> int:
         full, number = (
             self.batch_size * self.world_size,
@@ -216,27 +254,9 @@ class EventBatches:
 
     def _positions(self, request: Request) -> np.ndarray:
         """Positions in the columns of events, int64 [at most batch_size]: this rank's slice of the step."""
-        num_steps = max(1, POSITIONS_AT_ONCE // self.batch_size)
-        block, place = divmod(request.step, num_steps)
-        wanted = (request.split, request.epoch, request.first, request.window, block)
-        # Steps are asked for in their order, so this block has the positions of the next ones too.
-        if self._block is None or self._block[0] != wanted:
-            self._block = (
-                wanted,
-                self._block_positions(request, range(num_steps * block, num_steps * (block + 1))),
-            )
-        return self._block[1][place * self.batch_size : (place + 1) * self.batch_size]
+        return self._positions_and_turns(request)[0]
 
-    def _block_positions(self, request: Request, steps: range) -> np.ndarray:
-        split = self.positions_of(request.split, request.window)
-        # A step is one stretch of the pass, cut into a slice for each rank: what it holds depends on the size
-        # of the global batch alone, not on the number of ranks.
-        begins = (np.arange(steps.start, steps.stop) * self.world_size + self.rank) * self.batch_size
-        positions = (request.first + begins[:, None] + np.arange(self.batch_size)).reshape(-1)
-        # They rise, so what lies beyond the end of the split is behind one place.
-        positions = positions[: np.searchsorted(positions, len(split))]
-        if request.split == "train":
-            # Training alone: predictions are held against labels in the order of the disk.
-            positions = shuffled(positions, len(split), self.seed, request.epoch)
-        positions += split.start
-        return positions
+    def _positions_and_turns(self, request: Request) -> tuple[np.ndarray, Turns | None]:
+        positions = self.positions_of(request.split, request.window)
+        stretch = Stretch(request.split, request.epoch, request.first, positions)
+        return self._order.of_step(stretch, request.step, self.features.column)

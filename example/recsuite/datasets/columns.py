@@ -14,12 +14,15 @@
         history.npy                int32 [training events, 2]: row of the items' table, bits of the label;
                                    user after user, each in the order of time
         history_time.npy           int64 [training events]: their times, in the same order
+        history_event.npy          int32 [training events]: their positions, likewise
+        history_before.npy         int32 [events]: before which place there each event comes, of those of one
+                                   time in the order in which they are stored
         seen.npy                   int32 [training events]: their items, likewise
         history_offsets.npy        int64 [users that rated + 1]: where each user's history begins
         audience.npy               int32 [training events]: row of the users' table, item after item, each
                                    in the order of time
         audience_offsets.npy       int64 [items + 1]: where each item's audience begins
-        test_history.npy ...       the same six of training and validation events, for the test
+        test_history.npy ...       the same seven of training and validation events, for the test
         vocabulary.json            feature -> raw values in the order of their table rows 1, 2, ..., or the
                                    edges of a number's buckets, or its scale
         schema.json                the schema, its features in the order in which a model adds them up
@@ -67,9 +70,9 @@ MANIFEST = "manifest.json"
 NOWHERE = -1
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
-# On disk: its row, label and time, and twice its place in a history with its time, among what was seen and in
-# an audience.
-BYTES_OF_AN_EVENT = 28 + 4 + 8 + 2 * (8 + 8 + 4 + 4)
+# On disk: its row, label and time, what came before it, and twice its place in a history with its time and
+# its position, among what was seen and in an audience.
+BYTES_OF_AN_EVENT = 28 + 4 + 8 + 4 + 2 * (8 + 8 + 4 + 4 + 4)
 # And in files without a name while they are made: its user and its item; by ranges of users and by ranges of
 # items also its place, label and time; and where it is in the lists of both.
 BYTES_WHILE_MADE = (4 + 4) + 2 * (4 + 4 + 4 + 4 + 8) + 2 * (4 + 4)

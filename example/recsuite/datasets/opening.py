@@ -42,10 +42,10 @@ OF_A_MACHINE = (
 
 # What can be learned of each kind of label; the first is what is learned where --task does not fit.
 TASKS = {
-    RATING: ("rating", "ranking"),
+    RATING: ("rating", "ranking", "sequence"),
     YES_NO: ("response",),
-    CLICKS: ("ranking",),
-    COUNT: ("ranking",),
+    CLICKS: ("ranking", "sequence"),
+    COUNT: ("ranking", "sequence"),
 }
 
 
@@ -169,13 +169,13 @@ def check_leaks(columns: Columns, task: str) -> None:
         UserError: names the feature, how much it says, and how much it may.
     """
     # Whatever wrote the schema, and whatever the labels are: predictions of a label may have such features.
-    if task != "ranking":
+    if task not in ("ranking", "sequence"):
         return
     item, user = columns.schema.item, columns.schema.user
     for name, share in columns.told.items():
         if share > MOST_TOLD:
             raise UserError(
-                f"--task ranking cannot have the feature {name} of the event: it says {share:.0%} of what it "
+                f"--task {task} cannot have the feature {name} of the event: it says {share:.0%} of what it "
                 f"could of which {item} the event is of, and at most {MOST_TOLD:.0%} are allowed, because "
                 f"the {item} is what is looked for; in schema.toml, take [features.{name}] out, or let it be "
                 f'of = "item", or of = "user" if it is the same in all events of a {user}.'

@@ -221,7 +221,8 @@ def _single(entity: str, features: Sequence[Feature]) -> list[str]:
 @dataclass(frozen=True)
 class Table:
     """A feature as one data set shows it: how many rows its table has, row 0 included. Of a dynamic one that
-    is how many values the data have, and one more.
+    is how many values the data have, and one more. With no row it has no table of its own: its values are
+    rows of what it lists.
 
     longest: the most values that one event has of it.
     """

@@ -154,16 +154,43 @@ class Response(Interaction):
         return super().score_all(users, items).sigmoid()
 
 
-class TwoTower(Head):
-    """Scores items for a user: item bias + <user factors, item factors>.
+class ProductHead(Head):
+    """Scores items for a user: item bias + <user factors, item factors>."""
 
-    An MLP adds to the user's factors what it makes of them. A history counts whatever its labels.
+    scores_are_products = True
+
+    def forward(
+        self,
+        looked_up: Mapping[str, LookedUp],
+        members: Members,
+        numbers: torch.Tensor,
+        links: Links | None = None,
+    ) -> torch.Tensor:
+        """The vectors of users and items, float32 [B, 2, D], whose product is the score."""
+        users = self.user_vectors(looked_up, members, numbers, links)
+        return torch.stack([users, self.item_vectors(looked_up, numbers, links)], dim=1)
+
+    def item_vectors(
+        self, looked_up: Mapping[str, LookedUp], numbers: torch.Tensor, links: Links | None = None
+    ) -> torch.Tensor:
+        """See `Head`."""
+        return SCALE * super().item_vectors(looked_up, numbers, links)
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Scores, see `Head`."""
+        return (users * items).sum(dim=1)
+
+    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Scores, see `Head`: one product of matrices."""
+        return users @ items.t()
+
+
+class TwoTower(ProductHead):
+    """Adds to the user's factors what an MLP makes of them. A history counts whatever its labels.
 
     num_places: so many items of a history have a weight of their own, see `Recency`; with 0 all count alike.
     With weights that are learned there is no MLP unless it has hidden layers.
     """
-
-    scores_are_products = True
 
     def __init__(
         self,
@@ -176,20 +203,6 @@ class TwoTower(Head):
         widths = [embedding_dim - 1, *mlp_dims, embedding_dim - 1]
         self.tower = nn.Sequential() if num_places and not mlp_dims else make_mlp(widths)
         self.recency = Recency(num_places) if num_places else None
-
-    def forward(
-        self,
-        looked_up: Mapping[str, LookedUp],
-        members: Members,
-        numbers: torch.Tensor,
-        links: Links | None = None,
-    ) -> torch.Tensor:
-        """The vectors of users and items, float32 [B, 2, D], whose product is the score.
-
-        The labels of the histories count for nothing.
-        """
-        users = self.user_vectors(looked_up, members, numbers, links)
-        return torch.stack([users, self.item_vectors(looked_up, numbers, links)], dim=1)
 
     def user_vectors(
         self,
@@ -211,12 +224,6 @@ class TwoTower(Head):
         # The bias of an item counts once.
         return torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
 
-    def item_vectors(
-        self, looked_up: Mapping[str, LookedUp], numbers: torch.Tensor, links: Links | None = None
-    ) -> torch.Tensor:
-        """See `Head`."""
-        return SCALE * super().item_vectors(looked_up, numbers, links)
-
     @property
     def takes_ages(self) -> bool:
         """See `Head`."""
@@ -227,11 +234,3 @@ class TwoTower(Head):
         lengths = history.lengths().to(torch.int64)
         # The mean, times the root of the length, is the sum over the root.
         return repeated(lengths.to(torch.float32).sqrt(), lengths, len(labels))
-
-    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Scores, see `Head`."""
-        return (users * items).sum(dim=1)
-
-    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Scores, see `Head`: one product of matrices."""
-        return users @ items.t()

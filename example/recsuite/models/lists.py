@@ -18,14 +18,16 @@ from recsuite.models.layers import repeated, summed
 class Links(NamedTuple):
     """Which list each event takes, and what is to be made of its sum, see `datasets.batching.batch.Batch`.
 
-    sources: int64 [S, B]; scales, own: float32 [S, B]; rarities: float32 [3 + features of
-    events, B], of the event's user, of its item, of the event among all, and of what it has of its own: its
-    weight over the number of events that train their rows.
+    sources: int64 [S, B]; scales, own: float32 [S, B]; reads: how many values of its list stand before each
+    event, int32 [B], empty where an event takes all of them; rarities: float32 [3 + features of events, B],
+    of the event's user, of its item, of the event among all, and of what it has of its own: its weight over
+    the number of events that train their rows.
     """
 
     sources: torch.Tensor
     scales: torch.Tensor
     own: torch.Tensor
+    reads: torch.Tensor
     rarities: torch.Tensor
 
 

@@ -95,7 +95,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             "num_test": columns.num_test,
             "num_users": columns.num_users,
             f"num_{columns.schema.items}": columns.num_items,
-            "tables": {table.name: table.rows for table in columns.tables},
+            "tables": {table.name: table.rows for table in columns.tables if table.rows},
             "notes": columns.notes,
         },
         "plan": run.plan.splitlines(),

@@ -112,7 +112,8 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
 
 def _num_rows(snapshot: Snapshot, table: str) -> int:
     """How many rows a table has, that of the unknown included."""
-    return len(snapshot.dynamic.get(table, snapshot.tables[table][1:])) + 1
+    held = snapshot.table_of(table)
+    return len(snapshot.dynamic.get(held, snapshot.tables[held][1:])) + 1
 
 
 def _tensors_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:

@@ -14,16 +14,17 @@ import torch
 from recsuite.checkpoint.storage.chain import check_name
 from recsuite.checkpoint.storage.manifest import Manifest, check_files, read_manifest
 from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of, shard_files_of
-from recsuite.datasets.schema import Feature, Schema
+from recsuite.datasets.schema import HISTORY, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.head import Head
+from recsuite.models.tasks import sequence
 from recsuite.models.tasks.ranking import Ranking
 from recsuite.models.tasks.task import Sizes, all_tasks
 from recsuite.serving.dynamic.tables import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot
 
-# The weights of the places of a history, where a model has learned them.
-PLACES = "dense.recency.places"
+# The weights of the places of a history, where a model has learned them, and what a model of sequences has.
+PLACES, BLOCKS = "dense.recency.places", f"dense.{sequence.TASK.dense_layers}."
 
 
 @contextlib.contextmanager
@@ -38,6 +39,29 @@ def checked(folder: Path) -> Iterator[Manifest]:
             raise UserError(f"{folder} was replaced while it was read.")
 
 
+def reads_order(manifest: Manifest) -> bool:
+    """Whether a model is one of sequences, which reads histories by the rows of the items themselves."""
+    return any(name.startswith(BLOCKS) for name in manifest.tensors)
+
+
+def with_tables(features: Sequence[Feature], manifest: Manifest) -> list[Feature]:
+    """Those of the features that have a table of their own."""
+    is_shared = reads_order(manifest)
+    return [each for each in features if each.has_table and not (is_shared and each.name == HISTORY)]
+
+
+def _sizes_of_blocks(folder: Path, manifest: Manifest, embedding_dim: int) -> Sizes:
+    shapes = {
+        name.removeprefix("dense."): shape_of(folder, manifest, name)
+        for name in manifest.tensors
+        if name.startswith(BLOCKS)
+    }
+    try:
+        return sequence.TASK.sizes_of(shapes, embedding_dim)
+    except (KeyError, ValueError, IndexError):
+        raise UserError(f"{folder} has blocks of {printable(shapes)}, which do not make a model.") from None
+
+
 def empty_head(folder: Path, schema: Schema, features: Sequence[Feature], manifest: Manifest) -> Head:
     """A head as wide as a model says, without memory yet; that of a model for ranking has a tower."""
     # Neither a manifest nor an export says which task it is; the names of the layers do.
@@ -47,7 +71,7 @@ def empty_head(folder: Path, schema: Schema, features: Sequence[Feature], manife
         (match for match in map(pattern.fullmatch, manifest.tensors) if match),
         key=lambda match: int(match[2]),
     )
-    tables = [feature.name for feature in features if feature.has_table]
+    tables = [feature.name for feature in with_tables(features, manifest)]
     static = [f"tables.{name}.weight" for name in tables if name not in manifest.dynamic]
     shapes = {name: shape_of(folder, manifest, name) for name in (*static, *(match[0] for match in layers))}
     flat = [name for name, shape in shapes.items() if len(shape) != 2 or min(shape) < 1]
@@ -66,7 +90,10 @@ def empty_head(folder: Path, schema: Schema, features: Sequence[Feature], manife
         # A ranking may weigh histories and have no layers; without either any head says in what its tensors
         # differ.
         named = layers[0][1] if layers else Ranking.dense_layers if weighs else next(iter(tasks))
-        empty = tasks[named].make_head(schema, features, Sizes(embedding_dim, widths, num_places))
+        task, sizes = tasks[named], Sizes(embedding_dim, widths, num_places)
+        if reads_order(manifest):
+            task, sizes = sequence.TASK, _sizes_of_blocks(folder, manifest, embedding_dim)
+        empty = task.make_head(schema, features, sizes)
     for name, value in empty.state_dict().items():
         found, wanted = shape_of(folder, manifest, f"dense.{name}"), list(value.shape) or [1]
         if found != wanted:

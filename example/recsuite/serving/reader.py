@@ -25,6 +25,7 @@ from recsuite.datasets.schema import (
     DENSE,
     ENTITIES,
     EVENT,
+    HISTORY,
     LISTS,
     SCHEMA_FILE,
     UNKNOWN_ROW,
@@ -36,7 +37,16 @@ from recsuite.datasets.source import FIRST_SCHEMA
 from recsuite.errors import UserError, an, printable
 from recsuite.records import parsed, typed
 from recsuite.serving.dynamic.tables import read_tables
-from recsuite.serving.model_files import checked, dense_names, empty_head, filled, put, read_change
+from recsuite.serving.model_files import (
+    checked,
+    dense_names,
+    empty_head,
+    filled,
+    put,
+    read_change,
+    reads_order,
+    with_tables,
+)
 from recsuite.serving.snapshot import Snapshot
 
 
@@ -71,11 +81,19 @@ def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
 def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
     schema = _read_schema(folder, manifest)
     features = _read_features(folder, manifest, schema)
-    static = [feature.name for feature in features if feature.has_table and not feature.is_dynamic]
+    held = with_tables(features, manifest)
+    static = [feature.name for feature in held if not feature.is_dynamic]
     tables = {name: f"tables.{name}.weight" for name in static}
     head = empty_head(folder, schema, features, manifest)
     vocabulary, encodings = _read_vocabulary(folder, manifest)
-    _check_rows(folder, features, manifest, schema, vocabulary, encodings)
+    _check_rows(
+        folder,
+        [*held, *(each for each in features if not each.has_table)],
+        manifest,
+        schema,
+        vocabulary,
+        encodings,
+    )
     tensors = read_whole(folder, manifest, [*tables.values(), *dense_names(head)])
     dynamic = read_tables(folder, manifest, schema.item)
     # An export has none: it says nothing of its training.
@@ -187,6 +205,8 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
     """The features of a model, in the order in which it adds them up."""
     names = {name.split(".")[1] for name in manifest.tensors if name.startswith("tables.")}
     names |= manifest.dynamic.keys()
+    if reads_order(manifest):
+        names.add(HISTORY)
     if any(entry.name == FEATURES_FILE for entry in manifest.files):
         features = _read_exported_features(folder / FEATURES_FILE, schema)
     else:
@@ -205,7 +225,7 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
             raise UserError(
                 f"{folder} has no feature of {an(schema.name_of(entity))}, and a model needs one."
             )
-    dynamic = {feature.name for feature in features if feature.is_dynamic}
+    dynamic = {feature.name for feature in with_tables(features, manifest) if feature.is_dynamic}
     if dynamic != manifest.dynamic.keys():
         said, held = (printable(", ".join(sorted(each)) or "none") for each in (dynamic, manifest.dynamic))
         raise UserError(f"{folder} has the dynamic tables {held}, and its schema names {said}.")

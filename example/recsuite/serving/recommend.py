@@ -168,9 +168,11 @@ def page(model: ServedModel, viewer: Viewer, top: int, checkpoint: str = "") -> 
     is_happening = schema.label_kind in HAPPENINGS
     if len(viewer.labels):
         verb, which = PAST[schema.label_kind]
+        # Of an order the end says what comes next.
+        reads_order = model.snapshot.head.reads_order
+        which, shown = ("and last", viewer.latest()) if reads_order else (which, viewer.liked())
         lines.append(f"user {viewer.name} {verb} {counted(len(viewer.labels), schema.item)}, {which}:")
-        liked = viewer.liked()
-        stars = zip(liked.numbers, titles[liked.items], strict=True)
+        stars = zip(shown.numbers, titles[shown.items], strict=True)
         lines += [f"  {rating:.1f}  {title}" for rating, title in stars]
     if not known:
         how = (

@@ -15,7 +15,7 @@ import torch
 
 from recsuite.datasets.schema import HISTORY, ITEM, Feature, Schema
 from recsuite.errors import UserError, an, counted, printable
-from recsuite.gaps import gaps_of
+from recsuite.gaps import OLDEST, gaps_of
 from recsuite.ids import UNKNOWN_ID, ids_of
 from recsuite.models.recency import Members
 
@@ -175,8 +175,11 @@ def members_of(values: Mapping[str, Sequence[Any]], schema: Schema) -> Members:
         if len(strange):
             raise UserError(f"{HISTORY_AGES} has {strange[0]:g}; give seconds, from 0 on.")
     places = [place for length in lengths for place in reversed(range(length))]
-    gaps = torch.from_numpy(gaps_of(np.floor(seconds)))
-    return Members(labels, torch.tensor(places, dtype=torch.int32), gaps)
+    whole = np.floor(seconds)
+    gaps, ages = torch.from_numpy(gaps_of(whole)), torch.from_numpy(whole.clip(0, OLDEST).astype(np.int32))
+    # A model in use drops nothing.
+    nothing = ages[:0]
+    return Members(labels, torch.tensor(places, dtype=torch.int32), gaps, ages, nothing)
 
 
 def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequence[Any]]:

@@ -226,13 +226,23 @@ class Snapshot:
             item if isinstance(item, str) else key for item, key in zip(items, keys.tolist(), strict=True)
         ]
 
+    def table_of(self, name: str) -> str:
+        """The table that has the rows of a feature: its own, or of a history that of the items."""
+        return name if name in self.tables else self.schema.vocabulary_of(name)
+
+    @property
+    def takes_history(self) -> bool:
+        """Whether the model is told what a user had."""
+        return HISTORY in [feature.name for feature in self.features]
+
     def _rows(self, name: str, keys: torch.Tensor) -> torch.Tensor:
-        return self.dynamic[name].find(keys) if name in self.dynamic else keys
+        table = self.table_of(name)
+        return self.dynamic[table].find(keys) if table in self.dynamic else keys
 
     def rows_of(self, found: Mapping[str, Found]) -> dict[str, Rows]:
         """The rows that were found, copied out of their tables."""
         return {
-            name: Rows(self.tables[name][self._rows(name, each.keys)], each.counts)
+            name: Rows(self.tables[self.table_of(name)][self._rows(name, each.keys)], each.counts)
             for name, each in found.items()
         }
 

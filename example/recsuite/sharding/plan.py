@@ -34,7 +34,7 @@ from recsuite.config.config import Config
 from recsuite.config.sections.model import ModelConfig
 from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import UNKNOWN_ROW
+from recsuite.datasets.schema import UNKNOWN_ROW, Table
 from recsuite.errors import UserError
 from recsuite.runtime.host import allowed_memory
 from recsuite.runtime.process import RuntimeContext
@@ -91,12 +91,17 @@ def add_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def held_tables(columns: Columns) -> list[Table]:
+    """The tables of a model: a feature without rows of its own is read by those of another."""
+    return [table for table in columns.tables if table.rows]
+
+
 def dynamic_specs(columns: Columns, config: Config, context: RuntimeContext) -> dict[str, DynamicSpec]:
     """What the dynamic tables of a data set are told, by their names."""
     memory = int((1 - RESERVED_FOR_DENSE) * _memory_per_rank(context)) * context.world_size
     dim, seed = config.model.embedding_dim, config.runtime.seed
     is_stream = config.stream.stream
-    return specs_of(columns.tables, config.tables, dim, INIT_STD, seed, memory, is_stream)
+    return specs_of(held_tables(columns), config.tables, dim, INIT_STD, seed, memory, is_stream)
 
 
 def rows_of_tables(columns: Columns, specs: Mapping[str, DynamicSpec], world_size: int) -> dict[str, int]:
@@ -105,7 +110,7 @@ def rows_of_tables(columns: Columns, specs: Mapping[str, DynamicSpec], world_siz
         table.name: world_size * rows_per_rank(specs[table.name], world_size)
         if table.name in specs
         else table.rows
-        for table in columns.tables
+        for table in held_tables(columns)
     }
 
 
@@ -248,7 +253,7 @@ def describe_plan(model: DistributedModelParallel, columns: Columns, config: Mod
     dynamic = dynamic_rows(model)
     # One sharded module: all tables are in one collection.
     (module_plan,) = model.plan.plan.values()
-    for table in columns.tables:
+    for table in held_tables(columns):
         parameter = module_plan[table.name]
         ranks = sorted(parameter.ranks or [])
         shown = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else ",".join(map(str, ranks))

@@ -188,8 +188,9 @@ def make_model(
     """
     task = task_named(config.task)
     features = [*(table.feature for table in columns.tables), *columns.numbers]
-    num_places = history if config.learns_history_weights else 0
-    sizes = Sizes(config.embedding_dim, config.mlp_dims, num_places)
+    num_places = history if config.learns_history_weights or config.reads_order else 0
+    blocks = config.block, config.num_blocks, config.num_heads, config.dropout
+    sizes = Sizes(config.embedding_dim, config.mlp_dims, num_places, *blocks)
     head = task.make_head(columns.schema, features, sizes, columns.mean_label)
     noise = task.noise_of(None, columns.schema.unit)
     if noise is not None and head.is_two_sided:

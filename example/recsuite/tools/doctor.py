@@ -13,9 +13,9 @@ from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.runtime.host import allowed_cores, descriptor_limit, spare_cores
 from recsuite.runtime.launch import read_launch
-from recsuite.tools.data import check_data, ring_need
-from recsuite.tools.findings import Finding, has_fault, page
-from recsuite.tools.machine import (
+from recsuite.tools.examination.data import check_data, ring_need
+from recsuite.tools.examination.findings import Finding, has_fault, page
+from recsuite.tools.examination.machine import (
     check_cores,
     check_descriptors,
     check_device,
@@ -24,7 +24,7 @@ from recsuite.tools.machine import (
     check_threads,
     check_versions_fit,
 )
-from recsuite.tools.probe import check_worker
+from recsuite.tools.examination.probe import check_worker
 from recsuite.workers.failure import WorkerError
 
 

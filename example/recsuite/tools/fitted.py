@@ -203,7 +203,7 @@ class FittedModel(ServedModel):
         events, which are in no history that holds what came later.
         """
         values = self._users.of(users)
-        if HISTORY in self.snapshot.tables:
+        if self.snapshot.takes_history:
             ends, own = self._ends(time, len(users)), self._own(items, self._items, len(users))
             found = [
                 self._events.of(self._users.places.get(user, -1), self._longest[HISTORY], end, item)

@@ -15,6 +15,7 @@ from recsuite.config.parser import parse_given
 from recsuite.config.rankings import rankings
 from recsuite.config.section import as_given
 from recsuite.config.sections.data import DataConfig
+from recsuite.config.sequences import sequences
 from recsuite.errors import BrokenLaunchError, UserError
 from recsuite.runtime.collectives import broadcast_from_rank0
 from recsuite.runtime.console import end_when_unread, say
@@ -218,7 +219,8 @@ def _best_known(config: Config, given: frozenset[str]) -> tuple[dict[str, Any], 
     changed = both_sides(config, given)
     if changed:
         return changed, f"--split {config.data.split} lets a rating know all others of its user and its item"
-    return rankings(config, given), f"--task {config.model.task} learns best with these"
+    changed = rankings(config, given) or sequences(config, given)
+    return changed, f"--task {config.model.task} learns best with these"
 
 
 def _say_if_synthetic(config: DataConfig) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.datasets.batching.batch import Batch
 from recsuite.datasets.loader import BatchLoader
+from recsuite.datasets.schema import HISTORY
+from recsuite.models.layers import repeated
 from recsuite.models.lists import Links
 from recsuite.models.recency import Members
 from recsuite.sharding.recommender import ModelInput
@@ -33,7 +36,10 @@ class InputPipeline:
     ) -> None:
         self.loader = loader
         self.phase = phase
-        self.keys = [table.name for table in loader.dataset.tables]
+        dataset = loader.dataset
+        self.keys = [table.name for table in dataset.tables]
+        # Of a model that reads histories by the rows of the items themselves.
+        self.item = dataset.schema.item if dataset.model.reads_order else None
         self.seconds_waited = 0.0
         self._prepared: tuple[tuple[Any, ...], Iterator[Batch]] | None = None
 
@@ -70,16 +76,40 @@ class InputPipeline:
 
     def to_model_input(self, batch: Batch) -> ModelInput:
         """A worker's plain tensors as what the model takes, still on the host."""
-        features = KeyedJaggedTensor(keys=self.keys, values=batch.values, lengths=batch.lengths)
+        keys, values, lengths = self.keys, batch.values, batch.lengths
+        if self.item is not None:
+            keys, values, lengths = with_histories(keys, values, lengths, self.item)
+        features = KeyedJaggedTensor(keys=keys, values=values, lengths=lengths)
         # Counts the ids of each key here, so that the device need not be asked for them.
         features.sync()
-        links = Links(batch.sources, batch.scales, batch.own, batch.rarities)
+        links = Links(batch.sources, batch.scales, batch.own, batch.reads, batch.rarities)
         return ModelInput(
             features,
             batch.labels,
             batch.weights,
             batch.numbers,
             batch.had,
-            Members(batch.history_labels, batch.places, batch.gaps),
+            Members(batch.history_labels, batch.places, batch.gaps, batch.ages, batch.draws),
             links,
         )
+
+
+def with_histories(
+    keys: Sequence[str], values: torch.Tensor, lengths: torch.Tensor, item: str
+) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+    """The features of a batch with each history behind the event's own item, as values of one key: of two
+    keys that shared a table, checkpoints and the tracking of rows would have to know. See
+    `models.sequences.head.apart`.
+    """
+    of_keys = lengths.view(len(keys), -1)
+    parts = dict(zip(keys, values.split(of_keys.sum(dim=1).tolist()), strict=True))
+    found = dict(zip(keys, of_keys, strict=True))
+    counts = found[HISTORY].long()
+    # An item for each row, and behind it what was had before.
+    own = counts.cumsum(0) - counts + torch.arange(len(counts))
+    joined = values.new_empty(len(counts) + len(parts[HISTORY]))
+    joined[own] = parts[item]
+    rows = repeated(torch.arange(len(counts)), counts, len(parts[HISTORY]))
+    joined[torch.arange(len(rows)) + rows + 1] = parts.pop(HISTORY)
+    parts[item], found[item] = joined, found.pop(HISTORY) + 1
+    return [*parts], torch.cat([*parts.values()]), torch.cat([*found.values()])

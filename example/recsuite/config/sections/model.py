@@ -18,6 +18,8 @@ EVALUATIONS = ("predictions", "ranks", "answers")
 COMPETITORS = 256
 # Whether items of a history count alike, or by weights that are learned of their place and age.
 EQUAL, LEARNED = HISTORY_WEIGHTS = ("equal", "learned")
+# What a model of sequences is made of, see `recsuite.models.sequences.blocks`.
+SAS, HSTU = BLOCKS = ("sas", "hstu")
 # Into how many buckets the time since an item of a history falls, see `recsuite.gaps`: the last one begins at
 # 68 years.
 NUM_GAPS = 32
@@ -31,14 +33,17 @@ class ModelConfig(Section):
 
     # Each is a module of `models/tasks`; only the names are here, because a task imports torch.
     CHOICES: ClassVar = {
-        "task": ("rating", "ranking", "response"),
+        "task": ("rating", "ranking", "response", "sequence"),
         "history_weights": HISTORY_WEIGHTS,
+        "block": BLOCKS,
     }
-    MOST: ClassVar = {"embedding_dim": 2**14}
+    POSITIVE: ClassVar = ("num_blocks", "num_heads")
+    MOST: ClassVar = {"embedding_dim": 2**14, "negatives": 2**20, "num_blocks": 100, "num_heads": 2**10}
 
     task: str = "rating"
-    """What is learned: how many stars a user gives (rating), which item a user rates at all (ranking), or
-    whether the answer is yes (response); not given, what the labels of --data_path are for."""
+    """What is learned: how many stars a user gives (rating), which item a user rates at all (ranking), which
+    one comes next in the order of what the user had (sequence), or whether the answer is yes (response); not
+    given, what the labels of --data_path are for."""
 
     embedding_dim: int = 32
     """Numbers per table row, a multiple of 4: the first is the row's bias, the others its factors."""
@@ -52,10 +57,40 @@ class ModelConfig(Section):
     where it is, --history 50, --embedding_dim 128, --mlp_dims none, --batch_size 512, --epochs 4,
     --weight_decay 0.6, --dense_lr 0.005 and --dense_weight_decay 0 are what is not given of these."""
 
+    negatives: int = 0
+    """Of --task ranking and sequence: how many items, drawn anew in each step and the same for every rank,
+    compete for each event, for a ranking beside those of its batch; all where there are no more; 0 means
+    none."""
+
+    block: str = SAS
+    """Of --task sequence: what the transformer is made of, attention and layers of the widths --mlp_dims
+    (sas),
+    or attention that counts pointwise and a gate (hstu)."""
+
+    num_blocks: int = 2
+    """Of --task sequence: how many blocks lie one behind the other."""
+
+    num_heads: int = 2
+    """Of --task sequence: heads of the attention; --embedding_dim is a multiple of it."""
+
+    dropout: float = 0.2
+    """Of --task sequence: which share of the numbers that a block takes and adds training sets to zero."""
+
     @property
     def competitors(self) -> int:
         """How many events of a batch compete, see `COMPETITORS`; 0 where labels are predicted."""
-        return 0 if self.task in ("rating", "response") else COMPETITORS
+        # Of a sequence the events of a batch are those of few users, of whom others say nothing.
+        return COMPETITORS if self.ranks and not self.reads_order else 0
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it is learned which item is chosen, and no label."""
+        return self.task not in ("rating", "response")
+
+    @property
+    def reads_order(self) -> bool:
+        """Whether the order of what a user had counts, and batches are runs of it."""
+        return self.task == "sequence"
 
     @property
     def learns_history_weights(self) -> bool:
@@ -81,6 +116,26 @@ class ModelConfig(Section):
         require(
             max(self.mlp_dims, default=1) <= WIDEST and len(self.mlp_dims) <= DEEPEST,
             f"--mlp_dims {widths} is too large; give at most {DEEPEST} layers of {WIDEST:,}",
+        )
+        self.require_at_least_0("negatives")
+        require(
+            self.ranks or self.negatives == 0,
+            f"--negatives {self.negatives} is for --task ranking and sequence, not {self.task}; leave it out",
+        )
+        self._check_blocks()
+
+    def _check_blocks(self) -> None:
+        for name in ("block", "num_blocks", "num_heads", "dropout"):
+            require(
+                self.reads_order or self.is_default(name),
+                f"--{name} {getattr(self, name)} is for --task sequence, and not for --task {self.task}; "
+                "leave it out",
+            )
+        require(0 <= self.dropout < 1, f"--dropout {self.dropout} leaves nothing; give 0 to 0.9, say")
+        require(
+            not self.reads_order or self.embedding_dim % self.num_heads == 0,
+            f"--embedding_dim {self.embedding_dim} cannot be divided among --num_heads {self.num_heads}; "
+            "give a multiple",
         )
 
 

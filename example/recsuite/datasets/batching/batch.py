@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from recsuite.config.sections.model import ModelConfig
-from recsuite.datasets.batching.had import bytes_of_group
+from recsuite.datasets.batching.competitors import bytes_of_group
 from recsuite.datasets.schema import AUDIENCE, ENTITIES, EVENT, HISTORY, LISTS, Table
 
 if TYPE_CHECKING:
@@ -40,6 +40,16 @@ class Batch(NamedTuple):
 
     Where events compete, `had` is uint8 [B, bytes]: bit k of byte j of a row says that its user had, before,
     the item of row 8 j + k of its group; 0 outside of training. A group is 8 * bytes rows, or what is left.
+
+    Where N items are drawn to compete with them, training has N rows before the B: of these items alone, in
+    everything but `labels`, `weights` and `had`, which has as many bits more, in bytes behind those of the
+    group.
+
+    Where the order of events is read, rows that are a run of one user share the list of its first row:
+    `sources`, int64 [1, N + B], is the row whose list a row reads, and `reads`, int32 [N + B], how many of
+    its values stand before the row's event. `ages` says of each value of the feature "history" how many
+    seconds before the event of the last row of its run it came, and `draws` is a number drawn for it in this
+    pass, int32 both. Elsewhere all are empty.
     """
 
     values: torch.Tensor
@@ -49,20 +59,29 @@ class Batch(NamedTuple):
     history_labels: torch.Tensor
     places: torch.Tensor
     gaps: torch.Tensor
+    ages: torch.Tensor
+    draws: torch.Tensor
     numbers: torch.Tensor
     sources: torch.Tensor
     scales: torch.Tensor
     own: torch.Tensor
+    reads: torch.Tensor
     rarities: torch.Tensor
     had: torch.Tensor
 
 
 def largest_batch(
-    tables: Sequence[Table], num_numbers: int, batch_size: int, model: ModelConfig, most_shared: int = 0
+    tables: Sequence[Table],
+    num_numbers: int,
+    batch_size: int,
+    model: ModelConfig,
+    num_negatives: int,
+    most_shared: int = 0,
 ) -> int:
     """The most bytes that a batch can take, for a slot of the workers' ring: it is allocated once.
 
-    most_shared: the values of one list for all rows together, where they share them; else 0.
+    num_negatives: the rows before those of events; most_shared: the values of one list for all rows together,
+    where they share them; else 0.
     """
     lists = [table for table in tables if table.name in LISTS]
     # Where there is an audience, each row has its own value behind each list.
@@ -71,15 +90,19 @@ def largest_batch(
         table.name: min(batch_size * table.longest, most_shared or batch_size * table.longest) + own
         for table in lists
     }
-    values = batch_size * sum(table.longest for table in tables if table.name not in LISTS)
+    num_rows = num_negatives + batch_size
+    values = num_rows * sum(table.longest for table in tables if table.name not in LISTS)
     values += sum(in_lists.values())
-    row = 4 * len(tables) + 4 + 4 + 4 * num_numbers + bytes_of_group(batch_size, model.competitors)
+    row = 4 * len(tables) + 4 + 4 + 4 * num_numbers
+    row += bytes_of_group(batch_size, model.competitors) + bytes_of_group(num_negatives, num_negatives)
+    # A source, and how much is read.
+    row += (8 + 4) * model.reads_order
     if own:
         row += (8 + 4 + 4) * len(lists) + 4 * num_rarities(tables)
-    # A label, and where they are told a place and a gap.
-    of_member = 4 + (4 + 4) * model.learns_history_weights
+    # A label, and where they are told a place and a gap, or an age and a draw.
+    of_member = 4 + (4 + 4) * model.learns_history_weights + (4 + 4) * model.reads_order
     # Each array begins on a cache line.
-    return 8 * values + of_member * in_lists.get(HISTORY, 0) + batch_size * row + 64 * len(Batch._fields)
+    return 8 * values + of_member * in_lists.get(HISTORY, 0) + num_rows * row + 64 * len(Batch._fields)
 
 
 def num_rarities(tables: Sequence[Table]) -> int:

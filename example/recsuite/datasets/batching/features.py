@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.batching.lists import OWNERS, Shared, before, others
+from recsuite.datasets.batching.lists import OWNERS, Read, Shared, Turns, before, in_order, others
+from recsuite.datasets.batching.order import turns_of
 from recsuite.datasets.batching.places import places_of, take_lists
 from recsuite.datasets.batching.recency import Ages, ages_of
 from recsuite.datasets.columns import NOWHERE, Columns, MappedColumn
-from recsuite.datasets.schema import AUDIENCE, ENTITIES, EVENT, ITEM, UNKNOWN_ROW
+from recsuite.datasets.schema import AUDIENCE, ENTITIES, EVENT, HISTORY, ITEM, UNKNOWN_ROW, USER
 
 # One of so many training events counts as that of an unknown user, so that row 0 learns what a new user is
 # like, and few enough users lose an event to it.
@@ -44,6 +45,22 @@ class Found(NamedTuple):
     single: list[np.ndarray]
     numbers: list[np.ndarray]
     lists: list[Lists]
+
+    def behind(self, other: Found) -> Found:
+        """Of others and, behind them, of these."""
+        pairs = zip(other.lists, self.lists, strict=True)
+        return Found(
+            [np.concatenate(both, axis=1) for both in zip(other.single, self.single, strict=True)],
+            [np.concatenate(both) for both in zip(other.numbers, self.numbers, strict=True)],
+            [
+                Lists(
+                    np.concatenate([before.values, mine.values]),
+                    np.concatenate([before.counts, mine.counts]),
+                    mine.padding,
+                )
+                for before, mine in pairs
+            ],
+        )
 
 
 class Asked(NamedTuple):
@@ -79,6 +96,7 @@ class EventFeatures:
         }
         self._of_events = [table.name for table in self.tables if table.feature.entity == EVENT]
         self._columns: dict[str, MappedColumn] = {}
+        self._trained: np.ndarray | None = None
         # By the place of a table, the column with the ids of what is found for it.
         self._ids = {
             place: f"{self.schema.vocabulary_of(table.name)}_ids"
@@ -88,7 +106,7 @@ class EventFeatures:
 
     def __getstate__(self) -> dict[str, Any]:
         # A mapping cannot be sent to a worker, which makes its own.
-        return {**self.__dict__, "_columns": {}}
+        return {**self.__dict__, "_columns": {}, "_trained": None}
 
     def check(self) -> None:
         """Refuse to continue with a file that was cut: touching a page beyond its end would end the process
@@ -131,6 +149,36 @@ class EventFeatures:
         return Found(
             [record["features"].T for record in records], [record["numbers"] for record in records], lists
         )
+
+    def find_items(self, items: np.ndarray) -> Found:
+        """What items alone have, as if of an unknown user without a history. items: their positions, int64
+        [n].
+        """
+        found = self.find(self.events(items, "catalogue"))
+        found.single[ENTITIES.index(USER)][:] = UNKNOWN_ROW
+        nothing = Lists(np.zeros(0, np.int64), np.zeros(len(items), np.int64), padding=0)
+        found.lists.extend([nothing] * len(self.lists))
+        return found
+
+    def trained_items(self) -> np.ndarray:
+        """The positions of the items that the training has, int32."""
+        if self._trained is None:
+            offsets = self.column(f"{AUDIENCE}_offsets")
+            self._trained = np.flatnonzero(np.diff(offsets)).astype(np.int32)
+        return self._trained
+
+    def find_order(self, events: np.ndarray, positions: np.ndarray, turns: Turns | None, split: str) -> Read:
+        """What events read of the orders of their users. turns: where they stand, where that is known
+        already.
+        """
+        prefix = "test_" if split == "test" else ""
+        if split == "catalogue":
+            nowhere = np.zeros(len(events), np.int64)
+            turns = Turns(nowhere, nowhere, in_runs=False)
+        elif turns is None:
+            turns = turns_of(events, positions, self.lists[HISTORY], prefix, self.column)
+        # The positions of a catalogue are no events.
+        return in_order(turns, self.column("time").take(positions, mode="clip"), prefix, self.column)
 
     def find_lists(self, events: np.ndarray, asked: Asked) -> dict[str, Shared]:
         """Who had what, by the names of the lists that the tables have."""

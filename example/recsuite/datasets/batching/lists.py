@@ -1,10 +1,12 @@
 """Who had what, for the events of a batch: the other items of each event's user, and the other users of its
 item.
 
-Where time counts, each event has a list of its own, with the last of those that came before it. Where it does
-not, as under a random split, events of one user share a list of all items that the user had, and an event's
-own item is subtracted again from the sum over it: so a batch looks each list up once, however many of its
-events are of that user. Read from memory-mapped columns; a worker imports this module: no torch, no pandas.
+Where time counts, each event has a list of its own, with the last of those that came before it; or, where
+their order is read, the events of a run of one user read one list, each what stands before it. Where time
+does not count, as under a random split, events of one user share a list of all items that the user had, and
+an event's own item is subtracted again from the sum over it: so a batch looks each list up once, however many
+of its events are of that user. Read from memory-mapped columns; a worker imports this module: no torch, no
+pandas.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import numpy as np
 from recsuite.datasets.batching.places import places_of, take_lists
 from recsuite.datasets.columns import NOWHERE
 from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, USER
+from recsuite.gaps import OLDEST
 
 # Whose lists they are, and whom they list.
 OWNERS = {HISTORY: USER, AUDIENCE: ITEM}
@@ -73,10 +76,40 @@ class Sample(NamedTuple):
         return (places >= 0) & (rest == 0) & (turn < self.counts)
 
 
-Read = Callable[[str], np.ndarray]
+class Turns(NamedTuple):
+    """Where n events stand in histories, and where what they read begins, int64 [n] both; in_runs: whether
+    those with one begin that follow each other are a run, as they are where they stand in histories
+    themselves.
+    """
+
+    places: np.ndarray
+    starts: np.ndarray
+    in_runs: bool
+
+    def part(self, part: slice) -> Turns:
+        """Of some of the events."""
+        return Turns(self.places[part], self.starts[part], self.in_runs)
 
 
-def before(name: str, events: np.ndarray, most: int, prefix: str, read: Read) -> Shared:
+class Read(NamedTuple):
+    """What n events read of the orders of their users.
+
+    history: the lists of runs, each with the first event of its run; numbers: how many values of its list
+    stand before each event, int32 [n]; places: where in histories each value of the lists stands, int64;
+    ages: how many seconds before the last event of its run each value of the lists was, int32 [sum of
+    counts].
+    """
+
+    history: Shared
+    numbers: np.ndarray
+    places: np.ndarray
+    ages: np.ndarray
+
+
+ReadColumn = Callable[[str], np.ndarray]
+
+
+def before(name: str, events: np.ndarray, most: int, prefix: str, read: ReadColumn) -> Shared:
     """What came before each event, the last `most` of it.
 
     events: records, [n]; prefix: of the columns that hold it; read: a column by its name.
@@ -90,7 +123,9 @@ def before(name: str, events: np.ndarray, most: int, prefix: str, read: Read) ->
     return Shared(records, starts, counts, np.arange(len(events)), nobody, left=counts)
 
 
-def others(name: str, events: np.ndarray, most: int, prefix: str, read: Read, draws: Sequence[int]) -> Shared:
+def others(
+    name: str, events: np.ndarray, most: int, prefix: str, read: ReadColumn, draws: Sequence[int]
+) -> Shared:
     """All that the owner of each event had but the event itself, or a sample of `most` of it.
 
     A sample begins where the draws say, numbers by which one differs from another. Otherwise as `before`.
@@ -100,7 +135,7 @@ def others(name: str, events: np.ndarray, most: int, prefix: str, read: Read, dr
     begins = ends.take(owners)
     numbers = ends.take(owners + 1) - begins
     counts = np.minimum(numbers, most)
-    offsets = np.where(numbers > most, _drawn(owners, draws) % np.maximum(numbers, 1), 0)
+    offsets = np.where(numbers > most, mixed(owners, draws) % np.maximum(numbers, 1), 0)
     sample = Sample(begins, numbers, counts, offsets)
     of_event = Sample(*(part.take(inverse) for part in sample))
     # Only training events have a place of their own among those that are known.
@@ -119,7 +154,28 @@ def others(name: str, events: np.ndarray, most: int, prefix: str, read: Read, dr
     return Shared(records, starts, counts, sources, own.astype(np.float32), left)
 
 
-def _drawn(owners: np.ndarray, draws: Sequence[int]) -> np.ndarray:
+def in_order(turns: Turns, times: np.ndarray, prefix: str, read: ReadColumn) -> Read:
+    """What events read of the orders of their users: all before them from where it begins. Of one time the
+    order is that of the file. times: of the events, int64 [n]. Otherwise as `before`.
+    """
+    places, starts = turns.places, turns.starts
+    number = len(places)
+    is_first = np.ones(number, bool)
+    if turns.in_runs:
+        is_first[1:] = (np.diff(starts) != 0) | (np.diff(places) != 1)
+    firsts = np.flatnonzero(is_first)
+    lasts = np.append(firsts[1:], number)[: len(firsts)] - 1
+    counts = np.zeros(number, np.int64)
+    counts[firsts] = places[lasts] - starts[firsts]
+    records = take_lists(read(f"{prefix}{HISTORY}"), starts, counts)
+    seconds = take_lists(read(f"{prefix}{HISTORY}_time"), starts, counts)
+    ages = (times[lasts].repeat(counts[firsts]) - seconds).clip(0, OLDEST).astype(np.int32)
+    sources = firsts[is_first.cumsum() - 1]
+    history = Shared(records, starts, counts, sources, np.zeros(number, np.float32), counts)
+    return Read(history, (places - starts).astype(np.int32), places_of(starts, counts), ages)
+
+
+def mixed(owners: np.ndarray, draws: Sequence[int]) -> np.ndarray:
     """A number for each owner, int64 [n], another one for other draws."""
     # A hash of the owner: which rank has an event must not change what is drawn for it.
     seed = np.random.SeedSequence([*draws]).generate_state(1, np.uint64)
@@ -140,6 +196,22 @@ def with_own(records: np.ndarray, counts: np.ndarray, own: np.ndarray) -> np.nda
     is_own[ends - 1] = True
     found[is_own], found[~is_own] = own, records
     return found
+
+
+def reading_links(
+    sources: np.ndarray, reads: np.ndarray, rows: range, empty: Callable[..., np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Sources, scales, own and reads of a `Batch` whose rows read lists. sources, reads: of the events, whose
+    rows are the first of these; all others have empty lists of their own.
+    """
+    number = len(sources)
+    all_sources, all_reads = empty((1, rows.stop), np.int64), empty(rows.stop, np.int32)
+    all_sources[0], all_reads[:] = np.arange(rows.stop), 0
+    of_events = slice(rows.start, rows.start + number)
+    all_sources[0, of_events] = sources + rows.start
+    all_reads[of_events] = reads
+    nothing = empty((0, rows.stop), np.float32)
+    return all_sources, nothing, nothing, all_reads
 
 
 def links_of(

@@ -15,15 +15,18 @@ from recsuite.gaps import gaps_of
 
 
 class Ages(NamedTuple):
-    """Of each item of the histories of n events, list after list: how many of its history came after it, and
-    the bucket of the seconds from it to the event, int32 [sum of counts] both.
+    """Of each item of the histories of n events, list after list: how many of its history came after it, the
+    bucket of the seconds from it to the event, the seconds from it to the last event that reads its list, and
+    a number drawn for it, int32 [sum of counts] each, or empty where nobody asks.
     """
 
     places: np.ndarray
     gaps: np.ndarray
+    ages: np.ndarray
+    draws: np.ndarray
 
 
-NO_AGES = Ages(np.zeros(0, np.int32), np.zeros(0, np.int32))
+NO_AGES = Ages(*[np.zeros(0, np.int32)] * 4)
 
 
 def ages_of(history: Shared, times: np.ndarray, event_times: np.ndarray) -> Ages:
@@ -31,4 +34,4 @@ def ages_of(history: Shared, times: np.ndarray, event_times: np.ndarray) -> Ages
     counts = history.counts
     # Counted from the end of its list.
     places = counts.repeat(counts) - 1 - places_of(np.zeros_like(counts), counts)
-    return Ages(places.astype(np.int32), gaps_of(event_times - times))
+    return NO_AGES._replace(places=places.astype(np.int32), gaps=gaps_of(event_times - times))

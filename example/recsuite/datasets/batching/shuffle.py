@@ -20,15 +20,17 @@ SHAPES_TRIED = 256
 MULTIPLIERS = (np.uint32(0x9E3779B1), np.uint32(0x85EBCA77))
 
 
-def shuffled(positions: np.ndarray, number: int, seed: int, epoch: int) -> np.ndarray:
-    """Where a shuffle of range(number) by (seed, epoch) puts the positions, int64 [n] in and out.
+def shuffled(positions: np.ndarray, number: int, *draws: int) -> np.ndarray:
+    """Where a shuffle of range(number) puts the positions, int64 [n] in and out.
+
+    draws: the numbers by which one shuffle differs from another, such as the seed and the epoch.
 
     A Feistel network over the rows and columns of a grid permutes its places, which are `number` or a few
     more; whoever lands on one too many goes through again, which permutes the rest ("cycle walking": Black
     and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). `number` is at most 2^31.
     """
     assert number <= MAX_NUMBER
-    shape, keys = _grid(number), _keys(seed, epoch)
+    shape, keys = _grid(number), _keys(*draws)
     result = _permuted(positions, shape, keys)
     outside = np.flatnonzero(result >= number)
     while len(outside):
@@ -46,8 +48,8 @@ def _grid(number: int) -> tuple[np.uint32, np.uint32]:
 
 
 @functools.lru_cache
-def _keys(seed: int, epoch: int) -> list[np.uint32]:
-    return list(np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS, np.uint32))
+def _keys(*draws: int) -> list[np.uint32]:
+    return list(np.random.SeedSequence(draws).generate_state(ROUNDS, np.uint32))
 
 
 def _permuted(positions: np.ndarray, shape: tuple[np.uint32, np.uint32], keys: list[np.uint32]) -> np.ndarray:

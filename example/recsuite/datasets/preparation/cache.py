@@ -87,7 +87,7 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
             cache.mkdir(parents=True, exist_ok=True)
             with locked(cache / ".lock", f"writing columns to {cache}", DATA_DEADLINE):
                 columns = _with_lock(cache, name, source, (data, seed), launch, read_again, known)
-    return _checked(columns, data)
+    return _checked(columns, data, config.model.reads_order)
 
 
 def _unchanged(folder: Path, source: Source, past: Past) -> Columns | None:
@@ -180,7 +180,7 @@ def find_columns(config: Config) -> tuple[Path, Columns | None]:
     past = BEGINNING if config.stream.stream else None
     name = _name(_digests(source.files), source.key, data, config.runtime.seed, past)
     columns, _ = load_columns(newest_of(cache, name), folder, source.schema, every_byte=False)
-    return cache, None if columns is None else _checked(columns, config.data)
+    return cache, None if columns is None else _checked(columns, config.data, config.model.reads_order)
 
 
 def _data_of(config: Config) -> DataConfig:
@@ -190,7 +190,7 @@ def _data_of(config: Config) -> DataConfig:
     return dataclasses.replace(config.data, split=STREAM, duplicates="keep")
 
 
-def _checked(columns: Columns, config: DataConfig) -> Columns:
+def _checked(columns: Columns, config: DataConfig, reads_order: bool) -> Columns:
     """With the tables of lists that are wanted; refuses a set of a known name and another size."""
     number = columns.num_train + columns.num_validation + columns.num_test + columns.num_skipped
     number += columns.num_late
@@ -207,8 +207,9 @@ def _checked(columns: Columns, config: DataConfig) -> Columns:
     lists = [
         Table(
             feature,
-            rows[schema.vocabulary_of(feature.name)],
-            most if config.shares_lists else min(most, longest[feature.name]),
+            # In an order items are read by the rows by which they are predicted.
+            0 if reads_order else rows[schema.vocabulary_of(feature.name)],
+            most if config.shares_lists or reads_order else min(most, longest[feature.name]),
         )
         for feature in (schema.history, schema.audience)
         if (most := config.lists[feature.name])

@@ -44,9 +44,9 @@ class Listed(NamedTuple):
     longest: int
 
 
-# From the other side of events, positions int32 [n], and their labels and times to what files hold of them,
-# by the name of the file, [n, ...].
-Content = Callable[[np.ndarray, np.ndarray, np.ndarray], Mapping[str, np.ndarray]]
+# From the other side of events, positions int32 [n], their labels, times and places to what files hold of
+# them, by the name of the file, [n, ...].
+Content = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Mapping[str, np.ndarray]]
 
 
 class _Lists:
@@ -61,16 +61,20 @@ class _Lists:
         np.save(folder / f"{name}_offsets.npy", self.offsets)
         prefix = "test_" if name.startswith("test_") else ""
         # Of no event, for types and widths alone.
-        empty = content(np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int64))
+        empty = content(
+            np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.int64), np.zeros(0, np.int32)
+        )
         self.files = {
             file: create_column(folder / f"{prefix}{file}.npy", (self.num_known, *held.shape[1:]), held.dtype)
             for file, held in empty.items()
         }
 
-    def write(self, owners: range, others: np.ndarray, labels: np.ndarray, times: np.ndarray) -> None:
-        """Write the known events of a range of owners, owner after owner, each in the order of time."""
+    def write(self, owners: range, *columns: np.ndarray) -> None:
+        """Write the known events of a range of owners, owner after owner, each in the order of time; columns:
+        what `Content` takes of them.
+        """
         part = slice(self.offsets[owners.start], self.offsets[owners.stop])
-        for file, held in self.content(others, labels, times).items():
+        for file, held in self.content(*columns).items():
             self.files[file][part] = held
         release(*self.files.values())
 
@@ -90,18 +94,20 @@ def by_items(folder: Path, stored: Stored, num_items: int) -> Groups:
 def histories(item_rows: np.ndarray) -> Content:
     """What the files of users hold: items. item_rows: the table row of each item, int32 [items]."""
 
-    def content(items: np.ndarray, labels: np.ndarray, times: np.ndarray) -> Mapping[str, np.ndarray]:
+    def content(
+        items: np.ndarray, labels: np.ndarray, times: np.ndarray, places: np.ndarray
+    ) -> Mapping[str, np.ndarray]:
         # Table rows, not positions of items, so that a history goes into a batch as it is.
         rows_and_labels = np.stack([item_rows[items], labels.view(np.int32)], axis=1)
-        # Times in a file of their own: most models take none, and would read them for nothing.
-        return {"history": rows_and_labels, "history_time": times, "seen": items}
+        # Times and events in files of their own: most models take none, and would read them for nothing.
+        return {"history": rows_and_labels, "history_time": times, "history_event": places, "seen": items}
 
     return content
 
 
 def audiences(user_rows: np.ndarray) -> Content:
     """What the files of items hold: users. user_rows: the table row of each user, int32 [users]."""
-    return lambda users, labels, times: {"audience": user_rows[users]}
+    return lambda users, labels, times, places: {"audience": user_rows[users]}
 
 
 def write_all_lists(
@@ -153,6 +159,7 @@ def write_lists(
     # random split they lie between those of the training.
     in_test = _Lists(folder, f"test_{name}", owners[:num_known], number, content)
     ends, own_places = (temporary(folder, len(owners), np.int32) for _ in range(2))
+    befores = _befores(folder, name, len(owners))
     lengths: list[int] = []
 
     def write(range_of: range, *columns: np.ndarray) -> None:
@@ -164,18 +171,26 @@ def write_lists(
             # Known events are stored first, so their place tells.
             is_known = places < lists.num_known
             known, own = np.flatnonzero(is_known), np.flatnonzero(is_own)
-            lists.write(range_of, other[known], label[known], time[known])
+            lists.write(range_of, other[known], label[known], time[known], places[known])
             # How many known events stand before each one in this order: it is a place in what is stored.
             before = lists.offsets[range_of.start] + np.cumsum(is_known) - is_known
             end = before[first[own]]
             ends[places[own]] = end
+            befores[places[own]] = before[own]
             lengths.append(int((end - lists.offsets[owner[own]]).max(initial=0)))
             if lists is in_training:
                 own_places[places] = np.where(is_known, before, NOWHERE)
-        release(ends, own_places)
+        release(ends, own_places, befores)
 
     groups.each(write, done)
     return Listed(ends, own_places, max(lengths))
+
+
+def _befores(folder: Path, name: str, number: int) -> np.ndarray:
+    """What is to say of each event before which place of its list it stands, int32: kept of users alone."""
+    if name != HISTORY:
+        return temporary(folder, number, np.int32)
+    return create_column(folder / f"{name}_before.npy", (number,), np.int32)
 
 
 def _first_of_time(owner: np.ndarray, time: np.ndarray) -> np.ndarray:

@@ -11,12 +11,15 @@ from torch import nn
 
 from recsuite.config.sections.model import TOP
 from recsuite.datasets.schema import Feature, Schema
+from recsuite.models.head import Head
 from recsuite.models.heads import TwoTower
 from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
 
 
 class SampledSoftmax(nn.Module):
-    """Which of the items of the batch did each user choose?
+    """Which of some items did each user choose: of those of the other events of a group, and of those that
+    were drawn for all events alike (Yang et al., "Mixed negative sampling for learning two-tower neural
+    networks in recommendations", 2020)?
 
     item: the feature that tells items apart; item_shares: of the training events, float32 [rows of its
     table], none of them 0; item_ids: where a batch has ids and not rows, int64, the id of each share, first
@@ -37,17 +40,44 @@ class SampledSoftmax(nn.Module):
         self.register_buffer("log_shares", item_shares.log(), persistent=False)
 
     def forward(self, vectors: torch.Tensor, batch: Labelled) -> torch.Tensor:
-        """The weighted mean over B events, []; vectors: of users and items, [B, 2, D]."""
-        rows = batch.features[self.item].values()
+        """The weighted mean over B events, []; vectors: of users and items, [N + B, 2, D], those of the N
+        items that were drawn first.
+        """
+        num_drawn = len(vectors) - len(batch.weights)
+        found = batch.features[self.item]
+        # Behind an event's own item may stand what its user had before.
+        rows = found.values() if len(found.values()) == len(vectors) else found.values()[found.offsets()[:-1]]
+        negatives, drawn = vectors[:num_drawn, 1], rows[:num_drawn]
+        # A bit for each item that was drawn lies behind those of a group.
+        width = batch.had.size(1) - -(-num_drawn // 8)
+        had_drawn = bits_of(batch.had[:, width:], num_drawn)
         # All rows of a batch against all would cost the square of the batch, and ranked no better.
-        size = 8 * batch.had.size(1)
-        parts = (tensor.split(size) for tensor in (vectors, rows, batch.weights, batch.had))
-        losses = [
-            sampled_softmax(part[:, 0], part[:, 1], items, self._log_shares_of(items), real > 0, bits_of(had))
-            for part, items, real, had in zip(*parts, strict=True)
-        ]
+        size = 8 * width or len(batch.weights)
+        events = vectors[num_drawn:], rows[num_drawn:], batch.weights, batch.had[:, :width], had_drawn
+        losses = []
+        for part, items, real, had, had_of_drawn in zip(*(each.split(size) for each in events), strict=True):
+            user, item = part.unbind(dim=1)
+            if not width:
+                is_none = had_of_drawn | (items.unsqueeze(1) == drawn)
+                losses.append(drawn_softmax(user, item, negatives, is_none))
+                continue
+            competing = torch.cat([items, drawn])
+            log_shares = self._log_expected(competing, len(items), num_drawn)
+            is_real = torch.cat([real > 0, torch.ones_like(drawn, dtype=torch.bool)])
+            had = torch.cat([bits_of(had, len(part)), had_of_drawn], dim=1)
+            item = torch.cat([item, negatives])
+            losses.append(sampled_softmax(user, item, competing, log_shares, is_real, had))
         # Over all rows, padding too: the weights of the real ones make up for it.
         return (batch.weights * torch.cat(losses)).mean()
+
+    def _log_expected(self, items: torch.Tensor, num_events: int, num_drawn: int) -> torch.Tensor:
+        """The logarithm of how often each item is expected among the competitors, but for a number that all
+        have in common.
+        """
+        log_shares = self._log_shares_of(items)
+        if num_drawn == 0:
+            return log_shares
+        return (num_events * log_shares.exp() + num_drawn / len(self.log_shares)).log()
 
     def _log_shares_of(self, items: torch.Tensor) -> torch.Tensor:
         if self.item_ids is None:
@@ -56,11 +86,13 @@ class SampledSoftmax(nn.Module):
         return self.log_shares[torch.where(self.item_ids[places] == items, places, 0)]
 
 
-def bits_of(packed: torch.Tensor) -> torch.Tensor:
-    """A row of bits for each row of bytes, the lowest bit of each first: bool [n, n] of uint8 [n, bytes]."""
+def bits_of(packed: torch.Tensor, number: int) -> torch.Tensor:
+    """A row of bits for each row of bytes, the lowest bit of each first: bool [n, number] of uint8 [n,
+    bytes].
+    """
     # Counted on the device itself: a list of numbers would be copied there, and waited for, in each step.
     bits = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return (packed.unsqueeze(2) >> bits).bitwise_and(1).flatten(1)[:, : len(packed)].bool()
+    return (packed.unsqueeze(2) >> bits).bitwise_and(1).flatten(1)[:, :number].bool()
 
 
 def sampled_softmax(
@@ -71,24 +103,39 @@ def sampled_softmax(
     real: torch.Tensor,
     had: torch.Tensor,
 ) -> torch.Tensor:
-    """For n users, how surprised a softmax over the items of all n is by their own, float32 [n].
+    """For n users, how surprised a softmax over the items of all n, and over N others, is by their own,
+    float32 [n].
 
-    Takes vectors [n, D] and, for each item, its table row, the logarithm of its share of the training
-    events, and whether it is not padding, [n]; had: whether each user had each of the items before, bool
-    [n, n]. An item is here as often as it is popular; to take that out
-    again, each score is lowered by the logarithm of the item's share (Yi et al., "Sampling-bias-corrected
-    neural modeling for large corpus item recommendations", 2019). The same item elsewhere is no
-    competitor, nor is one that the user had: no ranking shows it again.
+    Takes vectors [n, D] and [n + N, D] and, for each item, its table row, the logarithm of how often it is
+    expected, such as its share of the training events, and whether it is not padding, [n + N]; had: whether
+    each user had each of the items before, bool [n, n + N]. An item is here as often as it is popular; to
+    take that out again, each score is lowered by that logarithm (Yi et al., "Sampling-bias-corrected neural
+    modeling for large corpus item recommendations", 2019). The same item elsewhere is no competitor, nor is
+    one that the user had: no ranking shows it again.
     """
     # The items of the other users of the group stand for all items: nothing has to be drawn or looked up for
     # them.
     scores = user @ item.T - log_shares
-    is_none = (rows.unsqueeze(1) == rows) | ~real | had
+    is_none = (rows[: len(user)].unsqueeze(1) == rows) | ~real | had
     # An item does not compete with itself, but its score has to stay. That of padding too: infinity times the
     # weight 0 is not a number.
     is_none.fill_diagonal_(False)
     scores = scores.masked_fill(is_none, -torch.inf)
     return scores.logsumexp(dim=1) - scores.diagonal()
+
+
+def drawn_softmax(
+    user: torch.Tensor, item: torch.Tensor, drawn: torch.Tensor, is_none: torch.Tensor
+) -> torch.Tensor:
+    """For n users, how surprised a softmax over their own item and N that were drawn is by their own, float32
+    [n].
+
+    Takes vectors [n, D] of users and of their items, and [N, D]; is_none: which drawn item is no competitor
+    of which user, bool [n, N]. Each is as likely to be drawn as any other, so nothing is to be corrected.
+    """
+    own = (user * item).sum(dim=1)
+    scores = (user @ drawn.T).masked_fill(is_none, -torch.inf)
+    return torch.cat([own.unsqueeze(1), scores], dim=1).logsumexp(dim=1) - own
 
 
 class Ranking(Task):
@@ -106,10 +153,10 @@ class Ranking(Task):
 
     def make_head(
         self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
-    ) -> TwoTower:
+    ) -> Head:
         """See `Task`."""
         # Without the mean: one number added to every score changes no rank.
-        return TwoTower(features, *sizes)
+        return TwoTower(features, sizes.embedding_dim, sizes.mlp_dims, sizes.num_places)
 
     def make_loss(self, data: TrainingData) -> SampledSoftmax:
         """See `Task`."""

@@ -17,19 +17,24 @@ import numpy as np
 import torch
 from torch import nn
 
-from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections.model import SAS, ModelConfig
 from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.head import Head
 
 
 class Sizes(NamedTuple):
-    """How large a head is: numbers in a row, the widths of its hidden layers, and how many places of a
-    history have weights of their own.
+    """How large a head is: numbers in a row, the widths of its hidden layers, how many places of a history
+    have weights of their own; and of a transformer the kind of its blocks, their number, their heads, and how
+    much they drop.
     """
 
     embedding_dim: int
     mlp_dims: Sequence[int]
     num_places: int = 0
+    block: str = SAS
+    num_blocks: int = 0
+    num_heads: int = 1
+    dropout: float = 0.0
 
 
 # A protocol, for what goes through the model is made above it: `ModelInput` is one.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pandas
 
 DAMPING = 20
-MOST_LIKED = 5
+MOST_SHOWN = 5
 # Labels that say that something happened, or how often, and not how it was.
 HAPPENINGS = (CLICKS, COUNT)
 
@@ -58,7 +58,8 @@ def values_of(frame: pandas.DataFrame, features: Sequence[Feature], entity: str)
 
 
 class Viewer:
-    """One user, in the data or not: what was rated, and what a model is told.
+    """One user, in the data or not: what was rated, and what a model is told. user: the raw id; none is that
+    of the newest event.
 
     longest: how long the lists are at most that it is told, by their names; None is all.
     """
@@ -66,6 +67,8 @@ class Viewer:
     def __init__(self, raw: RawData, schema: Schema, user: str, longest: Mapping[str, int | None]) -> None:
         self.raw = raw
         self.schema = schema
+        if not user:
+            user = str(self._ids[raw.events.user[raw.events.time.argmax()]])
         self.name = user
         self.longest = longest
         # Ids are texts in some data sets; there any name is one.
@@ -95,9 +98,16 @@ class Viewer:
 
     def liked(self) -> Listing:
         """The items with the highest labels, of equal ones the newest first."""
-        best = np.lexsort([-np.arange(len(self.labels)), -self.labels])[:MOST_LIKED]
+        best = np.lexsort([-np.arange(len(self.labels)), -self.labels])[:MOST_SHOWN]
         shown = [self.schema.shown(label) for label in self.labels[best].tolist()]
         return Listing(self.items[best], np.array(shown))
+
+    def latest(self) -> Listing:
+        """The newest items, the newest first."""
+        newest = np.arange(len(self.labels))[: -1 - MOST_SHOWN : -1]
+        return Listing(
+            self.items[newest], np.array([self.schema.shown(self.labels[each]) for each in newest])
+        )
 
     def places(self, item_ids: Sequence[Any]) -> np.ndarray:
         """The positions of raw ids in `RawData.items`, int64 [n]."""
@@ -108,7 +118,7 @@ class Viewer:
     def is_known_to(self, model: ServedModel) -> bool:
         """Whether a model learned of this user, or can be told what the user rated."""
         return model.knows(self.schema.user, self.id) or (
-            HISTORY in model.snapshot.tables and len(self.labels) > 0
+            model.snapshot.takes_history and len(self.labels) > 0
         )
 
     def unseen(self, model: ServedModel) -> np.ndarray:
@@ -130,7 +140,7 @@ class Viewer:
         """What the model is told about this user."""
         of_user = self.raw.users[self._is_user()]
         values = values_of(of_user, snapshot.features, USER)
-        if HISTORY in snapshot.tables:
+        if snapshot.takes_history:
             last = last_of(len(self.labels), self.longest[HISTORY])
             values[HISTORY] = [self.item_ids.tolist()[last]]
             values[HISTORY_RATINGS] = [[self.schema.shown(label) for label in self.labels[last].tolist()]]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recsuite.config.sections.data import LoaderConfig
-from recsuite.tools.findings import Finding, judge
+from recsuite.tools.examination.findings import Finding, judge
 from recsuite.workers.failure import WorkerSilentError
 
 # What a start may take, in seconds; a machine on which it takes longer has a fault.

@@ -56,7 +56,7 @@ def test_the_competitors_that_a_user_had_before_are_marked_and_no_others(
         had, positions = batches[request].had, batches._positions(request)
         assert len(had) == batch_size
         for begin in range(0, batch_size, GROUP):
-            found = bits_of(had[begin : begin + GROUP])
+            found = bits_of(had[begin : begin + GROUP], len(had[begin : begin + GROUP]))
             group = positions[begin : begin + GROUP].tolist()
             expected = [[had_by(columns, one, items[other]) for other in group] for one in group]
             wanted = torch.zeros_like(found)

@@ -15,7 +15,7 @@ from recsuite.runtime.host import available_memory, cgroup_memory, gib, shared_m
 from recsuite.runtime.launch import Launch
 from recsuite.runtime.process import choose_device
 from recsuite.runtime.versions import check_versions, installed_versions
-from recsuite.tools.findings import Finding, human_size, judge
+from recsuite.tools.examination.findings import Finding, human_size, judge
 from recsuite.workers.failure import NEARLY_FULL
 
 DRIVER = Path("/proc/driver/nvidia/version")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from recsuite.config.config import Config
 from recsuite.errors import UserError, counted
 from recsuite.files import reason_of
-from recsuite.tools.findings import Finding, human_size, judge
-from recsuite.tools.machine import Need
+from recsuite.tools.examination.findings import Finding, human_size, judge
+from recsuite.tools.examination.machine import Need
 
 if TYPE_CHECKING:
     from recsuite.datasets.columns import Columns
@@ -104,7 +104,8 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
         if columns is not None:
             tables, num_numbers = columns.tables, len(columns.numbers)
             most_shared = columns.num_train + columns.num_validation if config.data.shares_lists else 0
-    slot = largest_batch(tables, num_numbers, config.loader.batch_size, config.model, most_shared)
+    negatives = config.model.negatives
+    slot = largest_batch(tables, num_numbers, config.loader.batch_size, config.model, negatives, most_shared)
     num_slots = config.loader.prefetch_factor + SLOTS_BEYOND_PREFETCH
     num_bytes = num_ranks * num_workers * num_slots * slot
     of = f"{num_slots} slots of {human_size(slot)} for each of {num_ranks} x {counted(num_workers, 'worker')}"

@@ -1,0 +1,153 @@
+"""Scores items by what comes next in the order of what a user had.
+
+    user = what the user and the event have + sum of the history by weights that are learned + state of a
+    transformer
+
+The rows of a history are those of the items themselves: what is learned of an item as what comes next is
+known of it as what came before. Shapes: B events, V items of all histories, D numbers in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from recsuite.datasets.schema import HISTORY, Feature
+from recsuite.models.head import LookedUp
+from recsuite.models.heads import SCALE, ProductHead
+from recsuite.models.layers import repeated, scaled
+from recsuite.models.lists import DistinctRows, Links
+from recsuite.models.recency import LEAST_SUM, MOST_LOG_WEIGHT, Members
+from recsuite.models.sequences.dropout import Dropout
+from recsuite.models.sequences.window import PairBias, Window
+
+# Of the sum of a history: one half of a vector looks near to begin with, the other one far.
+SLOPES = (1.0, 0.0)
+# Items of histories that are gone through at once where no gradient is wanted: an evaluation has many times
+# as many as a step.
+ITEMS_AT_ONCE = 2**14
+
+
+class SequenceHead(ProductHead):
+    """See the module. item: the feature that tells items apart; blocks: of the transformer; width: how many
+    items of a history are read.
+    """
+
+    reads_order = True
+
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        embedding_dim: int,
+        item: str,
+        blocks: Sequence[nn.Module],
+        width: int,
+        dropout: float,
+    ) -> None:
+        super().__init__(features, embedding_dim)
+        self.item = item
+        self.width = width
+        self.nearness = PairBias(torch.tensor(SLOPES), width)
+        # What is known of the time from an item to the event that follows.
+        self.following = nn.Parameter(torch.zeros(len(self.nearness.gaps[0]), embedding_dim))
+        self.dropout = Dropout(dropout, 0)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.LayerNorm(embedding_dim)
+        self.out = nn.Linear(embedding_dim, embedding_dim)
+        # Of whoever had nothing before.
+        self.start = nn.Parameter(torch.zeros(embedding_dim))
+
+    @property
+    def takes_ages(self) -> bool:
+        """See `Head`."""
+        return True
+
+    def forward(
+        self,
+        looked_up: Mapping[str, LookedUp],
+        members: Members,
+        numbers: torch.Tensor,
+        links: Links | None = None,
+    ) -> torch.Tensor:
+        """See `ProductHead`."""
+        return super().forward(apart(looked_up, self.item), members, numbers, links)
+
+    def user_vectors(
+        self,
+        looked_up: Mapping[str, LookedUp],
+        members: Members,
+        numbers: torch.Tensor,
+        links: Links | None = None,
+    ) -> torch.Tensor:
+        """See `Head`; members: with ages, and with draws where the head trains."""
+        vectors = SCALE * super().user_vectors(looked_up, members, numbers)
+        vectors = vectors + self._states_of(looked_up[HISTORY], members, links)
+        # The bias of an item counts once.
+        return torch.cat([torch.ones_like(vectors[:, :1]), vectors[:, 1:]], dim=1)
+
+    def _states_of(self, history: LookedUp, members: Members, links: Links | None) -> torch.Tensor:
+        """Of each event the state after the last item that it reads, float32 [B, D]."""
+        lengths = history.lengths().to(torch.int64)
+        if torch.is_grad_enabled():
+            states = self._states(history.values(), lengths, members.ages, members.draws)
+        else:
+            states = self._states_in_parts(history.values(), lengths, members.ages)
+        first = lengths.cumsum(0) - lengths
+        # An event that takes its own list takes all of it.
+        last = first + lengths if links is None else first[links.sources[0]] + links.reads
+        reads = lengths if links is None else links.reads
+        # The start stands in front of all states.
+        return torch.cat([self.start.unsqueeze(0), states])[torch.where(reads > 0, last, 0)]
+
+    def _states_in_parts(self, rows: torch.Tensor, lengths: torch.Tensor, ages: torch.Tensor) -> torch.Tensor:
+        # Histories do not look at each other, so they may be taken by some at once.
+        number = max(1, ITEMS_AT_ONCE // self.width)
+        parts = lengths.split(number)
+        sizes = [int(part.sum()) for part in parts]
+        cut = zip(rows.split(sizes), parts, ages.split(sizes), strict=True)
+        # Nothing is dropped, so nothing is drawn.
+        return torch.cat([self._states(*each, draws=ages) for each in cut])
+
+    def _states(
+        self, rows: torch.Tensor, lengths: torch.Tensor, ages: torch.Tensor, draws: torch.Tensor
+    ) -> torch.Tensor:
+        """The state after each item of histories, float32 [V, D]."""
+        window = Window(lengths, ages, self.width)
+        # After the scale and not before: what is learned of rows has it.
+        rows = SCALE * scaled(rows, self.row_scale)
+        following = window.items(window.gaps.diagonal(self.width, 1, 2).view(-1, 1, self.width, 1)).view(-1)
+        items = self.dropout(rows + self.following[following], draws)
+        for block in self.blocks:
+            items = block(items, window, draws)
+        return self._sums(rows, window) + self.out(self.norm(items))
+
+    def _sums(self, rows: torch.Tensor, window: Window) -> torch.Tensor:
+        """Of each item and those before it the sum by weights, over the root of the sum of these, float32 [V,
+        D].
+        """
+        weights = self.nearness(window).clamp(max=MOST_LOG_WEIGHT).exp() * window.is_seen.unsqueeze(1)
+        weights = weights * (weights.sum(dim=3, keepdim=True) + LEAST_SUM).rsqrt()
+        keys = window.keys(rows)
+        halves = keys.view(*keys.shape[:2], len(SLOPES), -1).transpose(1, 2)
+        return window.items(weights @ halves)
+
+
+def apart(looked_up: Mapping[str, LookedUp], item: str) -> Mapping[str, LookedUp]:
+    """The rows of items and those of histories apart, where these lie behind each event's own item."""
+    if HISTORY in looked_up:
+        return looked_up
+    found = looked_up[item]
+    counts = found.lengths().to(torch.int64)
+    if isinstance(found, DistinctRows):
+        rows, places = found.rows, found.places
+    else:
+        rows = found.values()
+        places = torch.arange(len(rows), device=rows.device)
+    first, others = counts.cumsum(0) - counts, counts - 1
+    number = len(places) - len(counts)
+    event = repeated(torch.arange(len(counts), device=rows.device), others, number)
+    members = torch.arange(number, device=rows.device) + event + 1
+    own = DistinctRows(rows, places[first], torch.ones_like(counts), is_single=True)
+    return {**looked_up, item: own, HISTORY: DistinctRows(rows, places[members], others)}

@@ -1,0 +1,47 @@
+"""To find which item comes next in the order of what a user had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from recsuite.config.sections.model import HSTU, SAS
+from recsuite.datasets.schema import Feature, Schema
+from recsuite.models.sequences.blocks import HstuBlock, SasBlock
+from recsuite.models.sequences.head import SequenceHead
+from recsuite.models.tasks.ranking import Ranking
+from recsuite.models.tasks.task import Sizes
+
+
+class NextItem(Ranking):
+    """See `Task`; judged and trained as a ranking is."""
+
+    name = "sequence"
+    dense_layers = "blocks"
+
+    def make_head(
+        self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
+    ) -> SequenceHead:
+        """See `Task`."""
+        dim, width = sizes.embedding_dim, sizes.num_places
+        blocks: list[nn.Module] = []
+        for number in range(sizes.num_blocks):
+            if sizes.block == HSTU:
+                blocks.append(HstuBlock(dim, sizes.num_heads, width, sizes.dropout, number))
+            else:
+                blocks.append(SasBlock(dim, sizes.num_heads, width, sizes.mlp_dims, sizes.dropout, number))
+        return SequenceHead(features, dim, schema.item, blocks, width, sizes.dropout)
+
+    @staticmethod
+    def sizes_of(shapes: Mapping[str, Sequence[int]], embedding_dim: int) -> Sizes:
+        """See `Task`."""
+        heads, width = shapes["blocks.0.attention.bias.places"]
+        number = 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks."))
+        layers = [name for name in shapes if name.startswith("blocks.0.layers.") and name.endswith(".weight")]
+        widths = [shapes[name][0] for name in sorted(layers, key=lambda name: int(name.split(".")[3]))][:-1]
+        block = SAS if layers else HSTU
+        return Sizes(embedding_dim, widths, width, num_blocks=number, num_heads=heads, block=block)
+
+
+TASK = NextItem()
