@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from clicks import LeastSquares, choose, clicks_before, events_of, ranks_of
+from clicks import LeastSquares, choose, clicks_before, events_of, judged_cases
 from implicit.bpr import BayesianPersonalizedRanking
 from scipy.sparse import csr_matrix
 from threadpoolctl import threadpool_limits
 
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import Metrics, measure_ranks
+from recsuite.datasets.metrics import Metrics
 
 PENALTIES = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 # Of BPR: what is tried; the defaults of `implicit`, but for 100 factors, lie inside.
@@ -122,6 +122,5 @@ def chosen(columns: Columns, score: Scorer, grid: Sequence[Any], seed: int) -> R
 
 def judged(columns: Columns, split: str, scores: np.ndarray) -> Metrics:
     """HR@10 and NDCG@10 of a split, by scores, float [users, items]."""
-    users, items = events_of(columns, split)
-    known = clicks_before(columns, split)
-    return measure_ranks(ranks_of(scores[users], items, known[users]))
+    users, _ = events_of(columns, split)
+    return judged_cases(columns, split, lambda part: scores[users[part]])

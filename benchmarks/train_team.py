@@ -47,9 +47,9 @@ class Trained(Protocol):
 
 
 class Team:
-    """Some ranks of one script, started without torchrun. arguments: of the script."""
+    """Some ranks of one script, started without torchrun. arguments: of the script; python: what runs it."""
 
-    def __init__(self, script: str, num_ranks: int, *arguments: str) -> None:
+    def __init__(self, script: str, num_ranks: int, *arguments: str, python: str = sys.executable) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -58,7 +58,7 @@ class Team:
             names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "MASTER_PORT": port}
             env = {name: str(value) for name, value in names.items()}
             env |= {"MASTER_ADDR": "127.0.0.1", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
+            command = [python, str(Path(__file__).with_name(script)), *arguments]
             # Started here, because each needs an input of its own for orders, which torchrun would not give
             # it.
             self.ranks.append(

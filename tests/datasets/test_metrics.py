@@ -16,7 +16,13 @@ from recsuite.datasets.metrics import (
     measure_ranks,
 )
 from recsuite.datasets.preparation.arrays.groups import grouped
-from recsuite.datasets.preparation.baselines import Biases, baselines_of, fit_biases, popularity_ranks
+from recsuite.datasets.preparation.baselines import (
+    Biases,
+    Oracle,
+    baselines_of,
+    fit_biases,
+    popularity_ranks,
+)
 from recsuite.datasets.preparation.histories import Stored, by_items, by_users
 
 LIKED = 4.0
@@ -158,7 +164,7 @@ def test_the_share_of_yes_is_that_of_all_known_answers_however_few_are_for_valid
     stored = Stored(user, item, label, np.arange(1_000))
     sizes = (400, num_validation, 600 - num_validation)
     by_user, by_item = by_users(tmp_path, stored), by_items(tmp_path, stored, 20)
-    found = baselines_of(stored, by_user, by_item, sizes, None, 0.5, lambda share: None)
+    found = baselines_of(stored, by_user, by_item, sizes, Oracle(None, None), 0.5, lambda share: None)
     share, is_yes = label[: 400 + num_validation].mean(), label[400 + num_validation :] == 1
     expected = -(is_yes.mean() * np.log(share) + (~is_yes).mean() * np.log(1 - share))
     log_loss = found["answers"]["share of yes"]["log_loss"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.movielens import world
 from recsuite.datasets.movielens.parsing import ratings, reader
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.movielens.worlds import world
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.console import install_tag, remove_tag
 from recsuite.runtime.progress_bar import Stage, shown, stage

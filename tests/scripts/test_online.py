@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.datasets.movielens.moving import MovingWorld
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.movielens.worlds.moving import MovingWorld
 from tests.support.launch import ROOT, python, succeeded
 
 # Four Pythons import all by themselves.

@@ -285,9 +285,9 @@ class RawData:
     `items` and `users` hold one row per id, in the order of the ids, which may be whole numbers or texts,
     with the columns that the schema names and the files have; the column of titles, text, is always there.
     Dates from which ages are computed are there too, see `tables.derived.dates_name`.
-    `official_test` marks the test events of an official split, bool, one an event; `oracle` predicts their
-    labels, float32. `skipped` says what was left out, `num_skipped` how many events. `events_per_file` has
-    the names of the files in the order of their events.
+    `official_test` marks the test events of an official split, bool, one an event; `oracle` predicts labels
+    and `oracle_ranks` ranks items among those that the user had not had before, float32. `skipped` says what
+    was left out, `num_skipped` how many events. `events_per_file` has the files in the order of their events.
     """
 
     events: Events
@@ -298,3 +298,4 @@ class RawData:
     skipped: list[str] = field(default_factory=list)
     num_skipped: int = 0
     events_per_file: dict[str, int] = field(default_factory=dict)
+    oracle_ranks: np.ndarray | None = None

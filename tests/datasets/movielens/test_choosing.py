@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recsuite.datasets.movielens import choosing
-from recsuite.datasets.movielens.choosing import ChoosingWorld
 from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.world import (
+from recsuite.datasets.movielens.worlds import choosing
+from recsuite.datasets.movielens.worlds.choosing import ChoosingWorld
+from recsuite.datasets.movielens.worlds.world import (
     DEFAULT_WORLD,
     MAX_SCORE,
     MEAN_SCORE,

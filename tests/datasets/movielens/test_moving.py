@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from recsuite.config.parser import parse_args
-from recsuite.datasets.movielens import moving
 from recsuite.datasets.movielens.formats import locate
-from recsuite.datasets.movielens.moving import MovingWorld
 from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.world import FIRST_TIME, LAST_TIME
+from recsuite.datasets.movielens.worlds import moving
+from recsuite.datasets.movielens.worlds.moving import MovingWorld
+from recsuite.datasets.movielens.worlds.world import FIRST_TIME, LAST_TIME
 from recsuite.errors import UserError
 from tests.support.written_world import World, contents, read, rmse
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recsuite.datasets.movielens import world as planted
-from recsuite.datasets.movielens.moving import MovingWorld
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.movielens.worlds import world as planted
+from recsuite.datasets.movielens.worlds.chain import ChainWorld
+from recsuite.datasets.movielens.worlds.moving import MovingWorld
 from recsuite.errors import UserError
 from tests.support.written_world import World, contents, read, rmse
 
@@ -40,6 +41,7 @@ def test_same_seed_gives_the_same_bytes(world: World, tmp_path: Path) -> None:
     ("drawn", "digest"),
     [
         (planted.World(), "874912fcfbe90bd81000062694f2054b75f7a4683c61a2799eeeacca644bcacb"),
+        (ChainWorld(), "0b0b384fc37a0e21d337f2608f6a1018711b0964b51335e567d1cb21ea23f84e"),
         (MovingWorld(), "c4f305ca4c0e056d014e469edd972df420b0e5c7d858d41c490a115471f2fb35"),
     ],
 )
@@ -202,7 +204,12 @@ def test_too_few_ratings_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "step",
-    ["synthetic._write_movies", "synthetic._write_users", "synthetic._append_lines", "world.draw_times"],
+    [
+        "synthetic._write_movies",
+        "synthetic._write_users",
+        "synthetic._append_lines",
+        "worlds.world.draw_times",
+    ],
 )
 def test_full_disk_leaves_nothing_and_is_said_in_one_sentence(
     step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -34,8 +34,7 @@ ELSEWHERE = {
     "recsuite.config.sections.model": {"EVALUATIONS", "TOP"},
     # They make source files, whose bytes are in the name.
     "recsuite.datasets.movielens.download": {"download"},
-    "recsuite.datasets.movielens.moving": {"WORLDS"},
-    "recsuite.datasets.movielens.synthetic": {"check_synthetic", "write_synthetic"},
+    "recsuite.datasets.movielens.synthetic": {"WORLDS", "check_synthetic", "write_synthetic"},
     # So is a schema that is guessed.
     "recsuite.datasets.tables.guessing.proposal": {"propose"},
 }

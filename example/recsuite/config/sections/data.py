@@ -31,7 +31,7 @@ class DataConfig(Section):
 
     CHOICES: ClassVar = {
         "dataset": DATASETS,
-        "world": ("fixed", "moving"),
+        "world": ("fixed", "moving", "chain"),
         "split": ("time", "random", "leave_one_out", *OFFICIAL_SPLITS),
         "bad_rows": ("error", "skip"),
         "duplicates": ("last", "first", "mean", "keep"),
@@ -63,8 +63,9 @@ class DataConfig(Section):
     """Number of ratings in the synthetic data set."""
 
     world: str = "fixed"
-    """What synthetic ratings are drawn from: users, items and tastes that stay (fixed), or users and items
-    that come and go, and tastes that turn (moving)."""
+    """What synthetic ratings are drawn from: users, items and tastes that stay (fixed), users and items that
+    come and go, and tastes that turn (moving), or walks in which the next item follows from the last one
+    (chain)."""
 
     split: str = "time"
     """Which ratings are the test: the newest (time), some drawn by the seed (random), the newest of each user

@@ -105,7 +105,7 @@ class MovieLens:
         """See `Source`."""
         layout = self.layout
         names = [*_rating_files(layout, self.config.split), layout.movies, layout.users]
-        names += ["u.genre", "oracle.npy"]
+        names += ["u.genre", "oracle.npy", "ranks.npy"]
         return [
             MovieLensFile(self.folder / name) for name in names if name and (self.folder / name).is_file()
         ]
@@ -198,7 +198,7 @@ def read(folder: Path, layout: Layout, config: DataConfig) -> RawData:
         for frame, name in ((users, "user_id"), (movies, "movie_id"))
     )
     events = Events(_positions(users["user_id"], user), _positions(movies["movie_id"], movie), label, time)
-    oracle = _read_oracle(reader, len(events.label))
+    oracle, ranks = (_read_oracle(reader, name, len(events.label)) for name in ("oracle", "ranks"))
     return RawData(
         events,
         movies,
@@ -208,6 +208,7 @@ def read(folder: Path, layout: Layout, config: DataConfig) -> RawData:
         reader.notes,
         reader.num_skipped_ratings,
         {part: len(table[0]) for part, table in zip(parts, tables, strict=True)},
+        ranks,
     )
 
 
@@ -256,8 +257,7 @@ def _find_layout(folder: Path) -> Layout | None:
 
 def _obtain(dataset: str, folder: Path, config: DataConfig, seed: int) -> None:
     from recsuite.datasets.movielens.download import download
-    from recsuite.datasets.movielens.moving import WORLDS
-    from recsuite.datasets.movielens.synthetic import write_synthetic
+    from recsuite.datasets.movielens.synthetic import WORLDS, write_synthetic
 
     with explained(f"{folder} cannot be made", "give a --data_path that can be written"):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -272,9 +272,9 @@ def _obtain(dataset: str, folder: Path, config: DataConfig, seed: int) -> None:
                 download(dataset, folder)
 
 
-def _read_oracle(reader: Reader, num_ratings: int) -> np.ndarray | None:
-    """The oracle's predictions beside synthetic ratings, float32, one a rating."""
-    path = reader.folder / "oracle.npy"
+def _read_oracle(reader: Reader, name: str, num_ratings: int) -> np.ndarray | None:
+    """What the oracle says beside synthetic ratings, float32, one a rating."""
+    path = reader.folder / f"{name}.npy"
     if not path.is_file():
         return None
     try:
@@ -285,7 +285,7 @@ def _read_oracle(reader: Reader, num_ratings: int) -> np.ndarray | None:
     if oracle is None:
         raise UserError(f"{path} is damaged: it is not a column of float32; remove it, or the folder.")
     if len(oracle) != num_ratings:
-        reader.notes.append(f"left out the oracle: it knows {len(oracle):,} ratings, not {num_ratings:,}")
+        reader.notes.append(f"left out the {name}: it knows {len(oracle):,} ratings, not {num_ratings:,}")
         return None
     return np.array(oracle)
 

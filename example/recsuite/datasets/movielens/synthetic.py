@@ -13,7 +13,8 @@ the parameters are known, so is the best possible prediction: the files carry it
 Of a world that moves, oracle.json has its name too, and first_day.npy, in the form of the oracle, the
 expectations that the parameters of the first day give. Of one whose users choose by taste, oracle.json has
 its name, "biases_rmse" and "choices_rmse", and biases.npy and choices.npy have the expectations of who knows
-no factors, and of who reads them off the choices.
+no factors, and of who reads them off the choices. Of one with an order, oracle.json has its name and
+"entropy", and ranks.npy and surprise.npy say how well each rating's movie could be foreseen.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from recsuite.datasets.movielens.world import (
+from recsuite.datasets.movielens.worlds.chain import ChainWorld
+from recsuite.datasets.movielens.worlds.moving import MovingWorld
+from recsuite.datasets.movielens.worlds.world import (
     DEFAULT_WORLD,
     MOVIE_BIAS_STD,
     MOVIE_EXPLAINED,
@@ -41,6 +44,8 @@ from recsuite.files import explained, remove, written_aside
 from recsuite.runtime.progress_bar import stage
 
 FORMAT = 1
+# By what --world calls them.
+WORLDS = {world.NAME: world for world in (DEFAULT_WORLD, MovingWorld(), ChainWorld())}
 MIN_NUM_RATINGS = 1_000
 
 # ml-1m's genres, and the percentage of its movies that carry each.

@@ -1,11 +1,14 @@
 """The baselines that a model has to beat: biases for labels, popularity for rankings.
 
-Computed once, when columns are made, and kept with them: they depend on the data and the split alone."""
+Computed once, when columns are made, and kept with them: they depend on the data and the split alone. Where
+what the events were drawn from is known, so is the oracle, which no model beats.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +18,9 @@ from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of, relea
 from recsuite.datasets.preparation.arrays.order import among, sorted_places
 from recsuite.datasets.preparation.histories import Stored
 
+if TYPE_CHECKING:
+    from recsuite.datasets.schema import RawData
+
 # Damping of the bias baseline: a user or item with this many events is believed half-way. The usual
 # value; weaker and stronger ones gave a weaker baseline on ml-latest-small.
 DAMPING = 5.0
@@ -23,12 +29,31 @@ BASELINE_ROUNDS = 10
 SHARE_OF_BIASES = 0.7
 
 
+@dataclass(frozen=True)
+class Oracle:
+    """labels: expected of all events, in the order in which they are stored, float32 [events]; ranks: the
+    best there can be of the items of the test, int64 [test events]. Either None where it is not known.
+    """
+
+    labels: np.ndarray | None
+    ranks: np.ndarray | None
+
+
+def oracle_of(raw: RawData, order: np.ndarray, num_test: int, split: str) -> Oracle:
+    """The oracle of events that are stored in this order, the test last."""
+    labels = None if raw.oracle is None else raw.oracle[order]
+    # A ranking for the test knows all that came before it, as these ranks do, where it is the newest event.
+    if raw.oracle_ranks is None or split != "leave_one_out":
+        return Oracle(labels, None)
+    return Oracle(labels, raw.oracle_ranks[order[len(order) - num_test :]].astype(np.int64))
+
+
 def baselines_of(
     stored: Stored,
     by_user: Groups,
     by_item: Groups,
     sizes: tuple[int, int, int],
-    oracle: np.ndarray | None,
+    oracle: Oracle,
     liked_label: float,
     done: Callable[[float], object],
 ) -> dict[str, dict[str, Metrics]]:
@@ -44,15 +69,17 @@ def baselines_of(
     fitted = fit_biases(
         by_user, by_item, stored.label, (sizes[0], num_known), lambda share: done(SHARE_OF_BIASES * share)
     )
-    of_labels, of_answers = _measured(stored, sizes, fitted, oracle, liked_label)
+    of_labels, of_answers = _measured(stored, sizes, fitted, oracle.labels, liked_label)
     ranks = popularity_ranks(
         by_user,
         counts_of(stored.item[:num_known], num_items),
         num_known,
         lambda share: done(1 - (1 - share) * (1 - SHARE_OF_BIASES)),
     )
-    popularity = measure_ranks(ranks)
-    return {"predictions": of_labels, "ranks": {"popularity": popularity}, "answers": of_answers}
+    of_ranks = {"popularity": measure_ranks(ranks)}
+    if oracle.ranks is not None:
+        of_ranks["oracle"] = measure_ranks(oracle.ranks)
+    return {"predictions": of_labels, "ranks": of_ranks, "answers": of_answers}
 
 
 def _measured(

@@ -25,7 +25,7 @@ from recsuite.datasets.preparation.arrays.mapped import (
     temporary,
 )
 from recsuite.datasets.preparation.arrays.records import Own, write_counts, write_records
-from recsuite.datasets.preparation.baselines import baselines_of
+from recsuite.datasets.preparation.baselines import baselines_of, oracle_of
 from recsuite.datasets.preparation.histories import (
     Stored,
     by_items,
@@ -155,7 +155,8 @@ def _write_columns(
     order, sizes, notes = (
         stream_order(raw, schema, past) if past else split(raw, schema, config, seed, folder)
     )
-    stored, oracle = _write_events(folder, raw, order, _done(reached, "events"))
+    stored = _write_events(folder, raw, order, _done(reached, "events"))
+    oracle = oracle_of(raw, order, sizes[2], config.split)
     num_train = sizes[0]
     written, own = _write_features(folder, raw, stored, order, num_train, schema, past)
     num_head = min(num_train, HEAD) if past else num_train
@@ -237,10 +238,8 @@ def _write_features(
     return written, own
 
 
-def _write_events(
-    folder: Path, raw: RawData, order: np.ndarray, done: Callable[[float], None]
-) -> tuple[Stored, np.ndarray | None]:
-    """Write labels and times; returns all of the events, and what the oracle predicts for them."""
+def _write_events(folder: Path, raw: RawData, order: np.ndarray, done: Callable[[float], None]) -> Stored:
+    """Write labels and times; returns all of the events."""
     events, number = raw.events, len(order)
     # Users and items get to the disk in records, once it is known where histories end. Labels lie beside the
     # records, which hold them too: code that scans all labels then reads a quarter of the bytes.
@@ -252,7 +251,7 @@ def _write_events(
     done(0.6)
     time = gather(events.time, order, create_column(folder / "time.npy", (number,), np.int64))
     done(1)
-    return Stored(user, item, label, time), None if raw.oracle is None else raw.oracle[order]
+    return Stored(user, item, label, time)
 
 
 def _told_or_keys(

@@ -18,8 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from recsuite.datasets.movielens.world import (
-    DEFAULT_WORLD,
+from recsuite.datasets.movielens.worlds.world import (
     FIRST_TIME,
     LAST_TIME,
     MEAN_SCORE,
@@ -86,10 +85,6 @@ class MovingWorld(World):
                 for angle in (angles, np.zeros_like(angles))
             )
             yield user_rows, movie_rows, draw_stars(rng, now, self), times, expected[now], expected[at_first]
-
-
-# By what --world calls them.
-WORLDS = {world.NAME: world for world in (DEFAULT_WORLD, MovingWorld())}
 
 
 def draw_lives(rng: np.random.Generator, number: int, staying: float) -> np.ndarray:
