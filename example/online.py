@@ -13,26 +13,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from recsuite.checkpoint.storage.directory import newest_in, step_of
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.checkpoint.storage.stream_progress import StreamProgress
 from recsuite.errors import UserError
 from recsuite.runtime.console import say
 from recsuite.tools import script
+from recsuite.tools.trainings import have_ended, newest, started
 
 TRAINING = Path(__file__).with_name("example.py")
 # Places for the users and movies of a moderate set; where more come, tables grow.
 TABLES = ("--ids", "dynamic", "--capacity", "10000")
 STREAM = ("--stream", *TABLES, "--inc_dump", "--window", "30d", "--batch_size", "512")
 WORLD = ("--dataset", "synthetic", "--world", "moving", "--synthetic_ratings", "30000")
-# Seconds between two looks at the folder of the checkpoints.
-LOOK_EVERY = 0.2
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,11 +55,9 @@ def run(flags: argparse.Namespace, others: list[str]) -> int:
         save_dir = flags.save_dir or folder / "dumps"
         data: tuple[str, ...] = ("--data_path", str(flags.data_path or folder / "ratings"))
         data += () if flags.data_path else WORLD
-        command = [sys.executable, str(TRAINING), "--save_dir", str(save_dir), *data]
-        with subprocess.Popen([*command, *STREAM, *others]) as training:
-            stack.callback(training.kill)
-            served = list(serve(save_dir, training))
-        check(training.returncode, "training")
+        command = [str(TRAINING), "--save_dir", str(save_dir), *data]
+        with started({"training": [*command, *STREAM, *others]}) as begun:
+            served = list(serve(save_dir, begun))
         if len(served) < 2:
             raise UserError("There were no two windows to compare; give more ratings, or a smaller --window.")
         middle = (len(served) - 1) // 2
@@ -73,41 +67,24 @@ def run(flags: argparse.Namespace, others: list[str]) -> int:
                 f"beside RMSE {goes_on:.4f} of the training that goes on, a model that nobody trained after "
                 f"window {then.epoch}:"
             )
-            load = subprocess.run([*command, "--load", "--until", str(then.step)])
-            check(load.returncode, "load")
+            with started({"load": [*command, "--load", "--until", str(then.step)]}) as begun:
+                begun["load"].wait()
+                have_ended(begun)
     return 0
 
 
-def check(status: int, what: str) -> None:
-    """Refuse to go on after a process that has failed, which said why."""
-    if status:
-        raise UserError(f"The {what} ended with status {status}; see what it said above.")
-
-
-def serve(save_dir: Path, training: subprocess.Popen[bytes]) -> Iterator[Progress]:
+def serve(save_dir: Path, begun: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[Progress]:
     """Serve each newer model of a training, to its end; where the training was with each."""
-    from recsuite.serving.served import Follower
     from recsuite.training.loops.saying import day
 
-    follower = None
-    while True:
-        # Looked at first: the last delta may come after the last look at the folder.
-        has_ended = training.poll() is not None
-        newest = newest_in(save_dir)
-        if follower is None and newest is not None and step_of(newest) > 0:
-            follower, is_newer = Follower(save_dir), True
-        else:
-            is_newer = follower is not None and follower.refresh()
-        if follower is not None and is_newer:
-            model, stream = follower.model, stream_of(follower.model.progress)
-            say(
-                f"serving the model after window {model.progress.epoch}, {model.age:.1f} s old, of ratings "
-                f"until {day(stream.time)}; progressive RMSE {stream.overall()['rmse']:.4f}"
-            )
-            yield model.progress
-        elif has_ended:
-            return
-        time.sleep(LOOK_EVERY)
+    for followers in newest(dict.fromkeys(begun, save_dir), begun):
+        (follower,) = followers.values()
+        model, stream = follower.model, stream_of(follower.model.progress)
+        say(
+            f"serving the model after window {model.progress.epoch}, {model.age:.1f} s old, of ratings "
+            f"until {day(stream.time)}; progressive RMSE {stream.overall()['rmse']:.4f}"
+        )
+        yield model.progress
 
 
 def stream_of(progress: Progress) -> StreamProgress:

@@ -1,0 +1,130 @@
+"""Retrieve, then rank: two trainings, and a server that chains what they have learned while they go on.
+
+    python pipeline.py                         a small synthetic world
+    python pipeline.py --data_path ml-1m       the ratings of a MovieLens folder, or tables of your own
+    python pipeline.py --candidates 500        further flags are those of example.py, for both trainings
+
+One training is that of sequential.py, whose model finds candidates; the other is that of example.py --task
+ranking, whose model ranks them together with the first. Both write checkpoints, and this process serves the
+newest of each. In the end it says what the chain is worth beside each of its parts, and how long an answer
+takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recsuite.errors import UserError
+from recsuite.runtime.console import say
+from recsuite.tools import script
+from recsuite.tools.trainings import newest, started
+
+if TYPE_CHECKING:
+    from recsuite.serving.chain import Chain
+    from recsuite.serving.served import ServedModel
+    from recsuite.tools.cases import Cases
+
+HERE = Path(__file__).parent
+# What each model is trained by. Both leave out the newest event of each user.
+RETRIEVER = HERE / "sequential.py", "--split", "leave_one_out", "--dump"
+RANKER = HERE / "example.py", "--task", "ranking", "--split", "leave_one_out", "--dump"
+WORLD = ("--dataset", "synthetic", "--synthetic_ratings", "30000")
+# How much the ranker may count; validation chooses.
+WEIGHTS = (0.5, 1.0, 1.5)
+CLIENTS, ANSWERS = 8, 50
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train both, serve, and compare; returns the exit status: 2 for a user's mistake."""
+    return script.exit_status(lambda: run(*parse(argv)))
+
+
+def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The flags of this script, and the others, which are those of both trainings."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data_path", type=Path, help="MovieLens or tables; synthetic ratings without one")
+    parser.add_argument("--save_dir", type=Path, help="keeps both models here; without one they are removed")
+    parser.add_argument("--candidates", type=int, default=300, help="items of a user that are ranked: 300")
+    flags, others = parser.parse_known_args(argv)
+    if flags.candidates < 10:
+        raise UserError(f"--candidates {flags.candidates} is too small; give at least 10, which are shown.")
+    return flags, others
+
+
+def run(flags: argparse.Namespace, others: Sequence[str]) -> int:
+    """Train and serve side by side, then measure."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pipeline-")))
+        data_path, save_dir = flags.data_path or folder / "ratings", flags.save_dir or folder / "models"
+        chain = serve(save_dir, ["--data_path", data_path, *(() if flags.data_path else WORLD), *others])
+        chain.num_candidates = flags.candidates
+        measure(chain, str(data_path))
+    return 0
+
+
+def serve(save_dir: Path, given: Sequence[object]) -> Chain:
+    """Train both, and serve the newest of each until both have ended; what is served then."""
+    from recsuite.serving.chain import Chain
+
+    folders = {"retriever": save_dir / "retriever", "ranker": save_dir / "ranker"}
+    commands = {
+        f"training of the {name}": [*command, "--save_dir", folder, *given]
+        for (name, folder), command in zip(folders.items(), (RETRIEVER, RANKER), strict=True)
+    }
+    chain = None
+    with started(commands) as begun:
+        for followers in newest(folders, begun):
+            epochs = {name: each.model.progress.epoch for name, each in followers.items()}
+            say("serving " + ", ".join(f"the {name} after epoch {epoch}" for name, epoch in epochs.items()))
+            chain = Chain(followers["retriever"].model, followers["ranker"].model)
+    assert chain is not None
+    return chain
+
+
+def measure(chain: Chain, data_path: str) -> None:
+    """Choose how much the ranker counts by validation, and say what the test says of each part and of the
+    chain.
+    """
+    from recsuite.tools.cases import cases_of_models, latencies
+
+    validation, test = cases_of_models([chain.retriever, chain.ranker], data_path)
+    values = {weight: ndcg_of(chain, weight, validation) for weight in WEIGHTS}
+    chain.weight = max(values, key=lambda weight: values[weight])
+    found = {
+        "retriever": test.metrics(functools.partial(asked, chain.retriever)),
+        "ranker": test.metrics(functools.partial(asked, chain.ranker)),
+        f"chain, weight {chain.weight:g}": test.metrics(chain.recommend),
+    }
+    lines = [f"| {'test events':<17} |  HR@10 | NDCG@10 |", f"|{'-' * 19}|-------:|--------:|"]
+    lines += [
+        f"| {name:<17} | {each['hr_at_10']:.4f} |  {each['ndcg_at_10']:.4f} |" for name, each in found.items()
+    ]
+    *alone, together = (each["ndcg_at_10"] for each in found.values())
+    gain = f"{together / max(alone):.3f}" if max(alone) else "not defined"
+    say("\n".join([*lines, f"NDCG@10 of the chain / of the better of its parts: {gain}"]))
+    seconds = latencies(test, chain.recommend, CLIENTS, ANSWERS)
+    p50, p99 = (1e3 * seconds[int(share * (len(seconds) - 1))] for share in (0.5, 0.99))
+    say(f"{CLIENTS} clients at once, {chain.num_candidates} candidates: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+
+
+def ndcg_of(chain: Chain, weight: float, cases: Cases) -> float:
+    """What the chain finds with this weight of the ranker."""
+    chain.weight = weight
+    return cases.metrics(chain.recommend)["ndcg_at_10"]
+
+
+def asked(model: ServedModel, values: dict[str, list[object]], k: int, exclude: list[list[object]]) -> object:
+    """What one model alone recommends."""
+    from recsuite.serving.chain import told
+
+    return model.recommend(told(model, values), k, exclude=exclude)
+
+
+if __name__ == "__main__":
+    script.run_script(main)

@@ -1,0 +1,131 @@
+"""The events of a split as a served model is asked for them: who it was, what he had, and what came."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from recsuite.checkpoint.storage.recorded import checked_flags
+from recsuite.config.config import Config
+from recsuite.config.sections.checkpoint import NEWEST
+from recsuite.config.sections.model import TOP
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.schema import HISTORY, ITEM, USER, RawData
+from recsuite.errors import UserError
+from recsuite.serving.display.viewer import values_of
+from recsuite.serving.recommend import open_viewer
+from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
+from recsuite.serving.served import ServedModel
+
+# What recommends: values of users and a number of items to lists of raw ids with scores.
+Recommender = Callable[..., Sequence[Sequence[tuple[Any, float]]]]
+# Users that are asked for at once.
+AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Cases:
+    """n events. values: of the features of their users, and of what these had before, see
+    `ServedModel.score`; seen: the raw ids of the items that are not to be recommended; items: those that
+    came.
+    """
+
+    values: dict[str, list[Any]]
+    seen: list[list[Any]]
+    items: list[Any]
+
+    def one(self, number: int) -> dict[str, list[Any]]:
+        """The values of one event."""
+        return {name: [values[number]] for name, values in self.values.items()}
+
+    def metrics(self, recommend: Recommender) -> dict[str, float]:
+        """HR@10 and NDCG@10 of the item that came, among all that the user had not had."""
+        gains: list[float] = []
+        for begin in range(0, len(self.items), AT_ONCE):
+            part = slice(begin, begin + AT_ONCE)
+            values = {name: column[part] for name, column in self.values.items()}
+            for best, item in zip(
+                recommend(values, TOP, exclude=self.seen[part]), self.items[part], strict=True
+            ):
+                ids = [each for each, _ in best]
+                gains.append(1 / math.log2(2 + ids.index(item)) if item in ids else 0.0)
+        found = np.array(gains)
+        return {"hr_at_10": float((found > 0).mean()), "ndcg_at_10": float(found.mean())}
+
+
+def latencies(cases: Cases, recommend: Recommender, clients: int, answers: int) -> list[float]:
+    """Seconds that each answer takes, ascending, where so many clients ask at once for one user at a time."""
+    seconds: list[float] = []
+
+    def ask(client: int) -> None:
+        for answer in range(answers):
+            number = (client + answer * clients) % len(cases.items)
+            begin = time.perf_counter()
+            recommend(cases.one(number), TOP, exclude=[cases.seen[number]])
+            seconds.append(time.perf_counter() - begin)
+
+    threads = [threading.Thread(target=ask, args=(client,)) for client in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sorted(seconds)
+
+
+def cases_of_models(models: Sequence[ServedModel], data_path: str) -> Iterator[Cases]:
+    """The validation events, and those of the test, that the trainings of all models have in common; tells
+    the models what their items are.
+
+    data_path: of the data of the trainings.
+
+    Raises:
+        UserError: when the data are not those of the models, or their trainings split them otherwise.
+    """
+    all_flags = [checked_flags(model.snapshot.trained, model.snapshot.config) for model in models]
+    configs = [Config.of(**{**flags, "data_path": data_path}) for flags in all_flags]
+    columns = [open_columns(config.replaced(dataset="", world="fixed")) for config in configs]
+    if len({each.digest for each in columns}) > 1:
+        raise UserError(
+            "The models were trained on other events of these data; give their trainings the same --split."
+        )
+    for model in models:
+        given = {"data_path": data_path, "save_dir": str(model.snapshot.trained.parent)}
+        viewer = open_viewer(model, Config.of(**given, load=NEWEST), given)
+    for split in ("validation", "test"):
+        yield cases_of(columns[0], viewer.raw, split, max(config.data.history for config in configs))
+
+
+def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> Cases:
+    """The events of "validation" or "test". raw: the data of the columns; longest: of a history.
+
+    Features of events themselves are left out: a model counts them as unknown.
+    """
+    schema, prefix = columns.schema, "test_" if split == "test" else ""
+    positions = np.asarray(columns.range_of(split))
+    rows, times = columns.column("rows")[positions], columns.column("time")[positions]
+    seen, history, history_time = (
+        columns.column(f"{prefix}{name}") for name in ("seen", "history", "history_time")
+    )
+    offsets = columns.column(f"{prefix}history_offsets")
+    before = columns.column("history_before")[positions].astype(np.int64)
+    begins, ends = offsets[rows["user"]], offsets[rows["user"] + 1]
+    starts = np.maximum(begins, before - longest)
+    ids = raw.items[schema.column_of(ITEM)].to_numpy()
+    users = raw.users.iloc[rows["user"]]
+    read = [slice(start, end) for start, end in zip(starts.tolist(), before.tolist(), strict=True)]
+    values: dict[str, list[Any]] = values_of(users, schema.features, USER)
+    values[HISTORY] = [ids[seen[part]].tolist() for part in read]
+    labels = [np.ascontiguousarray(history[part, 1]).view(np.float32) for part in read]
+    values[HISTORY_RATINGS] = [[schema.shown(label) for label in of_event.tolist()] for of_event in labels]
+    values[HISTORY_AGES] = [
+        np.maximum(time - history_time[part], 0).tolist() for time, part in zip(times, read, strict=True)
+    ]
+    had = [ids[seen[begin:end]].tolist() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    return Cases(values, had, ids[rows["item"]].tolist())

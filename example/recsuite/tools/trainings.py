@@ -1,0 +1,72 @@
+"""Trainings that go on in processes of their own, and the checkpoints that they write meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recsuite.errors import UserError
+
+if TYPE_CHECKING:
+    from recsuite.serving.served import Follower
+
+# Seconds between two looks at the folders of checkpoints.
+LOOK_EVERY = 0.2
+
+
+@contextlib.contextmanager
+def started(commands: Mapping[str, Sequence[object]]) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Trainings by their names, each by a script and its flags; whoever leaves before their end ends them."""
+    with contextlib.ExitStack() as stack:
+        begun = {}
+        for name, command in commands.items():
+            begun[name] = stack.enter_context(subprocess.Popen([sys.executable, *map(str, command)]))
+            stack.callback(begun[name].kill)
+        yield begun
+
+
+def have_ended(begun: Mapping[str, subprocess.Popen[bytes]]) -> bool:
+    """Whether all have.
+
+    Raises:
+        UserError: when one failed, which has said why.
+    """
+    statuses = {name: process.poll() for name, process in begun.items()}
+    for name, status in statuses.items():
+        if status:
+            raise UserError(f"The {name} ended with status {status}; see what it said above.")
+    return all(status == 0 for status in statuses.values())
+
+
+def newest(
+    folders: Mapping[str, Path], begun: Mapping[str, subprocess.Popen[bytes]]
+) -> Iterator[dict[str, Follower]]:
+    """What follows the folders of trainings, by their names, each time that one of them has become newer and
+    all have learned something; until all have ended.
+
+    Raises:
+        UserError: see `have_ended`, and `Follower`.
+    """
+    from recsuite.checkpoint.storage.directory import newest_in, step_of
+    from recsuite.serving.served import Follower
+
+    followers: dict[str, Follower] = {}
+    while True:
+        # Looked at first: the last checkpoint may come after the last look at its folder.
+        ended, is_newer = have_ended(begun), False
+        for name, folder in folders.items():
+            found = newest_in(folder)
+            if name in followers:
+                is_newer |= followers[name].refresh()
+            elif found is not None and step_of(found) > 0:
+                followers[name], is_newer = Follower(folder), True
+        if is_newer and len(followers) == len(folders):
+            yield followers
+        elif ended:
+            return
+        time.sleep(LOOK_EVERY)
