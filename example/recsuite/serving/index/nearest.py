@@ -19,7 +19,7 @@ from recsuite.serving.index.lists import Lists, make_lists
 
 # A search looks at so many items or at this share of all, whichever is more: catalogues of fewer are searched
 # whole.
-SEARCHED, SHARE = 2**16, 1 / 16
+SEARCHED, SHARE = 2**16, 1 / 12
 # What faiss compares in one instruction: vectors are as long as a multiple of this.
 WIDTH = 16
 # So many more are found than asked for, because vectors of 16 bits may change places at the end.
