@@ -318,11 +318,15 @@ def test_a_kill_while_an_export_is_written_leaves_all_of_it_or_nothing(tmp_path:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     kills = 0
+
+    def export_into(folder: Path) -> None:
+        write_export(model.snapshot, folder / "e", lists)
+
     try:
         for number in range(1, 200):
             folder = tmp_path / str(number)
             folder.mkdir()
-            if run_until_call(number, lambda into: write_export(model.snapshot, into / "e", lists), folder):
+            if run_until_call(number, export_into, folder):
                 break
             kills += 1
             if (folder / "e").exists():
