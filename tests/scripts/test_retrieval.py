@@ -1,4 +1,4 @@
-"""The script of retrieval on any number of ranks: an index that is exported, follows, is measured and shown."""
+"""The script of retrieval on any ranks: an index that is exported, follows, is measured and shown."""
 
 from __future__ import annotations
 

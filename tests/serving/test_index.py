@@ -1,4 +1,4 @@
-"""The index of items: what it finds, how it follows a model, and what it is when its file is not what it was."""
+"""The index of items: what it finds, how it follows a model, and its file when that is not what it was."""
 
 from __future__ import annotations
 

@@ -178,9 +178,7 @@ class ServedModel:
 
     @torch.inference_mode()
     def vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:
-        """The vectors of users, float32 [U, D], and the items, of the model at one moment; values: see
-        `score`.
-        """
+        """The vectors of users, as `score` takes them, float32 [U, D], and the items, of one moment."""
         with self._lock:
             snapshot = self._snapshot
             looked_up = snapshot.look_up(values, (USER, EVENT, HISTORY))

@@ -1,8 +1,8 @@
 """Measure the index of items: recall over microseconds, what making it takes, and what following a delta
 takes.
 
-    python benchmarks/retrieval.py                 a million items with 64 and with 128 numbers
-    python benchmarks/retrieval.py --items 20000   fewer
+    python benchmarks/nearest.py                   a million items with 64 and with 128 numbers
+    python benchmarks/nearest.py --items 20000     fewer
 
 Vectors are drawn as those of a trained model lie, see `drawn`. Searches are timed one user at a time on one
 thread, and end with the exact scores of what was found, as in `ServedModel.recommend`. A delta changes one
@@ -31,7 +31,10 @@ RECALL, LIMIT = 0.99, 1_000
 # Of a delta: shares of items that change, and that come and go. So many deltas in a row.
 CHANGES, MOVES, DELTAS = 0.01, 0.001, 20
 NOTHING = torch.empty(2, 0, dtype=torch.int64)
-PAGE, MARKS = DOCS / "retrieval.md", ("<!-- retrieval -->", "<!-- /retrieval -->")
+PAGE, MARKS = (
+    DOCS / "retrieval.md",
+    ("<!-- nearest: made by benchmarks/nearest.py -->", "<!-- end of nearest -->"),
+)
 
 
 def main() -> None:
@@ -43,7 +46,7 @@ def main() -> None:
     runs = [measure(flags.items, dim) for dim in flags.dims]
     result = {"about": describe(), "items": flags.items, "k": K, "runs": runs}
     result["bars"] = [each for run in runs for each in judge(run)]
-    finish("retrieval", result, text_of(result), flags, draw, PAGE, MARKS)
+    finish("nearest", result, text_of(result), flags, draw, PAGE, MARKS)
 
 
 def drawn(number: int, users: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,14 +80,15 @@ def measure(number: int, dim: int) -> dict[str, Any]:
     items, users = drawn(number, USERS, dim)
     keys = torch.arange(number)
     before = resident()
-    seconds, nearest = timed(lambda: NearestItems(keys, items))
+    seconds, nearest = timed(NearestItems, keys, items)
     memory = resident() - before
     # From the lists that a file holds: what a server does that opens an export.
-    opening, _ = timed(lambda: NearestItems(keys, items, nearest.lists))
-    threads, _ = torch.get_num_threads(), set_threads(1)
+    opening, _ = timed(NearestItems, keys, items, nearest.lists)
+    threads = torch.get_num_threads()
+    set_threads(1)
     best = best_places(InnerProduct(), users, items, K, NOTHING)
     exact = median(
-        timed(lambda: best_places(InnerProduct(), user, items, K, NOTHING))[0] for user in users[:20].split(1)
+        timed(best_places, InnerProduct(), user, items, K, NOTHING)[0] for user in users[:20].split(1)
     )
     breadths = sorted({2**power for power in range(nearest.num_lists.bit_length())} | {nearest.breadth})
     curve = [
@@ -113,7 +117,7 @@ def point(
     """Recall and the median microseconds of searches in so many lists."""
     found, seconds = [], []
     for user in users.split(1):
-        spent, places = timed(lambda: search(nearest, user, items, breadth))
+        spent, places = timed(search, nearest, user, items, breadth)
         seconds.append(spent)
         found.append(places)
     return {
@@ -153,7 +157,7 @@ def follow(
         comes = like + 0.3 * spread * torch.randn(number, items.shape[1], generator=random)
         keys = torch.cat([keys, int(keys.max()) + 1 + torch.arange(number)])
         items = torch.cat([items, comes])
-        spent, nearest = timed(lambda: nearest.after(keys, items))
+        spent, nearest = timed(nearest.after, keys, items)
         seconds.append(spent)
     best = best_places(InnerProduct(), users, items, K, NOTHING)
     anew = NearestItems(keys, items)
@@ -161,10 +165,10 @@ def follow(
     return {"seconds": seconds, "recall": both[0], "recall_of_one_made_anew": both[1]}
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+def timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
     """The seconds of some work, and what it returns."""
     begin = time.perf_counter()
-    done = work()
+    done = work(*arguments)
     return time.perf_counter() - begin, done
 
 
