@@ -354,6 +354,8 @@ CHECKS: dict[str, Check] = {
     "kubectl apply -f deploy/shared_folder.yaml -f deploy/trainjob.yaml": names_what_is_there,
     # dynamic.md
     "python example/online.py": is_run_by_the_test_of_the_script,
+    # retrieval.md
+    "python example/retrieval.py": is_run_by_the_test_of_the_script,
     # your_data.md
     "./run.sh setup": walks_from_a_table_to_recommendations,
     "./run.sh train --data_path shop --batch_size 512": is_a_step_of_the_walk,
