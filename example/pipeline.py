@@ -18,7 +18,7 @@ import functools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recsuite.errors import UserError
 from recsuite.runtime.console import say
@@ -119,7 +119,9 @@ def ndcg_of(chain: Chain, weight: float, cases: Cases) -> float:
     return cases.metrics(chain.recommend)["ndcg_at_10"]
 
 
-def asked(model: ServedModel, values: dict[str, list[object]], k: int, exclude: list[list[object]]) -> object:
+def asked(
+    model: ServedModel, values: dict[str, list[Any]], k: int, exclude: list[Any]
+) -> list[list[tuple[Any, float]]]:
     """What one model alone recommends."""
     from recsuite.serving.chain import told
 

@@ -34,11 +34,20 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     return Config.of(data_path=str(tmp_path), task="ranking", batch_size=60, history=2)
 
 
-def had_by(columns: Columns, position: int, item: int) -> bool:
-    """By brute force: whether the user of a training event had an item strictly before it."""
-    rows, time = columns.column("rows")[: columns.num_train], columns.column("time")[: columns.num_train]
-    mine = (rows["user"] == rows["user"][position]) & (rows["item"] == item) & (time < time[position])
-    return bool(mine.any())
+def had_by(columns: Columns, positions: list[int], items: list[int]) -> torch.Tensor:
+    """By brute force: whether the user of each training event had each item strictly before it, bool."""
+    rows, times = columns.column("rows")[: columns.num_train], columns.column("time")
+    # Nobody has an item twice here.
+    had_at = {
+        (int(row["user"]), int(row["item"])): int(time)
+        for row, time in zip(rows, times[: len(rows)], strict=True)
+    }
+    users = rows["user"][positions].tolist()
+    found = [
+        [had_at.get((user, item), 2**40) < times[position] for item in items]
+        for user, position in zip(users, positions, strict=True)
+    ]
+    return torch.tensor(found)
 
 
 # A batch that is no multiple of the group, one of a group, and one below it that fills no bytes.
@@ -58,10 +67,9 @@ def test_the_competitors_that_a_user_had_before_are_marked_and_no_others(
         for begin in range(0, batch_size, GROUP):
             found = bits_of(had[begin : begin + GROUP], len(had[begin : begin + GROUP]))
             group = positions[begin : begin + GROUP].tolist()
-            expected = [[had_by(columns, one, items[other]) for other in group] for one in group]
             wanted = torch.zeros_like(found)
             if group:
-                wanted[: len(group), : len(group)] = torch.tensor(expected)
+                wanted[: len(group), : len(group)] = had_by(columns, group, items[group].tolist())
             assert torch.equal(found, wanted)
             number += int(found.sum())
     # The planted data have many such pairs.
@@ -96,3 +104,127 @@ def test_batches_with_marks_fit_their_slots(config: Config) -> None:
     batches = EventBatches(open_columns(config), config, 0, 1)
     sizes = [sum(array.nbytes for array in batches.make(Request("train", 0, step))) for step in range(4)]
     assert max(sizes) <= batches.batch_bytes
+
+
+# --- items that are drawn ---
+
+
+def with_new_items(config: Config) -> Config:
+    """The same with five movies that the test alone has: those of the newest events."""
+    folder = Path(config.data.data_path)
+    with (folder / "ratings.csv").open("a") as ratings, (folder / "movies.csv").open("a") as movies:
+        for movie in range(40, 45):
+            ratings.write(f"0,{movie},4.0,99999\n")
+            movies.write(f"{movie},Title (1990),Drama\n")
+    return config.replaced(split="time", validation_fraction=0.0)
+
+
+def trained_items(columns: Columns) -> set[int]:
+    """The items of the training, by brute force."""
+    return set(columns.column("rows")["item"][: columns.num_train].tolist())
+
+
+@pytest.mark.parametrize("task", ["ranking", "sequence"])
+def test_the_items_drawn_are_distinct_ones_of_the_training_alike_on_every_rank(
+    config: Config, task: str
+) -> None:
+    config = with_new_items(config).replaced(task=task, negatives=12)
+    columns = open_columns(config)
+    known = trained_items(columns)
+    assert 12 < len(known) <= 40 < columns.num_items
+    # More than one rank have parts of the batch of one.
+    parts = [
+        EventBatches(columns, config.replaced(batch_size=60 // world_size), rank, world_size)
+        for world_size in (1, 2, 3)
+        for rank in range(world_size)
+    ]
+    samples = set()
+    for epoch in (0, 1):
+        for step in range(parts[0].num_steps("train")):
+            request = Request("train", epoch, step)
+            (drawn,) = {tuple(part._negatives(request).tolist()) for part in parts}
+            assert len(set(drawn)) == 12
+            assert set(drawn) <= known
+            samples.add(drawn)
+    # Others in each step of each pass.
+    assert len(samples) == 2 * parts[0].num_steps("train")
+    assert set().union(*samples) == known
+
+
+@pytest.mark.parametrize("task", ["ranking", "sequence"])
+def test_the_items_drawn_are_the_first_rows_of_training_and_of_nothing_else(
+    config: Config, task: str
+) -> None:
+    config = with_new_items(config).replaced(task=task, negatives=12)
+    columns = open_columns(config)
+    batches = EventBatches(columns, config, 0, 1)
+    names = [table.name for table in columns.tables]
+    for split, number in (("train", 12), ("test", 0), ("catalogue", 0)):
+        request = Request(split, 0, 0)
+        batch = batches[request]
+        lengths = batch.lengths.view(len(names), -1)
+        assert lengths.shape[1] == number + 60
+        assert len(batch.labels) == len(batch.weights) == len(batch.had) == 60
+        starts = [0, *lengths.sum(1).cumsum(0).tolist()]
+        values = {name: batch.values[starts[place] : starts[place + 1]] for place, name in enumerate(names)}
+        rows = columns.column("movie_features")["features"][batches._negatives(request), 0]
+        assert values["movie"][:number].tolist() == rows.tolist()
+        # Of nobody, who had nothing.
+        assert values["user"][:number].tolist() == [0] * number
+        assert lengths[names.index("history"), :number].sum() == 0
+
+
+def test_where_no_more_are_known_than_are_wanted_all_of_them_are_drawn_in_their_order(config: Config) -> None:
+    config = with_new_items(config).replaced(task="sequence")
+    columns = open_columns(config)
+    known = sorted(trained_items(columns))
+    for number in (len(known), 1000):
+        batches = EventBatches(columns, config.replaced(negatives=number), 0, 1)
+        for step in range(3):
+            assert batches._negatives(Request("train", 0, step)).tolist() == known
+
+
+def test_a_resumed_pass_draws_what_the_whole_one_would_have_drawn(config: Config) -> None:
+    config = config.replaced(negatives=12)
+    columns = open_columns(config)
+    one, three = (EventBatches(columns, config.replaced(batch_size=size), 0, 60 // size) for size in (60, 20))
+    for step in range(1, 4):
+        resumed = three._negatives(Request("train", 1, step - 1, first=60))
+        assert resumed.tolist() == one._negatives(Request("train", 1, step)).tolist()
+
+
+# Numbers that fill bytes, and that do not.
+@pytest.mark.parametrize("negatives", [16, 13, 1000])
+@pytest.mark.parametrize("task", ["ranking", "sequence"])
+def test_the_items_drawn_that_a_user_had_before_are_marked_and_no_others(
+    config: Config, task: str, negatives: int
+) -> None:
+    config = config.replaced(task=task, negatives=negatives)
+    columns = open_columns(config)
+    batches = EventBatches(columns, config, 0, 1)
+    group = GROUP // 8 if task == "ranking" else 0
+    number = 0
+    for step in range(batches.num_steps("train")):
+        request = Request("train", 0, step)
+        had, drawn = batches[request].had, batches._negatives(request).tolist()
+        assert had.shape == (60, group + -(-len(drawn) // 8))
+        found = bits_of(had[:, group:], len(drawn))
+        wanted = torch.zeros_like(found)
+        positions = batches._positions(request).tolist()
+        wanted[: len(positions)] = had_by(columns, positions, drawn)
+        assert torch.equal(found, wanted)
+        number += int(found.sum())
+    assert number > 500
+    # The group's are what they are without any that is drawn.
+    without = EventBatches(columns, config.replaced(negatives=0), 0, 1)[request]
+    assert torch.equal(without.had, had[:, :group])
+
+
+@pytest.mark.parametrize("task", ["ranking", "sequence"])
+def test_batches_with_items_that_are_drawn_fit_their_slots(config: Config, task: str) -> None:
+    config = config.replaced(task=task, negatives=30)
+    batches = EventBatches(open_columns(config), config, 0, 1)
+    for split in ("train", "test", "catalogue"):
+        steps = range(batches.num_steps(split))
+        sizes = [sum(array.nbytes for array in batches.make(Request(split, 0, step))) for step in steps]
+        assert max(sizes) <= batches.batch_bytes

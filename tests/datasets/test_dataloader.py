@@ -28,6 +28,8 @@ from tests.support.starting import REAL_WORKERS
 
 # Of numbers of workers and start methods; the soak takes them all.
 SOME_POOLS = ((2, "spawn"), (4, "forkserver"), (1, "fork"))
+# Of a model that reads the order of events, and draws items beside them.
+SEQUENCE = {"task": "sequence", "history": 5, "negatives": 100}
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +49,11 @@ def columns(config: Config) -> Columns:
         for number, method in itertools.product((1, 2, 4), ("spawn", "forkserver", "fork"))
     ],
 )
-@pytest.mark.parametrize("history", [0, 5])
+@pytest.mark.parametrize("flags", [{"history": 0}, {"history": 5}, SEQUENCE])
 def test_batches_are_the_same_bits_for_any_number_of_workers_and_start_method(
-    config: Config, num_workers: int, method: str, history: int
+    config: Config, num_workers: int, method: str, flags: dict[str, Any]
 ) -> None:
-    config = config.replaced(history=history)
+    config = config.replaced(**flags)
     dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
     sampler = EpochSampler(dataset)
     alone = build_dataloader(dataset, sampler, config)
@@ -87,9 +89,12 @@ def test_every_rating_comes_once_per_epoch_for_1_2_and_3_ranks(
 @pytest.mark.parametrize(
     "first", [5_000, *(pytest.param(first, marks=pytest.mark.soak) for first in (1, 15_199))]
 )
+@pytest.mark.parametrize("flags", [{}, SEQUENCE])
 def test_a_resumed_pass_gives_what_is_left_of_it_for_any_number_of_ranks(
-    columns: Columns, config: Config, first: int
+    config: Config, flags: dict[str, Any], first: int
 ) -> None:
+    config = config.replaced(**flags)
+    columns = open_columns(config)
     whole = EventBatches(columns, config.replaced(batch_size=columns.num_train), 0, 1)
     expected = whole[Request("train", 3, 0)].labels[first:]
     for world_size, num_workers in ((1, 1), (2, 0), (3, 2)):
@@ -187,8 +192,12 @@ def test_a_pass_keeps_to_the_epoch_that_it_began_with(columns: Columns, config: 
             assert step + 1 == dataset.num_steps("train")
 
 
-def test_the_data_set_pickles_to_less_than_64_kib_after_it_was_read(columns: Columns, config: Config) -> None:
-    dataset = EventBatches(columns, config, 0, 1)
+@pytest.mark.parametrize("flags", [{}, SEQUENCE])
+def test_the_data_set_pickles_to_less_than_64_kib_after_it_was_read(
+    config: Config, flags: dict[str, Any]
+) -> None:
+    config = config.replaced(**flags)
+    dataset = EventBatches(open_columns(config), config, 0, 1)
     dataset[Request("train", 0, 0)]
     assert len(pickle.dumps(dataset)) < 64 * 1024
 
@@ -206,6 +215,8 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ARROW_
 class Probe(EventBatches):
     def make(self, request, empty=np.empty):
         print("this is a line")
+        # Whatever is imported where it is needed is there.
+        super().make(request, empty)
         found = {{
             "heavy": [name for name in HEAVY if name in sys.modules],
             "threads": [os.environ.get(name) for name in THREADS],
@@ -219,7 +230,7 @@ if __name__ == "__main__":
     from recsuite.runtime.process import init_runtime, cleanup_runtime
     import example
     from recsuite.training import trainer as train
-    config = Config.of(data_path={data!r}, batch_size=4000, num_workers=2, mp_context={method!r})
+    config = Config.of(data_path={data!r}, batch_size=4000, num_workers=2, mp_context={method!r}, **{flags!r})
     context = init_runtime(config)
     dataset = Probe(open_columns(config), config, 0, 1)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
@@ -229,12 +240,12 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(("method", "flags"), [("spawn", {}), ("forkserver", {}), ("spawn", SEQUENCE)])
 def test_a_worker_is_light_and_untouched_by_the_runtime(
-    synthetic_folder: Path, tmp_path: Path, method: str
+    synthetic_folder: Path, tmp_path: Path, method: str, flags: dict[str, Any]
 ) -> None:
     script = tmp_path / "probe.py"
-    script.write_text(PROBE.format(data=str(synthetic_folder), method=method))
+    script.write_text(PROBE.format(data=str(synthetic_folder), method=method, flags=flags))
     lines = succeeded(python(script, env=REAL_WORKERS)).splitlines()
     found = [json.loads(line) for line in lines if line.startswith("{")]
     assert len({probe["pid"] for probe in found}) == 2

@@ -97,7 +97,7 @@ def prepare(save_dir: Path, with_delta: bool) -> None:
         (save_dir / name).write_text("mine")
 
 
-def run_until_call(number: int, action: Callable[[Path], None], save_dir: Path) -> bool:
+def run_until_call(number: int, action: Callable[[Path], object], save_dir: Path) -> bool:
     """Run in a fork that is killed before its call of that number; whether it came through."""
     pid = os.fork()
     if pid == 0:

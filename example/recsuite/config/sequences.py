@@ -19,7 +19,7 @@ SEQUENCES = {
     "embedding_dim": 64,
     "mlp_dims": (128,),
     "negatives": 1024,
-    "batch_size": 512,
+    "batch_size": 1024,
     "epochs": 8,
     "lr": 0.08,
     "weight_decay": 0.6,

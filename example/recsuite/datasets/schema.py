@@ -282,9 +282,8 @@ def with_columns(events: Events, change: Callable[[np.ndarray], np.ndarray]) -> 
 class RawData:
     """A data set as its files show it: raw values, no table rows yet.
 
-    `items` and `users` hold one row per id, in the order of the ids, which may be whole numbers or texts,
-    with the columns that the schema names and the files have; the column of titles, text, is always there.
-    Dates from which ages are computed are there too, see `tables.derived.dates_name`.
+    `items` and `users` hold one row per id, in the order of the ids, whole numbers or texts, with the columns
+    that the schema names and the files have, titles always, and dates, see `tables.derived.dates_name`.
     `official_test` marks the test events of an official split, bool, one an event; `oracle` predicts labels
     and `oracle_ranks` ranks items among those that the user had not had before, float32. `skipped` says what
     was left out, `num_skipped` how many events. `events_per_file` has the files in the order of their events.

@@ -159,7 +159,7 @@ def write_lists(
     # random split they lie between those of the training.
     in_test = _Lists(folder, f"test_{name}", owners[:num_known], number, content)
     ends, own_places = (temporary(folder, len(owners), np.int32) for _ in range(2))
-    befores = _befores(folder, name, len(owners))
+    stands = _stands_of(folder, name, len(owners))
     lengths: list[int] = []
 
     def write(range_of: range, *columns: np.ndarray) -> None:
@@ -176,17 +176,17 @@ def write_lists(
             before = lists.offsets[range_of.start] + np.cumsum(is_known) - is_known
             end = before[first[own]]
             ends[places[own]] = end
-            befores[places[own]] = before[own]
+            stands[places[own]] = before[own]
             lengths.append(int((end - lists.offsets[owner[own]]).max(initial=0)))
             if lists is in_training:
                 own_places[places] = np.where(is_known, before, NOWHERE)
-        release(ends, own_places, befores)
+        release(ends, own_places, stands)
 
     groups.each(write, done)
     return Listed(ends, own_places, max(lengths))
 
 
-def _befores(folder: Path, name: str, number: int) -> np.ndarray:
+def _stands_of(folder: Path, name: str, number: int) -> np.ndarray:
     """What is to say of each event before which place of its list it stands, int32: kept of users alone."""
     if name != HISTORY:
         return temporary(folder, number, np.int32)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from recsuite.datasets.schema import HISTORY, Feature
-from recsuite.models.head import LookedUp
+from recsuite.models.head import SIDE_SCALE, LookedUp
 from recsuite.models.heads import SCALE, ProductHead
 from recsuite.models.layers import repeated, scaled
 from recsuite.models.lists import DistinctRows, Links
@@ -31,8 +31,8 @@ ITEMS_AT_ONCE = 2**14
 
 
 class SequenceHead(ProductHead):
-    """See the module. item: the feature that tells items apart; blocks: of the transformer; width: how many
-    items of a history are read.
+    """See the module. ids: the features that tell users, and items, apart; blocks: of the transformer; width:
+    how many items of a history are read.
     """
 
     reads_order = True
@@ -41,13 +41,15 @@ class SequenceHead(ProductHead):
         self,
         features: Sequence[Feature],
         embedding_dim: int,
-        item: str,
+        ids: tuple[str, str],
         blocks: Sequence[nn.Module],
         width: int,
         dropout: float,
     ) -> None:
         super().__init__(features, embedding_dim)
-        self.item = item
+        # Rows that many items or users have in common move with each event of many.
+        self.scales = {each.name: 1.0 if each.name in ids else SIDE_SCALE for each in features}
+        _, self.item = ids
         self.width = width
         self.nearness = PairBias(torch.tensor(SLOPES), width)
         # What is known of the time from an item to the event that follows.

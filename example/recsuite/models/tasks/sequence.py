@@ -31,7 +31,7 @@ class NextItem(Ranking):
                 blocks.append(HstuBlock(dim, sizes.num_heads, width, sizes.dropout, number))
             else:
                 blocks.append(SasBlock(dim, sizes.num_heads, width, sizes.mlp_dims, sizes.dropout, number))
-        return SequenceHead(features, dim, schema.item, blocks, width, sizes.dropout)
+        return SequenceHead(features, dim, (schema.user, schema.item), blocks, width, sizes.dropout)
 
     @staticmethod
     def sizes_of(shapes: Mapping[str, Sequence[int]], embedding_dim: int) -> Sizes:
