@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from os.path import commonpath, exists, isdir, realpath
 from typing import Any
 
-from recsuite.config.section import Section, require
+from recsuite.config.section import Section, as_given, require
 from recsuite.config.sections.checkpoint import NEWEST, CheckpointConfig
 from recsuite.config.sections.data import DataConfig, LoaderConfig
-from recsuite.config.sections.model import ModelConfig, OptimizerConfig
+from recsuite.config.sections.model import SAS, ModelConfig, OptimizerConfig
 from recsuite.config.sections.monitoring import MonitoringConfig
 from recsuite.config.sections.serving import ServingConfig
 from recsuite.config.sections.stream import StreamConfig
@@ -153,28 +153,7 @@ class Config:
             f"--worker_timeout {loader.worker_timeout} is not below --timeout {timeout}, so other ranks "
             "would give up before a silent worker is named; give a smaller one",
         )
-        require(
-            not self.stream.stream or self.model.task != "ranking",
-            "--task ranking and --stream exclude each other: a ranking corrects for how often an item is "
-            "chosen in all of its training, which a stream does not know; leave one out",
-        )
-        require(
-            not self.stream.stream or not self.model.reads_order,
-            "--task sequence and --stream exclude each other: a sequence is read from its begin, and a "
-            "stream brings pieces of many; leave one out",
-        )
-        require(
-            not self.model.reads_order or self.data.history > 0,
-            "--task sequence reads what a user had, and --history 0 is nothing; leave one out",
-        )
-        require(
-            not self.model.learns_history_weights or self.model.competitors > 0,
-            f"--history_weights learned is for --task ranking, not --task {self.model.task}; leave it out",
-        )
-        require(
-            not self.model.learns_history_weights or self.data.history > 0,
-            "--history_weights learned weighs items of a history, and --history 0 has none; leave one out",
-        )
+        self._check_rankings()
         for name in ("audience", "others"):
             value = self.flags[name]
             require(
@@ -202,6 +181,36 @@ class Config:
             0 <= decay * epochs / 2 <= MOST_DECAY,
             f"--weight_decay {decay} over --epochs {epochs} leaves nothing of a row; give 0 "
             f"to {2 * MOST_DECAY} / --epochs",
+        )
+
+    def _check_rankings(self) -> None:
+        require(
+            not self.stream.stream or self.model.task != "ranking",
+            "--task ranking and --stream exclude each other: a ranking corrects for how often an item is "
+            "chosen in all of its training, which a stream does not know; leave one out",
+        )
+        require(
+            not self.stream.stream or not self.model.reads_order,
+            "--task sequence and --stream exclude each other: a sequence is read from its begin, and a "
+            "stream brings pieces of many; leave one out",
+        )
+        require(
+            not self.model.reads_order or self.data.history > 0,
+            "--task sequence reads what a user had, and --history 0 is nothing; leave one out",
+        )
+        require(
+            not self.model.learns_history_weights or self.model.competitors > 0,
+            f"--history_weights learned is for --task ranking, not --task {self.model.task}; leave it out",
+        )
+        require(
+            not self.model.learns_history_weights or self.data.history > 0,
+            "--history_weights learned weighs items of a history, and --history 0 has none; leave one out",
+        )
+        require(
+            # The default stands for what is best known, which is none.
+            self.model.block == SAS or not self.model.mlp_dims or self.model.is_default("mlp_dims"),
+            f"--mlp_dims {as_given(self.model.mlp_dims)} are the layers of --block sas, and --block "
+            f"{self.model.block} has none; give none",
         )
 
 
