@@ -4,35 +4,31 @@
     torchrun --standalone --nproc_per_node=2 retrieval.py --dataset ml-1m
     python retrieval.py --load --save_dir dumps              the index of what was trained before
 
-The flags are those of example.py, after --task ranking --inc_dump. One tower makes a vector of a user, the
-other of an item, and their product is the score; so items are found by an index of vectors, and not by
-looking at each. What this adds to example.py: the best checkpoint is exported with its index, which follows
-the later ones by their deltas, is held against exact search, and shows what it finds.
+The flags are those of example.py, after --task ranking; where they ask for no checkpoint, deltas are written,
+and without --save_dir they are removed in the end. One tower makes a vector of a user, the other of an item,
+and their product is the score; so items are found by an index of vectors, and not by looking at each. What
+this adds to example.py: the best checkpoint is exported with its index, which follows the later ones by their
+deltas, is held against exact search, and shows what it finds.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
 from recsuite.errors import counted
 from recsuite.runtime.console import say
-from recsuite.runtime.launch import read_launch
-from recsuite.runtime.progress_bar import shown
+from recsuite.runtime.process import RuntimeContext
 from recsuite.tools import life, script
 
 if TYPE_CHECKING:
     from recsuite.serving.display.viewer import Viewer
     from recsuite.serving.served import Follower, ServedModel
 
-TASK, CHECKPOINTS = ("--task", "ranking"), ("--inc_dump",)
-# Modes that read checkpoints, or need none.
-OTHERS = ("--load", "--compact", "--export", "--recommend", "--doctor", "--schema")
 # Users whose searches are held against exact ones, the first of whom is shown, and how much each had at
 # least.
 USERS, LEAST = 200, 5
@@ -40,27 +36,20 @@ USERS, LEAST = 200, 5
 
 def main(argv: list[str] | None = None) -> int:
     """Train, and retrieve; returns the exit status: 2 for a user's mistake."""
-    return script.exit_status(lambda: run(sys.argv[1:] if argv is None else argv))
+    return script.exit_status(lambda: life.start(argv, ("--task", "ranking"), retrieve))
 
 
-def run(argv: list[str]) -> int:
-    """The life of a model on all ranks, and once they have parted what rank 0 does with its checkpoints."""
-    defaults = TASK if any(word.partition("=")[0] in OTHERS for word in argv) else (*TASK, *CHECKPOINTS)
-    status = life.start(argv, defaults)
-    config, given = script.parse_once([*defaults, *argv])
-    if read_launch().rank == 0 and not config.is_alone:
-        with shown():
-            retrieve(config, given)
-    return status
-
-
-def retrieve(config: Config, given: Collection[str]) -> None:
-    """Export the best model with its index, follow the later ones, measure, and show what is found."""
+def retrieve(config: Config, context: RuntimeContext) -> None:
+    """Export the best model with its index, follow the later ones, measure, and show what is found. Called by
+    every rank; rank 0 does it.
+    """
+    if context.rank != 0:
+        return
     from recsuite.serving.recommend import open_viewer, page
     from recsuite.serving.served import Follower, ServedModel
 
     best = ServedModel.open(config.checkpoint.save_dir, config.checkpoint.checkpoint)
-    viewer = open_viewer(best, config, given)
+    viewer = open_viewer(best, config, config.flags)
     follower = Follower(config.checkpoint.save_dir, start=export(best, Path(config.checkpoint.save_dir)))
     model = follower.model
     model.describe_items(viewer.described(model.snapshot.features))

@@ -9,7 +9,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 
-from recsuite.config.config import Config
+from recsuite.config.config import ALONE, TRAINING, Config
 from recsuite.runtime.collectives import raise_on_all
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import shown, stage
@@ -18,25 +18,31 @@ from recsuite.tools.launch_folder import folder_of_launch, remove
 
 # What a script adds: called on every rank once its modes are done, with their configuration.
 Idea = Callable[[Config, RuntimeContext], None]
+# Modes that write or read checkpoints, or need none.
+WITH_CHECKPOINTS = {*ALONE, *TRAINING, "incremental_dump", "compact", "load"} - {"train"}
 
 
 def start(argv: list[str] | None, defaults: Sequence[str] = (), idea: Idea | None = None) -> int:
     """Parse, check, and run on one process or on all; returns the exit status.
 
     argv: the flags, those of `sys.argv` when None; defaults: flags that they come after; idea: what a script
-    does beside the modes, with a checkpoint: where no flag asks for one, one is written that is gone in the
-    end.
+    does beside the modes. It needs a checkpoint: where no flag asks for one, deltas are written, and without
+    --save_dir into a folder that is gone in the end.
     """
-    config, given = script.parse_once([*defaults, *(sys.argv[1:] if argv is None else argv)])
+    flags = [*defaults, *(sys.argv[1:] if argv is None else argv)]
+    named = {word.partition("=")[0].removeprefix("--") for word in flags}
+    if idea is not None and not named & WITH_CHECKPOINTS:
+        flags.append("--inc_dump")
+    config, given = script.parse_once(flags)
     if config.is_alone:
         return script.run_alone(config, given)
     script.check_machine()
     with shown():
-        if idea is None or config.checkpoint.writes or config.checkpoint.reads:
+        if idea is None or named & (WITH_CHECKPOINTS | {"save_dir", "help", "h"}):
             run(config, given, idea)
             return 0
         with folder_of_launch() as folder:
-            run(config.replaced(dump=True, save_dir=str(folder / "checkpoints")), given, idea)
+            run(config.replaced(save_dir=str(folder / "checkpoints")), given, idea)
             remove(folder)
     return 0
 

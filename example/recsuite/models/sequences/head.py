@@ -58,6 +58,10 @@ class SequenceHead(ProductHead):
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(embedding_dim)
         self.out = nn.Linear(embedding_dim, embedding_dim)
+        # Nothing to begin with: what the sum of the rows says is not disturbed by blocks that know nothing
+        # yet.
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
         # Of whoever had nothing before.
         self.start = nn.Parameter(torch.zeros(embedding_dim))
 

@@ -59,7 +59,9 @@ class SampledSoftmax(nn.Module):
             user, item = part.unbind(dim=1)
             if not width:
                 is_none = had_of_drawn | (items.unsqueeze(1) == drawn)
-                losses.append(drawn_softmax(user, item, negatives, is_none))
+                # Each that was drawn stands for as many as there are for each of them.
+                log_number = math.log((len(self.log_shares) - 1) / num_drawn)
+                losses.append(drawn_softmax(user, item, negatives, is_none, log_number))
                 continue
             competing = torch.cat([items, drawn])
             log_shares = self._log_expected(competing, len(items), num_drawn)
@@ -125,16 +127,20 @@ def sampled_softmax(
 
 
 def drawn_softmax(
-    user: torch.Tensor, item: torch.Tensor, drawn: torch.Tensor, is_none: torch.Tensor
+    user: torch.Tensor,
+    item: torch.Tensor,
+    drawn: torch.Tensor,
+    is_none: torch.Tensor,
+    log_number: float = 0.0,
 ) -> torch.Tensor:
     """For n users, how surprised a softmax over their own item and N that were drawn is by their own, float32
     [n].
 
     Takes vectors [n, D] of users and of their items, and [N, D]; is_none: which drawn item is no competitor
-    of which user, bool [n, N]. Each is as likely to be drawn as any other, so nothing is to be corrected.
+    of which user, bool [n, N]; log_number: the logarithm of how many items each of them stands for.
     """
     own = (user * item).sum(dim=1)
-    scores = (user @ drawn.T).masked_fill(is_none, -torch.inf)
+    scores = (user @ drawn.T + log_number).masked_fill(is_none, -torch.inf)
     return torch.cat([own.unsqueeze(1), scores], dim=1).logsumexp(dim=1) - own
 
 
