@@ -141,11 +141,12 @@ def test_what_an_evaluation_looks_up_does_not_count_as_changed(
         assert after == before
 
 
+@pytest.mark.parametrize("name", ["resume", "resume sequence"])
 @pytest.mark.parametrize("num_ranks", RANKS)
 def test_a_resumed_training_has_the_losses_and_tensors_of_one_that_was_never_interrupted(
-    num_ranks: int, written: dict[int, Any]
+    num_ranks: int, name: str, written: dict[int, Any]
 ) -> None:
-    found = written[num_ranks]["resume"]
+    found = written[num_ranks][name]
     whole = found["whole"]["losses"]
     assert found["before"]["status"] == 143
     # The ranks agree to end a step after the one in which one of them was told to.

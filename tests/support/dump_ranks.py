@@ -62,7 +62,8 @@ def draw(seed: int) -> tuple[tuple[int, int], dict[str, Case]]:
     """
     chance = random.Random(seed)
     small, large = chance.randrange(9_500, 12_000), chance.randrange(44_000, 48_000)
-    return (small, large), {"periodic": _draw_periodic(chance, large), "async": _draw_async(chance, small)}
+    cases = {"periodic": _draw_periodic(chance, large), "async": _draw_async(chance, small)}
+    return (small, large), {**cases, "sequence": _draw_sequence(chance, small)}
 
 
 def _draw_periodic(chance: random.Random, num_ratings: int) -> Case:
@@ -78,6 +79,14 @@ def _draw_async(chance: random.Random, num_ratings: int) -> Case:
     batch_size = 6 * chance.randrange(100, 250)
     of_case = {"pipeline": "plain", "history": chance.randrange(1, 8), "async_dump": True}
     return Case(num_ratings, batch_size, schedule[-1], {**_draw_settings(chance), **of_case}, schedule)
+
+
+def _draw_sequence(chance: random.Random, num_ratings: int) -> Case:
+    """Checkpoints of a model of sequences, in the middle of runs of events."""
+    settings = {**_draw_settings(chance), "task": "sequence", "split": "leave_one_out", "negatives": 16}
+    of_case = {"pipeline": "sparse_dist", "history": chance.randrange(2, 8), "mlp_dims": (8,)}
+    batch_size = 6 * chance.randrange(40, 80)
+    return Case(num_ratings, batch_size, 6, {**settings, **of_case}, dump_every=2)
 
 
 def _draw_settings(chance: random.Random) -> dict[str, Any]:
@@ -116,7 +125,13 @@ def write_all(folder: Path, context: RuntimeContext) -> dict[str, Any]:
         name: write_case(by / name, case, config_of(folder, case, context), context)
         for name, case in CASES.items()
     }
-    return {"cases": found, "resume": resume(by / "resume", ended_config(folder, context), context)}
+    ended = ended_config(folder, context)
+    sequence = ended.replaced(task="sequence", history=5, negatives=64, embedding_dim=8)
+    return {
+        "cases": found,
+        "resume": resume(by / "resume", ended, context),
+        "resume sequence": resume(by / "resume sequence", sequence, context),
+    }
 
 
 def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext) -> dict[str, Any]:

@@ -61,6 +61,7 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
         found["ranking losses"][pipeline] = train_all(columns, ranking, context)[0]
     found["both sides"] = train_both_sides(config, context)
     found["learned weights"] = train_learned_weights(columns, config, context)
+    found["sequences"] = {ids: train_sequence(config, ids, context) for ids in ("vocabulary", "dynamic")}
     found["ranking"] = rank_all(columns, config, context, std=0.4)
     found["tied"] = rank_all(columns, config, context, std=0)["ranks"]
     found["pipelined_modules"] = count_pipelined_modules(columns, config, context)
@@ -97,6 +98,21 @@ def train_learned_weights(columns: Any, config: Config, context: RuntimeContext)
             found[pipeline] = {"losses": losses, "metrics": metrics, "sums": sums}
     finally:
         model.COMPETITORS = competitors
+    return found
+
+
+def train_sequence(config: Config, ids: str, context: RuntimeContext) -> dict[str, Any]:
+    """The losses, by pipeline, and the metrics of a model of sequences that drops and draws."""
+    from recsuite.datasets.preparation.cache import open_columns
+    from recsuite.runtime.collectives import once_per_node
+
+    flags = {"history": 10, "negatives": 64, "embedding_dim": 8, "split": "leave_one_out", "ids": ids}
+    config = config.replaced(task="sequence", epochs=2, **flags)
+    columns = once_per_node(context, lambda: open_columns(config), deadline=60)[context.rank]
+    found: dict[str, Any] = {}
+    for pipeline in ("plain", "sparse_dist"):
+        losses, metrics, _ = train_all(columns, config.replaced(pipeline=pipeline), context)
+        found[pipeline] = {"losses": losses, "metrics": metrics}
     return found
 
 

@@ -1,4 +1,6 @@
-"""Rankings by learned weights of histories: when they are learned, and that they leave and come back."""
+"""Rankings by learned weights of histories: when they are learned; that they, and those by sequences, leave
+and come back.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.config.rankings import RANKINGS, rankings
 from recsuite.config.section import as_given
+from recsuite.config.sequences import SEQUENCES
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.schema import HISTORY
@@ -29,7 +32,11 @@ from tests.support.launch import EXAMPLE, succeeded, torchrun
 from tests.support.raw_values import raw_features, raw_lists
 
 # As --task ranking takes it, but small.
-SMALL = {**RANKINGS, "task": "ranking", "epochs": 2, "embedding_dim": 8, "batch_size": 2_000, "history": 6}
+SIZES = {"epochs": 2, "embedding_dim": 8, "batch_size": 2_000, "history": 6}
+SMALL = {
+    "ranking": {**RANKINGS, "task": "ranking", **SIZES},
+    "sequence": {**SEQUENCES, "task": "sequence", "negatives": 100, **SIZES},
+}
 
 
 @pytest.mark.parametrize("split", ["time", "leave_one_out", "random"])
@@ -100,7 +107,11 @@ class Trained:
     def histories(self) -> dict[str, list[list[Any]]]:
         """The histories of the test events, as long as the training has them, and how old their items are."""
         events = self.columns.range_of("test")
-        ends = self.columns.column("rows")["history_end"][events.start :]
+        # An order goes on within a second.
+        reads_order = self.config.model.reads_order
+        known_before = self.columns.column("history_before")
+        ends = known_before if reads_order else self.columns.column("rows")["history_end"]
+        ends = ends[events.start :]
         users = self.columns.column("rows")["user"][events.start :]
         begins = self.columns.column("test_history_offsets")[users]
         starts = np.maximum(begins, ends - self.config.data.history)
@@ -115,13 +126,18 @@ class Trained:
         return {**found, "history_ages": ages}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[*SMALL])
 def trained(
-    synthetic_folder: Path, context: RuntimeContext, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    synthetic_folder: Path,
+    context: RuntimeContext,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Trained:
     """A small training."""
     folder = tmp_path_factory.mktemp("rankings") / "dumps"
-    config = Config.of(**SMALL, data_path=str(synthetic_folder), save_dir=str(folder), dump=True)
+    config = Config.of(
+        **SMALL[request.param], data_path=str(synthetic_folder), save_dir=str(folder), dump=True
+    )
     with open_data(config, context) as data:
         with checkpointing(data.columns, config, context) as checkpointer:
             loop = EpochLoop(data, config, context, checkpointer)
@@ -137,7 +153,7 @@ def trained(
 
 def test_a_served_model_scores_as_the_trained_one(trained: Trained) -> None:
     model, values = ServedModel.open(trained.folder, "latest"), trained.values(200)
-    assert max(map(len, values["history_ages"])) == SMALL["history"]
+    assert max(map(len, values["history_ages"])) == SIZES["history"]
     found = model.score(values)
     torch.testing.assert_close(found, trained.scores[:200], rtol=1e-5, atol=1e-5)
     # Ages say something.

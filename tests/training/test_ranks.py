@@ -98,6 +98,20 @@ def test_learned_weights_of_histories_are_alike_in_both_loops_on_1_2_and_3_ranks
         assert plain["sums"] == pytest.approx(expected["sums"], rel=2e-3)
 
 
+@pytest.mark.parametrize("ids", ["vocabulary", "dynamic"])
+def test_sequences_are_learned_alike_in_both_loops_on_1_2_and_3_ranks(
+    found: dict[int, Any], ids: str
+) -> None:
+    expected = found[1]["sequences"][ids]["plain"]
+    for results in found.values():
+        plain, pipelined = (results["sequences"][ids][name] for name in ("plain", "sparse_dist"))
+        assert plain["losses"][0][0] == pytest.approx(expected["losses"][0][0], abs=1e-5)
+        np.testing.assert_allclose(plain["losses"], expected["losses"], rtol=1e-3)
+        np.testing.assert_allclose(pipelined["losses"], plain["losses"], rtol=1e-5)
+        # A score that is rounded otherwise may be that of another place.
+        assert plain["metrics"] == pytest.approx(expected["metrics"], abs=5e-3)
+
+
 def test_both_loops_and_any_pool_give_the_same_losses(found: dict[int, Any]) -> None:
     for results in found.values():
         for losses in results["losses"].values():

@@ -38,4 +38,5 @@ def kept(draws: torch.Tensor, width: int, layer: int, share: float) -> torch.Ten
     hashed ^= hashed >> 13
     hashed *= MULTIPLIERS[0]
     hashed ^= hashed >> 16
-    return hashed >= int(share * 2**32) - 2**31
+    # A shift of a negative number brings in ones, so the last of these leaves none negative.
+    return hashed >= int(share * 2**31)

@@ -44,8 +44,9 @@ class Window:
         self.is_seen = (of_query == self.keys(history, -2).unsqueeze(1)) & is_near
         self.places = self.places.clamp(0, width - 1)
         seconds = self.keys(ages, 0).unsqueeze(1) - self.queries(following, 0).unsqueeze(2)
-        # The exponent of 1 + s in binary, as in `recsuite.gaps`.
-        exponents = torch.frexp(1.0 + seconds.clamp(min=0).float()).exponent - 1
+        # The exponent of 1 + s in binary, as in `recsuite.gaps`: with 32 bits some would be rounded up to the
+        # next power of two.
+        exponents = torch.frexp(1.0 + seconds.clamp(min=0).double()).exponent - 1
         self.gaps = exponents.clamp(max=NUM_GAPS - 1).long()
 
     def queries(self, items: torch.Tensor, filler: float = 0.0) -> torch.Tensor:

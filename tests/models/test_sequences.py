@@ -1,0 +1,320 @@
+"""A transformer over packed histories sees, list by list, what is before and nothing else; and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from recsuite.config.sections.model import BLOCKS
+from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
+from recsuite.gaps import OLDEST, gaps_of
+from recsuite.models.lists import Links
+from recsuite.models.recency import Members
+from recsuite.models.sequences import head as sequence_head
+from recsuite.models.sequences.blocks import Attention, PointwiseAttention
+from recsuite.models.sequences.dropout import Dropout, kept
+from recsuite.models.sequences.head import SequenceHead, apart
+from recsuite.models.sequences.window import Window
+from recsuite.models.tasks.ranking import drawn_softmax, sampled_softmax
+from recsuite.models.tasks.sequence import TASK
+from recsuite.models.tasks.task import Sizes
+from recsuite.training.input_pipeline import with_histories
+
+DIM, WIDTH, HEADS = 8, 5, 2
+# Some are longer than what an item looks back, and blocks end within lists.
+LENGTHS = [4, 0, 1, 13, 5, 0, 3, 6]
+NUMBER = sum(LENGTHS)
+FEATURES = [
+    Feature("user", USER, "user"),
+    Feature("movie", ITEM, "movie"),
+    Feature(HISTORY, HISTORY, "movie", multi=True),
+]
+
+
+def random_ages(lengths: Sequence[int], seed: int = 0) -> torch.Tensor:
+    """Of each list from old to new, int32."""
+    rng = np.random.default_rng(seed)
+    lists = [np.sort((2 ** (31 * rng.random(length))).astype(np.int64) - 1)[::-1] for length in lengths]
+    return torch.tensor(np.concatenate(lists).clip(0, OLDEST).astype(np.int32))
+
+
+def window_of(lengths: Sequence[int], ages: torch.Tensor) -> Window:
+    return Window(torch.tensor(lengths, dtype=torch.int64), ages, WIDTH)
+
+
+def randomized(module: torch.nn.Module, seed: int = 0) -> Any:
+    """With parameters none of which is zero by chance."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape, generator=generator)
+    return module
+
+
+def normal(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_head(block: str, dropout: float = 0.0) -> SequenceHead:
+    sizes = Sizes(DIM, (16,), WIDTH, block, 2, HEADS, dropout)
+    return randomized(TASK.make_head(SCHEMA, FEATURES, sizes))
+
+
+def pairs() -> list[tuple[int, int]]:
+    """Which item sees which, of all lists one behind the other: those before it, and itself."""
+    firsts = np.cumsum([0, *LENGTHS])
+    return [
+        (first + query, first + key)
+        for first, length in zip(firsts, LENGTHS, strict=False)
+        for query in range(length)
+        for key in range(max(0, query - WIDTH + 1), query + 1)
+    ]
+
+
+def place_in_window(query: int, key: int) -> tuple[int, int, int]:
+    block = query // WIDTH
+    return block, query % WIDTH, key - (block - 1) * WIDTH
+
+
+# --- the window ---
+
+
+def test_an_item_sees_the_items_before_it_of_its_own_list_and_itself() -> None:
+    window = window_of(LENGTHS, random_ages(LENGTHS))
+    found = {tuple(each) for each in window.is_seen.nonzero().tolist()}
+    assert found == {place_in_window(*pair) for pair in pairs()}
+    for query, key in pairs():
+        _, row, column = place_in_window(query, key)
+        assert int(window.places[row, column]) == query - key
+
+
+def test_the_bucket_of_each_pair_is_that_of_the_seconds_to_the_event_that_follows() -> None:
+    for seed in range(30):
+        ages = random_ages(LENGTHS, seed)
+        window, ends = window_of(LENGTHS, ages), set(np.cumsum(LENGTHS).tolist())
+        seconds = [
+            int(ages[key]) - (0 if query + 1 in ends else int(ages[query + 1])) for query, key in pairs()
+        ]
+        found = [int(window.gaps[place_in_window(*pair)]) for pair in pairs()]
+        assert found == gaps_of(np.array(seconds)).tolist()
+
+
+def test_the_bucket_changes_at_the_very_second_however_long_ago() -> None:
+    edges = sorted({max(0, 2**power - 1 + by) for power in range(31) for by in (-1, 0, 1)} | {OLDEST})
+    window = window_of([1] * len(edges), torch.tensor(edges, dtype=torch.int32))
+    found = [int(window.gaps[place_in_window(place, place)]) for place in range(len(edges))]
+    assert found == gaps_of(np.array(edges)).tolist()
+
+
+# --- attention and blocks ---
+
+
+@pytest.mark.parametrize("kind", [Attention, PointwiseAttention])
+def test_attention_over_packed_lists_is_that_of_each_list_by_itself(kind: type[Attention]) -> None:
+    attention = randomized(kind(DIM, HEADS, WIDTH))
+    window = window_of(LENGTHS, random_ages(LENGTHS))
+    query, key, value = (normal(NUMBER, DIM, seed=seed) for seed in range(3))
+    bias, seen = attention.bias(window), pairs()
+    expected, size = torch.zeros(NUMBER, DIM), DIM // HEADS
+    for item in range(NUMBER):
+        others = [other for one, other in seen if one == item]
+        for head in range(HEADS):
+            part = slice(head * size, (head + 1) * size)
+            scores = []
+            for other in others:
+                block, row, column = place_in_window(item, other)
+                product = query[item, part] @ key[other, part]
+                scores.append(product / size**0.5 + bias[block, head, row, column])
+            if kind is PointwiseAttention:
+                weights = torch.nn.functional.silu(torch.stack(scores)) / len(others) ** 0.5
+            else:
+                weights = torch.stack(scores).softmax(0)
+            expected[item, part] = weights @ value[others, part]
+    torch.testing.assert_close(attention(query, key, value, window), expected)
+
+
+def states(head: SequenceHead, rows: torch.Tensor, lengths: Sequence[int], ages: torch.Tensor) -> Any:
+    return head._states(rows, torch.tensor(lengths), ages, draws=ages)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_states_over_packed_lists_are_those_of_each_list_by_itself(block: str) -> None:
+    # As lists of a batch are: no longer than what is read.
+    lengths = [min(length, WIDTH) for length in LENGTHS]
+    head, ages, rows = make_head(block), random_ages(lengths), normal(sum(lengths), DIM)
+    cut = zip(rows.split(lengths), lengths, ages.split(lengths), strict=True)
+    alone = [states(head, mine, [length], age) for mine, length, age in cut if length]
+    torch.testing.assert_close(states(head, rows, lengths, ages), torch.cat(alone))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_later_item_and_one_of_another_list_change_nothing(block: str) -> None:
+    head, ages, rows = make_head(block), random_ages(LENGTHS), normal(NUMBER, DIM)
+    before = states(head, rows, LENGTHS, ages)
+    firsts = np.cumsum([0, *LENGTHS])
+    for item in range(NUMBER):
+        changed = rows.clone()
+        changed[item] += 1
+        differs = (states(head, changed, LENGTHS, ages) != before).any(dim=1)
+        end = int(firsts[np.searchsorted(firsts, item, side="right")])
+        assert bool(differs[item])
+        assert not differs[:item].any()
+        assert not differs[end:].any()
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_the_gradient_of_a_state_reaches_what_is_before_it_alone(block: str) -> None:
+    head, ages = make_head(block), random_ages(LENGTHS)
+    rows = normal(NUMBER, DIM).requires_grad_()
+    first, item = sum(LENGTHS[:4]), sum(LENGTHS[:4]) + 3
+    (gradient,) = torch.autograd.grad(states(head, rows, LENGTHS, ages)[item].square().sum(), rows)
+    reached = gradient.abs().sum(dim=1) > 0
+    assert reached.nonzero().flatten().tolist() == [*range(first, item + 1)]
+
+
+# --- dropout ---
+
+
+def test_dropout_is_a_function_of_what_was_drawn_and_of_the_layer() -> None:
+    draws = torch.from_numpy(np.random.default_rng(0).integers(-(2**31), 2**31, 20_000).astype(np.int32))
+    for share in (0.1, 0.2, 0.5):
+        found = kept(draws, 64, 3, share)
+        assert torch.equal(found[100:200], kept(draws[100:200], 64, 3, share))
+        assert abs(float((~found).float().mean()) - share) < 0.01 * share
+        # By columns and rows too: no number is dropped more often than another.
+        assert float(((~found).float().mean(0) - share).abs().max()) < 0.02
+        assert (
+            abs(float((found == kept(draws, 64, 4, share)).float().mean()) - 1 + 2 * share * (1 - share))
+            < 0.01
+        )
+    layer, items = Dropout(0.5, 0), normal(200, 8)
+    dropped = layer(items, draws[:200])
+    assert torch.equal(dropped, torch.where(kept(draws[:200], 8, 0, 0.5), 2 * items, 0.0))
+    assert torch.equal(layer.eval()(items, draws[:200]), items)
+
+
+# --- the head ---
+
+
+def members_of(ages: torch.Tensor) -> Members:
+    nothing = torch.zeros(0, dtype=torch.int32)
+    return Members(torch.ones(len(ages)), nothing, nothing, ages, ages)
+
+
+def looked_up(lengths: Sequence[int], rows: torch.Tensor, seed: int = 5) -> dict[str, JaggedTensor]:
+    ones = torch.ones(len(lengths), dtype=torch.int32)
+    found = {
+        name: JaggedTensor(normal(len(lengths), DIM, seed=seed + place), lengths=ones)
+        for place, name in enumerate(("user", "movie"))
+    }
+    return {**found, HISTORY: JaggedTensor(rows, lengths=torch.tensor(lengths, dtype=torch.int32))}
+
+
+def links_of(sources: Sequence[int], reads: Sequence[int]) -> Links:
+    nothing = torch.zeros(0, len(sources))
+    return Links(torch.tensor([sources]), nothing, nothing, torch.tensor(reads, dtype=torch.int32), nothing)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_events_of_a_run_have_the_vectors_that_each_would_have_alone(block: str) -> None:
+    head = make_head(block)
+    # A run of three events, the first of which reads nothing; one event that reads a list, and a new user.
+    ages, rows = random_ages([2, 4]), normal(6, DIM)
+    packed = looked_up([2, 0, 0, 4, 0], rows)
+    links = links_of([0, 0, 0, 3, 4], [0, 1, 2, 4, 0])
+    numbers = torch.zeros(5, 0)
+    found = head.user_vectors(packed, members_of(ages), numbers, links)
+    # The event that reads one item came when the second one did.
+    own_ages = torch.cat([ages[:1] - ages[1:2], ages])
+    own = looked_up([0, 1, 2, 4, 0], torch.cat([rows[:1], rows]))
+    alone = head.user_vectors(own, members_of(own_ages), numbers)
+    torch.testing.assert_close(found, alone)
+    assert len({*map(tuple, found.tolist())}) == 5
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_an_evaluation_by_some_histories_at_once_is_that_of_all(
+    block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = [min(length, WIDTH) for length in LENGTHS]
+    head, ages, rows = make_head(block, 0.5).eval(), random_ages(lengths), normal(sum(lengths), DIM)
+    given = looked_up(lengths, rows), members_of(ages), torch.zeros(len(lengths), 0)
+    whole = head.user_vectors(*given)
+    for at_once in (1, 2 * WIDTH, 3 * WIDTH):
+        monkeypatch.setattr(sequence_head, "ITEMS_AT_ONCE", at_once)
+        with torch.no_grad():
+            torch.testing.assert_close(head.user_vectors(*given), whole.detach())
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("lengths", [[0, 0, 0], [0], [1, 0, 2]])
+def test_losses_and_gradients_are_finite_where_nobody_had_anything(block: str, lengths: list[int]) -> None:
+    head, ages = make_head(block, 0.2), random_ages(lengths)
+    rows = normal(sum(lengths), DIM).requires_grad_()
+    numbers = torch.zeros(len(lengths), 0)
+    user, item = head(looked_up(lengths, rows), members_of(ages), numbers).unbind(1)
+    # All of it pads.
+    for weight in (0.0, 1.0):
+        loss = (weight * drawn_softmax(user, item, item, torch.eye(len(item)).bool())).mean()
+        assert loss.isfinite()
+        gradients = torch.autograd.grad(loss, [*head.parameters()], retain_graph=True)
+        assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_histories_behind_items_come_apart_as_they_were() -> None:
+    lengths = torch.tensor([2, 0, 3, 1], dtype=torch.int32)
+    values = {"user": torch.arange(4), "movie": torch.arange(10, 14), HISTORY: torch.arange(20, 26)}
+    ones = torch.ones(4, dtype=torch.int32)
+    of_keys = {"user": ones, "movie": ones, HISTORY: lengths}
+    keys, joined, counts = with_histories(
+        [*values], torch.cat([*values.values()]), torch.cat([*of_keys.values()]), "movie"
+    )
+    assert keys == ["user", "movie"]
+    assert joined.tolist() == [0, 1, 2, 3, 10, 20, 21, 11, 12, 22, 23, 24, 13, 25]
+    assert counts.tolist() == [1, 1, 1, 1, 3, 1, 4, 2]
+    rows = {"movie": JaggedTensor(joined[4:].unsqueeze(1).float(), lengths=counts[4:])}
+    found = apart(rows, "movie")
+    assert found["movie"].values().flatten().tolist() == values["movie"].tolist()
+    assert found["movie"].lengths().tolist() == [1] * 4
+    assert found[HISTORY].values().flatten().tolist() == values[HISTORY].tolist()
+    assert found[HISTORY].lengths().tolist() == lengths.tolist()
+    # What is apart stays so.
+    assert apart(found, "movie") is found
+
+
+# --- the losses ---
+
+
+def test_a_softmax_over_all_items_drawn_is_the_cross_entropy_over_all_items() -> None:
+    users, table, own = normal(6, DIM, seed=2), normal(20, DIM, seed=3), torch.tensor([3, 0, 19, 7, 7, 1])
+    is_none = own.unsqueeze(1) == torch.arange(20)
+    found = drawn_softmax(users, table[own], table, is_none)
+    torch.testing.assert_close(
+        found, torch.nn.functional.cross_entropy(users @ table.T, own, reduction="none")
+    )
+
+
+def test_items_that_are_masked_do_not_compete_among_those_drawn() -> None:
+    users, items, drawn = normal(2, DIM, seed=2), normal(2, DIM, seed=3), normal(4, DIM, seed=4)
+    is_none = torch.tensor([[True, False, False, True], [False] * 4])
+    found = drawn_softmax(users, items, drawn, is_none)
+    for row, others in ((0, [1, 2]), (1, [0, 1, 2, 3])):
+        own = users[row] @ items[row]
+        scores = torch.cat([own.view(1), drawn[others] @ users[row]])
+        torch.testing.assert_close(found[row], -scores.log_softmax(0)[0])
+
+
+def test_items_that_are_drawn_compete_beside_those_of_a_group() -> None:
+    users, items, log_expected = normal(2, DIM, seed=2), normal(5, DIM, seed=3), normal(5, seed=4)
+    # The first item that is drawn is the second event's own, and the last one the first user had.
+    rows, had = torch.tensor([4, 6, 6, 8, 9]), torch.zeros(2, 5, dtype=torch.bool)
+    had[0, 4] = True
+    found = sampled_softmax(users, items, rows, log_expected, torch.ones(5, dtype=torch.bool), had)
+    for row, others in ((0, [0, 1, 2, 3]), (1, [1, 0, 3, 4])):
+        scores = (items @ users[row] - log_expected)[others]
+        torch.testing.assert_close(found[row], -scores.log_softmax(0)[0])

@@ -1,0 +1,78 @@
+"""The script of sequences: it trains, shows what somebody had and what comes next, and leaves nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.launch import ROOT, environment, python, succeeded, torchrun
+
+SEQUENTIAL = ROOT / "example" / "sequential.py"
+SMALL = ("--epochs", 1, "--embedding_dim", 8, "--history", 6, "--batch_size", 600, "--negatives", 64)
+
+
+def check_end(output: str) -> None:
+    """What somebody had last, and ten titles of what comes next."""
+    lines = [line.removeprefix("[RANK 0] ") for line in output.splitlines()]
+    begin = next(
+        place for place, line in enumerate(lines) if re.match(r"user \d+ rated \d+ movies, and last:", line)
+    )
+    had = [line for line in lines[begin + 1 :] if re.match(r"  \d\.\d  .+ \(\d{4}\)$", line)]
+    assert 1 <= len(had) <= 5
+    table = lines[begin + 1 + len(had) :]
+    assert table[0].startswith("| rank | title")
+    assert all(re.match(rf"\| +{rank} \| .+ \(\d{{4}}\) +\|", table[1 + rank]) for rank in range(1, 11))
+    assert len(table) == 12
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_it_ends_with_what_somebody_had_and_what_comes_next_and_leaves_no_folder(
+    synthetic_folder: Path, tmp_path: Path, num_ranks: int
+) -> None:
+    env = environment(tmp_path)
+    flags = (*SMALL, "--data_path", synthetic_folder, "--block", "hstu" if num_ranks == 2 else "sas")
+    output = succeeded(torchrun(num_ranks, SEQUENTIAL, *flags, env=env))
+    assert "| this model, epoch 1" in output
+    check_end(output)
+    assert [*Path(env["TMPDIR"]).glob("recsuite-launch-*")] == []
+
+
+@pytest.mark.parametrize("ids", ["vocabulary", "dynamic"])
+def test_what_two_ranks_dumped_three_load_with_the_same_metrics(
+    synthetic_folder: Path, tmp_path: Path, ids: str
+) -> None:
+    data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
+    said = succeeded(torchrun(2, SEQUENTIAL, *SMALL, "--inc_dump", "--dump_every", 10, "--ids", ids, *data))
+    check_end(said)
+    assert [*(tmp_path / "dumps").iterdir()]
+    last = next(line for line in said.splitlines() if line.startswith("| this model, epoch"))
+    loaded = succeeded(torchrun(3, SEQUENTIAL, "--load", *data))
+    again = next(line for line in loaded.splitlines() if line.startswith("| this model, step"))
+    assert again.split("|")[2:4] == last.split("|")[2:4]
+    check_end(loaded)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--history", 0), "--task sequence reads what a user had, and --history 0 is nothing"),
+        (("--stream",), "--task sequence and --stream exclude each other"),
+        (
+            ("--task", "rating", "--negatives", 5),
+            "--negatives 5 is for --task ranking and sequence, not rating",
+        ),
+        (
+            ("--task", "ranking", "--block", "hstu"),
+            "--block hstu is for --task sequence, and not for --task ranking",
+        ),
+        (("--num_heads", 3, "--embedding_dim", 8), "--embedding_dim 8 cannot be divided among --num_heads 3"),
+        (("--dropout", 1), "--dropout 1.0 leaves nothing"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(flags: tuple[object, ...], sentence: str) -> None:
+    ended = python(SEQUENTIAL, *flags)
+    assert ended.returncode == 2
+    assert ended.stderr.count(f"sequential.py: {sentence}") == 1, ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
