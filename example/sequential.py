@@ -1,13 +1,13 @@
 """What comes next: a transformer over the order of what each user had.
 
-    python sequential.py                                            one process, synthetic ratings torchrun
-    --standalone --nproc_per_node=2 sequential.py --dataset ml-1m python sequential.py --data_path ml-1m
-    --block hstu --epochs 12 python sequential.py --recommend --user 42 --save_dir dumps     what is next for
-    somebody, from a checkpoint
+    python sequential.py                                            one process, synthetic ratings
+    torchrun --standalone --nproc_per_node=2 sequential.py --dataset ml-1m
+    python sequential.py --data_path ml-1m --block hstu --epochs 12
+    python sequential.py --recommend --user 42 --save_dir dumps     what is next for somebody
 
-The flags are those of example.py, and what it does with them: train, dump, load, deltas. What is another
-thing here is what a model reads: see docs/sequential.md. In the end it shows what the user of the newest
-event had, and what comes next.
+The flags are those of example.py, and so is what it does with them: train, dump, load, deltas. Another thing
+is what a model reads, see docs/sequential.md. In the end it shows what the user of the newest event had, and
+what comes next.
 """
 
 from __future__ import annotations

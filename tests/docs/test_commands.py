@@ -356,6 +356,13 @@ CHECKS: dict[str, Check] = {
     "python example/online.py": is_run_by_the_test_of_the_script,
     # retrieval.md
     "python example/retrieval.py": is_run_by_the_test_of_the_script,
+    "python example/retrieval.py --epochs 2": is_run_by_the_test_of_the_script,
+    # sequential.md
+    (
+        "python example/sequential.py --dataset synthetic --synthetic_ratings 20000 --epochs 2"
+    ): is_run_by_the_test_of_the_script,
+    # pipeline.md
+    "python example/pipeline.py --epochs 2": is_run_by_the_test_of_the_script,
     # your_data.md
     "./run.sh setup": walks_from_a_table_to_recommendations,
     "./run.sh train --data_path shop --batch_size 512": is_a_step_of_the_walk,

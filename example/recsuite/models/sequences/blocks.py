@@ -14,9 +14,6 @@ from recsuite.models.layers import make_mlp
 from recsuite.models.sequences.dropout import Dropout
 from recsuite.models.sequences.window import NO_SCORE, PairBias, Window
 
-# Blocks that are scored at once where no gradient is wanted: an evaluation has many times as many as a step.
-BLOCKS_AT_ONCE = 256
-
 
 class Attention(nn.Module):
     """What each item sees of those before it, by their content, and by how far and how long they are away."""

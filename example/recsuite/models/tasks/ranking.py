@@ -60,7 +60,7 @@ class SampledSoftmax(nn.Module):
             if not width:
                 is_none = had_of_drawn | (items.unsqueeze(1) == drawn)
                 # Each that was drawn stands for as many as there are for each of them.
-                log_number = math.log((len(self.log_shares) - 1) / num_drawn)
+                log_number = math.log((len(self.log_shares) - 1) / max(num_drawn, 1))
                 losses.append(drawn_softmax(user, item, negatives, is_none, log_number))
                 continue
             competing = torch.cat([items, drawn])
