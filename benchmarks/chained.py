@@ -1,8 +1,7 @@
 """Measure what retrieving by one model and ranking by two is worth beside each of them, and how long it
 takes.
 
-    python benchmarks/chained.py --real FOLDER... [--write]     ml-100k too; docs/pipeline.json: 6 minutes a
-    set
+    python benchmarks/chained.py --real FOLDER... [--write]     ml-100k too; docs/pipeline.json
 
 Runs `example/pipeline.py` as a user does, with its defaults, and reads what it prints: HR@10 and NDCG@10 of
 the newest rating of each user, and milliseconds under its clients. Measures; asserts nothing.

@@ -83,7 +83,8 @@ def serve(save_dir: Path, given: Sequence[object]) -> Chain:
             epochs = {name: each.model.progress.epoch for name, each in followers.items()}
             say("serving " + ", ".join(f"the {name} after epoch {epoch}" for name, epoch in epochs.items()))
             chain = Chain(followers["retriever"].model, followers["ranker"].model)
-    assert chain is not None
+    if chain is None:
+        raise UserError("There was no checkpoint of both models; leave out flags that train nothing.")
     return chain
 
 

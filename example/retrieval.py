@@ -14,13 +14,14 @@ deltas, is held against exact search, and shows what it finds.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
-from recsuite.errors import counted
+from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
 from recsuite.runtime.process import RuntimeContext
 from recsuite.tools import life, script
@@ -36,7 +37,14 @@ USERS, LEAST = 200, 5
 
 def main(argv: list[str] | None = None) -> int:
     """Train, and retrieve; returns the exit status: 2 for a user's mistake."""
-    return script.exit_status(lambda: life.start(argv, ("--task", "ranking"), retrieve))
+    return script.exit_status(lambda: start(argv))
+
+
+def start(argv: list[str] | None) -> int:
+    """Refuse to begin what could not end, and begin."""
+    if importlib.util.find_spec("faiss") is None:
+        raise UserError("retrieval.py needs faiss, which is not installed; run pip install faiss-cpu.")
+    return life.start(argv, ("--task", "ranking"), retrieve)
 
 
 def retrieve(config: Config, context: RuntimeContext) -> None:
@@ -77,7 +85,8 @@ def follow(follower: Follower) -> None:
         return
     items, begin = follower.model.items(), time.perf_counter()
     after, seconds = items.nearest.lists, time.perf_counter() - begin
-    how = f"{after.came - before.came:,} were put anew" if after.came else "made anew"
+    is_kept = after.centres is before.centres
+    how = f"{after.came - before.came:,} were put anew" if is_kept else "made anew"
     say(
         f"the index of {counted(len(items.ids), items.schema.item)} follows to step "
         f"{follower.model.progress.step:,}: {how}, in {seconds * 1e3:,.0f} ms"

@@ -34,9 +34,16 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     return Config.of(data_path=str(tmp_path), task="ranking", batch_size=60, history=2)
 
 
-def had_by(columns: Columns, positions: list[int], items: list[int]) -> torch.Tensor:
-    """By brute force: whether the user of each training event had each item strictly before it, bool."""
+def had_by(
+    columns: Columns, positions: list[int], items: list[int], reads_order: bool = False
+) -> torch.Tensor:
+    """By brute force: whether the user of each training event had each item strictly before it, bool; where
+    the order is read also what came before it in the same second.
+    """
     rows, times = columns.column("rows")[: columns.num_train], columns.column("time")
+    if reads_order:
+        # They lie in the order of time, and those of one second in that of the file.
+        times = np.arange(len(times))
     # Nobody has an item twice here.
     had_at = {
         (int(row["user"]), int(row["item"])): int(time)
@@ -211,13 +218,14 @@ def test_the_items_drawn_that_a_user_had_before_are_marked_and_no_others(
         found = bits_of(had[:, group:], len(drawn))
         wanted = torch.zeros_like(found)
         positions = batches._positions(request).tolist()
-        wanted[: len(positions)] = had_by(columns, positions, drawn)
+        wanted[: len(positions)] = had_by(columns, positions, drawn, task == "sequence")
         assert torch.equal(found, wanted)
         number += int(found.sum())
     assert number > 500
-    # The group's are what they are without any that is drawn.
-    without = EventBatches(columns, config.replaced(negatives=0), 0, 1)[request]
-    assert torch.equal(without.had, had[:, :group])
+    if task == "ranking":
+        # The group's are what they are without any that is drawn; a sequence without a number draws all.
+        without = EventBatches(columns, config.replaced(negatives=0), 0, 1)[request]
+        assert torch.equal(without.had, had[:, :group])
 
 
 @pytest.mark.parametrize("task", ["ranking", "sequence"])

@@ -42,7 +42,8 @@ class World:
     @classmethod
     def of(cls, number: int, seed: int = 0) -> World:
         draw = torch.Generator().manual_seed(seed)
-        keys = torch.randperm(10 * number, generator=draw)[:number]
+        # Some below zero, as half of the ids of texts are.
+        keys = torch.randperm(10 * number, generator=draw)[:number] - 5 * number
         return cls(keys, torch.randn(number, DIM, generator=draw))
 
     def after(self, seed: int, share: float = 0.02, length: float = 1) -> World:

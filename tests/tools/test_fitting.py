@@ -29,7 +29,7 @@ from recsuite.datasets.tables.schema_file import (
 from recsuite.errors import UserError
 from recsuite.runtime.launch import launch_name
 from recsuite.serving.served import ServedModel
-from recsuite.tools.launch_folder import folder_of_launch
+from recsuite.tools.fitting import _folder_of_launch
 from tests.support.launch import read_json, succeeded, torchrun
 
 FLAGS = {"epochs": 1, "batch_size": 256, "embedding_dim": 8, "mlp_dims": (8,)}
@@ -275,17 +275,13 @@ def test_what_a_killed_fit_left_is_removed_by_the_next(
     host = socket.gethostname()
     own = launch_name()
     # The number of this process, but another one that had it before.
-    gone = f"recsuite-launch-{host}-{os.getpid()}-1"
-    kept = [
-        f"recsuite-launch-elsewhere-{os.getpid()}-1",
-        f"recsuite-launch-{own}",
-        f"recsuite-fit-{host}-x-1",
-    ]
+    gone = f"recsuite-fit-{host}-{os.getpid()}-1"
+    kept = [f"recsuite-fit-elsewhere-{os.getpid()}-1", f"recsuite-fit-{own}", f"recsuite-fit-{host}-x-1"]
     for name in (gone, *kept):
         (tmp_path / name / "data").mkdir(parents=True)
-    (tmp_path / f"recsuite-launch-{host}-2-1" / "mine").mkdir(parents=True)
-    with folder_of_launch():
-        assert {path.name for path in tmp_path.iterdir()} == {*kept, f"recsuite-launch-{host}-2-1"}
+    (tmp_path / f"recsuite-fit-{host}-2-1" / "mine").mkdir(parents=True)
+    with _folder_of_launch():
+        assert {path.name for path in tmp_path.iterdir()} == {*kept, f"recsuite-fit-{host}-2-1"}
 
 
 def test_the_same_call_on_two_ranks_gives_every_rank_the_same_model(tmp_path: Path) -> None:

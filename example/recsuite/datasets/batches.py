@@ -75,7 +75,7 @@ class EventBatches:
     @property
     def batch_bytes(self) -> int:
         """The most bytes that a batch can take: the longest list of every feature in every row."""
-        most_negatives = min(self.model.negatives, self.num_items)
+        most_negatives = self.model.num_negatives(self.num_items)
         sizes = len(self.numbers), self.batch_size, self.model, most_negatives, self.most_shared
         return largest_batch(self.tables, *sizes)
 
@@ -133,19 +133,21 @@ class EventBatches:
         # A stream does not know how many events there will be.
         if self.is_two_sided and trains and not self.is_stream:
             features.rarities(events, found.single[-1], share, rarities[:, :num_real])
-        had = self._had(events if trains else events[:0], negatives, empty)
+        ends = events[f"{HISTORY}_end"] if turns is None else turns.places
+        had = self._had(events if trains else events[:0], ends, negatives, empty)
         return values, lengths, labels, weights, history_labels, *ages, numbers, *links, rarities, had
 
     def _negatives(self, request: Request) -> np.ndarray:
         """The positions of the items that are drawn for a step, int32: of training, where a model asks for
         them.
         """
-        if request.split != "train" or self.model.negatives == 0:
+        number = self.model.num_negatives(self.num_items)
+        if request.split != "train" or number == 0:
             return np.zeros(0, np.int32)
         # The begin of the step tells it from all others, on any number of ranks, and in a pass that is
         # resumed.
         begin = request.first + request.step * self.batch_size * self.world_size
-        return drawn(self.features.trained_items(), self.model.negatives, self.seed, request.epoch, begin)
+        return drawn(self.features.trained_items(), number, self.seed, request.epoch, begin)
 
     def _lists_of(
         self, request: Request, events: np.ndarray, positions: np.ndarray, turns: Turns | None
@@ -189,13 +191,19 @@ class EventBatches:
             return reading_links(shared[HISTORY].sources, reads, rows, empty)
         return *links_of([*shared.values()] if self.is_two_sided else [], self.batch_size, empty), reads
 
-    def _had(self, events: np.ndarray, negatives: np.ndarray, empty: Callable[..., np.ndarray]) -> np.ndarray:
-        """The last array of a `Batch`."""
+    def _had(
+        self,
+        events: np.ndarray,
+        ends: np.ndarray,
+        negatives: np.ndarray,
+        empty: Callable[..., np.ndarray],
+    ) -> np.ndarray:
+        """The last array of a `Batch`; ends: where in histories what came before each event ends."""
         width = bytes_of_group(self.batch_size, self.model.competitors) + -(-len(negatives) // 8)
         had = empty((self.batch_size, width), np.uint8)
         had[:] = 0
         if width:
-            mark_had(had, events, negatives, self.num_items, self.features.column)
+            mark_had(had, events, ends, negatives, self.num_items, self.features.column)
         return had
 
     def _listed(self, name: str, found: Shared, single: list[np.ndarray]) -> Lists:

@@ -155,8 +155,7 @@ class ServedModel:
         exclude: "seen" for the items of each user's own history, None for nothing, or a list of raw ids for
         each user. candidates: raw ids of the only items that may be recommended, to all of the users; without
         them all. Ids that the training has not seen are left out of both.
-        approximate: search an index of faiss instead of all items, see `recall`. It is built anew, within the
-        call, after every delta and description.
+        approximate: search an index of faiss instead of all items, see `recall`; deltas change it.
 
         Raises:
             UserError: as `score`; for a k below 1, for lists that are not one for each user, and for an

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +71,10 @@ def latencies(cases: Cases, recommend: Recommender, clients: int, answers: int) 
             recommend(cases.one(number), TOP, exclude=[cases.seen[number]])
             seconds.append(time.perf_counter() - begin)
 
-    threads = [threading.Thread(target=ask, args=(client,)) for client in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        for asked in [pool.submit(ask, client) for client in range(clients)]:
+            # Raises what was raised there.
+            asked.result()
     return sorted(seconds)
 
 
@@ -98,7 +97,9 @@ def cases_of_models(models: Sequence[ServedModel], data_path: str) -> Iterator[C
     for model in models:
         given = {"data_path": data_path, "save_dir": str(model.snapshot.trained.parent)}
         viewer = open_viewer(model, Config.of(**given, load=NEWEST), given)
-    for split in ("validation", "test"):
+    for split, part in (("validation", columns[0].num_validation), ("test", columns[0].num_test)):
+        if part == 0:
+            raise UserError(f"There is no event for the {split}; give --validation_fraction 0.01, say.")
         yield cases_of(columns[0], viewer.raw, split, max(config.data.history for config in configs))
 
 

@@ -16,17 +16,18 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
-from recsuite.runtime.launch import read_launch
-from recsuite.tools.launch_folder import folder_of_launch
+from recsuite.runtime.host import stat_fields
+from recsuite.runtime.launch import launch_name, read_launch
 from recsuite.tools.script import joined
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from recsuite.serving.snapshot import Snapshot
     from recsuite.tools.fitted import FittedModel
 
+# Before the name of the launch, and what may be in a folder of this name.
+PREFIX = "recsuite-fit-"
+CONTENT = {"data", "columns", "checkpoints"}
 # What `fit` decides itself.
 DECIDED = (
     "data_path",
@@ -80,7 +84,7 @@ def fit(
     path = str(events) if is_path else tempfile.gettempdir()
     config = config.replaced(data_path=path, dump=True)
     config.validate()
-    with folder_of_launch() as folder:
+    with _folder_of_launch() as folder:
         if not is_path:
             _write(folder / "data", tables, schema)
             columns = config.data.cache_dir or str(folder / "columns")
@@ -167,6 +171,37 @@ def _check_schema(schema: Any) -> None:
         raise UserError(
             f"schema takes the path of a schema.toml or what it says, and got {printable(repr(schema))}."
         )
+
+
+@contextmanager
+def _folder_of_launch() -> Iterator[Path]:
+    """A folder of this launch; a fit that fails removes it, and of one that ends well the ranks together."""
+    # The same on all ranks of a machine, which cannot tell each other before they have joined.
+    folder = Path(tempfile.gettempdir(), f"{PREFIX}{launch_name()}")
+    if read_launch().local_rank == 0:
+        for leftover in filter(_is_leftover, folder.parent.glob(f"{PREFIX}*")):
+            shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        (folder / "data").mkdir(parents=True, exist_ok=True)
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a fit of this machine was killed, and could not remove its folder."""
+    host, _, process = path.name.removeprefix(PREFIX).rpartition("-")[0].rpartition("-")
+    began = path.name.rpartition("-")[2]
+    # Another machine may have this folder too, and only that one knows its processes.
+    if host != socket.gethostname() or not process.isdecimal() or not began.isdecimal():
+        return False
+    if path.is_symlink() or not path.is_dir():
+        return False
+    with suppress(OSError):
+        found = {each.name for each in path.iterdir()}
+        return found <= CONTENT and stat_fields(int(process))[19:20] != [began]
+    return False
 
 
 def _write(folder: Path, tables: Mapping[str, Any], schema: str | Path | TableSchema | None) -> None:

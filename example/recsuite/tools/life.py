@@ -14,40 +14,36 @@ from recsuite.runtime.collectives import raise_on_all
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import shown, stage
 from recsuite.tools import script
-from recsuite.tools.launch_folder import folder_of_launch, remove
 
 # What a script adds: called on every rank once its modes are done, with their configuration.
-Idea = Callable[[Config, RuntimeContext], None]
-# Modes that write or read checkpoints, or need none.
-WITH_CHECKPOINTS = {*ALONE, *TRAINING, "incremental_dump", "compact", "load"} - {"train"}
+AfterModes = Callable[[Config, RuntimeContext], None]
+# Flags of modes that write or read checkpoints, or need none.
+WITH_CHECKPOINTS = {
+    *(f"--{name}" for name in (*ALONE, *TRAINING, "incremental_dump", "compact", "load") if name != "train")
+}
 
 
-def start(argv: list[str] | None, defaults: Sequence[str] = (), idea: Idea | None = None) -> int:
+def start(argv: list[str] | None, defaults: Sequence[str] = (), after_modes: AfterModes | None = None) -> int:
     """Parse, check, and run on one process or on all; returns the exit status.
 
-    argv: the flags, those of `sys.argv` when None; defaults: flags that they come after; idea: what a script
-    does beside the modes. It needs a checkpoint: where no flag asks for one, deltas are written, and without
-    --save_dir into a folder that is gone in the end.
+    argv: the flags, those of `sys.argv` when None; defaults: flags that they come after; after_modes: what a
+    script does beside the modes. It needs a checkpoint: where no flag writes or reads one, deltas are
+    written.
     """
     flags = [*defaults, *(sys.argv[1:] if argv is None else argv)]
-    named = {word.partition("=")[0].removeprefix("--") for word in flags}
-    if idea is not None and not named & WITH_CHECKPOINTS:
+    named = {word.partition("=")[0] for word in flags}
+    if after_modes is not None and not named & WITH_CHECKPOINTS:
         flags.append("--inc_dump")
     config, given = script.parse_once(flags)
     if config.is_alone:
         return script.run_alone(config, given)
     script.check_machine()
     with shown():
-        if idea is None or named & (WITH_CHECKPOINTS | {"save_dir", "help", "h"}):
-            run(config, given, idea)
-            return 0
-        with folder_of_launch() as folder:
-            run(config.replaced(save_dir=str(folder / "checkpoints")), given, idea)
-            remove(folder)
+        run(config, given, after_modes)
     return 0
 
 
-def run(config: Config, given: frozenset[str] = frozenset(), idea: Idea | None = None) -> None:
+def run(config: Config, given: frozenset[str] = frozenset(), after_modes: AfterModes | None = None) -> None:
     """Run the modes of the configuration. Collective: every rank.
 
     given: the flags of the command line; the others are those of the checkpoint that is read, if one is.
@@ -57,9 +53,9 @@ def run(config: Config, given: frozenset[str] = frozenset(), idea: Idea | None =
     with script.joined(config, given) as (config, context):
         for mode in config.modes:
             modes[mode](config, context)
-        if idea is not None:
+        if after_modes is not None:
             # One rank may fail where the others have nothing to do, and all are to end with its sentence.
-            raise_on_all(lambda: idea(config, context))
+            raise_on_all(lambda: after_modes(config, context))
 
 
 def train_and_report(config: Config, context: RuntimeContext) -> None:

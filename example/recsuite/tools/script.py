@@ -208,7 +208,7 @@ def _with_best_known(config: Config, given: frozenset[str]) -> Config:
     if not changed:
         return config
     flags = " ".join(f"--{name} {as_given(value)}" for name, value in changed.items())
-    say(f"{flags}, as {why}; see docs/quality.md")
+    say(f"{flags}, as {why}; see docs/{'sequential' if config.model.reads_order else 'quality'}.md")
     found = config.replaced(**changed)
     found.validate()
     return found

@@ -54,18 +54,18 @@ class ModelConfig(Section):
     history_weights: str = EQUAL
     """Of --task ranking: how much the items of a --history count, all alike (equal), or by how many came
     later and how long ago it was, as is learned (learned). Not given, learned, unless --history is 0; and
-    where it is, --history 50, --embedding_dim 128, --mlp_dims none, --batch_size 512, --epochs 4,
-    --weight_decay 0.6, --dense_lr 0.005 and --dense_weight_decay 0 are what is not given of these."""
+    where it is, --history 50, --negatives 512, --embedding_dim 128, --mlp_dims none, --batch_size 512,
+    --epochs 4, --weight_decay 0.6, --dense_lr 0.005 and --dense_weight_decay 0 are what is not given of
+    these."""
 
     negatives: int = 0
     """Of --task ranking and sequence: how many items, drawn anew in each step and the same for every rank,
     compete for each event, for a ranking beside those of its batch; all where there are no more; 0 means
-    none."""
+    none, and for a sequence all."""
 
     block: str = SAS
     """Of --task sequence: what the transformer is made of, attention and layers of the widths --mlp_dims
-    (sas),
-    or attention that counts pointwise and a gate (hstu)."""
+    (sas), or attention that counts pointwise and a gate (hstu)."""
 
     num_blocks: int = 2
     """Of --task sequence: how many blocks lie one behind the other."""
@@ -81,6 +81,11 @@ class ModelConfig(Section):
         """How many events of a batch compete, see `COMPETITORS`; 0 where labels are predicted."""
         # Of a sequence the events of a batch are those of few users, of whom others say nothing.
         return COMPETITORS if self.ranks and not self.reads_order else 0
+
+    def num_negatives(self, num_items: int) -> int:
+        """How many of so many items are drawn for a step at most."""
+        # A sequence has no other competitors.
+        return num_items if self.reads_order and self.negatives == 0 else min(self.negatives, num_items)
 
     @property
     def ranks(self) -> bool:

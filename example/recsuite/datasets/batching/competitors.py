@@ -39,14 +39,16 @@ def drawn(items: np.ndarray, number: int, *draws: int) -> np.ndarray:
 def mark_had(
     found: np.ndarray,
     events: np.ndarray,
+    ends: np.ndarray,
     negatives: np.ndarray,
     num_items: int,
     read: Callable[[str], np.ndarray],
 ) -> None:
     """Fill in what training events had before, see `Batch`. Takes time for all that each of their users had.
 
-    found: uint8 [B, bytes of a group and of the negatives], of zeros; events: records, [n]; negatives:
-    positions of items, [N]; read: a column by its name.
+    found: uint8 [B, bytes of a group and of the negatives], of zeros; events: records, [n]; ends: the places
+    in histories before which what came before each ends, [n]; negatives: positions of items, [N]; read: a
+    column by its name.
     """
     group = found.shape[1] - bytes_of_group(len(negatives), len(negatives))
     # Without a group any number will do: so many are held against the negatives at once.
@@ -54,23 +56,28 @@ def mark_had(
     for begin in range(0, len(events), size):
         rows, some = found[begin : begin + size], events[begin : begin + size]
         in_group = some[ITEM] if group else some[ITEM][:0]
-        had = _had(some, np.concatenate([in_group, negatives]), num_items, read)
-        for first, items in ((0, had[:, : len(in_group)]), (group, had[:, len(in_group) :])):
-            packed = np.packbits(items, axis=1, bitorder="little")
+        items = np.concatenate([in_group, negatives])
+        had = _had(some, ends[begin : begin + size], items, num_items, read)
+        for first, found_of in ((0, had[:, : len(in_group)]), (group, had[:, len(in_group) :])):
+            packed = np.packbits(found_of, axis=1, bitorder="little")
             rows[: len(packed), first : first + packed.shape[1]] = packed
 
 
 def _had(
-    events: np.ndarray, items: np.ndarray, num_items: int, read: Callable[[str], np.ndarray]
+    events: np.ndarray,
+    ends: np.ndarray,
+    items: np.ndarray,
+    num_items: int,
+    read: Callable[[str], np.ndarray],
 ) -> np.ndarray:
-    """Whether the user of each event had each item, strictly before, bool [events, items]."""
+    """Whether the user of each event had each item before, bool [events, items]."""
     distinct, inverse = np.unique(items, return_inverse=True)
     # Each item's place among those that are asked for, from 1 on; 0 for all others. All that users had is
     # held against it, which is the whole cost: nothing is sorted or searched for.
     place_of = np.zeros(num_items, np.int32)
     place_of[distinct] = np.arange(1, len(distinct) + 1)
     starts = read(f"{HISTORY}_offsets").take(events[OWNERS[HISTORY]])
-    counts = events[f"{HISTORY}_end"] - starts
+    counts = ends - starts
     places = place_of.take(read("seen").take(places_of(starts, counts)))
     there = np.flatnonzero(places)
     rows = np.searchsorted(counts.cumsum(), there, side="right")

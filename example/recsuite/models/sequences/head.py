@@ -95,11 +95,15 @@ class SequenceHead(ProductHead):
 
     def _states_of(self, history: LookedUp, members: Members, links: Links | None) -> torch.Tensor:
         """Of each event the state after the last item that it reads, float32 [B, D]."""
-        lengths = history.lengths().to(torch.int64)
+        lengths, rows, ages = history.lengths().to(torch.int64), history.values(), members.ages
+        if links is None:
+            # Whoever asks may know more than is read.
+            is_read = after_last(lengths, len(rows)) < self.width
+            lengths, rows, ages = lengths.clamp(max=self.width), rows[is_read], ages[is_read]
         if torch.is_grad_enabled():
-            states = self._states(history.values(), lengths, members.ages, members.draws)
+            states = self._states(rows, lengths, ages, members.draws)
         else:
-            states = self._states_in_parts(history.values(), lengths, members.ages)
+            states = self._states_in_parts(rows, lengths, ages)
         first = lengths.cumsum(0) - lengths
         # An event that takes its own list takes all of it.
         last = first + lengths if links is None else first[links.sources[0]] + links.reads
@@ -130,14 +134,18 @@ class SequenceHead(ProductHead):
         return self._sums(rows, window) + self.out(self.norm(items))
 
     def _sums(self, rows: torch.Tensor, window: Window) -> torch.Tensor:
-        """Of each item and those before it the sum by weights, over the root of the sum of these, float32 [V,
-        D].
-        """
+        """Of each item and those before it the weighted sum, over the root of the weights, float32 [V, D]."""
         weights = self.nearness(window).clamp(max=MOST_LOG_WEIGHT).exp() * window.is_seen.unsqueeze(1)
         weights = weights * (weights.sum(dim=3, keepdim=True) + LEAST_SUM).rsqrt()
         keys = window.keys(rows)
         halves = keys.view(*keys.shape[:2], len(SLOPES), -1).transpose(1, 2)
         return window.items(weights @ halves)
+
+
+def after_last(lengths: torch.Tensor, total: int) -> torch.Tensor:
+    """How many items of its history came after each, int64 [total]; total: the sum of the lengths, int64 [B]."""
+    ends = repeated(lengths.cumsum(0), lengths, total)
+    return ends - 1 - torch.arange(total, device=lengths.device)
 
 
 def apart(looked_up: Mapping[str, LookedUp], item: str) -> Mapping[str, LookedUp]:

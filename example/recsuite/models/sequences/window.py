@@ -15,6 +15,8 @@ from torch import nn
 from recsuite.config.sections.model import NUM_GAPS
 from recsuite.models.layers import repeated
 
+# There are few biases, and each is for many pairs: they learn so many times faster than other weights.
+BIAS_RATE = 10.0
 # A score that the softmax makes nothing of, and that is a number where all are such.
 NO_SCORE = -1e9
 
@@ -76,16 +78,12 @@ class PairBias(nn.Module):
     def __init__(self, slopes: torch.Tensor, width: int) -> None:
         super().__init__()
         near = torch.arange(1, width + 1, dtype=torch.float32).log()
-        # So many times faster than other weights: there are few of them, and each is for many pairs.
         self.places = nn.Parameter(-slopes.unsqueeze(1) * near / BIAS_RATE)
         self.gaps = nn.Parameter(torch.zeros(len(slopes), NUM_GAPS))
 
     def forward(self, window: Window) -> torch.Tensor:
         """See above."""
         return BIAS_RATE * (taken(self.places, window.places) + taken(self.gaps, window.gaps))
-
-
-BIAS_RATE = 10.0
 
 
 def taken(tables: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

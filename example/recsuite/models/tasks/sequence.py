@@ -37,7 +37,9 @@ class NextItem(Ranking):
     def sizes_of(shapes: Mapping[str, Sequence[int]], embedding_dim: int) -> Sizes:
         """See `Task`."""
         heads, width = shapes["blocks.0.attention.bias.places"]
-        number = 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks."))
+        number = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
+        if embedding_dim % heads:
+            raise ValueError(f"{embedding_dim} cannot be divided among {heads} heads")
         layers = [name for name in shapes if name.startswith("blocks.0.layers.") and name.endswith(".weight")]
         widths = [shapes[name][0] for name in sorted(layers, key=lambda name: int(name.split(".")[3]))][:-1]
         block = SAS if layers else HSTU

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from recsuite.datasets.schema import EVENT, HISTORY, USER
-from recsuite.errors import UserError
+from recsuite.errors import UserError, printable
 from recsuite.serving.request import SEEN, check_k
 from recsuite.serving.served import ServedModel
 
@@ -64,8 +64,10 @@ class Chain:
         which the ranker has no row is left out.
         """
         check_k(k, self.retriever.snapshot.schema)
+        self._check(users)
+        number = max(k, self.num_candidates)
         found = self.retriever.recommend(
-            told(self.retriever, users), self.num_candidates, exclude=exclude, approximate=approximate
+            told(self.retriever, users), number, exclude=exclude, approximate=approximate
         )
         vectors, items = self.ranker.vectors_of(told(self.ranker, users))
         answers = []
@@ -80,8 +82,23 @@ class Chain:
             answers.append([(known[each][1], float(sums[each])) for each in order.tolist()])
         return answers
 
+    def _check(self, users: Mapping[str, Sequence[Any]]) -> None:
+        """Refuse what neither model takes."""
+        names = {name for model in (self.retriever, self.ranker) for name in names_of(model)}
+        if not isinstance(users, Mapping) or not users or not users.keys() <= names:
+            odd = ", ".join(sorted(map(str, users.keys() - names))) if isinstance(users, Mapping) else ""
+            raise UserError(
+                f"A chain takes the values of users by their names, and got {printable(odd) or 'none'}; its "
+                f"models have {', '.join(sorted(names))}."
+            )
+
+
+def names_of(model: ServedModel) -> list[str]:
+    """What a model may be told of users."""
+    return model.snapshot.names_of((USER, EVENT, HISTORY))
+
 
 def told(model: ServedModel, users: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     """Of what is known of users that which a model takes."""
-    names = model.snapshot.names_of((USER, EVENT, HISTORY))
+    names = names_of(model)
     return {name: values for name, values in users.items() if name in names}

@@ -113,7 +113,8 @@ class NearestItems:
             _faiss().SearchParametersIVF(nprobe=breadth + 1),
         )
         places = torch.searchsorted(self.lists.keys, keys).clamp(max=len(self) - 1)
-        return self._order[places].where(keys >= 0, -1)
+        # Told by the product: any key may be an id, below zero too.
+        return self._order[places].where(products > torch.finfo(torch.float32).min, -1)
 
 
 class KeptIndex:
@@ -134,13 +135,15 @@ class KeptIndex:
         begin = time.perf_counter()
         # Threads that ask for the first index of a model wait for one of them to make it.
         with self._lock:
+            before = self._newest.lists if self._newest else self._lists
             if self._newest is None:
                 self._newest = NearestItems(keys, vectors, self._lists)
             else:
                 self._newest = self._newest.after(keys, vectors)
             newest = self._newest
         seconds = time.perf_counter() - begin
-        if newest.lists.is_new and seconds > SAID:
+        was_made = before is None or newest.lists.centres is not before.centres
+        if was_made and seconds > SAID:
             say(f"the index of {len(newest):,} items was made anew, in {seconds:.1f} s")
         return newest
 

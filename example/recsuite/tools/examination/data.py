@@ -104,7 +104,7 @@ def ring_need(config: Config, num_ranks: int, num_workers: int) -> Need:
         if columns is not None:
             tables, num_numbers = columns.tables, len(columns.numbers)
             most_shared = columns.num_train + columns.num_validation if config.data.shares_lists else 0
-    negatives = config.model.negatives
+    negatives = config.model.num_negatives(config.model.negatives)
     slot = largest_batch(tables, num_numbers, config.loader.batch_size, config.model, negatives, most_shared)
     num_slots = config.loader.prefetch_factor + SLOTS_BEYOND_PREFETCH
     num_bytes = num_ranks * num_workers * num_slots * slot

@@ -1,0 +1,42 @@
+"""The script of the chain: two trainings, what is served of both, and what it is worth."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from recsuite.datasets.movielens.synthetic import write_synthetic
+from tests.support.launch import ROOT, python, succeeded
+
+PIPELINE = ROOT / "example" / "pipeline.py"
+SMALL = ("--embedding_dim", 16, "--history", 10, "--epochs", 1)
+
+
+# Three Pythons import all by themselves.
+@pytest.mark.soak
+def test_two_trainings_are_served_while_they_go_on_and_compared(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "ratings", 6_000, seed=0)
+    flags = ("--data_path", tmp_path / "ratings", "--save_dir", tmp_path / "models", "--candidates", 50)
+    output = succeeded(python(PIPELINE, *flags, *SMALL))
+    assert "serving the retriever after epoch 1, the ranker after epoch 1" in output
+    rows = re.findall(
+        r"^\| (retriever|ranker|chain)\b[^|]*\| ([\d.]+) \| +([\d.]+) \|$", output, re.MULTILINE
+    )
+    assert [name for name, _, _ in rows] == ["retriever", "ranker", "chain"]
+    assert re.search(r"8 clients at once, 50 candidates: p50 [\d.]+ ms, p99 [\d.]+ ms", output)
+    assert {path.name for path in (tmp_path / "models").iterdir()} == {"retriever", "ranker"}
+
+
+def test_too_few_candidates_are_refused_in_a_sentence() -> None:
+    ended = python(PIPELINE, "--candidates", 3)
+    assert ended.returncode == 2
+    assert ended.stderr == "pipeline.py: --candidates 3 is too small; give at least 10, which are shown.\n"
+
+
+@pytest.mark.soak
+def test_a_training_that_cannot_begin_ends_the_script(tmp_path: Path) -> None:
+    ended = python(PIPELINE, "--data_path", tmp_path, "--save_dir", tmp_path / "models")
+    assert ended.returncode == 2
+    assert "ended with status 2; see what it said above." in ended.stderr

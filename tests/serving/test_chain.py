@@ -1,0 +1,100 @@
+"""Two models as one: candidates of the first, ranked by the sums of both scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from recsuite.errors import UserError
+from recsuite.serving.followers.chain import Chain
+from recsuite.serving.served import ServedModel
+from recsuite.tools.cases import Cases, latencies
+from tests.support.random_model import ITEMS, snapshot_of
+
+USERS: dict[str, list[Any]] = {
+    "user": [1, 2, 99],
+    "history": [[3, 30], [], [63, 6, 9]],
+    "history_ratings": [[4.0, 1.0], [], [5.0, 2.0, 3.0]],
+}
+
+
+@pytest.fixture(scope="module")
+def chain() -> Chain:
+    return Chain(ServedModel(snapshot_of("sequence")), ServedModel(snapshot_of("ranking", seed=1)), 40, 0.7)
+
+
+def scores_of(model: ServedModel, number: int) -> dict[int, float]:
+    """Of all items, one by one."""
+    items = [3 * each for each in range(1, ITEMS + 1)]
+    values = {name: [column[number]] * len(items) for name, column in USERS.items()}
+    return dict(zip(items, model.score({**values, "movie": items}).tolist(), strict=True))
+
+
+def test_the_best_are_those_of_the_candidates_with_the_highest_sums(chain: Chain) -> None:
+    answers = chain.recommend(USERS, k=7)
+    for number, answer in enumerate(answers):
+        first, second = (scores_of(model, number) for model in (chain.retriever, chain.ranker))
+        left = [item for item in first if item not in USERS["history"][number]]
+        candidates = sorted(left, key=lambda item: -first[item])[:40]
+        sums = {item: first[item] + 0.7 * second[item] for item in candidates}
+        expected = sorted(sums.values(), reverse=True)[:7]
+        assert [score for _, score in answer] == pytest.approx(expected, abs=1e-4)
+        assert all(sums[item] == pytest.approx(score, abs=1e-4) for item, score in answer)
+
+
+def test_with_a_ranker_that_counts_for_nothing_the_retriever_alone_decides(chain: Chain) -> None:
+    alone = Chain(chain.retriever, chain.ranker, 40, weight=0.0)
+    expected = chain.retriever.recommend(USERS, 5)
+    assert [[item for item, _ in mine] for mine in alone.recommend(USERS, 5)] == [
+        [item for item, _ in mine] for mine in expected
+    ]
+
+
+def test_more_may_be_asked_for_than_there_are_candidates(chain: Chain) -> None:
+    assert [len(mine) for mine in chain.recommend(USERS, k=60)] == [60, 60, 60]
+
+
+def test_an_item_that_the_ranker_does_not_know_is_left_out(chain: Chain) -> None:
+    few = Chain(chain.retriever, ServedModel(snapshot_of("ranking", items=50)), num_candidates=ITEMS)
+    assert {item for mine in few.recommend(USERS, ITEMS) for item, _ in mine} <= {*range(3, 151, 3)}
+
+
+@pytest.mark.parametrize(
+    ("users", "sentence"),
+    [
+        ({"user": [1], "histroy": [[3]]}, "got histroy; its models have age, gender, history, history_ages"),
+        ([1, 2], "A chain takes the values of users by their names"),
+        ({}, "A chain takes the values of users by their names, and got none"),
+    ],
+)
+def test_what_no_model_takes_is_refused_in_a_sentence(chain: Chain, users: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        chain.recommend(users)
+
+
+def test_a_model_that_predicts_labels_is_no_part_of_a_chain(chain: Chain) -> None:
+    with pytest.raises(UserError, match="The ranker none predicts labels, and a chain ranks by scores"):
+        Chain(chain.retriever, ServedModel(snapshot_of("rating")))
+
+
+def test_what_came_counts_by_its_place_among_ten() -> None:
+    def first_two(
+        values: dict[str, list[int]], k: int, exclude: list[list[int]]
+    ) -> list[list[tuple[int, float]]]:
+        assert k == 10
+        return [[(1, 2.0), (2, 1.0)] for _ in values["user"]]
+
+    cases = Cases({"user": [7, 8, 9]}, [[], [], []], [1, 2, 3])
+    found = cases.metrics(first_two)
+    assert found["hr_at_10"] == pytest.approx(2 / 3)
+    assert found["ndcg_at_10"] == pytest.approx((1 + 1 / torch.tensor(3.0).log2().item()) / 3)
+
+
+def test_what_fails_for_a_client_is_raised() -> None:
+    def fails(values: Any, k: int, exclude: Any) -> Any:
+        raise UserError("nobody is there.")
+
+    with pytest.raises(UserError, match="nobody is there"):
+        latencies(Cases({"user": [1]}, [[]], [1]), fails, clients=2, answers=1)
