@@ -205,7 +205,7 @@ def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_fla
     data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
     flags = ("--task", "ranking", "--embedding_dim", 4, "--epochs", 2, "--batch_size", 2_000)
     said = succeeded(torchrun(2, EXAMPLE, "--inc_dump", *flags, *data))
-    assert "--history 50 --history_weights learned --negatives 512 --mlp_dims none" in said
+    assert "--history 50 --history_weights learned --mlp_dims none" in said
     assert "as --task ranking learns best with these" in said
     last = next(line for line in said.splitlines() if line.startswith("| this model, epoch"))
     loaded = succeeded(torchrun(3, EXAMPLE, "--load", *data))

@@ -15,7 +15,6 @@ from recsuite.config.sections.model import LEARNED
 RANKINGS = {
     "history": 50,
     "history_weights": LEARNED,
-    "negatives": 512,
     "embedding_dim": 128,
     "mlp_dims": (),
     "batch_size": 512,

@@ -54,9 +54,8 @@ class ModelConfig(Section):
     history_weights: str = EQUAL
     """Of --task ranking: how much the items of a --history count, all alike (equal), or by how many came
     later and how long ago it was, as is learned (learned). Not given, learned, unless --history is 0; and
-    where it is, --history 50, --negatives 512, --embedding_dim 128, --mlp_dims none, --batch_size 512,
-    --epochs 4, --weight_decay 0.6, --dense_lr 0.005 and --dense_weight_decay 0 are what is not given of
-    these."""
+    where it is, --history 50, --embedding_dim 128, --mlp_dims none, --batch_size 512, --epochs 4,
+    --weight_decay 0.6, --dense_lr 0.005 and --dense_weight_decay 0 are what is not given of these."""
 
     negatives: int = 0
     """Of --task ranking and sequence: how many items, drawn anew in each step and the same for every rank,
