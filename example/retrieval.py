@@ -5,10 +5,10 @@
     python retrieval.py --load --save_dir dumps              the index of what was trained before
 
 The flags are those of example.py, after --task ranking --negatives 512; where they ask for no checkpoint,
-deltas are written, and without --save_dir they are removed in the end. One tower makes a vector of a user,
-the other of an item, and their product is the score; so items are found by an index of vectors, and not by
-looking at each. What this adds to example.py: the best checkpoint is exported with its index, which follows
-the later ones by their deltas, is held against exact search, and shows what it finds.
+deltas are written. One tower makes a vector of a user, the other of an item, and their product is the score;
+so items are found by an index of vectors, and not by looking at each. What this adds to example.py: the best
+checkpoint is exported with its index, which follows the later ones by their deltas, is held against exact
+search, and shows what it finds.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class SequenceHead(ProductHead):
 
 
 def after_last(lengths: torch.Tensor, total: int) -> torch.Tensor:
-    """How many items of its history came after each, int64 [total], which is the sum of lengths, int64 [B]."""
+    """How many items of its history came after each, int64 [total]; lengths: int64 [B], of that sum."""
     ends = repeated(lengths.cumsum(0), lengths, total)
     return ends - 1 - torch.arange(total, device=lengths.device)
 
