@@ -359,6 +359,7 @@ def test_flags_of_a_program_of_another_age_are_left_out_and_that_is_said(
         0,
     )
     assert (
-        f"{dump / CONFIG} does not have --task, --mlp_dims, --history_weights, --history, --audience, "
-        "--others, --days, --ids, --dataset" in capsys.readouterr().out
+        f"{dump / CONFIG} does not have --task, --mlp_dims, --history_weights, --negatives, --block, "
+        "--num_blocks, --num_heads, --dropout, --history, --audience, --others, --days, --ids, --dataset"
+        in capsys.readouterr().out
     )

@@ -194,8 +194,9 @@ def test_a_description_that_cannot_be_is_refused_and_changes_nothing(described: 
 
 
 def test_similar_items_are_those_with_the_highest_cosines_of_their_factors(model: ServedModel) -> None:
-    factors = model.snapshot.tables["movie"][1:, 1:] + model.snapshot.tables["year"][0, 1:]
-    factors = (factors + model.snapshot.tables["genres"][0, 1:]).double()
+    tables, scales = model.snapshot.tables, model.snapshot.head.scales
+    factors = tables["movie"][1:, 1:] + scales["year"] * tables["year"][0, 1:]
+    factors = (factors + scales["genres"] * tables["genres"][0, 1:]).double()
     for item, mine in zip([6, 633], model.similar_items([6, 633], k=ITEMS), strict=True):
         own = factors[item // 3 - 1]
         cosines = (factors @ own / factors.norm(dim=1) / own.norm()).tolist()

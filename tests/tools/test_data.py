@@ -87,7 +87,7 @@ def test_a_cache_without_room_is_a_warning_and_one_that_cannot_be_written_a_faul
     assert data_checks.check_cache(cache, None, num_ratings=1_000_000).state == "ok"
     finding = data_checks.check_cache(cache, None, num_ratings=10_000_000)
     assert finding.state == "warning"
-    assert finding.text.endswith("200.0 MiB free for up to 1.5 GiB")
+    assert finding.text.endswith("200.0 MiB free for up to 1.6 GiB")
     assert "--cache_dir" in finding.remedy
     monkeypatch.setattr(data_checks.os, "access", lambda path, mode: path != tmp_path)
     finding = data_checks.check_cache(cache, None, num_ratings=0)

@@ -133,8 +133,7 @@ class EventBatches:
         # A stream does not know how many events there will be.
         if self.is_two_sided and trains and not self.is_stream:
             features.rarities(events, found.single[-1], share, rarities[:, :num_real])
-        ends = events[f"{HISTORY}_end"] if turns is None else turns.places
-        had = self._had(events if trains else events[:0], ends, negatives, empty)
+        had = self._had(events if trains else events[:0], turns, negatives, empty)
         return values, lengths, labels, weights, history_labels, *ages, numbers, *links, rarities, had
 
     def _negatives(self, request: Request) -> np.ndarray:
@@ -194,15 +193,17 @@ class EventBatches:
     def _had(
         self,
         events: np.ndarray,
-        ends: np.ndarray,
+        turns: Turns | None,
         negatives: np.ndarray,
         empty: Callable[..., np.ndarray],
     ) -> np.ndarray:
-        """The last array of a `Batch`; ends: where in histories what came before each event ends."""
+        """The last array of a `Batch`."""
         width = bytes_of_group(self.batch_size, self.model.competitors) + -(-len(negatives) // 8)
         had = empty((self.batch_size, width), np.uint8)
         had[:] = 0
         if width:
+            # Where the order is read, what came before in the same second was had too.
+            ends = events[f"{HISTORY}_end"] if turns is None else turns.places
             mark_had(had, events, ends, negatives, self.num_items, self.features.column)
         return had
 

@@ -16,7 +16,7 @@ from recsuite.checkpoint.storage.directory import LATEST
 from recsuite.checkpoint.storage.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.schema import AUDIENCE, CLICKS, COUNT, ENTITIES, HISTORY, LISTS, RATING, YES_NO
+from recsuite.datasets.schema import AUDIENCE, CLICKS, COUNT, ENTITIES, HISTORY, LISTS, RATING, USER, YES_NO
 from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, duration, printable
 from recsuite.models.tasks.task import task_of_head
@@ -82,7 +82,9 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
         _check_ids(source.folder, model, schema.name_of(entity), frame[schema.column_of(entity)].tolist())
     say(f"titles and {schema.labels} are those of {source.folder}")
-    viewer = Viewer(raw, schema, config.serving.user, _longest(config.data, recorded))
+    # The script of a training names nobody: then it is the user of the newest event.
+    newest = raw.users[schema.column_of(USER)].iloc[raw.events.user[raw.events.time.argmax()]]
+    viewer = Viewer(raw, schema, config.serving.user or str(newest), _longest(config.data, recorded))
     model.describe_items(viewer.described(model.snapshot.features))
     return viewer
 

@@ -59,8 +59,7 @@ def values_of(frame: pandas.DataFrame, features: Sequence[Feature], entity: str)
 
 
 class Viewer:
-    """One user, in the data or not: what was rated, and what a model is told. user: the raw id; none is that
-    of the newest event.
+    """One user, in the data or not: what was rated, and what a model is told.
 
     longest: how long the lists are at most that it is told, by their names; None is all.
     """
@@ -68,8 +67,6 @@ class Viewer:
     def __init__(self, raw: RawData, schema: Schema, user: str, longest: Mapping[str, int | None]) -> None:
         self.raw = raw
         self.schema = schema
-        if not user:
-            user = str(self._ids[raw.events.user[raw.events.time.argmax()]])
         self.name = user
         self.longest = longest
         # Ids are texts in some data sets; there any name is one.
