@@ -56,11 +56,16 @@ def stood_in() -> Iterator[None]:
 
 def load(name: str) -> ModuleType:
     """A module of recbole 1.2.1."""
+    import torch
+
     # The package gives numpy this name back itself, by one that numpy 2 does not have either.
     if not hasattr(np, "float"):
         np.float = np.float64  # type: ignore[attr-defined]
     with stood_in():
-        return importlib.import_module(f"recbole.{name}")
+        found = importlib.import_module(f"recbole.{name}")
+        # One of its modules asks torch to look for numbers that are none in every backward of this process.
+        torch.autograd.set_detect_anomaly(False)
+        return found
 
 
 def metrics_of(recommended: np.ndarray, chosen: np.ndarray) -> Metrics:

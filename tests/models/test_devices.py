@@ -39,6 +39,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "ranking": {"task": "ranking", "history_weights": "learned", "mlp_dims": ()},
     "ranking, equal weights": {"task": "ranking"},
     "response": {"task": "response"},
+    "sequence": {"task": "sequence", "negatives": 8, "history": 20},
+    "sequence, hstu": {"task": "sequence", "block": "hstu", "mlp_dims": (), "history": 20},
 }
 
 
