@@ -64,7 +64,7 @@ def test_an_item_that_the_ranker_does_not_know_is_left_out(chain: Chain) -> None
 @pytest.mark.parametrize(
     ("users", "sentence"),
     [
-        ({"user": [1], "histroy": [[3]]}, "got histroy; its models have age, gender, history, history_ages"),
+        ({"user": [1], "hist": [[3]]}, "got hist; its models have age, gender, history, history_ages"),
         ([1, 2], "A chain takes the values of users by their names"),
         ({}, "A chain takes the values of users by their names, and got none"),
     ],
