@@ -16,6 +16,7 @@ from recsuite.config.config import Config
 from recsuite.config.parser import build_parser
 from recsuite.config.rankings import RANKINGS
 from recsuite.config.section import as_given
+from recsuite.config.sequences import SEQUENCES
 
 PAGE = Path(__file__).with_name("flags.md")
 HEAD = """# Every flag
@@ -24,7 +25,8 @@ HEAD = """# Every flag
 """
 BEST_KNOWN = """What is not given is taken from this table, and said at the start. Random splits take none of
 it where `--history`, `--audience` or `--others 0` is given, nor rankings with `--history 0` or
-`--history_weights equal`, nor a stream; [quality.md](quality.md) says how the values were chosen."""
+`--history_weights equal`, nor a stream; [quality.md](quality.md) and
+[sequential.md](sequential.md) say how the values were chosen."""
 # Of the line that names a flag's default, in the help of the parser.
 DEFAULT = " (default: "
 
@@ -47,14 +49,15 @@ def page() -> str:
 
 def _best_known() -> str:
     """A table of what is taken instead of the defaults where that learns best."""
-    flags = Config().flags
+    flags, known = Config().flags, (BOTH_SIDES, RANKINGS, SEQUENCES)
     lines = [
-        f"| `--{name}` | {as_given(flags[name])} | {_taken(BOTH_SIDES, name)} | {_taken(RANKINGS, name)} |"
-        for name in {**BOTH_SIDES, **RANKINGS}
+        f"| `--{name}` | {as_given(flags[name])} | {' | '.join(_taken(each, name) for each in known)} |"
+        for name in {name: None for each in known for name in each}
     ]
     head = [
-        "| flag | default | `--task rating --split random`, and official splits | `--task ranking` |",
-        "| --- | --- | --- | --- |",
+        "| flag | default | `--task rating --split random`, and official splits | `--task ranking` | "
+        "`--task sequence` |",
+        "| --- | --- | --- | --- | --- |",
     ]
     return "\n".join(["", "## Defaults of a task and a split", "", BEST_KNOWN, "", *head, *lines, ""])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recsuite.datasets.movielens.synthetic import write_synthetic
-from tests.support.launch import ROOT, python, succeeded
+from tests.support.launch import ROOT, python, succeeded, torchrun
 
 PIPELINE = ROOT / "example" / "pipeline.py"
 SMALL = ("--embedding_dim", 16, "--history", 10, "--epochs", 1)
@@ -40,3 +40,9 @@ def test_a_training_that_cannot_begin_ends_the_script(tmp_path: Path) -> None:
     ended = python(PIPELINE, "--data_path", tmp_path, "--save_dir", tmp_path / "models")
     assert ended.returncode == 2
     assert "ended with status 2; see what it said above." in ended.stderr
+
+
+def test_ranks_of_a_launch_are_refused_in_a_sentence() -> None:
+    ended = torchrun(2, PIPELINE)
+    assert ended.returncode != 0
+    assert "pipeline.py: pipeline.py starts trainings of its own" in ended.stderr

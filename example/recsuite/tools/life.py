@@ -17,6 +17,8 @@ from recsuite.tools import script
 
 # What a script adds: called on every rank once its modes are done, with their configuration.
 AfterModes = Callable[[Config, RuntimeContext], None]
+READING = {"--load", "--compact", "--export", "--recommend"}
+WITH_TRAINING = {f"--{name}" for name in (*TRAINING, "incremental_dump")}
 # Flags of modes that write or read checkpoints, or need none.
 WITH_CHECKPOINTS = {
     *(f"--{name}" for name in (*ALONE, *TRAINING, "incremental_dump", "compact", "load") if name != "train")
@@ -26,12 +28,15 @@ WITH_CHECKPOINTS = {
 def start(argv: list[str] | None, defaults: Sequence[str] = (), after_modes: AfterModes | None = None) -> int:
     """Parse, check, and run on one process or on all; returns the exit status.
 
-    argv: the flags, those of `sys.argv` when None; defaults: flags that they come after; after_modes: what a
-    script does beside the modes. It needs a checkpoint: where no flag writes or reads one, deltas are
-    written.
+    argv: the flags, those of `sys.argv` when None; defaults: flags that those of a training come after;
+    after_modes: what a script does beside the modes. It needs a checkpoint: where no flag writes or reads
+    one, deltas are written.
     """
-    flags = [*defaults, *(sys.argv[1:] if argv is None else argv)]
+    flags = [*(sys.argv[1:] if argv is None else argv)]
     named = {word.partition("=")[0] for word in flags}
+    # A checkpoint that is read says itself what it is of.
+    if not named & READING or named & WITH_TRAINING:
+        flags = [*defaults, *flags]
     if after_modes is not None and not named & WITH_CHECKPOINTS:
         flags.append("--inc_dump")
     config, given = script.parse_once(flags)

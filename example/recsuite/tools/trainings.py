@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recsuite.errors import UserError
+from recsuite.errors import UserError, script_name
+from recsuite.runtime.launch import read_launch
 
 if TYPE_CHECKING:
     from recsuite.serving.served import Follower
@@ -21,7 +22,16 @@ LOOK_EVERY = 0.2
 
 @contextlib.contextmanager
 def started(commands: Mapping[str, Sequence[object]]) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Trainings by their names, each by a script and its flags; whoever leaves before their end ends them."""
+    """Trainings by their names, each by a script and its flags; whoever leaves before their end ends them.
+
+    Raises:
+        UserError: on each rank of a launch of several.
+    """
+    if read_launch().world_size > 1:
+        raise UserError(
+            f"{script_name()} starts trainings of its own, which ranks of one launch would take for theirs; "
+            "run it with python alone."
+        )
     with contextlib.ExitStack() as stack:
         begun = {}
         for name, command in commands.items():

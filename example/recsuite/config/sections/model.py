@@ -136,11 +136,6 @@ class ModelConfig(Section):
                 "leave it out",
             )
         require(0 <= self.dropout < 1, f"--dropout {self.dropout} leaves nothing; give 0 to 0.9, say")
-        require(
-            not self.reads_order or self.embedding_dim % self.num_heads == 0,
-            f"--embedding_dim {self.embedding_dim} cannot be divided among --num_heads {self.num_heads}; "
-            "give a multiple",
-        )
 
 
 @dataclass(frozen=True)

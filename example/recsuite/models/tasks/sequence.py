@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
+from recsuite.config.section import require
 from recsuite.config.sections.model import HSTU, SAS
 from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.sequences.blocks import HstuBlock, SasBlock
@@ -25,6 +26,11 @@ class NextItem(Ranking):
     ) -> SequenceHead:
         """See `Task`."""
         dim, width = sizes.embedding_dim, sizes.num_places
+        # Here, for what --embedding_dim is without a flag is known only now.
+        require(
+            dim % sizes.num_heads == 0,
+            f"--embedding_dim {dim} cannot be divided among --num_heads {sizes.num_heads}; give a multiple",
+        )
         blocks: list[nn.Module] = []
         for number in range(sizes.num_blocks):
             if sizes.block == HSTU:
