@@ -143,10 +143,13 @@ class EventBatches:
         number = self.model.num_negatives(self.num_items)
         if request.split != "train" or number == 0:
             return np.zeros(0, np.int32)
-        # The begin of the step tells it from all others, on any number of ranks, and in a pass that is
-        # resumed.
-        begin = request.first + request.step * self.batch_size * self.world_size
-        return drawn(self.features.trained_items(), number, self.seed, request.epoch, begin)
+        return drawn(self.features.trained_items(), number, self.seed, request.epoch, self._begin_of(request))
+
+    def _begin_of(self, request: Request) -> int:
+        """Where in the pass a step begins: it tells the step from all others, on any number of ranks, and in
+        a pass that is resumed.
+        """
+        return request.first + request.step * self.batch_size * self.world_size
 
     def _lists_of(
         self, request: Request, events: np.ndarray, positions: np.ndarray, turns: Turns | None
@@ -162,8 +165,7 @@ class EventBatches:
             return {HISTORY: read.history}, NO_AGES._replace(ages=read.ages, draws=draws), read.numbers
         # Another sample in each step, counted from the beginning of the pass for the sake of one that is
         # resumed; but a model that is measured is told the same of an event at any time.
-        begin = request.first + request.step * self.batch_size * self.world_size
-        step = (request.epoch, begin) if request.split == "train" else ()
+        step = (request.epoch, self._begin_of(request)) if request.split == "train" else ()
         shared = features.find_lists(events, Asked(request.split, (self.seed, *step)))
         ages = NO_AGES
         if self.model.learns_history_weights:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from recsuite.config.config import Config
 from recsuite.config.sections.checkpoint import NEWEST
 from recsuite.config.sections.model import TOP
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.metrics import Metrics, measure_ranks
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import HISTORY, ITEM, USER, RawData
 from recsuite.errors import UserError
@@ -45,9 +45,9 @@ class Cases:
         """The values of one event."""
         return {name: [values[number]] for name, values in self.values.items()}
 
-    def metrics(self, recommend: Recommender) -> dict[str, float]:
+    def metrics(self, recommend: Recommender) -> Metrics:
         """HR@10 and NDCG@10 of the item that came, among all that the user had not had."""
-        gains: list[float] = []
+        ranks: list[int] = []
         for begin in range(0, len(self.items), AT_ONCE):
             part = slice(begin, begin + AT_ONCE)
             values = {name: column[part] for name, column in self.values.items()}
@@ -55,9 +55,9 @@ class Cases:
                 recommend(values, TOP, exclude=self.seen[part]), self.items[part], strict=True
             ):
                 ids = [each for each, _ in best]
-                gains.append(1 / math.log2(2 + ids.index(item)) if item in ids else 0.0)
-        found = np.array(gains)
-        return {"hr_at_10": float((found > 0).mean()), "ndcg_at_10": float(found.mean())}
+                # Any rank beyond those that count will do for an item that is not there.
+                ranks.append(1 + ids.index(item) if item in ids else 1 + TOP)
+        return measure_ranks(np.array(ranks))
 
 
 def latencies(cases: Cases, recommend: Recommender, clients: int, answers: int) -> list[float]:

@@ -26,6 +26,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from recsuite.datasets.batching.places import places_of
 from recsuite.datasets.movielens.worlds.world import (
     LAST_TIME,
     MEAN_SCORE,
@@ -66,10 +67,8 @@ class ChainWorld(World):
         expected = expected_ratings(self)
         for begin in range(0, len(users), WALKERS_PER_BLOCK):
             block = counts[begin : begin + WALKERS_PER_BLOCK]
-            rows = np.repeat(np.arange(len(block)), block)
-            movie_rows, ranks, surprise = (
-                walked[rows, places_in(block)] for walked in chain.walk(rng, block)
-            )
+            rows, place = np.repeat(np.arange(len(block)), block), places_of(np.zeros_like(block), block)
+            movie_rows, ranks, surprise = (walked[rows, place] for walked in chain.walk(rng, block))
             times = in_order(rows, draw_times(rng, len(block), rows))
             of_user, of_movie = users[begin + rows], movies[movie_rows]
             scores = steps_of(MEAN_SCORE + of_user[:, 0] + of_movie[:, 0] + taste(of_user, of_movie))
@@ -165,11 +164,6 @@ def draw_chain(rng: np.random.Generator, weights: np.ndarray) -> Chain:
         ordered = np.sort(np.column_stack([drawn, missing]), axis=1)
         missing = missing[(np.diff(ordered, axis=1) == 0).any(axis=1)]
     return Chain(successors, popularity)
-
-
-def places_in(counts: np.ndarray) -> np.ndarray:
-    """0, 1, 2 and so on up to each count, one after the other, int64 [sum of counts]."""
-    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def in_order(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
