@@ -48,7 +48,11 @@ atexit.register(print, "left")
 threading.Thread(target=lambda: (time.sleep(0.05), print("waited"))).start()
 {end}
 """
-CHILD = "import os; print(os.getppid(), os.environ['RANK'], os.environ['WORLD_SIZE'])"
+# In one write: two processes share the pipe.
+CHILD = """
+import os
+os.write(1, f"{os.getppid()} {os.environ['RANK']} {os.environ['WORLD_SIZE']}\\n".encode())
+"""
 CHANGE = """
 import subprocess, sys
 from recsuite.config import config
