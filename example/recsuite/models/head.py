@@ -57,8 +57,6 @@ class Head(nn.Module):
 
     # Whether an index of vectors finds the items with the highest scores.
     scores_are_products: ClassVar[bool] = False
-    # Whether it counts in which order a user had items.
-    reads_order: ClassVar[bool] = False
 
     def __init__(self, features: Sequence[Feature], embedding_dim: int, ids: Sequence[str] = ()) -> None:
         super().__init__()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,11 @@ from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape
 from recsuite.datasets.schema import HISTORY, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.head import Head
-from recsuite.models.tasks import sequence
-from recsuite.models.tasks.ranking import Ranking
-from recsuite.models.tasks.task import Sizes, all_tasks
+from recsuite.models.tasks.task import Task, task_of
 from recsuite.serving.dynamic.tables import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot
 
-# The weights of the places of a history, where a model has learned them, and what a model of sequences has.
-PLACES, BLOCKS = "dense.recency.places", f"dense.{sequence.TASK.dense_layers}."
+DENSE = "dense."
 
 
 @contextlib.contextmanager
@@ -39,78 +35,65 @@ def checked(folder: Path) -> Iterator[Manifest]:
             raise UserError(f"{folder} was replaced while it was read.")
 
 
-def reads_order(manifest: Manifest) -> bool:
-    """Whether a model is one of sequences, which reads histories by the rows of the items themselves."""
-    return any(name.startswith(BLOCKS) for name in manifest.tensors)
+def task_of_model(manifest: Manifest) -> Task:
+    """What a model has learned to do."""
+    return task_of([name.removeprefix(DENSE) for name in manifest.tensors if name.startswith(DENSE)])
 
 
 def with_tables(features: Sequence[Feature], manifest: Manifest) -> list[Feature]:
     """Those of the features that have a table of their own."""
-    is_shared = reads_order(manifest)
+    is_shared = task_of_model(manifest).reads_order
     return [each for each in features if each.has_table and not (is_shared and each.name == HISTORY)]
 
 
-def _sizes_of_blocks(folder: Path, manifest: Manifest, embedding_dim: int) -> Sizes:
-    shapes = {
-        name.removeprefix("dense."): shape_of(folder, manifest, name)
-        for name in manifest.tensors
-        if name.startswith(BLOCKS)
-    }
-    try:
-        return sequence.TASK.sizes_of(shapes, embedding_dim)
-    except (KeyError, ValueError, IndexError):
-        raise UserError(f"{folder} has blocks of {printable(shapes)}, which do not make a model.") from None
-
-
 def empty_head(folder: Path, schema: Schema, features: Sequence[Feature], manifest: Manifest) -> Head:
-    """A head as wide as a model says, without memory yet; that of a model for ranking has a tower."""
-    # Neither a manifest nor an export says which task it is; the names of the layers do.
-    tasks = {task.dense_layers: task for task in all_tasks()}
-    pattern = re.compile(rf"dense\.({'|'.join(tasks)})\.(\d{{1,9}})\.weight")
-    layers = sorted(
-        (match for match in map(pattern.fullmatch, manifest.tensors) if match),
-        key=lambda match: int(match[2]),
-    )
-    tables = [feature.name for feature in with_tables(features, manifest)]
-    static = [f"tables.{name}.weight" for name in tables if name not in manifest.dynamic]
-    shapes = {name: shape_of(folder, manifest, name) for name in (*static, *(match[0] for match in layers))}
-    flat = [name for name, shape in shapes.items() if len(shape) != 2 or min(shape) < 1]
-    embedding_dims = set() if flat else {shapes[name][1] for name in static}
-    embedding_dims |= {manifest.dynamic[name].embedding_dim for name in tables if name in manifest.dynamic}
-    if flat or len(embedding_dims) != 1 or min(embedding_dims) < 2:
-        raise UserError(f"{folder} has tables and layers of {printable(shapes)}, which do not make a model.")
-    (embedding_dim,) = embedding_dims
-    # The width of the last layer is none of --mlp_dims: the head decides it.
-    widths = [shapes[match[0]][0] for match in layers][:-1]
-    weighs = PLACES in manifest.tensors
-    num_places = (shape_of(folder, manifest, PLACES) or [0])[-1] if weighs else 0
+    """A head as wide as a model says, without memory yet."""
+    names = [name for name in manifest.tensors if name.startswith(DENSE)]
+    dense = {name.removeprefix(DENSE): shape_of(folder, manifest, name) for name in names}
+    embedding_dim = _embedding_dim(folder, features, manifest)
     # On "meta" tensors have shapes and no numbers, so what the manifest says of widths is held against the
     # model before it can cost memory.
     with torch.device("meta"):
-        # A ranking may weigh histories and have no layers; without either any head says in what its tensors
-        # differ.
-        named = layers[0][1] if layers else Ranking.dense_layers if weighs else next(iter(tasks))
-        task, sizes = tasks[named], Sizes(embedding_dim, widths, num_places)
-        if reads_order(manifest):
-            task, sizes = sequence.TASK, _sizes_of_blocks(folder, manifest, embedding_dim)
+        task = task_of_model(manifest)
+        try:
+            sizes = task.sizes_of(dense, embedding_dim)
+        except (KeyError, ValueError, IndexError):
+            raise UserError(
+                f"{folder} has layers of {printable(dense)}, which do not make a model."
+            ) from None
         empty = task.make_head(schema, features, sizes)
     for name, value in empty.state_dict().items():
-        found, wanted = shape_of(folder, manifest, f"dense.{name}"), list(value.shape) or [1]
+        found, wanted = shape_of(folder, manifest, f"{DENSE}{name}"), list(value.shape) or [1]
         if found != wanted:
-            raise UserError(f"{folder} has {found} for dense.{name}, and its model needs {wanted}.")
+            raise UserError(f"{folder} has {found} for {DENSE}{name}, and its model needs {wanted}.")
     return empty.eval().requires_grad_(False)
+
+
+def _embedding_dim(folder: Path, features: Sequence[Feature], manifest: Manifest) -> int:
+    """How many numbers each row of every table has."""
+    tables = [feature.name for feature in with_tables(features, manifest)]
+    static = [name for name in tables if name not in manifest.dynamic]
+    shapes = {name: shape_of(folder, manifest, f"tables.{name}.weight") for name in static}
+    dims = {
+        shape[1] if len(shape) == 2 and min(shape) > 0 else 0
+        for shape in shapes.values()
+    }
+    dims |= {manifest.dynamic[name].embedding_dim for name in tables if name in manifest.dynamic}
+    if len(dims) != 1 or min(dims) < 2:
+        raise UserError(f"{folder} has tables of {printable(shapes)}, which do not make a model.")
+    return dims.pop()
 
 
 def dense_names(head: Head) -> list[str]:
     """What a checkpoint calls the tensors of the dense part."""
-    return [f"dense.{name}" for name in head.state_dict()]
+    return [f"{DENSE}{name}" for name in head.state_dict()]
 
 
 def filled(empty: Head, tensors: Mapping[str, torch.Tensor]) -> Head:
     """The head with the dense part of a checkpoint."""
     # A checkpoint has no tensor without a dimension. Copied: what was read may still lie in the file.
     values = {
-        name: tensors[f"dense.{name}"].reshape(value.shape).to(value.dtype, copy=True)
+        name: tensors[f"{DENSE}{name}"].reshape(value.shape).to(value.dtype, copy=True)
         for name, value in empty.state_dict().items()
     }
     # Assigned: a tensor on "meta" has no memory to copy into.

@@ -45,7 +45,7 @@ from recsuite.serving.model_files import (
     filled,
     put,
     read_change,
-    reads_order,
+    task_of_model,
     with_tables,
 )
 from recsuite.serving.snapshot import Snapshot
@@ -207,7 +207,7 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
     """The features of a model, in the order in which it adds them up."""
     names = {name.split(".")[1] for name in manifest.tensors if name.startswith("tables.")}
     names |= manifest.dynamic.keys()
-    if reads_order(manifest):
+    if task_of_model(manifest).reads_order:
         names.add(HISTORY)
     if any(entry.name == FEATURES_FILE for entry in manifest.files):
         features = _read_exported_features(folder / FEATURES_FILE, schema)

@@ -19,7 +19,6 @@ from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.schema import AUDIENCE, CLICKS, COUNT, ENTITIES, HISTORY, LISTS, RATING, USER, YES_NO
 from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, duration, printable
-from recsuite.models.tasks.task import task_of_head
 from recsuite.runtime.console import say
 from recsuite.serving.display.viewer import (
     DAMPING,
@@ -176,7 +175,7 @@ def page(
     if len(viewer.labels):
         verb, which = PAST[schema.label_kind]
         # Of an order the end says what comes next.
-        reads_order = model.snapshot.head.reads_order
+        reads_order = model.snapshot.task.reads_order
         which, shown = ("and last", viewer.latest()) if reads_order else (which, viewer.liked())
         lines.append(f"user {viewer.name} {verb} {counted(len(viewer.labels), schema.item)}, {which}:")
         stars = zip(shown.numbers, titles[shown.items], strict=True)
@@ -188,7 +187,7 @@ def page(
             else f"the mean of their {schema.labels} damped by {DAMPING} at the mean of all"
         )
         lines.append(f"the model knows no user {viewer.name}; these are the popular {schema.items}, by {how}")
-    score = task_of_head(model.snapshot.head).score_label.format(answer=schema.answer)
+    score = model.snapshot.task.score_label.format(answer=schema.answer)
     heading = score if known else "events" if is_happening else "mean"
     return "\n".join([*lines, _table(found, titles[found.items].tolist(), heading)])
 

@@ -17,7 +17,7 @@ from recsuite.datasets.preparation.vocabulary import Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.head import Head
-from recsuite.models.tasks.task import task_of_head
+from recsuite.models.tasks.task import Task, task_of
 from recsuite.serving.dynamic.directory import Directory
 from recsuite.serving.index.lists import Lists
 from recsuite.serving.request import (
@@ -96,9 +96,14 @@ class Snapshot:
     lists: Lists | None = None
 
     @property
+    def task(self) -> Task:
+        """What it has learned to do."""
+        return task_of(self.head.state_dict())
+
+    @property
     def metric(self) -> str:
         """The name of the validation metric by which the best checkpoint of its training was chosen."""
-        return task_of_head(self.head).main_label
+        return self.task.main_label
 
     def names_of(self, entities: Collection[str]) -> list[str]:
         """What a caller may give of some entities: their features, and the labels and ages of a

@@ -35,8 +35,6 @@ class SequenceHead(ProductHead):
     how many items of a history are read.
     """
 
-    reads_order = True
-
     def __init__(
         self,
         features: Sequence[Feature],

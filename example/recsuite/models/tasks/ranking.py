@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -14,6 +14,9 @@ from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.head import Head
 from recsuite.models.heads import TwoTower
 from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
+
+# The weights of the places of a history, where a head has learned them.
+PLACES = "recency.places"
 
 
 class SampledSoftmax(nn.Module):
@@ -163,6 +166,15 @@ class Ranking(Task):
         """See `Task`."""
         # Without the mean: one number added to every score changes no rank.
         return TwoTower(features, sizes.embedding_dim, sizes.mlp_dims, sizes.num_places)
+
+    def has_made(self, names: Collection[str]) -> bool:
+        """See `Task`; it may weigh histories and have no layers."""
+        return super().has_made(names) or PLACES in names
+
+    def sizes_of(self, shapes: Mapping[str, Sequence[int]], embedding_dim: int) -> Sizes:
+        """See `Task`."""
+        num_places = shapes[PLACES][-1] if PLACES in shapes else 0
+        return super().sizes_of(shapes, embedding_dim)._replace(num_places=num_places)
 
     def make_loss(self, data: TrainingData) -> SampledSoftmax:
         """See `Task`."""

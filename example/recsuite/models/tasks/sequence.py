@@ -12,7 +12,7 @@ from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.sequences.blocks import HstuBlock, SasBlock
 from recsuite.models.sequences.head import SequenceHead
 from recsuite.models.tasks.ranking import Ranking
-from recsuite.models.tasks.task import Sizes
+from recsuite.models.tasks.task import Sizes, hidden_widths
 
 
 class NextItem(Ranking):
@@ -20,6 +20,7 @@ class NextItem(Ranking):
 
     name = "sequence"
     dense_layers = "blocks"
+    reads_order = True
 
     def make_head(
         self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
@@ -39,16 +40,14 @@ class NextItem(Ranking):
                 blocks.append(SasBlock(dim, sizes.num_heads, width, sizes.mlp_dims, sizes.dropout, number))
         return SequenceHead(features, dim, (schema.user, schema.item), blocks, width, sizes.dropout)
 
-    @staticmethod
-    def sizes_of(shapes: Mapping[str, Sequence[int]], embedding_dim: int) -> Sizes:
+    def sizes_of(self, shapes: Mapping[str, Sequence[int]], embedding_dim: int) -> Sizes:
         """See `Task`."""
         heads, width = shapes["blocks.0.attention.bias.places"]
         number = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
         if embedding_dim % heads:
             raise ValueError(f"{embedding_dim} cannot be divided among {heads} heads")
-        layers = [name for name in shapes if name.startswith("blocks.0.layers.") and name.endswith(".weight")]
-        widths = [shapes[name][0] for name in sorted(layers, key=lambda name: int(name.split(".")[3]))][:-1]
-        block = SAS if layers else HSTU
+        widths = hidden_widths(shapes, "blocks.0.layers")
+        block = SAS if "blocks.0.layers.0.weight" in shapes else HSTU
         return Sizes(embedding_dim, widths, width, num_blocks=number, num_heads=heads, block=block)
 
 

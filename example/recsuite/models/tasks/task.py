@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -83,7 +84,8 @@ class Task(ABC):
     ranks of the items chosen, or of probabilities held against answers of yes and no; curve_unit: what the
     label of the main metric's axis adds, with {labels} for the noun of the data; score_label: what a
     recommendation's number is called, with {answer} for what a yes is; dense_layers: how its head, and so a
-    checkpoint, names the layers, which tells the task of a model that is read.
+    checkpoint, names the layers, which tells the task of a model that is read; reads_order: whether histories
+    are read in their order, by the rows of the items themselves.
     """
 
     name: ClassVar[str]
@@ -96,6 +98,7 @@ class Task(ABC):
     curve_unit: ClassVar[str]
     score_label: ClassVar[str]
     dense_layers: ClassVar[str]
+    reads_order: ClassVar[bool] = False
 
     @abstractmethod
     def make_head(
@@ -108,6 +111,18 @@ class Task(ABC):
         one, for the prior of rows; None where rows have no prior.
         """
         return None
+
+    def has_made(self, names: Collection[str]) -> bool:
+        """Whether tensors of these names can be those of a head of this task."""
+        return any(name.startswith(f"{self.dense_layers}.") for name in names)
+
+    def sizes_of(self, shapes: Mapping[str, Sequence[int]], embedding_dim: int) -> Sizes:
+        """How large a head is whose tensors have these shapes.
+
+        Raises:
+            KeyError, ValueError, IndexError: when they are those of none.
+        """
+        return Sizes(embedding_dim, hidden_widths(shapes, self.dense_layers))
 
     @abstractmethod
     def make_loss(self, data: TrainingData) -> nn.Module:
@@ -147,6 +162,13 @@ class Task(ABC):
         return dict.fromkeys(self.metrics, float("nan"))
 
 
+def hidden_widths(shapes: Mapping[str, Sequence[int]], layers: str) -> list[int]:
+    """Of layers, as `make_mlp` numbers them, the widths that --mlp_dims gave: the last one is the head's."""
+    pattern = re.compile(rf"{re.escape(layers)}\.(\d{{1,9}})\.weight")
+    found = {int(match[1]): shapes[match[0]][0] for match in map(pattern.fullmatch, shapes) if match}
+    return [found[number] for number in sorted(found)][:-1]
+
+
 def task_named(name: str) -> Task:
     """The task that --task calls so."""
     # By name: a new task is a module and a choice of --task, and no list of tasks has to be kept beside.
@@ -171,7 +193,10 @@ def all_tasks() -> list[Task]:
     return tasks
 
 
-def task_of_head(head: Head) -> Task:
-    """The task that a head was made for."""
-    # An export says nothing of the flags, so the head itself has to tell.
-    return next(task for task in all_tasks() if hasattr(head, task.dense_layers))
+def task_of(names: Collection[str]) -> Task:
+    """The task whose head has tensors of these names; the first one where they tell nothing.
+
+    An export says nothing of the flags, so the tensors have to tell.
+    """
+    tasks = all_tasks()
+    return next((task for task in tasks if task.has_made(names)), tasks[0])

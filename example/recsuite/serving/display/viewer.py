@@ -26,7 +26,6 @@ from recsuite.datasets.schema import (
     Schema,
 )
 from recsuite.errors import UserError, counted
-from recsuite.models.tasks.task import task_of_head
 from recsuite.serving.display.events import EventsOf, ages_in, last_of
 from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
 from recsuite.serving.served import ServedModel
@@ -187,7 +186,7 @@ def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = F
     places = viewer.places([item for item, _ in found])
     scores = np.array([score for _, score in found], np.float32)
     schema = model.snapshot.schema
-    if schema.label_kind == RATING and task_of_head(model.snapshot.head).evaluation == "predictions":
+    if schema.label_kind == RATING and model.snapshot.task.evaluation == "predictions":
         # Ranked by what was predicted; what people see lies on their scale.
         scores = scores.clip(schema.lowest_label, schema.highest_label)
     return Listing(places, scores)
