@@ -39,9 +39,18 @@ from tests.support.place import Place
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 TARGETS = ("rank 0", "rank 1", "all ranks", "launcher")
-MODES = ("dump", "async dump", "delta", "compaction", "retention", "dynamic delta", "dynamic compaction")
+MODES = (
+    "dump",
+    "async dump",
+    "delta",
+    "compaction",
+    "retention",
+    "dynamic delta",
+    "dynamic compaction",
+    "sequence delta",
+)
 # Those that between them write all kinds of files; `soak` has every mode.
-SHORT_MODES = ("async dump", "compaction", "dynamic delta")
+SHORT_MODES = ("async dump", "compaction", "dynamic delta", "sequence delta")
 # The kills of each mode, a multiple of the number of targets; `soak` has many more.
 KILLS = 4
 # Tables with fewer places than there are ids, so that in most steps some come and others leave.

@@ -56,6 +56,10 @@ from tests.support.steps import tell
 WORLD_SIZE = 2
 # Tables that take in the ids of `planted_rows.py`, and have room for all of them.
 DYNAMIC = {"ids": "dynamic", "capacity": "512", "evict": "none"}
+# Histories that are read by the rows of the items.
+SEQUENCE = {"task": "sequence", "split": "leave_one_out", "history": 6}
+# Of what modes have those that decide about columns.
+KINDS: tuple[dict[str, Any], ...] = ({}, DYNAMIC, SEQUENCE)
 # How the modes differ from a full checkpoint after every step.
 MODES: dict[str, dict[str, Any]] = {
     "dump": {"dump": True},
@@ -66,8 +70,8 @@ MODES: dict[str, dict[str, Any]] = {
     "dynamic dump": {"dump": True, **DYNAMIC},
     "dynamic delta": {"dump": True, "inc_dump": True, **DYNAMIC},
     "dynamic compaction": {"inc_dump": True, **DYNAMIC},
+    "sequence delta": {"dump": True, "inc_dump": True, **SEQUENCE},
 }
-KINDS_OF_IDS = ("schema", "dynamic")
 TARGETS = ("rank 0", "rank 1", "all ranks", "launcher")
 # From the first moment at which something is written to the latest kill.
 LONGEST_DELAY = 0.3
@@ -375,7 +379,7 @@ def main() -> None:
     data = work / "data"
     write_synthetic(data, 2_000, seed=0)
     with contextlib.redirect_stdout(io.StringIO()):
-        columns = {ids: open_columns(Config.of(data_path=str(data), ids=ids)) for ids in KINDS_OF_IDS}
+        columns = [open_columns(Config.of(data_path=str(data), **kind)) for kind in KINDS]
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -384,8 +388,12 @@ def main() -> None:
             elif request["mode"] == killed_dynamic.ACTION:
                 found = killed_dynamic.kill_everywhere(work / request["name"])
             else:
-                ids = MODES[request["mode"]].get("ids", "schema")
-                found = Series(work, columns[ids], request).run()
+                kind = max(
+                    number
+                    for number, kind in enumerate(KINDS)
+                    if kind.items() <= MODES[request["mode"]].items()
+                )
+                found = Series(work, columns[kind], request).run()
         except Exception:
             found = {"faults": [traceback.format_exc()]}
         print(json.dumps(found), flush=True)

@@ -20,7 +20,8 @@ from recsuite.config.section import as_given
 from recsuite.config.sequences import SEQUENCES
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_data
-from recsuite.datasets.schema import HISTORY
+from recsuite.datasets.schema import HISTORY, ITEM, USER
+from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.export import write_export
@@ -92,12 +93,15 @@ def test_weights_that_cannot_be_learned_are_refused_in_a_sentence(
 
 @dataclasses.dataclass
 class Trained:
-    """A training on data, where its checkpoints are, and the scores of the items of its test events."""
+    """A training on data, where its checkpoints are, and of its test events the scores of their items, and
+    the ranks of these.
+    """
 
     columns: Columns
     config: Config
     folder: Path
     scores: torch.Tensor
+    ranks: np.ndarray
 
     def values(self, number: int) -> dict[str, list[Any]]:
         """What a server is told of the first test events."""
@@ -148,7 +152,8 @@ def trained(
         loop.train_state.model.eval()
         with torch.no_grad():
             _, scores = evaluator._embed(loop.train_state.model, "test", 0)
-    return Trained(data.columns, config, folder, scores)
+        ranks = evaluator.ranks(loop.train_state.model, "test", 0)
+    return Trained(data.columns, config, folder, scores, ranks)
 
 
 def test_a_served_model_scores_as_the_trained_one(trained: Trained) -> None:
@@ -159,6 +164,22 @@ def test_a_served_model_scores_as_the_trained_one(trained: Trained) -> None:
     # Ages say something.
     without = {name: given for name, given in values.items() if name != "history_ages"}
     assert (model.score(without) - found).abs().max() > 0.001
+
+
+def test_each_rank_is_that_among_all_items_that_the_user_had_not(trained: Trained) -> None:
+    model, values, config = ServedModel.open(trained.folder, "latest"), trained.values(30), trained.config
+    movies = read(locate(config.data, config.runtime.seed), config.data).items
+    rows, first = trained.columns.column("rows"), trained.columns.range_of("test").start
+    of_movies = {"movie": "movie_id", "year": "year", "genres": "genres"}
+    for event in range(30):
+        before = rows[:first][rows[USER][:first] == rows[USER][first + event]]
+        others = movies.drop(index=movies.index[[*before[ITEM], rows[ITEM][first + event]]])
+        told = {name: [given[event]] * len(others) for name, given in values.items()}
+        told |= {name: others[column].tolist() for name, column in of_movies.items()}
+        scores, own = model.score(told), trained.scores[event]
+        # The server rounds otherwise.
+        least, most = (1 + int((scores > own + error).sum()) for error in (1e-5, -1e-5))
+        assert least <= trained.ranks[event] <= most
 
 
 def test_a_served_model_recommends_what_scores_highest(trained: Trained) -> None:
