@@ -299,6 +299,15 @@ def test_a_softmax_over_all_items_drawn_is_the_cross_entropy_over_all_items() ->
     )
 
 
+def test_the_gradients_of_a_softmax_over_items_drawn_are_its_derivatives() -> None:
+    vectors = [normal(n, DIM, seed=n).double().requires_grad_() for n in (5, 5, 7)]
+    is_none = torch.rand(5, 7, generator=torch.Generator().manual_seed(0)) < 0.3
+    # Of one event nothing that was drawn competes.
+    is_none[2] = True
+    arguments: Any = (*vectors, is_none, 1.5)
+    assert torch.autograd.gradcheck(drawn_softmax, arguments)
+
+
 def test_items_that_are_masked_do_not_compete_among_those_drawn() -> None:
     users, items, drawn = normal(2, DIM, seed=2), normal(2, DIM, seed=3), normal(4, DIM, seed=4)
     is_none = torch.tensor([[True, False, False, True], [False] * 4])

@@ -74,10 +74,7 @@ def _embedding_dim(folder: Path, features: Sequence[Feature], manifest: Manifest
     tables = [feature.name for feature in with_tables(features, manifest)]
     static = [name for name in tables if name not in manifest.dynamic]
     shapes = {name: shape_of(folder, manifest, f"tables.{name}.weight") for name in static}
-    dims = {
-        shape[1] if len(shape) == 2 and min(shape) > 0 else 0
-        for shape in shapes.values()
-    }
+    dims = {shape[1] if len(shape) == 2 and min(shape) > 0 else 0 for shape in shapes.values()}
     dims |= {manifest.dynamic[name].embedding_dim for name in tables if name in manifest.dynamic}
     if len(dims) != 1 or min(dims) < 2:
         raise UserError(f"{folder} has tables of {printable(shapes)}, which do not make a model.")

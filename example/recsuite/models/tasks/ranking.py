@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -17,6 +17,8 @@ from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
 
 # The weights of the places of a history, where a head has learned them.
 PLACES = "recency.places"
+# Scores of drawn items that are gone through at once.
+SCORES_AT_ONCE = 2**18
 
 
 class SampledSoftmax(nn.Module):
@@ -53,13 +55,14 @@ class SampledSoftmax(nn.Module):
         negatives, drawn = vectors[:num_drawn, 1], rows[:num_drawn]
         # A bit for each item that was drawn lies behind those of a group.
         width = batch.had.size(1) - -(-num_drawn // 8)
-        had_drawn = bits_of(batch.had[:, width:], num_drawn)
-        # All rows of a batch against all would cost the square of the batch, and ranked no better.
-        size = 8 * width or len(batch.weights)
-        events = vectors[num_drawn:], rows[num_drawn:], batch.weights, batch.had[:, :width], had_drawn
+        # All rows of a batch against all would cost the square of the batch, and ranked no better. Without
+        # groups so many rows that their scores stay in a cache.
+        size = 8 * width or max(1, SCORES_AT_ONCE // max(1, num_drawn))
+        events = vectors[num_drawn:], rows[num_drawn:], batch.weights, batch.had
         losses = []
-        for part, items, real, had, had_of_drawn in zip(*(each.split(size) for each in events), strict=True):
+        for part, items, real, had in zip(*(each.split(size) for each in events), strict=True):
             user, item = part.unbind(dim=1)
+            had_of_drawn = bits_of(had[:, width:], num_drawn)
             if not width:
                 is_none = had_of_drawn | (items.unsqueeze(1) == drawn)
                 # Each that was drawn stands for as many as there are for each of them.
@@ -69,7 +72,7 @@ class SampledSoftmax(nn.Module):
             competing = torch.cat([items, drawn])
             log_shares = self._log_expected(competing, len(items), num_drawn)
             is_real = torch.cat([real > 0, torch.ones_like(drawn, dtype=torch.bool)])
-            had = torch.cat([bits_of(had, len(part)), had_of_drawn], dim=1)
+            had = torch.cat([bits_of(had[:, :width], len(part)), had_of_drawn], dim=1)
             item = torch.cat([item, negatives])
             losses.append(sampled_softmax(user, item, competing, log_shares, is_real, had))
         # Over all rows, padding too: the weights of the real ones make up for it.
@@ -142,9 +145,41 @@ def drawn_softmax(
     Takes vectors [n, D] of users and of their items, and [N, D]; is_none: which drawn item is no competitor
     of which user, bool [n, N]; log_number: the logarithm of how many items each of them stands for.
     """
-    own = (user * item).sum(dim=1)
-    scores = (user @ drawn.T + log_number).masked_fill(is_none, -torch.inf)
-    return torch.cat([own.unsqueeze(1), scores], dim=1).logsumexp(dim=1) - own
+    if len(drawn) == 0:
+        return user.new_zeros(len(user))
+    found: torch.Tensor = _DrawnSoftmax.apply(user, item, drawn, is_none, log_number)
+    return found
+
+
+class _DrawnSoftmax(torch.autograd.Function):
+    """See `drawn_softmax`. The scores become probabilities in their place, of which the backward is made:
+    what autograd keeps of each operation is many times as much.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        user: torch.Tensor,
+        item: torch.Tensor,
+        drawn: torch.Tensor,
+        is_none: torch.Tensor,
+        log_number: float,
+    ) -> torch.Tensor:
+        own = (user * item).sum(dim=1) - log_number
+        scores = (user @ drawn.T).masked_fill_(is_none, -torch.inf)
+        highest = torch.maximum(scores.amax(dim=1), own)
+        others = scores.sub_(highest.unsqueeze(1)).exp_()
+        total = others.sum(dim=1) + (own - highest).exp()
+        ctx.save_for_backward(user, item, drawn, others.div_(total.unsqueeze(1)))
+        return highest + total.log() - own
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        user, item, drawn, others = ctx.saved_tensors
+        others = others * gradient.unsqueeze(1)
+        # What all others gain is lost by the own one.
+        own = -others.sum(dim=1, keepdim=True)
+        return torch.addcmul(others @ drawn, own, item), own * user, others.T @ user, None, None
 
 
 class Ranking(Task):
