@@ -81,6 +81,15 @@ def test_a_search_of_all_lists_finds_the_best_items(number: int) -> None:
     assert torch.equal(world.found(NearestItems(world.keys, world.vectors))[:, :k], world.best()[:, :k])
 
 
+def test_rows_are_found_as_ids_are() -> None:
+    vectors = torch.randn(500, DIM, generator=torch.Generator().manual_seed(0))
+    rows = torch.randperm(1_000, generator=torch.Generator().manual_seed(1))[:500]
+    of_rows, of_ids = NearestItems(rows, vectors), NearestItems(1_000 * rows - 7, vectors)
+    assert of_ids._place_of is None
+    found = [index.search(USERS, K).sort(dim=1).values for index in (of_rows, of_ids)]
+    assert torch.equal(*found)
+
+
 def test_the_more_lists_the_more_of_the_best_are_found() -> None:
     world = World.of(3_000)
     index = NearestItems(world.keys, world.vectors)

@@ -24,6 +24,9 @@ SEARCHED, SHARE = 2**16, 1 / 12
 WIDTH = 16
 # So many more are found than asked for, because vectors of 16 bits may change places at the end.
 SPARE = 0.1
+# Keys that are rows, and so less than this times their number, have a table of their places; ids are searched
+# for.
+MOST_GAPS = 4
 # Seconds that an index may take without a word.
 SAID = 1.0
 
@@ -57,6 +60,10 @@ class NearestItems:
             stays = torch.isin(before.keys, sorted_keys[~comes], assume_unique=True)
             self._index.remove_ids(_faiss().IDSelectorBatch(before.keys[~stays].numpy()))
         self._add(vectors, comes)
+        self._place_of: torch.Tensor | None = None
+        if len(keys) and sorted_keys[0] >= 0 and sorted_keys[-1] < MOST_GAPS * len(keys):
+            self._place_of = torch.zeros(int(sorted_keys[-1]) + 1, dtype=torch.int64)
+            self._place_of[keys] = torch.arange(len(keys))
 
     def after(self, keys: torch.Tensor, vectors: torch.Tensor) -> NearestItems:
         """The index of a newer model: items that left are removed, those that came or changed are put where
@@ -112,9 +119,14 @@ class NearestItems:
             False,
             _faiss().SearchParametersIVF(nprobe=breadth + 1),
         )
-        places = torch.searchsorted(self.lists.keys, keys).clamp(max=len(self) - 1)
         # Told by the product: any key may be an id, below zero too.
-        return self._order[places].where(products > torch.finfo(torch.float32).min, -1)
+        return self._places(keys).where(products > torch.finfo(torch.float32).min, -1)
+
+    def _places(self, keys: torch.Tensor) -> torch.Tensor:
+        """The places of keys; of one that is none, any."""
+        if self._place_of is not None:
+            return self._place_of[keys.clamp(min=0)]
+        return self._order[torch.searchsorted(self.lists.keys, keys).clamp(max=len(self) - 1)]
 
 
 class KeptIndex:
