@@ -11,9 +11,7 @@ one serves, takes every delta, and in the end says what a model would be worth t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from recsuite.checkpoint.storage.stream_progress import StreamProgress
 from recsuite.errors import UserError
 from recsuite.runtime.console import say
 from recsuite.tools import script
-from recsuite.tools.trainings import have_ended, newest, started
+from recsuite.tools.trainings import have_ended, newest, started, working_folder
 
 TRAINING = Path(__file__).with_name("example.py")
 # Places for the users and movies of a moderate set; where more come, tables grow.
@@ -50,8 +48,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 def run(flags: argparse.Namespace, others: list[str]) -> int:
     """Train and serve side by side, then compare."""
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="online-")))
+    with working_folder("online-") as folder:
         save_dir = flags.save_dir or folder / "dumps"
         data: tuple[str, ...] = ("--data_path", str(flags.data_path or folder / "ratings"))
         data += () if flags.data_path else WORLD

@@ -13,9 +13,7 @@ takes.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from recsuite.errors import UserError
 from recsuite.runtime.console import say
 from recsuite.tools import script
-from recsuite.tools.trainings import newest, started
+from recsuite.tools.trainings import newest, started, working_folder
 
 if TYPE_CHECKING:
     from recsuite.serving.followers.chain import Chain
@@ -59,8 +57,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 def run(flags: argparse.Namespace, others: Sequence[str]) -> int:
     """Train and serve side by side, then measure."""
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pipeline-")))
+    with working_folder("pipeline-") as folder:
         data_path, save_dir = flags.data_path or folder / "ratings", flags.save_dir or folder / "models"
         chain = serve(save_dir, ["--data_path", data_path, *(() if flags.data_path else WORLD), *others])
         chain.num_candidates = flags.candidates

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +20,24 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at the folders of checkpoints.
 LOOK_EVERY = 0.2
+
+
+@contextlib.contextmanager
+def working_folder(prefix: str) -> Iterator[Path]:
+    """A folder for what trainings need meanwhile. It is removed in the end, after Ctrl-C and SIGTERM too:
+    this process computes nothing that they could harm.
+    """
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with tempfile.TemporaryDirectory(prefix=prefix) as folder:
+            yield Path(folder)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @contextlib.contextmanager
