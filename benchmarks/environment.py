@@ -83,6 +83,7 @@ def finish(
     print(f"{text}\n\n{bar_lines(result['bars'])}")
     for folder in (flags.report, DOCS if flags.write else None):
         if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
             replace_file(folder / f"{name}.json", f"{json.dumps(result, indent=1)}\n".encode())
             if draw is not None:
                 draw(result, folder / f"{name}.png")

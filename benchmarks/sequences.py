@@ -3,6 +3,7 @@
     python benchmarks/sequences.py                               ml-100k
     python benchmarks/sequences.py --real FOLDER... [--write]    and the MovieLens sets in these folders
     python benchmarks/sequences.py --planted [--write]           a world whose order is known
+    python benchmarks/sequences.py --also sequences.json         shows what was measured before, too
     python benchmarks/sequences.py --rectools PYTHON             with the SASRec of that package as well
 
 The newest rating of each user is the test (leave_one_out), or the newest fifth of all (time); ratings of one
@@ -17,6 +18,7 @@ Measures; asserts nothing.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -92,7 +94,7 @@ class Case(AnyCase):
 def main() -> None:
     """Train all, write, show."""
     flags = parse()
-    runs: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = [run for file in flags.also for run in json.loads(file.read_text())["runs"]]
     with tempfile.TemporaryDirectory() as folder:
         trained = ("--task", flags.task, *flags.train)
         for data in data_sets(flags, Path(folder)):
@@ -116,6 +118,7 @@ def parse() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--real", type=Path, nargs="+", default=[], help="folders of MovieLens sets")
     parser.add_argument("--only_real", action="store_true", help="leave ml-100k out")
+    parser.add_argument("--also", type=Path, nargs="+", default=[], help="files of --report, to be joined")
     parser.add_argument("--planted", action="store_true", help="only a world that is drawn from a chain")
     parser.add_argument("--ratings", type=int, default=1_000_000, help="of that world")
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=SPLITS, help="default: both")

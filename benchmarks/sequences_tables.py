@@ -71,8 +71,8 @@ def render(result: dict[str, Any]) -> str:
             cells = [f"**{cell}**" if name == THIS else cell for cell in cells]
             seconds = "-" if name == ORACLE else shown_seconds(mean(run["seconds"] for run in same))
             ratio = f"{ndcg(same) / best:.3f}"
-            lines.append((f"{data}, {SHOWN[split]}", name, *cells, ratio, seconds))
-    seeds = len({run["seed"] for run in result["runs"]})
+            seeds = f"{len(same)} seed{'s' * (len(same) > 1)}"
+            lines.append((f"{data}, {SHOWN[split]}, {seeds}", name, *cells, ratio, seconds))
     notes = {f"{run['data']}: {note}." for run in result["runs"] for note in run.get("notes", ())}
-    about = f"{seeds} seed{'s' * (seeds > 1)}, --task {result['task']}. {origin(result)}."
+    about = f"--task {result['task']}. {origin(result)}."
     return "\n\n".join([table(lines), *sorted(notes), about])

@@ -21,6 +21,8 @@ SEQUENCES = {
     "negatives": 1024,
     "batch_size": 1024,
     "epochs": 8,
+    # The rate falls to nothing: a pass that is no better may have better ones behind it.
+    "patience": 0,
     "lr": 0.08,
     "weight_decay": 0.6,
     "dense_weight_decay": 0.01,
