@@ -69,7 +69,7 @@ def test_the_competitors_that_a_user_had_before_are_marked_and_no_others(
     number = 0
     for step in range(batches.num_steps("train")):
         request = Request("train", 1, step)
-        had, positions = batches[request].had, batches._positions(request)
+        had, positions = batches[request].had, batches._positions_and_turns(request)[0]
         assert len(had) == batch_size
         for begin in range(0, batch_size, GROUP):
             found = bits_of(had[begin : begin + GROUP], len(had[begin : begin + GROUP]))
@@ -217,7 +217,7 @@ def test_the_items_drawn_that_a_user_had_before_are_marked_and_no_others(
         assert had.shape == (60, group + -(-len(drawn) // 8))
         found = bits_of(had[:, group:], len(drawn))
         wanted = torch.zeros_like(found)
-        positions = batches._positions(request).tolist()
+        positions = batches._positions_and_turns(request)[0].tolist()
         wanted[: len(positions)] = had_by(columns, positions, drawn, task == "sequence")
         assert torch.equal(found, wanted)
         number += int(found.sum())

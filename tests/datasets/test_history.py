@@ -88,7 +88,10 @@ def test_a_training_ratings_history_is_what_came_before_it_and_not_itself(config
     columns = open_columns(config)
     dataset = EventBatches(columns, config, 0, 1)
     positions = np.concatenate(
-        [dataset._positions(Request("train", 0, step)) for step in range(dataset.num_steps("train"))]
+        [
+            dataset._positions_and_turns(Request("train", 0, step))[0]
+            for step in range(dataset.num_steps("train"))
+        ]
     )
     assert sorted(positions) == list(range(columns.num_train))
     lengths = set()

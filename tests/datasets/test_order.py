@@ -59,7 +59,7 @@ def read_in(dataset: EventBatches, request: Request) -> Iterator[Read]:
     values = dict(zip(names, np.split(batch.values.numpy(), lengths.sum(1).cumsum()[:-1]), strict=True))
     lists = np.split(values["history"], lengths[names.index("history")].cumsum())[:-1]
     first = len(lists) - dataset.batch_size
-    positions = dataset._positions(request)
+    positions = dataset._positions_and_turns(request)[0]
     items = movie_rows(dataset)[dataset.features.column("rows")["item"][positions]]
     for place, (position, item) in enumerate(zip(positions.tolist(), items, strict=True), start=first):
         source, number = int(batch.sources[0, place]), int(batch.reads[place])
@@ -217,7 +217,7 @@ def test_ages_are_the_seconds_to_the_last_event_of_a_run_and_draws_differ_by_pas
     for split in ("train", "test"):
         for step in range(dataset.num_steps(split)):
             request = Request(split, 0, step)
-            batch, positions = dataset[request], dataset._positions(request)
+            batch, positions = dataset[request], dataset._positions_and_turns(request)[0]
             first = len(batch.reads) - dataset.batch_size
             lengths = batch.lengths.view(len(dataset.tables), -1)[-1].tolist()
             ends = np.cumsum(lengths)

@@ -47,7 +47,7 @@ def histories(columns: Columns, config: Config, split: str, ranks: int = 1) -> d
         dataset = EventBatches(columns, config.replaced(batch_size=48 // ranks), rank, ranks)
         for step in range(dataset.num_steps(split)):
             request = Request(split, 1, step)
-            batch, positions = dataset[request], dataset._positions(request)
+            batch, positions = dataset[request], dataset._positions_and_turns(request)[0]
             lengths = batch.lengths.view(len(columns.tables), -1).numpy()
             assert columns.tables[-1].name == "history"
             rows = batch.values.numpy()[lengths[:-1].sum() :]

@@ -37,8 +37,8 @@ def shared(of: torch.Tensor) -> SharedRows:
     }
     values = torch.cat([each.places for each in found.values()])
     counts = values.bincount(minlength=len(of))
-    starts = (counts.cumsum(0) - counts).to(torch.int32)
-    return SharedRows(found, of, values.argsort(stable=True).to(torch.int32), starts)
+    order, starts = values.argsort(stable=True).to(torch.int32), (counts.cumsum(0) - counts).to(torch.int32)
+    return SharedRows(found, of, lambda: (order, starts))
 
 
 def one_by_one(of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

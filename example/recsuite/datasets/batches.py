@@ -263,11 +263,10 @@ class EventBatches:
         )
         return min(full, number - request.first - request.step * full)
 
-    def _positions(self, request: Request) -> np.ndarray:
-        """Positions in the columns of events, int64 [at most batch_size]: this rank's slice of the step."""
-        return self._positions_and_turns(request)[0]
-
     def _positions_and_turns(self, request: Request) -> tuple[np.ndarray, Turns | None]:
+        """This rank's slice of a step: positions in the columns of events, int64 [at most batch_size], and
+        where these stand in histories, if they are runs of them.
+        """
         positions = self.positions_of(request.split, request.window)
         stretch = Stretch(request.split, request.epoch, request.first, positions)
         return self._order.of_step(stretch, request.step, self.features.column)

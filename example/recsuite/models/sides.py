@@ -6,7 +6,7 @@ summed where it is sent from. Shapes: B events, V values of all features, R dist
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,15 +18,19 @@ from recsuite.models.lists import DistinctRows
 class SharedRows(dict[str, DistinctRows]):
     """What was looked up of all features for B events: name to rows and places, in the order of the batch.
 
-    order: int32 [V], the values of all features, one feature after the other, those of the first row first;
-    starts: int32 [R], where in it those of each row begin.
+    rows: float32 [R, D]; in_order: asked in a backward alone, returns the values of all features, one feature
+    after the other, those of the first row first, int32 [V], and where in it those of each row begin,
+    int32 [R].
     """
 
     def __init__(
-        self, found: Mapping[str, DistinctRows], rows: torch.Tensor, order: torch.Tensor, starts: torch.Tensor
+        self,
+        found: Mapping[str, DistinctRows],
+        rows: torch.Tensor,
+        in_order: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
         super().__init__(found)
-        self.rows, self.order, self.starts = rows, order, starts
+        self.rows, self.in_order = rows, in_order
         # Made with those of users, and asked for by those of items: the backward is one pass for both.
         self.of_items: torch.Tensor | None = None
 
@@ -54,7 +58,7 @@ class _SideSums(torch.autograd.Function):
         ctx: Any, rows: torch.Tensor, found: SharedRows, sides: Sequence[Sequence[Bag]]
     ) -> tuple[torch.Tensor, ...]:
         # Not what was given, which will hold the result: a circle would stay until Python looks for such.
-        ctx.found, ctx.order, ctx.starts, ctx.sides = dict(found), found.order, found.starts, sides
+        ctx.found, ctx.in_order, ctx.sides = dict(found), found.in_order, sides
         return tuple(_sum_of(rows, found, bags) for bags in sides)
 
     @staticmethod
@@ -76,11 +80,11 @@ class _SideSums(torch.autograd.Function):
             if of_values is None:
                 of_values = gradients[0].new_full((number,), float(name in side_of))
             weights.append(of_values)
-        order = ctx.order
+        order, starts = ctx.in_order()
         of_rows = embedding_bag(
             torch.cat(bags).index_select(0, order),
             torch.cat(blocks),
-            ctx.starts,
+            starts,
             mode="sum",
             per_sample_weights=torch.cat(weights).index_select(0, order),
         )

@@ -137,7 +137,7 @@ class CpuTables(ShardedEmbeddingCollection):
         # Not an awaitable, unlike that of TorchRec's own tables: the exchange has ended above.
         if expanded:
             return {name: found[name] for name in names}
-        return SharedRows(found, distinct, *request.in_order_of_rows())
+        return SharedRows(found, distinct, request.in_order_of_rows)
 
     def _track(self, request: LookupRequest) -> None:
         """Tell TorchRec's tracker, from which deltas are made, which rows of this rank are looked up."""
