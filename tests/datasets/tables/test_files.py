@@ -89,9 +89,13 @@ def test_what_cannot_be_meant_is_refused_in_one_sentence(tmp_path: Path) -> None
         find_tables("/dev/null")
     write(tmp_path / "a.csv", EVENTS)
     write(tmp_path / "b.parquet", EVENTS)
-    with pytest.raises(UserError, match=r"files of the formats csv, parquet for the events; name those"):
+    with pytest.raises(
+        UserError, match=r"formats csv \(a.csv\), parquet \(b.parquet\) for the events; name those"
+    ):
         find_tables(tmp_path)
     (tmp_path / "b.parquet").unlink()
     write(tmp_path / "date=1/a.csv", EVENTS)
-    with pytest.raises(UserError, match="partitions by date, none for the events"):
+    with pytest.raises(
+        UserError, match=r"partitions by date \(date=1/a.csv\), none \(a.csv\) for the events"
+    ):
         find_tables(tmp_path)

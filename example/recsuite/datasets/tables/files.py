@@ -209,12 +209,16 @@ def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File
     """
     found = [_file(path, folder, files) for path in sorted(paths)]
     for what, kinds in (
-        ("files of the formats", {each.format for each in found}),
-        ("partitions by", {" and ".join(name for name, _ in each.partitions) or "none" for each in found}),
+        ("files of the formats", [each.format for each in found]),
+        ("partitions by", [" and ".join(name for name, _ in each.partitions) or "none" for each in found]),
     ):
-        if len(kinds) > 1:
+        # Of each the first file: one may be no data, such as what a checkpoint holds.
+        first = dict(zip(reversed(kinds), sorted(paths, reverse=True), strict=True))
+        if len(first) > 1:
+            inside = {kind: path.removeprefix(folder).lstrip("/") for kind, path in first.items()}
+            named = ", ".join(f"{kind} ({_shown(path)})" for kind, path in sorted(inside.items()))
             raise UserError(
-                f"{_shown(folder)} holds {what} {', '.join(sorted(kinds))} for the {role}; name those to "
+                f"{_shown(folder)} holds {what} {named} for the {role}; name those to "
                 f"read under [files] in {FILENAME}."
             )
     return tuple(found)
