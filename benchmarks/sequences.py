@@ -3,16 +3,16 @@
     python benchmarks/sequences.py                               ml-100k
     python benchmarks/sequences.py --real FOLDER... [--write]    and the MovieLens sets in these folders
     python benchmarks/sequences.py --planted [--write]           a world whose order is known
-    python benchmarks/sequences.py --also sequences.json         shows what was measured before, too
+    python benchmarks/sequences.py --also sequences.json         joins what a run of other sets has found
     python benchmarks/sequences.py --rectools PYTHON             with the SASRec of that package as well
 
 The newest rating of each user is the test (leave_one_out), or the newest fifth of all (time); ratings of one
 second have the order of the file. Each test item is ranked among all items that its user has not had, and
 others with the same score count as ranked before it. This project has two processes and the defaults of its
 task. Popularity, what is popular of late, EASE, least squares and SASRec are chosen on validation, in their
-grids; SASRec's settings with the first seed of each set. Where the newest rating is the test, the package
-`recbole` computes the metrics once more, from what our served model recommends. Needs requirements-dev.txt.
-Measures; asserts nothing.
+grids; SASRec's settings with the first seed of each set, and its batch by hand, see `sequences_peers.py`.
+Where the newest rating is the test, the package `recbole` computes the metrics once more, from what our
+served model recommends. Needs requirements-dev.txt. Measures; asserts nothing.
 """
 
 from __future__ import annotations
@@ -94,23 +94,32 @@ class Case(AnyCase):
 def main() -> None:
     """Train all, write, show."""
     flags = parse()
-    runs: list[dict[str, Any]] = [run for file in flags.also for run in json.loads(file.read_text())["runs"]]
+    about = {**describe(), "task": flags.task, "flags": flags.train}
+    about["versions"] |= {name: version(name) for name in OTHERS}
+    runs = [run for file in flags.also for run in measured_before(file, about)]
     with tempfile.TemporaryDirectory() as folder:
         trained = ("--task", flags.task, *flags.train)
         for data in data_sets(flags, Path(folder)):
             for split in flags.splits:
                 cases = [Case(data, split, seed, Path(folder), trained) for seed in range(flags.seeds)]
                 runs += planted(cases) if flags.planted else compared(cases, flags)
-    about = describe()
-    result = {
-        **about,
-        "versions": {**about["versions"], **{name: version(name) for name in OTHERS}},
-        "task": flags.task,
-        "flags": flags.train,
-        "runs": runs,
-    }
+    result = {**about, "runs": runs}
     name = "sequences_planted" if flags.planted else "sequences"
     finish(name, {**result, "bars": judge(runs)}, render(result), flags, page=PAGE, marks=MARKS[name])
+
+
+def measured_before(file: Path, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """What another run of this script found.
+
+    Raises:
+        ValueError: when it had another machine, other versions or other flags.
+    """
+    found: dict[str, Any] = json.loads(file.read_text())
+    odd = [name for name in about if name != "date" and found[name] != about[name]]
+    if odd:
+        raise ValueError(f"{file} differs in {', '.join(odd)}; measure it again")
+    runs: list[dict[str, Any]] = found["runs"]
+    return runs
 
 
 def parse() -> argparse.Namespace:

@@ -32,7 +32,8 @@ from recsuite.datasets.metrics import Metrics, measure_ranks
 NEWEST = (100, 300, 1_000, 3_000, 10_000, 30_000)
 # What is tried of SASRec: the defaults of the package, and less of what they drop.
 GRID: tuple[dict[str, float], ...] = ({}, {"hidden_dropout_prob": 0.2, "attn_dropout_prob": 0.2})
-# Of events; with the package's 2,048, and as many epochs, less was learned. The rate is the package's own.
+# Of events. With the package's 2,048 ml-100k had 0.109 on validation after 12 epochs, and with these 0.115.
+# The rate is the package's own.
 BATCH_SIZE, LEARNING_RATE = 512, 1e-3
 # The SASRec of `rectools`: its defaults, but with the width, the heads and the length of `recbole`'s.
 SHIFTED = {"n_factors": 64, "n_heads": 2, "session_max_len": 50, "threads": 1}
@@ -183,7 +184,7 @@ class Peer:
             self.model.loss_fct(scores, nexts[is_real]).backward()
             self.optimizer.step()
 
-    def losses(self, batch_size: int = BATCH_SIZE) -> Iterator[float]:
+    def losses(self, batch_size: int) -> Iterator[float]:
         """The losses of an epoch as the package trains, each of a step that is taken when it is asked for."""
         self.model.train()
         begins, ends = self.sequences.nexts()

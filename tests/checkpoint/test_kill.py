@@ -49,7 +49,7 @@ MODES = (
     "dynamic compaction",
     "sequence delta",
 )
-# Those that between them write all kinds of files; `soak` has every mode.
+# Those that between them write all kinds of files, of static, dynamic and shared tables; `soak` has all.
 SHORT_MODES = ("async dump", "compaction", "dynamic delta", "sequence delta")
 # The kills of each mode, a multiple of the number of targets; `soak` has many more.
 KILLS = 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from recsuite.models.sequences.blocks import Attention, PointwiseAttention
 from recsuite.models.sequences.dropout import Dropout, kept
 from recsuite.models.sequences.head import SequenceHead, apart
 from recsuite.models.sequences.window import Window
+from recsuite.models.tasks import ranking
 from recsuite.models.tasks.ranking import drawn_softmax, sampled_softmax
 from recsuite.models.tasks.sequence import TASK
 from recsuite.models.tasks.task import Sizes
@@ -306,6 +308,22 @@ def test_the_gradients_of_a_softmax_over_items_drawn_are_its_derivatives() -> No
     is_none[2] = True
     arguments: Any = (*vectors, is_none, 1.5)
     assert torch.autograd.gradcheck(drawn_softmax, arguments)
+
+
+def test_a_loss_that_goes_by_parts_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors, weights = normal(6 + 7, 2, DIM).requires_grad_(), torch.tensor([1.0, 2, 1, 0.5, 1, 1, 0])
+    items = JaggedTensor(
+        torch.tensor([0, 1, 2, 3, 4, 5, 3, 9, 9, 0, 7, 8, 0]), lengths=torch.ones(13, dtype=torch.int32)
+    )
+    had = torch.tensor([[1], [0], [63], [5], [2], [0], [0]], dtype=torch.uint8)
+    batch: Any = SimpleNamespace(features={"movie": items}, weights=weights, had=had)
+    losses = []
+    for number in (1, 3, 7, 100):
+        monkeypatch.setattr(ranking, "EVENTS_AT_ONCE", number)
+        loss = ranking.SampledSoftmax("movie", torch.ones(10))(vectors, batch)
+        losses.append(torch.cat([loss.view(1), *torch.autograd.grad(loss, vectors)[0].flatten(1)]))
+    for each in losses[1:]:
+        torch.testing.assert_close(each, losses[0])
 
 
 def test_items_that_are_masked_do_not_compete_among_those_drawn() -> None:

@@ -86,6 +86,7 @@ def test_rows_are_found_as_ids_are() -> None:
     rows = torch.randperm(1_000, generator=torch.Generator().manual_seed(1))[:500]
     of_rows, of_ids = NearestItems(rows, vectors), NearestItems(1_000 * rows - 7, vectors)
     assert of_ids._place_of is None
+    assert of_rows._place_of is not None
     found = [index.search(USERS, K).sort(dim=1).values for index in (of_rows, of_ids)]
     assert torch.equal(*found)
 

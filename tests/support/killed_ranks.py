@@ -58,8 +58,6 @@ WORLD_SIZE = 2
 DYNAMIC = {"ids": "dynamic", "capacity": "512", "evict": "none"}
 # Histories that are read by the rows of the items.
 SEQUENCE = {"task": "sequence", "split": "leave_one_out", "history": 6}
-# Of what modes have those that decide about columns.
-KINDS: tuple[dict[str, Any], ...] = ({}, DYNAMIC, SEQUENCE)
 # How the modes differ from a full checkpoint after every step.
 MODES: dict[str, dict[str, Any]] = {
     "dump": {"dump": True},
@@ -372,14 +370,19 @@ class Series:
         self.found["faults"].append(f"{where}: {what}")
 
 
+def columns_of(data: Path, mode: str) -> Columns:
+    """The columns that a mode trains on, made when they are first asked for."""
+    flags = {name: value for name, value in MODES[mode].items() if name in ("ids", *SEQUENCE)}
+    with contextlib.redirect_stdout(io.StringIO()):
+        return open_columns(Config.of(data_path=str(data), **flags))
+
+
 def main() -> None:
     """Answer requests until there are no more."""
     warnings.filterwarnings("ignore")
     work = Path(sys.argv[1])
     data = work / "data"
     write_synthetic(data, 2_000, seed=0)
-    with contextlib.redirect_stdout(io.StringIO()):
-        columns = [open_columns(Config.of(data_path=str(data), **kind)) for kind in KINDS]
     for line in sys.stdin:
         request = json.loads(line)
         try:
@@ -388,12 +391,7 @@ def main() -> None:
             elif request["mode"] == killed_dynamic.ACTION:
                 found = killed_dynamic.kill_everywhere(work / request["name"])
             else:
-                kind = max(
-                    number
-                    for number, kind in enumerate(KINDS)
-                    if kind.items() <= MODES[request["mode"]].items()
-                )
-                found = Series(work, columns[kind], request).run()
+                found = Series(work, columns_of(data, request["mode"]), request).run()
         except Exception:
             found = {"faults": [traceback.format_exc()]}
         print(json.dumps(found), flush=True)

@@ -11,15 +11,30 @@ import pytest
 
 from tests.support.launch import started, wait_for
 
+# What a training does that is told to end once; the second time it would end at once.
+TRAINING = """
+import os, signal, sys, time
+from pathlib import Path
+
+def end(number, frame):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(0.3)
+    Path(sys.argv[1], "checkpoint").write_text("")
+    raise SystemExit(128 + number)
+
+signal.signal(signal.SIGTERM, end)
+Path(sys.argv[1], "training").write_text(str(os.getpid()))
+time.sleep(60)
+"""
 SCRIPT = """
 import sys, time
 from recsuite.tools.script import exit_status, run_script
 from recsuite.tools.trainings import started, working_folder
 
 def work():
-    sleeping = {"training": ["-c", "import time; time.sleep(60)"]}
-    with working_folder("told-to-end-") as folder, started(sleeping) as begun:
-        (folder.parent / "pid").write_text(str(begun["training"].pid))
+    with working_folder("told-to-end-") as folder, started({"training": ["-c", TRAINING, folder.parent]}):
+        while not (folder.parent / "training").exists():
+            time.sleep(0.01)
         print("began", flush=True)
         time.sleep(60)
 
@@ -27,16 +42,22 @@ run_script(lambda: exit_status(work))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_script_that_is_told_to_end_leaves_neither_its_folder_nor_a_training(
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_script_that_is_told_to_end_leaves_a_checkpoint_and_neither_its_folder_nor_a_training(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    with started([sys.executable, "-c", SCRIPT], env={**os.environ, "TMPDIR": str(tmp_path)}) as process:
+    with started(
+        [sys.executable, "-c", f"TRAINING = {TRAINING!r}\n{SCRIPT}"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        real=True,
+        start_new_session=True,
+    ) as process:
         wait_for(process, "began")
-        assert sorted(path.name[:12] for path in tmp_path.iterdir()) == ["pid", "told-to-end-"]
-        process.send_signal(number)
+        assert any(path.name.startswith("told-to-end-") for path in tmp_path.iterdir())
+        # As a terminal does: to all processes of its group.
+        os.killpg(process.pid, number)
         process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert [path.name for path in tmp_path.iterdir()] == ["pid"]
+    assert {path.name for path in tmp_path.iterdir()} == {"training", "checkpoint"}
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
+        os.kill(int((tmp_path / "training").read_text()), 0)

@@ -48,19 +48,16 @@ def with_tables(features: Sequence[Feature], manifest: Manifest) -> list[Feature
 
 def empty_head(folder: Path, schema: Schema, features: Sequence[Feature], manifest: Manifest) -> Head:
     """A head as wide as a model says, without memory yet."""
+    task, embedding_dim = task_of_model(manifest), _embedding_dim(folder, features, manifest)
     names = [name for name in manifest.tensors if name.startswith(DENSE)]
-    dense = {name.removeprefix(DENSE): shape_of(folder, manifest, name) for name in names}
-    embedding_dim = _embedding_dim(folder, features, manifest)
+    shapes = {name.removeprefix(DENSE): shape_of(folder, manifest, name) for name in names}
+    try:
+        sizes = task.sizes_of(shapes, embedding_dim)
+    except (KeyError, ValueError, IndexError):
+        raise UserError(f"{folder} has layers of {printable(shapes)}, which do not make a model.") from None
     # On "meta" tensors have shapes and no numbers, so what the manifest says of widths is held against the
     # model before it can cost memory.
     with torch.device("meta"):
-        task = task_of_model(manifest)
-        try:
-            sizes = task.sizes_of(dense, embedding_dim)
-        except (KeyError, ValueError, IndexError):
-            raise UserError(
-                f"{folder} has layers of {printable(dense)}, which do not make a model."
-            ) from None
         empty = task.make_head(schema, features, sizes)
     for name, value in empty.state_dict().items():
         found, wanted = shape_of(folder, manifest, f"{DENSE}{name}"), list(value.shape) or [1]

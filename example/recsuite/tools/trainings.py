@@ -20,19 +20,27 @@ if TYPE_CHECKING:
 
 # Seconds between two looks at the folders of checkpoints.
 LOOK_EVERY = 0.2
+# What ends a script, and the seconds that its trainings then have for a last checkpoint.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+END_SECONDS = 60
 
 
 @contextlib.contextmanager
 def working_folder(prefix: str) -> Iterator[Path]:
-    """A folder for what trainings need meanwhile. It is removed in the end, after Ctrl-C and SIGTERM too:
-    this process computes nothing that they could harm.
+    """A folder for what trainings need meanwhile. It is removed in the end, also of a script that a signal
+    ends: this process runs no backward, in whose callbacks an exception would be lost.
     """
 
     def end(number: int, _: object) -> None:
+        # Another one would end what removes the folder.
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {}
     try:
+        for each in SIGNALS:
+            before[each] = signal.signal(each, end)
         with tempfile.TemporaryDirectory(prefix=prefix) as folder:
             yield Path(folder)
     finally:
@@ -42,7 +50,8 @@ def working_folder(prefix: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def started(commands: Mapping[str, Sequence[object]]) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Trainings by their names, each by a script and its flags; whoever leaves before their end ends them.
+    """Trainings by their names, each by a script and its flags; whoever leaves before their end ends them,
+    after a last checkpoint of those that write some.
 
     Raises:
         UserError: on each rank of a launch of several.
@@ -52,12 +61,26 @@ def started(commands: Mapping[str, Sequence[object]]) -> Iterator[dict[str, subp
             f"{script_name()} starts trainings of its own, which ranks of one launch would take for theirs; "
             "run it with python alone."
         )
-    with contextlib.ExitStack() as stack:
-        begun = {}
+    begun: dict[str, subprocess.Popen[bytes]] = {}
+    try:
         for name, command in commands.items():
-            begun[name] = stack.enter_context(subprocess.Popen([sys.executable, *map(str, command)]))
-            stack.callback(begun[name].kill)
+            # In sessions of their own: Ctrl-C comes to this process alone, which tells them to end once. A
+            # second signal would cost their checkpoint.
+            begun[name] = subprocess.Popen([sys.executable, *map(str, command)], start_new_session=True)
         yield begun
+    finally:
+        for process in begun.values():
+            process.terminate()
+        for process in begun.values():
+            _wait_or_kill(process)
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def have_ended(begun: Mapping[str, subprocess.Popen[bytes]]) -> bool:

@@ -208,15 +208,16 @@ def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File
         UserError: when they are of several formats, or lie in folders of different partitions.
     """
     found = [_file(path, folder, files) for path in sorted(paths)]
-    for what, kinds in (
-        ("files of the formats", [each.format for each in found]),
-        ("partitions by", [" and ".join(name for name, _ in each.partitions) or "none" for each in found]),
+    for what, kind_of in (
+        ("files of the formats", lambda file: file.format),
+        ("partitions by", lambda file: " and ".join(name for name, _ in file.partitions) or "none"),
     ):
         # Of each the first file: one may be no data, such as what a checkpoint holds.
-        first = dict(zip(reversed(kinds), sorted(paths, reverse=True), strict=True))
+        first: dict[str, str] = {}
+        for each in found:
+            first.setdefault(kind_of(each), each.path.removeprefix(folder).lstrip("/"))
         if len(first) > 1:
-            inside = {kind: path.removeprefix(folder).lstrip("/") for kind, path in first.items()}
-            named = ", ".join(f"{kind} ({_shown(path)})" for kind, path in sorted(inside.items()))
+            named = ", ".join(f"{kind} ({_shown(path)})" for kind, path in sorted(first.items()))
             raise UserError(
                 f"{_shown(folder)} holds {what} {named} for the {role}; name those to "
                 f"read under [files] in {FILENAME}."

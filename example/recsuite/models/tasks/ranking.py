@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from recsuite.config.sections.model import TOP
 from recsuite.datasets.schema import Feature, Schema
@@ -17,8 +18,9 @@ from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
 
 # The weights of the places of a history, where a head has learned them.
 PLACES = "recency.places"
-# Scores of drawn items that are gone through at once.
-SCORES_AT_ONCE = 2**18
+# Events that are scored against all drawn items at once: of many items no more scores are held, and of few
+# they stay in a cache.
+EVENTS_AT_ONCE = 128
 
 
 class SampledSoftmax(nn.Module):
@@ -55,9 +57,8 @@ class SampledSoftmax(nn.Module):
         negatives, drawn = vectors[:num_drawn, 1], rows[:num_drawn]
         # A bit for each item that was drawn lies behind those of a group.
         width = batch.had.size(1) - -(-num_drawn // 8)
-        # All rows of a batch against all would cost the square of the batch, and ranked no better. Without
-        # groups so many rows that their scores stay in a cache.
-        size = 8 * width or max(1, SCORES_AT_ONCE // max(1, num_drawn))
+        # All rows of a batch against all would cost the square of the batch, and ranked no better.
+        size = 8 * width or EVENTS_AT_ONCE
         events = vectors[num_drawn:], rows[num_drawn:], batch.weights, batch.had
         losses = []
         for part, items, real, had in zip(*(each.split(size) for each in events), strict=True):
@@ -146,7 +147,8 @@ def drawn_softmax(
     of which user, bool [n, N]; log_number: the logarithm of how many items each of them stands for.
     """
     if len(drawn) == 0:
-        return user.new_zeros(len(user))
+        # Nothing to learn, but still a function of what is learned.
+        return (user * 0).sum(dim=1)
     found: torch.Tensor = _DrawnSoftmax.apply(user, item, drawn, is_none, log_number)
     return found
 
@@ -174,6 +176,7 @@ class _DrawnSoftmax(torch.autograd.Function):
         return highest + total.log() - own
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         user, item, drawn, others = ctx.saved_tensors
         others = others * gradient.unsqueeze(1)
@@ -193,7 +196,8 @@ class Ranking(Task):
     evaluation = "ranks"
     curve_unit = ""
     score_label = "score"
-    dense_layers = "tower"
+    # It may weigh histories and have no layers.
+    dense_parts: ClassVar[tuple[str, ...]] = ("tower", "recency")
 
     def make_head(
         self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
@@ -201,10 +205,6 @@ class Ranking(Task):
         """See `Task`."""
         # Without the mean: one number added to every score changes no rank.
         return TwoTower(features, sizes.embedding_dim, sizes.mlp_dims, sizes.num_places)
-
-    def has_made(self, names: Collection[str]) -> bool:
-        """See `Task`; it may weigh histories and have no layers."""
-        return super().has_made(names) or PLACES in names
 
     def sizes_of(self, shapes: Mapping[str, Sequence[int]], embedding_dim: int) -> Sizes:
         """See `Task`."""

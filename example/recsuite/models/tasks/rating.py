@@ -35,7 +35,7 @@ class Rating(Task):
     evaluation = "predictions"
     curve_unit = " of {labels}"
     score_label = "predicted"
-    dense_layers = "mlp"
+    dense_parts = ("mlp",)
 
     def make_head(
         self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0

@@ -34,7 +34,7 @@ class ResponseTask(Task):
     evaluation = "answers"
     curve_unit = ""
     score_label = "chance of {answer}"
-    dense_layers = Response.layers_name
+    dense_parts = (Response.layers_name,)
 
     def make_head(
         self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0

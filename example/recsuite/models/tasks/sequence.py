@@ -19,7 +19,7 @@ class NextItem(Ranking):
     """See `Task`; judged and trained as a ranking is."""
 
     name = "sequence"
-    dense_layers = "blocks"
+    dense_parts = ("blocks",)
     reads_order = True
 
     def make_head(
@@ -44,7 +44,7 @@ class NextItem(Ranking):
         """See `Task`."""
         heads, width = shapes["blocks.0.attention.bias.places"]
         number = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
-        if embedding_dim % heads:
+        if min(heads, width) < 1 or embedding_dim % heads:
             raise ValueError(f"{embedding_dim} cannot be divided among {heads} heads")
         widths = hidden_widths(shapes, "blocks.0.layers")
         block = SAS if "blocks.0.layers.0.weight" in shapes else HSTU

@@ -20,6 +20,7 @@ from torch import nn
 
 from recsuite.config.sections.model import SAS, ModelConfig
 from recsuite.datasets.schema import Feature, Schema
+from recsuite.errors import UserError, printable
 from recsuite.models.head import Head
 
 
@@ -83,8 +84,9 @@ class Task(ABC):
     its metrics, and the baselines that it has to beat, are of predictions held against the labels, of the
     ranks of the items chosen, or of probabilities held against answers of yes and no; curve_unit: what the
     label of the main metric's axis adds, with {labels} for the noun of the data; score_label: what a
-    recommendation's number is called, with {answer} for what a yes is; dense_layers: how its head, and so a
-    checkpoint, names the layers, which tells the task of a model that is read; reads_order: whether histories
+    recommendation's number is called, with {answer} for what a yes is; dense_parts: how its head, and so a
+    checkpoint, names the layers, and what it may have in their place: these names tell the task of a model
+    that is read; reads_order: whether histories
     are read in their order, by the rows of the items themselves.
     """
 
@@ -97,7 +99,7 @@ class Task(ABC):
     evaluation: ClassVar[Literal["predictions", "ranks", "answers"]]
     curve_unit: ClassVar[str]
     score_label: ClassVar[str]
-    dense_layers: ClassVar[str]
+    dense_parts: ClassVar[tuple[str, ...]]
     reads_order: ClassVar[bool] = False
 
     @abstractmethod
@@ -112,17 +114,13 @@ class Task(ABC):
         """
         return None
 
-    def has_made(self, names: Collection[str]) -> bool:
-        """Whether tensors of these names can be those of a head of this task."""
-        return any(name.startswith(f"{self.dense_layers}.") for name in names)
-
     def sizes_of(self, shapes: Mapping[str, Sequence[int]], embedding_dim: int) -> Sizes:
         """How large a head is whose tensors have these shapes.
 
         Raises:
             KeyError, ValueError, IndexError: when they are those of none.
         """
-        return Sizes(embedding_dim, hidden_widths(shapes, self.dense_layers))
+        return Sizes(embedding_dim, hidden_widths(shapes, self.dense_parts[0]))
 
     @abstractmethod
     def make_loss(self, data: TrainingData) -> nn.Module:
@@ -163,9 +161,15 @@ class Task(ABC):
 
 
 def hidden_widths(shapes: Mapping[str, Sequence[int]], layers: str) -> list[int]:
-    """Of layers, as `make_mlp` numbers them, the widths that --mlp_dims gave: the last one is the head's."""
+    """Of layers, as `make_mlp` numbers them, the widths that --mlp_dims gave: the last one is the head's.
+
+    Raises:
+        ValueError: when one is 0.
+    """
     pattern = re.compile(rf"{re.escape(layers)}\.(\d{{1,9}})\.weight")
     found = {int(match[1]): shapes[match[0]][0] for match in map(pattern.fullmatch, shapes) if match}
+    if 0 in found.values():
+        raise ValueError(f"a layer of {layers} has the width 0")
     return [found[number] for number in sorted(found)][:-1]
 
 
@@ -180,23 +184,29 @@ def all_tasks() -> list[Task]:
     """Every task that --task names.
 
     Raises:
-        ValueError: when two have layers of the same name, by which a model that is read tells its task.
+        ValueError: when two have a part of the same name, by which a model that is read tells its task.
     """
     tasks = [task_named(name) for name in ModelConfig.CHOICES["task"]]
     for number, task in enumerate(tasks):
         for other in tasks[:number]:
-            if other.dense_layers == task.dense_layers:
+            for part in {*task.dense_parts} & {*other.dense_parts}:
                 raise ValueError(
-                    f"The tasks {other.name} and {task.name} both call their layers {task.dense_layers}; "
-                    "give one head another name for them."
+                    f"The tasks {other.name} and {task.name} both call their layers {part}; give one head "
+                    "another name for them."
                 )
     return tasks
 
 
 def task_of(names: Collection[str]) -> Task:
-    """The task whose head has tensors of these names; the first one where they tell nothing.
+    """The task whose head has tensors of these names.
 
-    An export says nothing of the flags, so the tensors have to tell.
+    Raises:
+        UserError: when none has.
     """
-    tasks = all_tasks()
-    return next((task for task in tasks if task.has_made(names)), tasks[0])
+    # An export says nothing of the flags, so the tensors have to tell.
+    parts = {name.split(".")[0] for name in names}
+    for task in all_tasks():
+        if parts.intersection(task.dense_parts):
+            return task
+    named = printable(", ".join(sorted(parts)) or "none")
+    raise UserError(f"A model has the layers {named}, which are those of no --task.")

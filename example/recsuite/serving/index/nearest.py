@@ -24,9 +24,9 @@ SEARCHED, SHARE = 2**16, 1 / 12
 WIDTH = 16
 # So many more are found than asked for, because vectors of 16 bits may change places at the end.
 SPARE = 0.1
-# Keys that are rows, and so less than this times their number, have a table of their places; ids are searched
-# for.
-MOST_GAPS = 4
+# Keys from 0 to less than this times their number are rows, and have a table of their places, of 8
+# bytes each; ids are searched for.
+KEYS_PER_ITEM = 4
 # Seconds that an index may take without a word.
 SAID = 1.0
 
@@ -61,7 +61,7 @@ class NearestItems:
             self._index.remove_ids(_faiss().IDSelectorBatch(before.keys[~stays].numpy()))
         self._add(vectors, comes)
         self._place_of: torch.Tensor | None = None
-        if len(keys) and sorted_keys[0] >= 0 and sorted_keys[-1] < MOST_GAPS * len(keys):
+        if len(keys) and sorted_keys[0] >= 0 and sorted_keys[-1] < KEYS_PER_ITEM * len(keys):
             self._place_of = torch.zeros(int(sorted_keys[-1]) + 1, dtype=torch.int64)
             self._place_of[keys] = torch.arange(len(keys))
 
