@@ -222,17 +222,21 @@ def test_a_planted_order_is_shown_between_popularity_and_its_oracle(tmp_path: Pa
     (this,) = (run for run in found["runs"] if run["system"] == "this")
     # What was served is what was evaluated, by the code of another program.
     assert this["recbole differs by"] <= 1e-9
-    assert "| chain, leave one out | oracle |" in printed
+    assert "| chain, leave one out, 1 seed | oracle |" in printed
 
 
-def test_all_systems_are_shown_on_both_splits(data: Path, tmp_path: Path) -> None:
+def test_all_systems_are_shown_on_splits_that_were_measured_one_after_the_other(
+    data: Path, tmp_path: Path
+) -> None:
     short = ["--only_real", "--real", data, "--seeds", 1, "--epochs", 1, "--task", "ranking"]
-    found, printed = run("sequences", tmp_path, *short, "--train", "--epochs", 1)
+    for split, also in (("leave_one_out", ()), ("time", ("--also", tmp_path / "sequences.json"))):
+        more = ("--splits", split, *also, "--train", "--epochs", 1)
+        found, printed = run("sequences", tmp_path, *short, *more)
     names = ["popularity", "most recent", "EASE", "least squares", "counted chain", "SASRec, recbole", "this"]
     for split, shown in (("leave_one_out", "leave one out"), ("time", "newest fifth")):
         runs = [run for run in found["runs"] if run["task"] == split]
         assert [run["system"] for run in runs] == names
-        assert all(f"| tiny, {shown} | {name} |" in printed for name in names)
+        assert all(f"| tiny, {shown}, 1 seed | {name} |" in printed for name in names)
 
 
 def test_the_speed_is_shown_beside_that_of_the_package(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from recsuite.config.config import Config
 from recsuite.serving.followers.following import of_one_moment
 from recsuite.serving.recommend import open_viewer
 from recsuite.serving.served import ServedModel
-from tests.support.launch import ROOT, started, wait_for
+from tests.support.launch import ROOT, free_port, started, wait_for
 
 httpx = pytest.importorskip("httpx", reason="needs the package httpx, of requirements-dev.txt")
 pytest.importorskip("fastapi", reason="needs the package fastapi, of requirements-serve.txt")
@@ -229,6 +229,8 @@ def test_before_the_first_model_nobody_can_connect_and_a_port_that_is_taken_is_r
         refused = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120)
         assert refused.returncode == 2
         assert f"--host 127.0.0.1 --port {port} cannot be had" in refused.stderr
+    # Another one: whoever asks the system for any may get what was just left.
+    command[-1] = port = str(free_port())
     with started(command, real=True, env=ENV) as process:
         wait_for(process, "waiting for the first checkpoint")
         with pytest.raises(httpx.ConnectError):

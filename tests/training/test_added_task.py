@@ -14,7 +14,6 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.schema import Feature, Schema
-from recsuite.errors import UserError
 from recsuite.models.heads import TwoTower
 from recsuite.models.tasks.ranking import Ranking
 from recsuite.models.tasks.task import Sizes, all_tasks, task_named, task_of
@@ -88,7 +87,7 @@ def test_shapes_of_no_head_are_refused(name: str, shapes: dict[str, list[int]]) 
 
 
 def test_names_of_no_task_are_refused() -> None:
-    with pytest.raises(UserError, match="the layers shade, which are those of no --task"):
+    with pytest.raises(LookupError, match="the layers shade are those of no --task"):
         task_of(["shade.0.weight"])
 
 

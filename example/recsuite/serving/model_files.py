@@ -36,8 +36,15 @@ def checked(folder: Path) -> Iterator[Manifest]:
 
 
 def task_of_model(manifest: Manifest) -> Task:
-    """What a model has learned to do."""
-    return task_of([name.removeprefix(DENSE) for name in manifest.tensors if name.startswith(DENSE)])
+    """What a model has learned to do.
+
+    Raises:
+        UserError: when it has layers of no task.
+    """
+    try:
+        return task_of([name.removeprefix(DENSE) for name in manifest.tensors if name.startswith(DENSE)])
+    except LookupError as error:
+        raise UserError(f"The tensors of a model do not make one: {printable(str(error))}.") from None
 
 
 def with_tables(features: Sequence[Feature], manifest: Manifest) -> list[Feature]:

@@ -20,7 +20,6 @@ from torch import nn
 
 from recsuite.config.sections.model import SAS, ModelConfig
 from recsuite.datasets.schema import Feature, Schema
-from recsuite.errors import UserError, printable
 from recsuite.models.head import Head
 
 
@@ -201,12 +200,11 @@ def task_of(names: Collection[str]) -> Task:
     """The task whose head has tensors of these names.
 
     Raises:
-        UserError: when none has.
+        LookupError: when none has.
     """
     # An export says nothing of the flags, so the tensors have to tell.
     parts = {name.split(".")[0] for name in names}
     for task in all_tasks():
         if parts.intersection(task.dense_parts):
             return task
-    named = printable(", ".join(sorted(parts)) or "none")
-    raise UserError(f"A model has the layers {named}, which are those of no --task.")
+    raise LookupError(f"the layers {', '.join(sorted(parts)) or 'none'} are those of no --task")
