@@ -103,6 +103,9 @@ def main() -> None:
             for split in flags.splits:
                 cases = [Case(data, split, seed, Path(folder), trained) for seed in range(flags.seeds)]
                 runs += planted(cases) if flags.planted else compared(cases, flags)
+    # What is measured again is measured once.
+    again = {(run["data"], run["task"], run["system"], run["seed"]): run for run in runs}
+    runs = [*again.values()]
     result = {**about, "runs": runs}
     name = "sequences_planted" if flags.planted else "sequences"
     finish(name, {**result, "bars": judge(runs)}, render(result), flags, page=PAGE, marks=MARKS[name])
@@ -128,6 +131,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--real", type=Path, nargs="+", default=[], help="folders of MovieLens sets")
     parser.add_argument("--only_real", action="store_true", help="leave ml-100k out")
     parser.add_argument("--also", type=Path, nargs="+", default=[], help="files of --report, to be joined")
+    parser.add_argument("--only_this", action="store_true", help="leave the others out; see --also")
     parser.add_argument("--planted", action="store_true", help="only a world that is drawn from a chain")
     parser.add_argument("--ratings", type=int, default=1_000_000, help="of that world")
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=SPLITS, help="default: both")
@@ -171,6 +175,9 @@ def planted(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
 
 def compared(cases: Sequence[Case], flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every system on the test, for each seed."""
+    if flags.only_this:
+        yield from ({**case.ours(case.columns), "notes": case.columns.notes} for case in cases)
+        return
     settings = chosen_settings(cases[0].columns, cases[0].seed, flags.epochs, flags.patience)
     for case in cases:
         columns, seed = case.columns, case.seed

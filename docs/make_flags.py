@@ -26,7 +26,8 @@ HEAD = """# Every flag
 BEST_KNOWN = """What is not given is taken from this table, and said at the start. Random splits take none of
 it where `--history`, `--audience` or `--others 0` is given, nor rankings with `--history 0` or
 `--history_weights equal`, nor a stream; [quality.md](quality.md) and
-[sequential.md](sequential.md) say how the values were chosen."""
+[sequential.md](sequential.md) say how the values were chosen. The `--batch_size` of a sequence is
+that of all processes together."""
 # Of the line that names a flag's default, in the help of the parser.
 DEFAULT = " (default: "
 

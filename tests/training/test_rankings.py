@@ -17,7 +17,7 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.config.rankings import RANKINGS, rankings
 from recsuite.config.section import as_given
-from recsuite.config.sequences import SEQUENCES
+from recsuite.config.sequences import SEQUENCES, sequences
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.schema import HISTORY, ITEM, USER
@@ -38,6 +38,12 @@ SMALL = {
     "ranking": {**RANKINGS, "task": "ranking", **SIZES},
     "sequence": {**SEQUENCES, "task": "sequence", "negatives": 100, **SIZES},
 }
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5_000])
+def test_any_number_of_processes_share_the_events_of_a_step_of_sequences(world_size: int) -> None:
+    found = sequences(Config.of(task="sequence"), ["task"], world_size)
+    assert found == {**SEQUENCES, "batch_size": max(1, 1024 // world_size)}
 
 
 @pytest.mark.parametrize("split", ["time", "leave_one_out", "random"])

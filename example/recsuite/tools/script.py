@@ -219,7 +219,7 @@ def _best_known(config: Config, given: frozenset[str]) -> tuple[dict[str, Any], 
     changed = both_sides(config, given)
     if changed:
         return changed, f"--split {config.data.split} lets a rating know all others of its user and its item"
-    changed = rankings(config, given) or sequences(config, given)
+    changed = rankings(config, given) or sequences(config, given, read_launch().world_size)
     return changed, f"--task {config.model.task} learns best with these"
 
 
