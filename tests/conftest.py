@@ -42,6 +42,8 @@ LONGEST = (
     "test_kill",
     "test_silence",
     "test_dumps",
+    "test_service",
+    "test_sequential",
     "test_bounded_memory",
     "test_deploy",
     "test_ends",
@@ -66,6 +68,10 @@ LONGEST = (
     "test_memory",
     "test_program",
     "test_rebuild",
+    "test_dynamic",
+    "test_benchmark_sequences",
+    "test_benchmark_peers",
+    "test_spreads",
 )
 
 
