@@ -4,6 +4,7 @@
     python benchmarks/sequences.py --real FOLDER... [--write]    and the MovieLens sets in these folders
     python benchmarks/sequences.py --planted [--write]           a world whose order is known
     python benchmarks/sequences.py --also sequences.json         joins what a run of other sets has found
+    python benchmarks/sequences.py --only_this --also FILE       measures this project again, and nothing else
     python benchmarks/sequences.py --rectools PYTHON             with the SASRec of that package as well
 
 The newest rating of each user is the test (leave_one_out), or the newest fifth of all (time); ratings of one

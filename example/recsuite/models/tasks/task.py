@@ -85,8 +85,7 @@ class Task(ABC):
     label of the main metric's axis adds, with {labels} for the noun of the data; score_label: what a
     recommendation's number is called, with {answer} for what a yes is; dense_parts: how its head, and so a
     checkpoint, names the layers, and what it may have in their place: these names tell the task of a model
-    that is read; reads_order: whether histories
-    are read in their order, by the rows of the items themselves.
+    that is read; reads_order: whether histories are read in their order, by the rows of the items themselves.
     """
 
     name: ClassVar[str]
