@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsuite.datasets.schema import AUDIENCE, ITEM
+from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM
 from recsuite.errors import UserError
 from recsuite.runtime.console import say
 from recsuite.tools import script
@@ -126,7 +126,7 @@ def service(follower: Follower) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     def misunderstand(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": f"{request.url.path} takes one JSON object"}, status_code=422)
+        return JSONResponse({"error": f"{request.url.path} takes one JSON object."}, status_code=422)
 
     @app.get("/health")
     def health() -> dict[str, Any]:
@@ -147,7 +147,7 @@ def service(follower: Follower) -> FastAPI:
         return answered(
             "scores",
             lambda: model.score(values).tolist(),
-            lambda schema: [values.get(name, []) for name in (schema.user, schema.item)],
+            lambda schema: ids_of_values(values, schema),
         )
 
     @app.post("/recommend")
@@ -161,13 +161,19 @@ def service(follower: Follower) -> FastAPI:
     return app
 
 
+def ids_of_values(values: dict[str, Any], schema: Schema) -> tuple[list[Any], list[Any]]:
+    """The users and the items that values of features name, histories too."""
+    histories = (mine or [] for mine in values.get(HISTORY) or [])
+    return values.get(schema.user, []), [*values.get(schema.item, []), *itertools.chain(*histories)]
+
+
 def ids_of_request(request: dict[str, Any], schema: Schema) -> tuple[list[Any], list[Any]]:
     """The users and the items that a request for recommendations names."""
-    users = request.get("users") or []
+    users, items = request.get("users") or [], list[Any]()
     if isinstance(users, dict):
-        users = users.get(schema.user, [])
+        users, items = ids_of_values(users, schema)
     lists = [[item for item, _ in mine] for mine in request.get("events") or []]
-    return users, [*(request.get("candidates") or []), *itertools.chain(*lists)]
+    return users, [*items, *(request.get("candidates") or []), *itertools.chain(*lists)]
 
 
 class Limited:

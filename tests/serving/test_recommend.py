@@ -217,6 +217,12 @@ def test_other_data_than_the_models_are_refused(model: ServedModel, tmp_path: Pa
         open_viewer(model, Config.of(recommend=True, user="1", data_path=str(tmp_path)), ["data_path"])
 
 
+def test_data_with_other_columns_than_the_models_are_refused(model: ServedModel, tmp_path: Path) -> None:
+    (tmp_path / "clicks.csv").write_text("customer,article,at\n" + "c,a,1700000000\n" * 20)
+    with pytest.raises(UserError, match="has no column user_id, by which the model knows each user; give"):
+        open_viewer(model, Config.of(recommend=True, user="1", data_path=str(tmp_path)), ["data_path"])
+
+
 def test_data_without_anybody_of_a_table_that_takes_ids_in_are_refused(tmp_path: Path) -> None:
     def known(name: str, ids: list[int]) -> torch.Tensor:
         return torch.tensor([each == 3 for each in ids])

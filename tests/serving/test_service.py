@@ -139,7 +139,7 @@ def test_a_mistake_is_one_sentence_and_the_service_goes_on(save_dir: Path) -> No
             ({"usr": [1]}, 400, "There is no feature usr; the model has"),
             ({"user": [1], "movie": ["a"]}, 400, "movie takes values of type int, not 'a'"),
             ({"user": 1, "movie": [1]}, 400, "user takes a list with an entry for each"),
-            ([1], 422, "/score takes one JSON object"),
+            ([1], 422, "/score takes one JSON object."),
         ],
         "/recommend": [
             ({"users": [1], "k": 0}, 400, "k is 0; give how many"),
@@ -153,7 +153,7 @@ def test_a_mistake_is_one_sentence_and_the_service_goes_on(save_dir: Path) -> No
                 reply = client.post(path, json=body)
                 assert (reply.status_code, sentence in reply.json()["error"]) == (status, True), reply.text
         broken = client.post("/score", content=b"{", headers={"Content-Type": "application/json"})
-        assert (broken.status_code, broken.json()["error"]) == (422, "/score takes one JSON object")
+        assert (broken.status_code, broken.json()["error"]) == (422, "/score takes one JSON object.")
         assert client.post("/score", json={"user": [-5], "movie": [1]}).status_code == 200
         taken = str(client.base_url.port)
         again = subprocess.run(
@@ -175,6 +175,12 @@ def test_an_answer_names_whom_the_model_does_not_know_and_a_request_has_a_limit(
         assert client.post("/score", json=body).json()["unknown"] == {"user": [-7], "movie": [-3]}
         body = {"users": [1, -7], "events": [[(-4, 3.0)], []], "candidates": [1, -5]}
         assert client.post("/recommend", json=body).json()["unknown"] == {"user": [-7], "movie": [-5, -4]}
+        body = {"users": {"user": [1], "history": [[1, -6]], "history_ratings": [[4.0, 4.0]]}}
+        assert client.post("/recommend", json=body).json()["unknown"] == {"user": [], "movie": [-6]}
+        assert client.post("/score", json={**body["users"], "movie": [1]}).json()["unknown"] == {
+            "user": [],
+            "movie": [-6],
+        }
         body = {"users": {"user": [1]}, "k": 1}
         assert client.post("/recommend", json=body).json()["unknown"] == {"user": [], "movie": []}
         body = {"users": [1], "events": [[1]]}

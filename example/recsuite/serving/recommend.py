@@ -79,7 +79,13 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     source = locate(config.data, config.runtime.seed)
     raw = read(source, config.data)
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
-        _check_ids(source.folder, model, schema.name_of(entity), frame[schema.column_of(entity)].tolist())
+        name, column = schema.name_of(entity), schema.column_of(entity)
+        if column not in frame:
+            raise UserError(
+                f"{source.folder} has no column {column}, by which the model knows each {name}; give the "
+                "--data_path of its training."
+            )
+        _check_ids(source.folder, model, name, frame[column].tolist())
     say(f"titles and {schema.labels} are those of {source.folder}")
     # The script of a training names nobody: then it is the user of the newest event.
     newest = raw.users[schema.column_of(USER)].iloc[raw.events.user[raw.events.time.argmax()]]
