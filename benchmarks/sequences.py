@@ -1,4 +1,4 @@
-"""Measure how well what comes next is ranked, beside other systems on the same events in the same run.
+"""Measure how well what comes next is ranked, beside other systems on the same events.
 
     python benchmarks/sequences.py                               ml-100k
     python benchmarks/sequences.py --real FOLDER... [--write]    and the MovieLens sets in these folders

@@ -59,6 +59,8 @@ class SampledSoftmax(nn.Module):
         width = batch.had.size(1) - -(-num_drawn // 8)
         # All rows of a batch against all would cost the square of the batch, and ranked no better.
         size = 8 * width or EVENTS_AT_ONCE
+        # Each that was drawn stands for as many as there are for each of them.
+        log_number = 0.0 if width else math.log((len(self.log_shares) - 1) / max(num_drawn, 1))
         events = vectors[num_drawn:], rows[num_drawn:], batch.weights, batch.had
         losses = []
         for part, items, real, had in zip(*(each.split(size) for each in events), strict=True):
@@ -66,8 +68,6 @@ class SampledSoftmax(nn.Module):
             had_of_drawn = bits_of(had[:, width:], num_drawn)
             if not width:
                 is_none = had_of_drawn | (items.unsqueeze(1) == drawn)
-                # Each that was drawn stands for as many as there are for each of them.
-                log_number = math.log((len(self.log_shares) - 1) / max(num_drawn, 1))
                 losses.append(drawn_softmax(user, item, negatives, is_none, log_number))
                 continue
             competing = torch.cat([items, drawn])
