@@ -1,11 +1,10 @@
-"""Which part of the library may import which, without circles; and how large its parts may be."""
+"""Which part of the library may import which, without circles."""
 
 from __future__ import annotations
 
 import ast
 import graphlib
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,17 +118,3 @@ def test_no_test_imports_a_test() -> None:
         if re.search(r"^from tests\.\S*\btest_|^import tests\.\S*\btest_", path.read_text(), re.MULTILINE)
     }
     assert found == set()
-
-
-def test_no_folder_file_or_function_of_the_library_is_large() -> None:
-    paths = [path for module, path in MODULES.items() if module.startswith("recsuite")]
-    large = [path for path in paths if len(path.read_text().splitlines()) > 300]
-    full = [folder for folder, number in Counter(path.parent for path in paths).items() if number > 9]
-    long = [
-        f"{path.name}: {node.name}"
-        for path in paths
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.FunctionDef)
-        if (node.end_lineno or 0) - node.lineno >= 50
-    ]
-    assert (large, full, long) == ([], [], [])
