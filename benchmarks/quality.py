@@ -23,10 +23,10 @@ from typing import Any
 
 from environment import DOCS, EXAMPLE, describe, in_words, torchrun, write_between
 from figures import bar, bar_lines, mean, spread
+from quality_world import ChoosingWorld
 
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import World, write_synthetic
-from recsuite.datasets.movielens.worlds.choosing import ChoosingWorld
 
 PAGE, FIGURES = DOCS / "quality.md", DOCS / "quality.json"
 MARKS = ("<!-- quality: made by benchmarks/quality.py -->", "<!-- end of quality -->")
