@@ -184,3 +184,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, needed in (("gpu", 1), ("multi_gpu", 2)):
         if item.get_closest_marker(marker) and needed > NUM_GPUS:
             pytest.skip(f"needs {needed} CUDA device(s), found {NUM_GPUS}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Keep the name of the running test in a file, for a run that is killed from outside."""
+    folder = os.environ.get("RUNNING_TESTS")
+    if not folder:
+        return (yield)
+    file = Path(folder, str(os.getpid()))
+    file.write_text(f"{item.nodeid}\n")
+    outcome = yield
+    # Only after a test that ended: xdist interrupts its processes when the run is killed.
+    file.unlink()
+    return outcome

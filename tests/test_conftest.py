@@ -1,10 +1,13 @@
-"""Tests run where not everything is installed, and give what they launch the GPUs of whoever started them."""
+"""Tests run where not everything is installed, see the GPUs that they are given, and end when they hang."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +33,31 @@ def test_plugins_may_be_missing_and_every_process_knows_the_gpus(without: tuple[
     command = [sys.executable, "-m", "pytest", *plugins, "-q", __file__, "-k", "only_what_is_launched"]
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1000)
     assert "1 passed" in result.stdout, result.stdout + result.stderr
+
+
+@pytest.mark.skipif(WANTED not in os.environ, reason="for the test of a run that hangs")
+def test_that_hangs() -> None:
+    # Longer than the run that starts it may take; only a signal that cannot be ignored ends it sooner.
+    subprocess.run(["sh", "-c", "trap '' TERM INT; sleep 120 & wait"], check=True)
+
+
+def test_ci_ends_when_a_test_hangs_and_names_it(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    hanging = f"{sys.executable} -m pytest -n 1 -q {__file__} -k test_that_hangs"
+    script = tmp_path / "run.sh"
+    script.write_text(f'#!/bin/sh\n[ "$1" = lint ] || {{ cd {ROOT} && exec {hanging}; }}\n')
+    script.chmod(0o755)
+    env = os.environ | {WANTED: "", "CI_DEADLINE": "30"}
+    start = time.monotonic()
+    result = subprocess.run(
+        ["bash", ".ci/run"],
+        cwd=tmp_path,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert result.returncode == 137
+    assert time.monotonic() - start < 90
+    assert "these tests had not ended:\ntests/test_conftest.py::test_that_hangs" in result.stderr
