@@ -115,6 +115,7 @@ set_up() {
     is_installed "$base" || install_base
     [[ $# == 0 ]] || is_installed requirements-dev.txt || install_dev
   } 9>"$venv/.lock"
+  say "installed; ./run.sh trains, ./run.sh test runs the tests, ./run.sh help lists the rest"
 }
 
 # Without the flock command (macOS) two calls at once are the user's care.
@@ -134,7 +135,7 @@ make_venv() {
 }
 
 install_base() {
-  local other=fbgemm-gpu flags=(--no-deps) size="400 MB"
+  local other=fbgemm-gpu flags=(--no-deps) size="450 MB"
   if [[ "$variant" == cuda ]]; then other=fbgemm-gpu-cpu flags=() size="3 GB"; fi
   rm -f "$(stamp_of "$base")"
   # Both wheels own the same files, and pip takes any build of torch for the pinned one: all three go.
@@ -145,7 +146,10 @@ install_base() {
   install "$base" "$size" ${flags[@]+"${flags[@]}"}
   if [[ "$variant" == cpu ]]; then complete_torch; fi
   # setuptools is one of the pinned packages.
-  logged "installing recsuite" pip install --no-deps --no-build-isolation -e "$here"
+  # A container image has the library without its metadata, and finds it by PYTHONPATH.
+  if [[ -f "$here/pyproject.toml" ]]; then
+    logged "installing recsuite" pip install --no-deps --no-build-isolation -e "$here"
+  fi
   write_stamp "$base"
 }
 
@@ -175,11 +179,17 @@ pip() {
   "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"
 }
 
-# logged STEP COMMAND...: quiet unless it fails.
+# logged STEP COMMAND...: shows what pip collects and installs, and all else only if the command fails.
 logged() {
-  local step="$1" log="$venv/.setup.log"
+  local step="$1" log="$venv/.setup.log" status=0 shown
   shift
-  "$@" >"$log" 2>&1 || {
+  exec {shown}> >(tee "$log" | awk '/^(Collecting|Installing) / { print "run.sh:   " $0; fflush() }' >&2)
+  local showing=$!
+  "$@" >&"$shown" 2>&1 || status=$?
+  exec {shown}>&-
+  # Until all of it is in the log.
+  wait "$showing"
+  ((status == 0)) || {
     tail -n 15 "$log" >&2
     fail 1 "$step failed; its last lines are above, all of them in $log"
   }

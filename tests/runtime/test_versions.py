@@ -179,14 +179,6 @@ def test_the_two_variants_pin_the_same_versions() -> None:
     assert cuda - cpu == {f"fbgemm-gpu=={versions.FBGEMM}"}
 
 
-def test_what_serves_is_among_what_tests_install() -> None:
-    serve, dev = (
-        {line for line in (REPOSITORY / name).read_text().splitlines() if line and line[0] != "#"}
-        for name in ("requirements-serve.txt", "requirements-dev.txt")
-    )
-    assert {"fastapi==0.165.0", "uvicorn==0.54.0"} <= serve <= dev
-
-
 def test_the_check_imports_none_of_the_packages() -> None:
     heavy = "{'torch', 'torchrec', 'fbgemm_gpu'}"
     check = "from recsuite.runtime.versions import check_versions; check_versions()"

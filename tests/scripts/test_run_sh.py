@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-COPIED = ("run.sh", "requirements.txt", "requirements-cuda.txt", "requirements-dev.txt")
+COPIED = ("run.sh", "pyproject.toml", "requirements.txt", "requirements-cuda.txt", "requirements-dev.txt")
 # All that is needed to check a command line.
 CHECKING = (
     *sorted(str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("example/recsuite/config/*.py")),
@@ -41,6 +41,7 @@ case "$*" in
   *" pip "*" install "*)
     case "${FAKE_PIP:-}" in
       fail) echo "ERROR: no such wheel"; exit 1 ;;
+      talk) printf '%s\n' "Collecting six==1.17.0" "  Downloading six" "Installing collected packages: six" ;;
       killed) kill -KILL "$PPID" ;;
       slow) sleep 0.5 ;;
     esac ;;
@@ -117,7 +118,25 @@ def copy(tmp_path: Path) -> Copy:
 def test_the_first_setup_installs_the_cpu_list_without_dependencies(copy: Copy) -> None:
     _, err = copy.run("setup")
     assert copy.installs() == ["--no-deps|-r|requirements.txt"]
-    assert "installing requirements.txt, about 400 MB" in err
+    assert "installing requirements.txt, about 450 MB" in err
+
+
+def test_the_library_is_installed_where_its_metadata_are(copy: Copy) -> None:
+    copy.run("setup")
+    assert len(copy.calls("|-e|")) == 1
+    # As in a container image.
+    (copy.folder / "pyproject.toml").unlink()
+    shutil.rmtree(copy.folder / ".venv")
+    copy.run("setup")
+    assert len(copy.calls("|-e|")) == 1
+
+
+def test_an_installation_shows_each_package_and_ends_with_the_next_commands(copy: Copy) -> None:
+    _, err = copy.run("setup", env={"FAKE_PIP": "talk"})
+    shown = ["run.sh:   Collecting six==1.17.0", "run.sh:   Installing collected packages: six"]
+    # The list, and the library itself.
+    assert [line for line in err.splitlines() if line.startswith("run.sh:  ")] == shown * 2
+    assert err.splitlines()[-1].startswith("run.sh: installed; ./run.sh trains, ")
 
 
 def test_a_second_setup_calls_no_pip_and_says_nothing(copy: Copy) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from recsuite.config.config import ALONE, TRAINING, Config
 from recsuite.runtime.collectives import raise_on_all
+from recsuite.runtime.console import say
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import shown, stage
 from recsuite.tools import script
@@ -19,6 +20,11 @@ from recsuite.tools import script
 AfterModes = Callable[[Config, RuntimeContext], None]
 READING = {"--load", "--compact", "--export", "--recommend"}
 WITH_TRAINING = {f"--{name}" for name in (*TRAINING, "incremental_dump")}
+# Printed after a training without any flag, which is the first command of the README.
+NEXT = (
+    "next: ./run.sh dump keeps the model, ./run.sh train --data_path FOLDER learns from your own tables, "
+    "./run.sh help lists the rest"
+)
 # Flags of modes that write or read checkpoints, or need none.
 WITH_CHECKPOINTS = {
     *(f"--{name}" for name in (*ALONE, *TRAINING, "incremental_dump", "compact", "load") if name != "train")
@@ -58,6 +64,8 @@ def run(config: Config, given: frozenset[str] = frozenset(), after_modes: AfterM
     with script.joined(config, given) as (config, context):
         for mode in config.modes:
             modes[mode](config, context)
+        if not given:
+            say(NEXT)
         if after_modes is not None:
             # One rank may fail where the others have nothing to do, and all are to end with its sentence.
             raise_on_all(lambda: after_modes(config, context))
