@@ -205,7 +205,7 @@ def service(follower: "Follower", is_following: Callable[[], bool] = lambda: Tru
     async def index() -> list[dict[str, str]]:
         """This list."""
         here = [route for route in app.routes if isinstance(route, APIRoute)]
-        own = {f"{min(route.methods)} {route.path}": route.description.split("\n")[0] for route in here}
+        own = {f"{min(route.methods or ())} {route.path}": route.description.split("\n")[0] for route in here}
         own["GET /docs"] = "A page with the schemas of the requests; GET /openapi.json has them as JSON."
         return [{"endpoint": endpoint, "answer": answer} for endpoint, answer in own.items()]
 
@@ -361,7 +361,7 @@ def protocol() -> type[Any]:
             self.is_refused = False
             self.timer = self.loop.call_later(CLIENT_SECONDS, self.end_late)
             self.since = self.loop.time()
-            here = [each for each in self.connections if not each.is_refused]
+            here = [each for each in list[Any](self.connections) if not each.is_refused]
             if len(here) > most:
                 waiting = [each for each in here if each.waits_for_client]
                 min(waiting, key=lambda each: each.since).refuse(
