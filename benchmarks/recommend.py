@@ -73,7 +73,7 @@ def costs(model: ServedModel) -> list[dict[str, Any]]:
     schema, vocabulary = model.snapshot.schema, model.snapshot.vocabulary
     users, items = (list(vocabulary[name]) for name in (schema.user, schema.item))
     some, one = max(1, MOST_PAIRS // len(items)), min(len(items), MOST_ANSWERS)
-    given = {"users": some_of(users, some), "k": MOST_ANSWERS // some}
+    many, k = some_of(users, some), MOST_ANSWERS // some
     long = {
         schema.user: users[:1],
         "history": [some_of(items, 300_000)],
@@ -82,9 +82,7 @@ def costs(model: ServedModel) -> list[dict[str, Any]]:
     pairs = {schema.user: some_of(users, MOST_ANSWERS), schema.item: some_of(items, MOST_ANSWERS)}
     asked: dict[str, Callable[[], object]] = {
         f"/score of {MOST_ANSWERS:,} pairs": lambda: model.score(pairs).tolist(),
-        f"/recommend, {some:,} users x {len(items):,} items, k {given['k']:,}": lambda: model.recommend(
-            **given
-        ),
+        f"/recommend, {some:,} users x {len(items):,} items, k {k:,}": lambda: model.recommend(many, k),
         f"/recommend, 1 user, k {one:,}": lambda: model.recommend(users[:1], one),
         "/recommend, 1 user with a history of 300,000 items": lambda: model.recommend(long, 10),
     }

@@ -359,8 +359,7 @@ def protocol() -> type[Any]:
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
             self.is_refused = False
-            self.timer = self.loop.call_later(CLIENT_SECONDS, self.end_late)
-            self.since = self.loop.time()
+            self.wait()
             here = [each for each in list[Any](self.connections) if not each.is_refused]
             if len(here) > most:
                 waiting = [each for each in here if each.waits_for_client]
@@ -374,9 +373,12 @@ def protocol() -> type[Any]:
 
         def on_response_complete(self) -> None:
             self.timer.cancel()
+            self.wait()
+            super().on_response_complete()
+
+        def wait(self) -> None:
             self.timer = self.loop.call_later(CLIENT_SECONDS, self.end_late)
             self.since = self.loop.time()
-            super().on_response_complete()
 
         @property
         def waits_for_client(self) -> bool:
@@ -391,7 +393,7 @@ def protocol() -> type[Any]:
                     f"A request must be complete within {CLIENT_SECONDS} s; send it at once.",
                 )
             else:
-                self.timer = self.loop.call_later(CLIENT_SECONDS, self.end_late)
+                self.wait()
 
         def refuse(self, status: str, sentence: str) -> None:
             self.is_refused = True
