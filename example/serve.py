@@ -13,30 +13,45 @@ of. Without --data_path items are known by their ids alone. There is no password
 this machine alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools
+import json
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM
-from recsuite.errors import UserError
+from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, USER
+from recsuite.errors import MAX_CHARACTERS, UserError, printable
 from recsuite.runtime.console import say
+from recsuite.runtime.host import descriptor_limit
 from recsuite.tools import script
 
 if TYPE_CHECKING:
+    import uvicorn
     from fastapi import FastAPI
 
     from recsuite.datasets.schema import Schema
     from recsuite.serving.served import Follower, ServedModel
+    from recsuite.serving.snapshot import Snapshot
 
 # Bytes: a request is in memory before anything of it is looked at.
 LARGEST_REQUEST = 2**22
+# Pairs that one answer has, and pairs of a user and an item that are scored for it; docs/serving.md says what
+# they cost.
+MOST_ANSWERS, MOST_PAIRS = 100_000, 2_000_000
+# Answers that are computed at once, and seconds that another request waits for its turn.
+COMPUTATIONS, QUEUE_SECONDS = 4, 5
+# Seconds: for a client to send a request or to read an answer, for following to fail until /health says 503,
+# and for the last answers when the server stops.
+CLIENT_SECONDS, FAILING_SECONDS, STOP_SECONDS = 30, 60, 10
+# asyncio accepts BACKLOG connections at once before it tells of the first one, and does so twice.
+MOST_CONNECTIONS, BACKLOG = 256, 64
+# For those, for files, and for what libraries open.
+OTHER_DESCRIPTORS = 2 * BACKLOG + 64
 INSTALL = "pip install --no-deps -r requirements-serve.txt"
 
 
@@ -58,7 +73,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def serve(flags: argparse.Namespace) -> int:
     """Wait for the first model, then answer from the newest one."""
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"serve.py needs {error.name}, which is not installed; run {INSTALL}") from None
     from recsuite.serving.followers.following import follow, wait_for_first
@@ -68,8 +83,9 @@ def serve(flags: argparse.Namespace) -> int:
         wait_for_first(flags.save_dir)
         follower = Follower(flags.save_dir)
         describe_items(follower.model, flags)
-        server = uvicorn.Server(uvicorn.Config(service(follower), log_level="warning"))
-        threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True).start()
+        thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
+        server = server_of(service(follower, thread.is_alive))
+        thread.start()
         # Whoever reads the next line may connect at once: the kernel keeps him until the server has started.
         port.listen()
         say(f"serving {flags.save_dir} at http://{flags.host}:{port.getsockname()[1]}")
@@ -77,7 +93,7 @@ def serve(flags: argparse.Namespace) -> int:
     return 0
 
 
-def describe_items(model: ServedModel, flags: argparse.Namespace) -> None:
+def describe_items(model: "ServedModel", flags: argparse.Namespace) -> None:
     """Say what the items are, where the data are given; else what is not known of them."""
     if flags.data_path:
         from recsuite.config.config import Config
@@ -99,7 +115,8 @@ def describe_items(model: ServedModel, flags: argparse.Namespace) -> None:
 
 def bound(host: str, number: int) -> contextlib.closing[socket.socket]:
     """A socket at the address. Nobody can connect yet: before the first model there is nothing to ask."""
-    port = socket.socket()
+    # Named, for asyncio switches the algorithm of Nagle off only where the protocol is: an answer took 45 ms.
+    port = socket.socket(proto=socket.IPPROTO_TCP)
     try:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind((host, number))
@@ -109,65 +126,202 @@ def bound(host: str, number: int) -> contextlib.closing[socket.socket]:
         raise UserError(f"--host {host} --port {number} cannot be had: {error}; give another one.") from None
 
 
-def service(follower: Follower) -> FastAPI:
-    """What answers requests from the model of a follower, in threads."""
+def service(follower: "Follower", is_following: Callable[[], bool] = lambda: True) -> "FastAPI":
+    """What answers requests from the model of a follower, in threads.
+
+    is_following: whether the thread that runs `following.follow` still lives.
+    """
+    import anyio
     from fastapi import FastAPI, Request
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse
+    from fastapi.responses import JSONResponse, Response
+    from fastapi.routing import APIRoute
+    from pydantic_core import from_json
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
 
     from recsuite.serving.followers.following import of_one_moment, unknown_of
 
-    app, model = FastAPI(title="recommendations"), follower.model
-    app.add_middleware(Limited, refusal=JSONResponse)
+    app, model, slots = FastAPI(title="recommendations"), follower.model, anyio.Semaphore(COMPUTATIONS)
+    of_score, of_recommend = bodies(model.snapshot)
 
     @app.exception_handler(UserError)
-    def refuse(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, status_code=400)
+    async def refuse(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": str(error)}, 400)
 
-    @app.exception_handler(RequestValidationError)
-    def misunderstand(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"error": f"{request.url.path} takes one JSON object."}, status_code=422)
+    @app.exception_handler(HTTPException)
+    async def refuse_request(request: Request, error: HTTPException) -> Response:
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
-    @app.get("/health")
-    def health() -> dict[str, Any]:
-        age, now = of_one_moment(follower, lambda: model.age)
-        step, kind = now.manifest.progress.step, "delta" if now.manifest.link else "step"
-        return {"step": step, "age_seconds": age, "checkpoint": f"{kind}-{step:09d}"}
+    @app.exception_handler(ClientDisconnect)
+    async def leave(request: Request, error: Exception) -> Response:
+        return Response()
 
-    def answered(name: str, ask: Callable[[], Any], ids_of: Callable[[Schema], Any]) -> dict[str, Any]:
+    async def body_of(request: Request) -> bytes:
+        body, is_json = bytearray(), "json" in request.headers.get("content-type", "").lower()
+        async for part in request.stream():
+            body += part
+            if len(body) > LARGEST_REQUEST:
+                sentence = f"A request has at most {LARGEST_REQUEST:,} bytes; send several smaller ones."
+                raise HTTPException(413, sentence)
+        if not is_json:
+            sentence = f"{request.url.path} takes one JSON object; send it as Content-Type: application/json."
+            raise HTTPException(422, sentence)
+        return bytes(body)
+
+    async def computed(request: Request, answer: Callable[[dict[str, Any]], dict[str, Any]]) -> Response:
+        def compute() -> Response:
+            try:
+                values = from_json(body)
+            except ValueError as error:
+                raise UserError(
+                    f"{request.url.path} takes one JSON object in UTF-8, and got none: {error}."
+                ) from None
+            if not isinstance(values, dict):
+                raise HTTPException(422, f"{request.url.path} takes one JSON object.")
+            return JSONResponse(answer(values))
+
+        body = await body_of(request)
+        try:
+            with anyio.fail_after(QUEUE_SECONDS):
+                await slots.acquire()
+        except TimeoutError:
+            sentence = f"{COMPUTATIONS} other answers take longer than {QUEUE_SECONDS} s; try again later."
+            raise HTTPException(503, sentence, {"Retry-After": str(QUEUE_SECONDS)}) from None
+        try:
+            # A thread parses and writes JSON too, so that /health never waits for a large one.
+            return await anyio.to_thread.run_sync(compute)
+        finally:
+            slots.release()
+
+    def answered(name: str, ask: Callable[[], Any], ids_of: Callable[["Schema"], Any]) -> dict[str, Any]:
         answer, snapshot = of_one_moment(follower, ask)
         # Only now: the model has refused what is no list of ids.
         unknown = unknown_of(snapshot, *ids_of(snapshot.schema))
+        shortened = {name: [*map(short, ids)] for name, ids in unknown.items()}
         about = {"step": snapshot.manifest.progress.step, "run": snapshot.manifest.run}
-        return {name: answer, "unknown": unknown, **about}
+        return {name: answer, "unknown": shortened, **about}
 
-    # `def` and not `async def`: they compute, and so get a thread each.
-    @app.post("/score")
-    def score(values: dict[str, Any]) -> dict[str, Any]:
-        return answered(
-            "scores",
-            lambda: model.score(values).tolist(),
-            lambda schema: ids_of_values(values, schema),
-        )
+    @app.get("/")
+    async def index() -> list[dict[str, str]]:
+        """This list."""
+        here = [route for route in app.routes if isinstance(route, APIRoute)]
+        own = {f"{min(route.methods or ())} {route.path}": route.description.split("\n")[0] for route in here}
+        own["GET /docs"] = "A page with the schemas of the requests; GET /openapi.json has them as JSON."
+        return [{"endpoint": endpoint, "answer": answer} for endpoint, answer in own.items()]
 
-    @app.post("/recommend")
-    def recommend(request: dict[str, Any]) -> dict[str, Any]:
-        if strange := request.keys() - {"users", "k", "events", "exclude", "candidates"}:
-            raise UserError(f"/recommend takes users, k, events, exclude, candidates, not {min(strange)!r}.")
-        return answered(
-            "items", lambda: model.recommend(**request), lambda schema: ids_of_request(request, schema)
-        )
+    # Not in a thread, and without a lock: it answers while everything else computes.
+    @app.get("/health")
+    async def health() -> Response:
+        """Step, age and name of the served checkpoint, and the last failure to follow; 503 while it lasts."""
+        snapshot, ends = model.snapshot, not is_following()
+        looked = time.monotonic() - follower.looked
+        failure = "The thread that follows the training has ended; restart the server." if ends else ""
+        failure = follower.failure or failure
+        step, kind = snapshot.manifest.progress.step, "delta" if snapshot.manifest.link else "step"
+        about = {"step": step, "age_seconds": snapshot.age, "checkpoint": f"{kind}-{step:09d}"}
+        about |= {"looked_seconds_ago": round(looked, 1), "failure": failure or None}
+        is_ill = ends or (bool(failure) and looked > FAILING_SECONDS)
+        return JSONResponse(about, 503 if is_ill else 200)
+
+    @app.post("/score", openapi_extra=of_score)
+    async def score(request: Request) -> Response:
+        """Scores of pairs of a user and an item, from an array for each feature, all of one length."""
+
+        def answer(values: dict[str, Any]) -> dict[str, Any]:
+            check_size("pairs", longest_of(values.values()), MOST_ANSWERS)
+            return answered(
+                "scores", lambda: model.score(values).tolist(), lambda schema: ids_of_values(values, schema)
+            )
+
+        return await computed(request, answer)
+
+    @app.post("/recommend", openapi_extra=of_recommend)
+    async def recommend(request: Request) -> Response:
+        """The k items with the highest scores for each user."""
+
+        def answer(wanted: dict[str, Any]) -> dict[str, Any]:
+            names = of_recommend["requestBody"]["content"]["application/json"]["schema"]["properties"]
+            if strange := wanted.keys() - names.keys():
+                raise UserError(f"/recommend takes {', '.join(names)}, not {printable(min(strange))!r}.")
+            check_request(model, wanted)
+            return answered(
+                "items", lambda: model.recommend(**wanted), lambda schema: ids_of_request(wanted, schema)
+            )
+
+        return await computed(request, answer)
 
     return app
 
 
-def ids_of_values(values: dict[str, Any], schema: Schema) -> tuple[list[Any], list[Any]]:
+def bodies(snapshot: "Snapshot") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The bodies of /score and /recommend in the form of OpenAPI, with the features of a model."""
+    from recsuite.serving.request import SEEN
+    from recsuite.serving.snapshot import EVERYTHING
+
+    lists, array = {feature.name for feature in snapshot.features if feature.multi}, {"type": "array"}
+    nested = {"type": "array", "items": {"type": "array", "items": {}}}
+
+    def values_of(entities: Collection[str]) -> dict[str, Any]:
+        names = snapshot.names_of(entities)
+        fields = {name: nested if name in lists or name.startswith(HISTORY) else array for name in names}
+        return {"type": "object", "additionalProperties": False, "properties": fields}
+
+    fields = {
+        "users": {"anyOf": [array, values_of((USER, EVENT, HISTORY))]},
+        "k": {"type": "integer", "minimum": 1, "default": 10},
+        "events": nested,
+        "exclude": {"anyOf": [{"enum": [SEEN, None]}, nested]},
+        "candidates": array,
+    }
+    wanted = {"type": "object", "additionalProperties": False, "properties": fields}
+    score, recommend = (
+        {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+        for schema in (values_of(EVERYTHING), wanted)
+    )
+    return score, recommend
+
+
+def longest_of(lists: Iterable[Any]) -> int:
+    """The length of the longest of some values that are lists; others are refused later."""
+    return max((len(each) for each in lists if isinstance(each, list)), default=0)
+
+
+def check_size(what: str, number: int, most: int) -> None:
+    """Refuse a request whose answer would take too long or too much memory.
+
+    Raises:
+        UserError: with the limit.
+    """
+    if number > most:
+        raise UserError(
+            f"{what} must be at most {most:,}, got {printable(f'{number:,}')}; send several smaller requests."
+        )
+
+
+def check_request(model: "ServedModel", wanted: Mapping[str, Any]) -> None:
+    """`check_size` of a request for recommendations; what is no list or number is refused later."""
+    users, k, candidates = wanted.get("users"), wanted.get("k", 10), wanted.get("candidates")
+    given = users.values() if isinstance(users, dict) else [users]
+    number = longest_of([*given, wanted.get("events")])
+    check_size("users x k", number * k if isinstance(k, int) else 0, MOST_ANSWERS)
+    # Of one user all items may be scored, however many there are.
+    if number > 1:
+        items = len(candidates) if isinstance(candidates, list) else len(model.items().ids)
+        check_size("users x items", number * items, MOST_PAIRS)
+
+
+def short(value: Any) -> Any:
+    """An id of a request as an answer repeats it."""
+    return printable(value) if len(str(value)) > MAX_CHARACTERS else value
+
+
+def ids_of_values(values: dict[str, Any], schema: "Schema") -> tuple[list[Any], list[Any]]:
     """The users and the items that values of features name, histories too."""
     histories = (mine or [] for mine in values.get(HISTORY) or [])
     return values.get(schema.user, []), [*values.get(schema.item, []), *itertools.chain(*histories)]
 
 
-def ids_of_request(request: dict[str, Any], schema: Schema) -> tuple[list[Any], list[Any]]:
+def ids_of_request(request: dict[str, Any], schema: "Schema") -> tuple[list[Any], list[Any]]:
     """The users and the items that a request for recommendations names."""
     users, items = request.get("users") or [], list[Any]()
     if isinstance(users, dict):
@@ -176,36 +330,82 @@ def ids_of_request(request: dict[str, Any], schema: Schema) -> tuple[list[Any], 
     return users, [*items, *(request.get("candidates") or []), *itertools.chain(*lists)]
 
 
-class Limited:
-    """Answers requests of more than LARGEST_REQUEST bytes with status 413, and passes on all others.
+def server_of(app: Any) -> "uvicorn.Server":
+    """What answers requests over HTTP by an application of ASGI, within the limits at the top."""
+    import uvicorn
 
-    app: what answers those, refusal: what makes an answer of a JSON object; both as in ASGI.
-    """
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http=protocol(),
+            ws="none",
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=STOP_SECONDS,
+            # A mistake of a client is answered, and not written to the log, which would grow without limit.
+            log_level="error",
+        )
+    )
 
-    def __init__(self, app: Any, refusal: Callable[..., Any]) -> None:
-        self.app, self.refusal = app, refusal
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        # All of it is read here: what the client says of its length may be wrong, or missing.
-        body, is_over = b"", False
-        while not is_over and len(body) <= LARGEST_REQUEST:
-            message = await receive()
-            body += message.get("body", b"")
-            is_over = not message.get("more_body", False)
-        if len(body) > LARGEST_REQUEST:
-            sentence = f"A request has at most {LARGEST_REQUEST:,} bytes; send several smaller ones."
-            await self.refusal({"error": sentence}, status_code=413)(scope, receive, send)
-            return
-        parts = iter([{"type": "http.request", "body": body}])
+def protocol() -> type[Any]:
+    """The HTTP of uvicorn, with a limit on connections and on the time that a client may take."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
-        async def again() -> Any:
-            return next(parts, None) or await receive()
+    most = min(MOST_CONNECTIONS, max(1, descriptor_limit() - OTHER_DESCRIPTORS))
 
-        await self.app(scope, again, send)
+    class Timely(H11Protocol):
+        """A connection. One more than `most` takes the place of the one that waits longest for its client."""
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.is_refused = False
+            self.wait()
+            here = [each for each in list[Any](self.connections) if not each.is_refused]
+            if len(here) > most:
+                waiting = [each for each in here if each.waits_for_client]
+                min(waiting, key=lambda each: each.since).refuse(
+                    "503 Service Unavailable", f"There are more than {most} connections; try again later."
+                )
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.timer.cancel()
+            super().connection_lost(exc)
+
+        def on_response_complete(self) -> None:
+            self.timer.cancel()
+            self.wait()
+            super().on_response_complete()
+
+        def wait(self) -> None:
+            self.timer = self.loop.call_later(CLIENT_SECONDS, self.end_late)
+            self.since = self.loop.time()
+
+        @property
+        def waits_for_client(self) -> bool:
+            """Whether the client has to send the rest of a request, or to read the rest of an answer."""
+            cycle = self.cycle
+            return cycle is None or cycle.response_complete or cycle.more_body or self.flow.write_paused
+
+        def end_late(self) -> None:
+            if self.waits_for_client:
+                self.refuse(
+                    "408 Request Timeout",
+                    f"A request must be complete within {CLIENT_SECONDS} s; send it at once.",
+                )
+            else:
+                self.wait()
+
+        def refuse(self, status: str, sentence: str) -> None:
+            self.is_refused = True
+            if self.cycle is None or not self.cycle.response_started:
+                body = json.dumps({"error": sentence})
+                head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+                self.transport.write(f"{head}\r\nConnection: close\r\n\r\n{body}".encode())
+                self.transport.close()
+            else:
+                self.transport.abort()
+
+    return Timely
 
 
 if __name__ == "__main__":

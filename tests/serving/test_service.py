@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
+import json
 import shutil
 import socket
 import subprocess
@@ -19,13 +22,17 @@ import pytest
 from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
 from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
-from recsuite.serving.followers.following import of_one_moment
+from recsuite.errors import UserError
+from recsuite.serving.followers import following
+from recsuite.serving.followers.following import follow, of_one_moment
 from recsuite.serving.recommend import open_viewer
-from recsuite.serving.served import ServedModel
+from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import ROOT, free_port, started, wait_for
+from tests.support.random_model import ITEMS, snapshot_of
 
 httpx = pytest.importorskip("httpx", reason="needs the package httpx, of requirements-dev.txt")
 pytest.importorskip("fastapi", reason="needs the package fastapi, of requirements-serve.txt")
+serve = pytest.importorskip("serve")
 
 # The launch runs within the first test.
 SERVE = ROOT / "example" / "serve.py"
@@ -152,8 +159,6 @@ def test_a_mistake_is_one_sentence_and_the_service_goes_on(save_dir: Path) -> No
             for body, status, sentence in cases:
                 reply = client.post(path, json=body)
                 assert (reply.status_code, sentence in reply.json()["error"]) == (status, True), reply.text
-        broken = client.post("/score", content=b"{", headers={"Content-Type": "application/json"})
-        assert (broken.status_code, broken.json()["error"]) == (422, "/score takes one JSON object.")
         assert client.post("/score", json={"user": [-5], "movie": [1]}).status_code == 200
         taken = str(client.base_url.port)
         again = subprocess.run(
@@ -261,3 +266,366 @@ def test_with_the_data_of_the_training_it_recommends_as_the_model_that_is_told_w
     open_viewer(model, config, {"data_path", "save_dir"})
     assert described == [[[*pair] for pair in model.recommend([1], 5)[0]]]
     assert described != alone
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def random_follower() -> Any:
+    """Of a model of random rows, which no training changes."""
+    snapshot = snapshot_of("ranking")
+    manifest = dataclasses.replace(snapshot.manifest, time="2026-01-01T00:00:00+00:00")
+    model = ServedModel(dataclasses.replace(snapshot, manifest=manifest))
+    return SimpleNamespace(
+        model=model, changing=threading.Lock(), failure="", looked=time.monotonic(), refresh=lambda: False
+    )
+
+
+@contextlib.contextmanager
+def answering(app: Any) -> Iterator[tuple[Any, Any]]:
+    """A client of an application that a thread of this process serves, and its server."""
+    server = serve.server_of(app)
+    with serve.bound("127.0.0.1", 0) as port:
+        address = f"http://127.0.0.1:{port.getsockname()[1]}"
+        thread = threading.Thread(target=server.run, args=([port],), daemon=True)
+        thread.start()
+        try:
+            with httpx.Client(base_url=address, timeout=60, trust_env=False) as client:
+                yield client, server
+        finally:
+            server.should_exit = True
+            thread.join(60)
+    assert not thread.is_alive()
+
+
+def wait_until(is_so: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def following_of(follower: Any) -> Iterator[threading.Thread]:
+    stop = threading.Event()
+    thread = threading.Thread(target=follow, args=(follower, stop), daemon=True)
+    thread.start()
+    yield thread
+    stop.set()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(following, "LONGEST_PAUSE", 0.04)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ELOOP, "Too many levels of symbolic links"),
+        RuntimeError("bad"),
+        RecursionError("deep"),
+        KeyError("gone"),
+        UserError("the file is damaged"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.usefixtures("quick_looks")
+def test_following_survives_any_exception_which_is_printed_once_and_shown_while_it_lasts(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looks: list[float] = []
+    outcome: list[Exception] = [error]
+
+    def refresh() -> bool:
+        looks.append(time.monotonic())
+        if outcome:
+            raise outcome[0]
+        return False
+
+    follower = random_follower()
+    follower.refresh = refresh
+    with following_of(follower) as thread:
+        wait_until(lambda: len(looks) >= 6)
+        assert thread.is_alive()
+        assert type(error).__name__ in follower.failure or str(error) in follower.failure
+        outcome.clear()
+        wait_until(lambda: follower.failure == "")
+    shown = capsys.readouterr().err
+    assert shown.count("Traceback") == (not isinstance(error, UserError))
+    assert shown.count(type(error).__name__ if "Traceback" in shown else str(error)) == 1
+    # The pauses grow up to the longest one.
+    assert looks[3] - looks[2] >= 0.04
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_following_goes_on_where_its_error_cannot_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def refresh() -> bool:
+        looks.append(1)
+        raise OSError(len(looks))
+
+    class Closed:
+        def write(self, text: str) -> None:
+            raise BrokenPipeError
+
+    follower = random_follower()
+    follower.refresh = refresh
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with following_of(follower):
+        wait_until(lambda: len(looks) > 3)
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_a_link_to_itself_in_place_of_the_folder_ends_following_only_while_it_is_there(
+    trained_folder: Path, save_dir: Path
+) -> None:
+    follower, aside = Follower(save_dir), save_dir.with_name("aside")
+    with following_of(follower):
+        save_dir.rename(aside)
+        save_dir.symlink_to(save_dir)
+        wait_until(lambda: "loop" in follower.failure)
+        save_dir.unlink()
+        aside.rename(save_dir)
+        publish_copy(states(trained_folder / "dumps")[4], save_dir)
+        wait_until(lambda: follower.model.progress.step == 4 and not follower.failure)
+
+
+def test_health_is_503_once_following_has_failed_for_a_minute_or_its_thread_has_ended() -> None:
+    follower, alive = random_follower(), [True]
+    with answering(serve.service(follower, lambda: alive[0])) as (client, _):
+        reply = client.get("/health")
+        assert (reply.status_code, reply.json()["failure"]) == (200, None)
+        follower.failure = "MemoryError: "
+        assert (client.get("/health").status_code, client.get("/health").json()["failure"]) == (
+            200,
+            "MemoryError: ",
+        )
+        follower.looked -= serve.FAILING_SECONDS + 1
+        reply = client.get("/health")
+        assert (reply.status_code, reply.json()["looked_seconds_ago"] > serve.FAILING_SECONDS) == (503, True)
+        follower.failure = ""
+        assert client.get("/health").status_code == 200
+        alive[0] = False
+        assert client.get("/health").status_code == 503
+        assert "has ended; restart the server" in client.get("/health").json()["failure"]
+
+
+def test_an_answer_beyond_the_limits_is_refused_before_anything_is_computed() -> None:
+    over = serve.MOST_PAIRS // ITEMS + 1
+    too_many = {"user": [1] * 100_001, "movie": [3] * 100_001}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("/score", too_many, "pairs must be at most 100,000, got 100,001"),
+        ("/recommend", {"users": [1] * 11, "k": 10_000}, "users x k must be at most 100,000, got 110,000"),
+        ("/recommend", {"users": [1], "k": 10**4000}, "users x k must be at most 100,000, got 10,000,000,"),
+        ("/recommend", {"users": {"user": [1] * over}, "k": 1}, "users x items must be at most 2,000,000,"),
+        ("/recommend", {"events": [[[3, 4.0]]] * over, "k": 1}, "users x items must be at most 2,000,000,"),
+        ("/recommend", {"users": [1] * 21, "candidates": [3] * 100_000, "k": 1}, "got 2,100,000"),
+    ]
+    with answering(serve.service(random_follower())) as (client, _):
+        for path, body, sentence in cases:
+            reply = client.post(path, json=body)
+            assert (reply.status_code, sentence in reply.json()["error"]) == (400, True), reply.text[:500]
+            assert reply.json()["error"].endswith("send several smaller requests.")
+            assert len(reply.text) < 1000
+        assert client.post("/score", json={"user": [1] * 100_000, "movie": [3] * 100_000}).status_code == 200
+        body = {"users": [1] * (over - 1), "k": 1}
+        assert len(client.post("/recommend", json=body).json()["items"]) == over - 1
+        body = {"users": [1], "k": 100_000}
+        assert len(client.post("/recommend", json=body).json()["items"][0]) == ITEMS
+
+
+def test_health_answers_while_all_computations_run_and_one_more_is_told_to_come_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    follower, go_on, running = random_follower(), threading.Event(), list[int]()
+    compute = follower.model.recommend
+
+    def recommend(**request: Any) -> Any:
+        running.append(1)
+        assert go_on.wait(60)
+        return compute(**request)
+
+    follower.model.recommend = recommend
+    monkeypatch.setattr(serve, "QUEUE_SECONDS", 1)
+    statuses: list[int] = []
+    with answering(serve.service(follower)) as (client, _):
+
+        def ask() -> None:
+            statuses.append(client.post("/recommend", json={"users": [1]}).status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(serve.COMPUTATIONS)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(running) == serve.COMPUTATIONS)
+        begin = time.monotonic()
+        # It waits for no lock either, which who reads a new checkpoint holds.
+        with follower.changing:
+            assert client.get("/health").status_code == 200
+            assert time.monotonic() - begin < 1
+        late = client.post("/score", json={"user": [1], "movie": [3]})
+        assert (late.status_code, late.headers["Retry-After"]) == (503, "1")
+        assert "try again later" in late.json()["error"]
+        go_on.set()
+        for thread in threads:
+            thread.join(60)
+    assert statuses == [200] * serve.COMPUTATIONS
+
+
+def silent(client: Any, sent: bytes = b"") -> socket.socket:
+    """A connection that has sent something, and nothing more."""
+    connection = socket.create_connection(("127.0.0.1", client.base_url.port), timeout=60)
+    connection.sendall(sent)
+    return connection
+
+
+HEAD = b"POST /score HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 20\r\n\r\n"
+
+
+def test_connections_that_say_nothing_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "MOST_CONNECTIONS", 20)
+    with answering(serve.service(random_follower())) as (client, server), contextlib.ExitStack() as stack:
+        here = [
+            stack.enter_context(contextlib.closing(silent(client, sent)))
+            for sent in (b"", b"GET /hea", HEAD, HEAD + b"{") * 20
+        ]
+        assert client.get("/health").status_code == 200
+        assert client.post("/score", json={"user": [1], "movie": [3]}).status_code == 200
+        # With the algorithm of Nagle an answer would wait 40 ms for the client's acknowledgement of its head.
+        assert all(
+            each.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            for each in server.server_state.connections
+        )
+        assert len(server.server_state.connections) <= 21
+        # The one that has waited longest is told why.
+        assert b"There are more than 20 connections; try again later." in here[0].recv(10_000)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", HEAD, HEAD + b'{"user"'])
+def test_a_request_that_is_not_complete_in_time_is_answered_with_408(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "CLIENT_SECONDS", 0.3)
+    with (
+        answering(serve.service(random_follower())) as (client, _),
+        contextlib.closing(silent(client, sent)) as late,
+    ):
+        reply = late.makefile("rb").read()
+    assert reply.startswith(b"HTTP/1.1 408 ")
+    assert b"A request must be complete within 0.3 s" in reply
+    assert capfd.readouterr().err == ""
+
+
+def test_an_answer_that_is_not_read_in_time_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "CLIENT_SECONDS", 0.5)
+    body = json.dumps({"users": [1] * 450, "k": ITEMS}).encode()
+    sent = HEAD.replace(b"score", b"recommend").replace(b" 20", b" %d" % len(body)) + body
+    with answering(serve.service(random_follower())) as (client, server):
+        connection = socket.socket()
+        # What the kernel takes for the client is no longer the server's.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", client.base_url.port))
+        with contextlib.closing(connection):
+            connection.sendall(sent)
+            wait_until(lambda: server.server_state.total_requests == 1)
+            wait_until(lambda: not server.server_state.connections)
+
+
+def test_a_client_that_sends_half_a_request_does_not_keep_the_server_from_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve, "STOP_SECONDS", 1)
+    begin = time.monotonic()
+    with answering(serve.service(random_follower())) as (client, _):
+        late = silent(client, HEAD)
+        assert client.get("/health").status_code == 200
+    assert time.monotonic() - begin < 20
+    late.close()
+
+
+def test_no_odd_request_is_answered_with_500_or_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    odd = ['"\\ud800"', "1e999", "NaN", "9" * 4000, "9" * 5000, "null", "[[]]", "{}", "true"]
+    bodies = [
+        b"",
+        b"{",
+        b"[" * 10_000,
+        b'{"a":' * 10_000,
+        b"\x1f\x8b\x08\0",
+        b'"x"',
+        b"\xff",
+        b"\xff\xfe{\0}\0",
+    ]
+    for each in odd:
+        bodies += [b'{"user": [%s], "movie": [3]}' % each.encode(), b'{"gender": [%s]}' % each.encode()]
+        bodies += [b'{"users": [1], "k": %s}' % each.encode(), b'{"events": %s}' % each.encode()]
+    heads = [{}, {"Content-Type": "text/plain"}, {**JSON, "Content-Encoding": "gzip"}]
+    with answering(serve.service(random_follower())) as (client, _):
+        replies = [
+            client.post(path, content=body, headers=JSON)
+            for path in ("/score", "/recommend")
+            for body in bodies
+        ]
+        replies += [client.post("/score", content=b"{}", headers=head) for head in heads]
+        replies += [client.request(method, "/score") for method in ("GET", "HEAD", "PUT", "OPTIONS", "TRACE")]
+        replies += [client.post("/health", content=b"x"), client.get("/nothing")]
+        pipelined = silent(client, b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n" * 20 + b"\0\r\n\r\n")
+        answers = pipelined.makefile("rb").read()
+        pipelined.close()
+        gone = silent(client, HEAD + b"{")
+        gone.close()
+        assert client.get("/health").status_code == 200
+    assert {reply.status_code for reply in replies} == {200, 400, 404, 405, 422}
+    assert all("error" in reply.json() for reply in replies if reply.status_code != 200 and reply.content)
+    assert (answers.count(b"HTTP/1.1 200 "), answers.count(b"HTTP/1.1 400 ")) == (20, 1)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("text", [b'"\\ud800"', b'"a\\udfff"', b'"\xed\xa0\x80"', b'"\\udc00\\ud800"'])
+def test_a_lone_surrogate_is_a_mistake_of_the_request(text: bytes) -> None:
+    with answering(serve.service(random_follower())) as (client, _):
+        for body in (b'{"user": [%s], "movie": [3]}', b'{"gender": [%s], "movie": [3]}', b"{%s: [1]}"):
+            reply = client.post("/score", content=body % text, headers=JSON)
+            assert reply.status_code == 400
+            assert "takes one JSON object in UTF-8" in reply.json()["error"]
+
+
+def test_what_a_model_does_not_know_is_repeated_shortened() -> None:
+    follower, long = random_follower(), "x" * 1_000_000
+    snapshot = follower.model.snapshot
+    snapshot.vocabulary["user"] = {str(user): row for user, row in snapshot.vocabulary["user"].items()}
+    with answering(serve.service(follower)) as (client, _):
+        for path, body in (
+            ("/score", {long: [1]}),
+            ("/score", {"user": [long], "movie": [3]}),
+            ("/score", {"user": ["1"], "movie": [long]}),
+            ("/recommend", {"users": ["1"], long: 3}),
+            ("/recommend", {"users": [long], "k": 1}),
+            ("/recommend", {"users": ["1"], "exclude": long}),
+        ):
+            reply = client.post(path, json=body)
+            assert len(reply.content) < 1000
+            assert "xxx..." in reply.text
+        reply = client.post("/score", json={"user": ["y" * 300], "movie": [3]})
+        assert reply.json()["unknown"]["user"] == ["y" * 300]
+
+
+def test_the_service_says_what_there_is_and_what_its_requests_are_made_of() -> None:
+    with answering(serve.service(random_follower())) as (client, _):
+        listed = {each["endpoint"]: each["answer"] for each in client.get("/").json()}
+        assert listed.keys() == {"GET /", "GET /health", "POST /score", "POST /recommend", "GET /docs"}
+        assert all(listed.values())
+        assert client.get("/docs").status_code == 200
+        paths = client.get("/openapi.json").json()["paths"]
+        bodies = {
+            path: paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+            for path in ("/score", "/recommend")
+        }
+    names = {"user", "gender", "age", "occupation", "movie", "year", "genres"}
+    assert bodies["/score"].keys() == names | {"history", "history_ratings"}
+    assert bodies["/score"]["genres"]["items"]["type"] == "array"
+    assert bodies["/recommend"].keys() == {"users", "k", "events", "exclude", "candidates"}

@@ -16,8 +16,8 @@ sees half a delta. Shapes: B ratings, U users, D numbers in a table row.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +79,7 @@ class ServedModel:
     @property
     def age(self) -> float:
         """Seconds since the checkpoint was written."""
-        written = datetime.fromisoformat(self._snapshot.manifest.time)
-        return (datetime.now(timezone.utc) - written).total_seconds()
+        return self._snapshot.age
 
     def knows(self, feature: str, value: Any) -> bool:
         """Whether a raw value was there in the training, and still has a row.
@@ -258,6 +257,8 @@ class Follower:
         # Held while the model may become another one: whoever holds it asks the same one all the time.
         self.changing = threading.Lock()
         self._seen: set[tuple[str, int]] = set()
+        # Of `following.follow`: the failure that lasts, and the monotonic time of the last look without one.
+        self.failure, self.looked = "", time.monotonic()
 
     def refresh(self) -> bool:
         """Take what is newer: deltas in place, another base as a whole, and so another run once its first

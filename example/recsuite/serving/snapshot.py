@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,11 @@ class Snapshot:
     def task(self) -> Task:
         """What it has learned to do."""
         return task_of(self.head.state_dict())
+
+    @property
+    def age(self) -> float:
+        """Seconds since the checkpoint was written."""
+        return (datetime.now(timezone.utc) - datetime.fromisoformat(self.manifest.time)).total_seconds()
 
     @property
     def metric(self) -> str:

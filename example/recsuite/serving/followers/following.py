@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from recsuite.checkpoint.storage.directory import newest_in, step_of
-from recsuite.errors import UserError, signed
+from recsuite.errors import UserError, printable, signed
 from recsuite.runtime.console import say
 from recsuite.serving.served import Follower
 from recsuite.serving.snapshot import Snapshot
 
-POLL_SECONDS = 1.0
+POLL_SECONDS, LONGEST_PAUSE = 1.0, 10.0
 Answer = TypeVar("Answer")
 
 
@@ -37,19 +39,29 @@ def _has_learned(save_dir: Path) -> bool:
 def follow(follower: Follower, stop: threading.Event, show: Callable[[], None] = lambda: None) -> None:
     """Look for a newer checkpoint every second, until `stop` is set. Call it from one thread.
 
-    show: called after each newer one; may raise a UserError too, which is said as those of the checkpoints.
+    Goes on after any exception: prints it once, keeps it in `follower.failure`, and looks again after pauses
+    that double up to LONGEST_PAUSE.
+
+    show: called after each newer checkpoint, and again where it failed.
     """
-    said = ""
-    while not stop.wait(POLL_SECONDS):
+    pause, is_newer = POLL_SECONDS, False
+    while not stop.wait(pause):
         try:
-            if follower.refresh():
+            is_newer |= follower.refresh()
+            if is_newer:
                 show()
-            said = ""
-        except UserError as error:
-            # The model before is still good. Said once, for the fault may stay.
-            if str(error) != said:
-                print(signed(error), file=sys.stderr, flush=True)
-            said = str(error)
+            follower.failure, follower.looked, pause, is_newer = "", time.monotonic(), POLL_SECONDS, False
+        except Exception as error:
+            # The model before is still good.
+            is_mistake = isinstance(error, UserError)
+            said = printable(error if is_mistake else f"{type(error).__name__}: {error}")
+            is_new, follower.failure = said != follower.failure, said
+            pause = min(2 * pause, LONGEST_PAUSE)
+            # Where nobody reads stderr any more, or no memory is left for the text, following goes on.
+            with contextlib.suppress(Exception):
+                if is_new:
+                    shown = error if is_mistake else traceback.format_exc()
+                    print(signed(shown), file=sys.stderr, flush=True)
 
 
 def unknown_of(snapshot: Snapshot, users: Iterable[Any], items: Iterable[Any]) -> dict[str, list[Any]]:
