@@ -147,6 +147,7 @@ install_base() {
   # setuptools is one of the pinned packages.
   logged "installing recsuite" pip install --no-deps --no-build-isolation -e "$here"
   write_stamp "$base"
+  say "installed; next type ./run.sh --help for all flags, or . .venv/bin/activate to call the scripts in example/"
 }
 
 # An index without CPU builds gave the CUDA build of torch, which does not start without NVIDIA's libraries.
@@ -168,7 +169,7 @@ install() {
   local list="$1" size="$2"
   shift 2
   say "installing $list, about $size to download"
-  logged "installing $list" pip install "$@" -r "$here/$list"
+  shown "installing $list" pip install "$@" -r "$here/$list"
 }
 
 pip() {
@@ -183,6 +184,20 @@ logged() {
     tail -n 15 "$log" >&2
     fail 1 "$step failed; its last lines are above, all of them in $log"
   }
+}
+
+# shown STEP COMMAND...: as `logged`, with a line for each package that pip begins, terminal or not.
+shown() {
+  local step="$1" log="$venv/.setup.log" status=0
+  shift
+  "$@" > >(tee "$log" | sed -u -n -e 's/^Collecting \([^ ;]*\).*/run.sh: \1/p' \
+    -e 's/^Installing collected.*/run.sh: unpacking all of them, a minute or two/p' >&2) 2>&1 || status=$?
+  # Until all is shown and logged.
+  wait "$!" || true
+  if ((status > 0)); then
+    tail -n 15 "$log" >&2
+    fail 1 "$step failed; its last lines are above, all of them in $log"
+  fi
 }
 
 # A stamp is written last and tells what was installed, so that a half-finished installation has none.

@@ -65,8 +65,17 @@ def page() -> str:
 
 def stub() -> str:
     """The types of the flags that `recsuite.fit` takes, for checkers of types and editors."""
-    kinds = {name: field.type for part in sections().values() for name, field in part.__dataclass_fields__.items() if name in flag_names()}
-    lines = [f"    {name}: {kind}{PATHS * (name in FOLDERS)}" for name, kind in kinds.items() if name not in (*DECIDED, "schema")]
+    kinds = {
+        name: field.type
+        for part in sections().values()
+        for name, field in part.__dataclass_fields__.items()
+        if name in flag_names()
+    }
+    lines = [
+        f"    {name}: {kind}{PATHS * (name in FOLDERS)}"
+        for name, kind in kinds.items()
+        if name not in (*DECIDED, "schema")
+    ]
     return "\n".join([*STUB_HEAD, *lines, ""])
 
 

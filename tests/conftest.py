@@ -184,3 +184,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker, needed in (("gpu", 1), ("multi_gpu", 2)):
         if item.get_closest_marker(marker) and needed > NUM_GPUS:
             pytest.skip(f"needs {needed} CUDA device(s), found {NUM_GPUS}")
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Keep the name of the test that runs in this process, for .ci/run to print if it never ends."""
+    if folder := os.environ.get("RUNNING_TESTS"):
+        Path(folder, str(os.getpid())).write_text(f"{nodeid}\n")
+
+
+def pytest_runtest_logfinish() -> None:
+    """No test runs in this process now."""
+    if folder := os.environ.get("RUNNING_TESTS"):
+        Path(folder, str(os.getpid())).unlink(missing_ok=True)

@@ -43,6 +43,7 @@ case "$*" in
       fail) echo "ERROR: no such wheel"; exit 1 ;;
       killed) kill -KILL "$PPID" ;;
       slow) sleep 0.5 ;;
+      *) echo "Collecting torch==2.13.0 (from -r list)" ;;
     esac ;;
   *"/example.py --doctor"*)
     echo "ranks=$LOCAL_WORLD_SIZE gpus=${CUDA_VISIBLE_DEVICES-all} omp=$OMP_NUM_THREADS" >>"$CALLS" ;;
@@ -117,7 +118,16 @@ def copy(tmp_path: Path) -> Copy:
 def test_the_first_setup_installs_the_cpu_list_without_dependencies(copy: Copy) -> None:
     _, err = copy.run("setup")
     assert copy.installs() == ["--no-deps|-r|requirements.txt"]
-    assert "installing requirements.txt, about 400 MB" in err
+    lines = err.splitlines()
+    begin = lines.index("run.sh: installing requirements.txt, about 400 MB to download")
+    # A line for each package, and at the end what to do.
+    assert lines[begin + 1] == "run.sh: torch==2.13.0"
+    assert lines[-1].startswith("run.sh: installed; next type ./run.sh --help")
+
+
+def test_every_script_of_the_readme_has_its_packages_after_the_first_command() -> None:
+    for name in ("requirements.txt", "requirements-cuda.txt"):
+        assert "faiss-cpu==" in (REPOSITORY / name).read_text()
 
 
 def test_a_second_setup_calls_no_pip_and_says_nothing(copy: Copy) -> None:

@@ -12,7 +12,7 @@ from recsuite.checkout import checkout
 from tests.support.launch import ROOT, python, succeeded
 
 # Built from these alone: the lists of packages and the documents are no part of it.
-PARTS = ("pyproject.toml", "README.md", "example", "tests", "benchmarks", "docs", "deploy")
+PARTS = ("pyproject.toml", "README.md", "LICENSE", "example", "tests", "benchmarks", "docs", "deploy")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
 
 USE = """
@@ -55,7 +55,11 @@ def test_the_wheel_holds_every_file_of_the_library_and_nothing_else(wheel: Path)
     wanted = {name for name in files if "__pycache__" not in name}
     with zipfile.ZipFile(wheel) as held:
         names = {name for name in held.namelist() if ".dist-info/" not in name}
+        (metadata,) = [held.read(name).decode() for name in held.namelist() if name.endswith("METADATA")]
     assert names == wanted
+    assert "Name: recsuite\n" in metadata
+    assert "License-Expression: BSD-3-Clause\n" in metadata
+    assert {"Requires-Dist: torch\n", "Requires-Dist: torchrec\n"} <= {*metadata.splitlines(keepends=True)}
     data = {"recsuite/monitoring/page.html", "recsuite/datasets/movielens/schema.toml"}
     assert {*data, "recsuite/datasets/movielens/parsing/ratings.py"} <= names
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -200,7 +201,7 @@ def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descripto
     rows = events.head(5)
     assert found[0].score(Streamed(rows)).tolist() == found[0].score(rows).tolist()
     assert repr(found[0]).startswith("FittedModel(60 users, 40 items, test: rmse ")
-    (schema,) = {line.split()[-10] for line in capsys.readouterr().out.splitlines() if "] wrote " in line or line.startswith("wrote ")}
+    (schema,) = set(re.findall(r"wrote (\S+) from", capsys.readouterr().out))
     assert Path(schema).is_file()
 
 
@@ -354,7 +355,7 @@ def test_ctrl_c_in_a_fit_is_a_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Checkpointer, "on_step", interrupted)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        recsuite.fit(frames(300)[0], **FLAGS)
+        recsuite.fit(frames(300)[0], **{**FLAGS, "batch_size": 32})
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -154,9 +154,7 @@ def _frames(events: Any, users: Any, items: Any) -> dict[str, pandas.DataFrame]:
 
     given = {"events": events, "users": users, "items": items}
     return {
-        name: frame_of(table, name)
-        for name, table in given.items()
-        if table is not None or name == "events"
+        name: frame_of(table, name) for name, table in given.items() if table is not None or name == "events"
     }
 
 
@@ -230,7 +228,9 @@ def _write(
     else:
         # What is shown names a file that stays: the folder goes.
         proposal = propose(folder)
-        kept = shutil.copy(proposal.path, Path(tempfile.gettempdir(), f"recsuite-{launch_name()}-schema.toml"))
+        kept = shutil.copy(
+            proposal.path, Path(tempfile.gettempdir(), f"recsuite-{launch_name()}-schema.toml")
+        )
         dataclasses.replace(proposal, path=Path(kept)).show()
 
 
