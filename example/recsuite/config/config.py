@@ -142,8 +142,8 @@ class Config:
             path = flags[name]
             require(
                 "://" not in str(path),
-                f"--{name} {path} is a URL, and is read and written as a folder of this machine; give the path "
-                "of a folder, for example one where the bucket is mounted",
+                f"--{name} {path} is a URL, and must be a folder of this machine; give the path of one, such as "
+                "a folder where the bucket is mounted",
             )
         # A folder that cannot be looked at passes here: whoever opens it says why.
         # Tables of one's own may be one file; a set with a name is a folder of several.

@@ -32,7 +32,8 @@ def frame_of(values: Any, name: str) -> pandas.DataFrame:
             raise UserError(f"{name} cannot be read as an Arrow table: {printable(error)}.") from None
     if not isinstance(values, pandas.DataFrame):
         raise UserError(
-            f"{name} must be a table of pandas, polars, pyarrow or DuckDB, got {printable(repr(type(values)))}."
+            f"{name} must be a table of pandas, polars, pyarrow or DuckDB, got "
+            f"{printable(repr(type(values)))}."
         )
     odd = [column for column in values.columns if not isinstance(column, str)]
     odd += [*values.columns[values.columns.duplicated()]]
@@ -44,8 +45,8 @@ def frame_of(values: Any, name: str) -> pandas.DataFrame:
     lost = [each for each in values.index.names if each is not None and each not in values.columns]
     if lost:
         raise UserError(
-            f"{name} has an index {printable(repr(lost[0]))}, which is not read; call reset_index() to make it "
-            "a column, or reset_index(drop=True) to leave it out."
+            f"{name} has an index {printable(repr(lost[0]))}, which is not read; call reset_index() to make "
+            "it a column, or reset_index(drop=True) to leave it out."
         )
     for column, kind in values.dtypes.items():
         # Plain numbers, truths and times are of one type each.
