@@ -142,7 +142,7 @@ class Config:
             path = flags[name]
             require(
                 "://" not in str(path),
-                f"--{name} {path} is a URL and must be a folder; give the path of one on this machine, such as "
+                f"--{name} {path} is a URL and must be a folder; give the path of one here, such as "
                 "a folder where the bucket is mounted",
             )
         # A folder that cannot be looked at passes here: whoever opens it says why.
