@@ -12,13 +12,27 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.config.both_sides import BOTH_SIDES
-from recsuite.config.config import Config
+from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.parser import build_parser
 from recsuite.config.rankings import RANKINGS
 from recsuite.config.section import as_given
 from recsuite.config.sequences import SEQUENCES
+from recsuite.tools.fitting import DECIDED
 
 PAGE = Path(__file__).with_name("flags.md")
+STUB = PAGE.parents[1] / "example" / "recsuite" / "tools" / "flags.pyi"
+# Folders may be a Path too.
+FOLDERS, PATHS = ("cache_dir", "save_dir", "report_dir"), " | Path"
+STUB_HEAD = (
+    '"""Made by docs/make_flags.py."""',
+    "",
+    "from pathlib import Path",
+    "from typing import TypedDict",
+    "",
+    "class Flags(TypedDict, total=False):",
+    '    """The flags of `recsuite.fit`."""',
+    "",
+)
 HEAD = """# Every flag
 
 `python example/example.py --help` prints the same. `python docs/make_flags.py --write` makes this page.
@@ -38,6 +52,7 @@ def main() -> None:
     flags.add_argument("--write", action="store_true", help="into docs/flags.md")
     if flags.parse_args().write:
         PAGE.write_text(page())
+        STUB.write_text(stub())
     else:
         print(page(), end="")
 
@@ -46,6 +61,22 @@ def page() -> str:
     """The page: a table for each group of the parser's flags."""
     groups = build_parser()._action_groups
     return HEAD + _best_known() + "".join(_section(group) for group in groups if list(_rows(group)))
+
+
+def stub() -> str:
+    """The types of the flags that `recsuite.fit` takes, for checkers of types and editors."""
+    kinds = {
+        name: field.type
+        for part in sections().values()
+        for name, field in part.__dataclass_fields__.items()
+        if name in flag_names()
+    }
+    lines = [
+        f"    {name}: {kind}{PATHS * (name in FOLDERS)}"
+        for name, kind in kinds.items()
+        if name not in (*DECIDED, "schema")
+    ]
+    return "\n".join([*STUB_HEAD, *lines, ""])
 
 
 def _best_known() -> str:

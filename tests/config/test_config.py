@@ -247,3 +247,9 @@ def test_the_check_alone_exits_with_status_2_and_the_sentence() -> None:
     assert result.stderr.startswith("example.py: --num_workers -1 is negative")
     assert result.stderr.count("\n") == 1
     assert python("-m", "recsuite.config", "--epochs", "2").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["save_dir", "cache_dir", "report_dir"])
+def test_a_url_where_a_folder_is_needed_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"--{name} s3://bucket/a is a URL"):
+        Config.of(dump=True, **{name: "s3://bucket/a"}).validate()

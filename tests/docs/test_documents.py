@@ -105,6 +105,10 @@ def test_the_tree_of_the_readme_names_every_folder() -> None:
 def test_the_page_of_flags_is_that_of_the_parser() -> None:
     made = succeeded(python(DOCS / "make_flags.py"))
     assert (DOCS / "flags.md").read_text() == made, "run python docs/make_flags.py --write"
+    check = (
+        "from make_flags import *; assert STUB.read_text() == stub(), 'run python docs/make_flags.py --write'"
+    )
+    succeeded(python("-c", check, env={"PYTHONPATH": f"{DOCS}:{ROOT / 'example'}"}))
     for flag in build_parser()._option_string_actions:
         assert flag in ("-h", "--help") or f"`{flag}`" in made
 

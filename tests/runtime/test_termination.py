@@ -20,9 +20,10 @@ from tests.support.launch import started, wait_for
 
 # Waits inside a library, where no handler of Python's runs.
 WAITING = """
-import sys
+import signal, sys
 from datetime import timedelta
 import torch.distributed as dist
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 from recsuite.runtime.ending.termination import Termination
 store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

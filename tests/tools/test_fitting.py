@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
+import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas
+import pyarrow
 import pytest
 
 import recsuite
@@ -146,7 +151,7 @@ def test_a_flag_that_cannot_be_is_one_sentence(flags: dict[str, object], sentenc
 
 
 def test_what_is_no_frame_is_one_sentence() -> None:
-    with pytest.raises(UserError, match="events takes a pandas"):
+    with pytest.raises(UserError, match="events must be a table of pandas, polars"):
         recsuite.fit([1, 2, 3])
 
 
@@ -158,6 +163,46 @@ def test_a_frame_that_no_table_can_hold_is_one_sentence() -> None:
     mixed = events.assign(device=["phone", 3] * 25)
     with pytest.raises(UserError, match="The column device holds values of several types"):
         recsuite.fit(mixed)
+    with pytest.raises(UserError, match="events has an index 'user_id', which is not read; call reset_index"):
+        recsuite.fit(events.set_index("user_id"))
+    with pytest.raises(UserError, match="The column z holds values of several types"):
+        recsuite.fit(events.assign(z=1j))
+
+
+class Streamed:
+    """A table as polars and DuckDB offer theirs."""
+
+    def __init__(self, frame: pandas.DataFrame) -> None:
+        self.table = pyarrow.Table.from_pandas(frame)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descriptor_or_hook(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    events, items = frames(300)
+    found: list[recsuite.FittedModel] = []
+    kept = []
+    for seed in range(3):
+        flags = {**FLAGS, "seed": seed}
+        call = threading.Thread(
+            target=lambda flags=flags: found.append(
+                recsuite.fit(Streamed(events), items=pyarrow.Table.from_pandas(items), **flags)
+            )
+        )
+        call.start()
+        call.join()
+        kept.append([len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task")])
+    assert len(found) == 3
+    assert kept[1] == kept[2]
+    assert sys.excepthook is sys.__excepthook__
+    rows = events.head(5)
+    assert found[0].score(Streamed(rows)).tolist() == found[0].score(rows).tolist()
+    assert repr(found[0]).startswith("FittedModel(60 users, 40 items, test: rmse ")
+    (schema,) = set(re.findall(r"wrote (\S+) from", capsys.readouterr().out))
+    assert Path(schema).is_file()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +210,7 @@ def test_a_frame_that_no_table_can_hold_is_one_sentence() -> None:
     [
         (lambda model: model.recommend([["user-1"]]), r"The feature user takes .* not \['user-1'\]"),
         (lambda model: model.recommend(["user-1"], event="phone"), "event takes features of the coming"),
-        (lambda model: model.score(None), "score takes a pandas.DataFrame of events.* got None"),
+        (lambda model: model.score(None), "values must be a table of pandas.* got "),
         (lambda model: model.score({"price": [10**400]}), "The feature price takes numbers"),
     ],
 )
@@ -295,6 +340,23 @@ def test_the_same_call_on_two_ranks_gives_every_rank_the_same_model(tmp_path: Pa
     # The table of results, by one of them.
     assert output.count("| this model, epoch 1 ") == output.count("| global mean ") == 1
     assert found[0]["mistake"] == "The schema nope.toml is not a file; give the path of a schema.toml."
+
+
+def test_ctrl_c_in_a_fit_is_a_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    from recsuite.checkpoint.checkpointer import Checkpointer
+
+    on_step = Checkpointer.on_step
+
+    def interrupted(self: Any, step: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        on_step(self, step)
+        on_step(self, step)
+
+    monkeypatch.setattr(Checkpointer, "on_step", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        recsuite.fit(frames(300)[0], **{**FLAGS, "batch_size": 32})
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_good_call_follows_one_that_was_refused() -> None:

@@ -138,6 +138,13 @@ class Config:
             f"--load {section.load} is outside --save_dir {section.save_dir}, where the requested training "
             "writes; give --load alone, or without a folder",
         )
+        for name in ("cache_dir", "save_dir", "load", "export", "report_dir"):
+            path = flags[name]
+            require(
+                "://" not in str(path),
+                f"--{name} {path} is a URL and must be a folder; give the path of one here, such as "
+                "a folder where the bucket is mounted",
+            )
         # A folder that cannot be looked at passes here: whoever opens it says why.
         # Tables of one's own may be one file; a set with a name is a folder of several.
         names = ("data_path",) if self.data.dataset else ()

@@ -5,11 +5,14 @@ Reads /proc and /sys; imports nothing heavy, so a data worker may import it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from recsuite.errors import UserError
@@ -66,8 +69,38 @@ def spin_briefly() -> None:
     of a busy machine, for which a step of two threads then waits again and again. GNU's OpenMP, which
     torch brings along on Linux, reads the variable when it is loaded, so this comes before torch is imported.
     """
-    if "OMP_WAIT_POLICY" not in os.environ:
+    if "OMP_WAIT_POLICY" not in os.environ and "torch" not in sys.modules:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+@contextlib.contextmanager
+def spinning_briefly() -> Iterator[None]:
+    """Have threads wait as `spin_briefly` asks for, where torch was imported before that could be read.
+
+    GNU's OpenMP spins briefly while a process has more threads than cores: here one more, with a team of its
+    own, which sleeps until the block ends.
+    """
+    import torch
+
+    if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & {*os.environ}:
+        yield
+        return
+    has_team, end = threading.Event(), threading.Event()
+
+    def run() -> None:
+        # Large enough for a team.
+        torch.zeros(2**20).add_(1)
+        has_team.set()
+        end.wait()
+
+    thread = threading.Thread(target=run, name="spin", daemon=True)
+    thread.start()
+    try:
+        has_team.wait()
+        yield
+    finally:
+        end.set()
+        thread.join()
 
 
 def allowed_memory() -> int:

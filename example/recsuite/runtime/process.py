@@ -245,6 +245,7 @@ def _init_process_group(launch: Launch, device: torch.device, store: dist.Store,
     # With a device nccl connects here, where a rank that cannot be reached is named, and not in some later
     # collective.
     backend = "nccl" if device.type == "cuda" else "gloo"
+    hook = sys.excepthook
     dist.init_process_group(
         backend,
         store=store,
@@ -253,6 +254,8 @@ def _init_process_group(launch: Launch, device: torch.device, store: dist.Store,
         timeout=timedelta(seconds=timeout),
         device_id=device if device.type == "cuda" else None,
     )
+    # torch wraps it once more for each group that a process has, and never gives it back.
+    sys.excepthook = hook
     check_visitors()
 
 

@@ -21,7 +21,7 @@ from recsuite.datasets.tables.derived import (
     user_days,
     weekday,
 )
-from recsuite.datasets.tables.parts.frame import parsed, raw_values
+from recsuite.datasets.tables.parts.frame import frame_of, parsed, raw_values
 from recsuite.datasets.tables.parts.wanted import ID, TIME, Wanted
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.errors import UserError, printable
@@ -69,6 +69,11 @@ class FittedModel(ServedModel):
             described = {**described, AUDIENCE: [self._named(places) for places in who]}
         self.describe_items(described)
 
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in self.metrics.items())
+        users, items = len(self._users.ids), len(self._items.ids)
+        return f"FittedModel({users:,} users, {items:,} items, test: {shown})"
+
     def _named(self, places: np.ndarray) -> list[Any]:
         """The raw ids of users by their positions."""
         return [self._users.ids[place] for place in places.tolist()]
@@ -98,7 +103,7 @@ class FittedModel(ServedModel):
         return super().recommend(values, k, exclude=exclude, **options)
 
     def score(self, values: Any) -> torch.Tensor:
-        """As `ServedModel.score`; or of a pandas.DataFrame of events, with the columns that the tables have.
+        """As `ServedModel.score`; or of a table of events as `fit` takes it, with its columns.
 
         Of users and items all is known that the tables say, and of the event what the frame says. Where it
         has the column of times, a user's history ends strictly before the row's own; without it, all that
@@ -110,12 +115,7 @@ class FittedModel(ServedModel):
         """
         if isinstance(values, Mapping):
             return super().score(values)
-        if not hasattr(values, "columns"):
-            raise UserError(
-                "score takes a pandas.DataFrame of events, or lists of values by the names of the features, "
-                f"and got {printable(repr(values))}."
-            )
-        schema, frame = self.snapshot.schema, values
+        schema, frame = self.snapshot.schema, frame_of(values, "values")
         users, items = (self._ids(self._column(frame, entity), entity) for entity in (USER, ITEM))
         time = self._times(frame)
         told = {**self._told(users, time, items if self._shares else None), **self._items.of(items)}

@@ -2,7 +2,7 @@
 
     import recsuite
 
-    model = recsuite.fit(events, epochs=5)            # a pandas.DataFrame, or the path of tables
+    model = recsuite.fit(events, epochs=5)            # a table in memory, or the path of tables
     model.recommend(["8d1f..."], k=5, event={"device": "phone"})
     model.score(events.head(3))
     model.save("served")                              # a folder that ServedModel.open reads
@@ -13,11 +13,14 @@ makes the same call.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import gc
 import os
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -26,16 +29,22 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
-from recsuite.runtime.host import stat_fields
+from recsuite.runtime.host import spinning_briefly, stat_fields
 from recsuite.runtime.launch import launch_name, read_launch
 from recsuite.tools.script import joined
 
 if TYPE_CHECKING:
+    import pandas
+    from typing_extensions import Unpack
+
     from recsuite.datasets.schema import RawData
     from recsuite.datasets.tables.schema_file import TableSchema
     from recsuite.serving.snapshot import Snapshot
     from recsuite.tools.fitted import FittedModel
+    from recsuite.tools.flags import Flags
 
+# A process has one process group, and one folder of its launch.
+FITTING = threading.Lock()
 # Before the name of the launch, and what may be in a folder of this name.
 PREFIX = "recsuite-fit-"
 CONTENT = {"data", "columns", "checkpoints"}
@@ -60,38 +69,51 @@ def fit(
     *,
     users: Any = None,
     items: Any = None,
-    **flags: Any,
+    **flags: Unpack[Flags],
 ) -> FittedModel:
-    """Train a model on tables, and give it with its best weights; prints what the command line prints.
-    Collective: every rank.
+    """Train a model on tables, and return it with its best weights; prints what the command line prints.
+    Works in any thread; a second call waits until the first has ended. Collective: every rank.
 
-    events: a pandas.DataFrame with a row for each event, or the path of tables as --data_path takes it.
-    users, items: frames with a row for each, or None. schema: a schema.toml or what it says; None guesses it
-    from frames, and finds or guesses it beside a path. flags: those of the command line by their names, such
-    as epochs=5. A `save_dir` keeps the checkpoints; several machines need one that all of them see. Of a path
-    the columns are kept as the command line keeps them, in `cache_dir` or beside the tables.
+    events: a table with a row for each event, of pandas, polars, pyarrow, DuckDB or anything else with
+    `__arrow_c_stream__`, or the path of tables as --data_path takes it. users, items: such tables with a row
+    for each, or None. schema: a schema.toml or what it says; None guesses it from tables in memory, and finds
+    or guesses it beside a path. flags: those of the command line by their names, such as epochs=5. A
+    `save_dir` keeps the checkpoints; several machines need one that all of them see. Of a path the columns
+    are kept as the command line keeps them, in `cache_dir` or beside the tables.
 
     Raises:
         UserError: for a flag that is not known, and whatever a training raises.
+        KeyboardInterrupt: on Ctrl-C, in the main thread.
     """
     config = _config_of(flags)
     is_path = isinstance(events, (str, Path))
-    tables = {"events": events, "users": users, "items": items}
     # All of it on every rank, before one of them writes anything: so all say the same.
     _check_launch()
-    _check_tables(tables, schema, is_path)
+    if is_path and not schema is users is items is None:
+        raise UserError(
+            "Beside the path of tables lie their schema.toml and the tables of users and items; leave out "
+            "schema, users and items."
+        )
+    tables = {} if is_path else _frames(events, users, items)
+    _check_schema(schema)
     # Of frames the folder comes later; it is one.
     path = str(events) if is_path else tempfile.gettempdir()
     config = config.replaced(data_path=path, dump=True)
     config.validate()
-    with _folder_of_launch() as folder:
-        if not is_path:
-            _write(folder / "data", tables, schema)
-            columns = config.data.cache_dir or str(folder / "columns")
-            config = config.replaced(data_path=str(folder / "data"), cache_dir=columns)
-        if "save_dir" not in flags:
-            config = config.replaced(save_dir=str(folder / "checkpoints"))
-        return _fitted(config, frozenset(flags), folder)
+    with FITTING:
+        try:
+            with _folder_of_launch() as folder:
+                if not is_path:
+                    _write(folder / "data", tables, schema)
+                    columns = config.data.cache_dir or str(folder / "columns")
+                    config = config.replaced(data_path=str(folder / "data"), cache_dir=columns)
+                if "save_dir" not in flags:
+                    config = config.replaced(save_dir=str(folder / "checkpoints"))
+                return _fitted(config, frozenset(flags), folder)
+        finally:
+            # What a training leaves refers to itself, with its process groups and its mapped columns: their
+            # threads and descriptors would stay until Python looks for such.
+            gc.collect()
 
 
 def _config_of(flags: Mapping[str, Any]) -> Config:
@@ -126,37 +148,14 @@ def _check_launch() -> None:
         )
 
 
-def _check_tables(tables: Mapping[str, Any], schema: Any, is_path: bool) -> None:
-    if is_path:
-        if schema is not None or any(tables[name] is not None for name in ("users", "items")):
-            raise UserError(
-                "Beside the path of tables lie their schema.toml and the tables of users and items; leave "
-                "out schema, users and items."
-            )
-        return
-    for name, frame in tables.items():
-        if frame is not None or name == "events":
-            _check_frame(name, frame)
-    _check_schema(schema)
+def _frames(events: Any, users: Any, items: Any) -> dict[str, pandas.DataFrame]:
+    """The tables that were given, by their names."""
+    from recsuite.datasets.tables.parts.frame import frame_of
 
-
-def _check_frame(name: str, frame: Any) -> None:
-    """Refuse what cannot be written as a table."""
-    from recsuite.datasets.tables.parts.frame import column_of
-
-    if not hasattr(frame, "to_parquet"):
-        raise UserError(f"{name} takes a pandas.DataFrame, and got {printable(repr(type(frame)))}.")
-    odd = [column for column in frame.columns if not isinstance(column, str)]
-    odd += [*frame.columns[frame.columns.duplicated()]]
-    if odd:
-        raise UserError(
-            f"{name} has a column {printable(repr(odd[0]))}, and takes columns with one name each, a text; "
-            "rename it."
-        )
-    for column, kind in frame.dtypes.items():
-        # Plain numbers, truths and times are of one type each.
-        if kind.kind not in "biufM":
-            column_of(frame[column], column)
+    given = {"events": events, "users": users, "items": items}
+    return {
+        name: frame_of(table, name) for name, table in given.items() if table is not None or name == "events"
+    }
 
 
 def _check_schema(schema: Any) -> None:
@@ -204,18 +203,35 @@ def _is_leftover(path: Path) -> bool:
     return False
 
 
-def _write(folder: Path, tables: Mapping[str, Any], schema: str | Path | TableSchema | None) -> None:
+def _write(
+    folder: Path, tables: Mapping[str, pandas.DataFrame], schema: str | Path | TableSchema | None
+) -> None:
+    import pyarrow
+
     from recsuite.datasets.tables.description.writer import write_schema
+    from recsuite.datasets.tables.guessing.proposal import propose
 
     if read_launch().local_rank != 0:
         return
     for name, frame in tables.items():
-        if frame is not None:
+        try:
             frame.to_parquet(folder / f"{name}.parquet", index=False)
+        except (pyarrow.ArrowException, TypeError, ValueError) as error:
+            raise UserError(
+                f"{name} cannot be written as a table ({printable(error)}); convert that column to texts, "
+                "numbers, truths or times."
+            ) from None
     if isinstance(schema, (str, Path)):
         shutil.copyfile(schema, folder / "schema.toml")
     elif schema is not None:
         write_schema(schema, folder / "schema.toml")
+    else:
+        # What is shown names a file that stays: the folder goes.
+        proposal = propose(folder)
+        kept = shutil.copy(
+            proposal.path, Path(tempfile.gettempdir(), f"recsuite-{launch_name()}-schema.toml")
+        )
+        dataclasses.replace(proposal, path=Path(kept)).show()
 
 
 def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
@@ -230,7 +246,11 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
     from recsuite.tools.fitted import FittedModel
     from recsuite.training.trainer import train
 
-    with joined(config, given) as (config, context), observing(config, context) as (stopwatch, callbacks):
+    with (
+        joined(config, given) as (config, context),
+        spinning_briefly(),
+        observing(config, context) as (stopwatch, callbacks),
+    ):
         with ExitStack() as stack:
             with stopwatch.part("data"):
                 data = stack.enter_context(open_data(config, context))

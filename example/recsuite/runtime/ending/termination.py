@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import FrameType
 
@@ -38,18 +38,34 @@ class Termination:
         self._vote: tuple[torch.Tensor, dist.Work] | None = None
         # The number of the signal that told this process to end.
         self.asked = 0
+        self._interrupt: Callable[[int, FrameType | None], object] | None = None
 
     @contextlib.contextmanager
     def obeyed(self) -> Iterator[None]:
         """Have a SIGTERM or a Ctrl-C be noted here instead of ending this process at once. Not collective.
 
+        A Ctrl-C that has a handler, such as that of KeyboardInterrupt, belongs to the program that called
+        this: it raises KeyboardInterrupt after a step, because an exception that comes up inside a callback
+        from C++ is lost; a second one calls the handler at once. In another thread than the main one no
+        signal is noted, as Python allows no handler to be set there.
+
         Raises:
             SystemExit: when this process was told to end, and cannot agree on it with ranks that are gone.
+            KeyboardInterrupt: see above.
         """
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        is_main = threading.current_thread() is threading.main_thread()
+        before = {number: signal.signal(number, self._note) for number in SIGNALS if is_main}
+        found = before.get(signal.SIGINT)
+        self._interrupt = found if callable(found) else None
         try:
-            with _second_ctrl_c_ends(speaks=dist.get_rank() == 0):
+            with contextlib.ExitStack() as stack:
+                if is_main and self._interrupt is None:
+                    stack.enter_context(_second_ctrl_c_ends(speaks=dist.get_rank() == 0))
                 yield
+        except SystemExit as ended:
+            if self._interrupt and ended.code == status_of(signal.SIGINT):
+                raise KeyboardInterrupt from None
+            raise
         except Exception as error:
             # A rank that was told to end, too, may have gone first. That is the end that was asked for, and
             # no fault.
@@ -78,6 +94,8 @@ class Termination:
         return found
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._interrupt and number == self.asked == signal.SIGINT:
+            self._interrupt(number, frame)
         # The first one: a batch system's SIGTERM after a Ctrl-C, or again, changes nothing.
         self.asked = self.asked or number
 

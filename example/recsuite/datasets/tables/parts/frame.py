@@ -11,7 +11,48 @@ from recsuite.datasets.tables.values import FAULTS, MISSING, plain
 from recsuite.errors import UserError, printable
 
 if TYPE_CHECKING:
+    import pandas
     import pyarrow
+
+
+def frame_of(values: Any, name: str) -> pandas.DataFrame:
+    """A table in memory as a pandas.DataFrame: one of pandas, or any that offers Arrow's stream of batches,
+    such as those of polars, pyarrow and DuckDB. Its types stay as they are.
+
+    Raises:
+        UserError: for what is no table, and for columns that a file of tables cannot have.
+    """
+    import pandas
+    import pyarrow
+
+    if hasattr(values, "__arrow_c_stream__") and not isinstance(values, pandas.DataFrame):
+        try:
+            values = pyarrow.table(values).to_pandas(types_mapper=pandas.ArrowDtype)
+        except (pyarrow.ArrowException, TypeError, ValueError) as error:
+            raise UserError(f"{name} cannot be read as an Arrow table: {printable(error)}.") from None
+    if not isinstance(values, pandas.DataFrame):
+        raise UserError(
+            f"{name} must be a table of pandas, polars, pyarrow or DuckDB, got "
+            f"{printable(repr(type(values)))}."
+        )
+    odd = [column for column in values.columns if not isinstance(column, str)]
+    odd += [*values.columns[values.columns.duplicated()]]
+    if odd:
+        raise UserError(
+            f"{name} has a column {printable(repr(odd[0]))}, and takes columns with one name each, a text; "
+            "rename it."
+        )
+    lost = [each for each in values.index.names if each is not None and each not in values.columns]
+    if lost:
+        raise UserError(
+            f"{name} has an index {printable(repr(lost[0]))}, which is not read; call reset_index() to make "
+            "it a column, or reset_index(drop=True) to leave it out."
+        )
+    for column, kind in values.dtypes.items():
+        # Plain numbers, truths and times are of one type each.
+        if kind.kind not in "biufM":
+            column_of(values[column], column)
+    return values
 
 
 def column_of(values: Any, name: str) -> pyarrow.Array:

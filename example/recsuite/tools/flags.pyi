@@ -1,0 +1,71 @@
+"""Made by docs/make_flags.py."""
+
+from pathlib import Path
+from typing import TypedDict
+
+class Flags(TypedDict, total=False):
+    """The flags of `recsuite.fit`."""
+
+    dataset: str
+    cache_dir: str | Path
+    rebuild: bool
+    synthetic_ratings: int
+    world: str
+    split: str
+    test_fraction: float
+    validation_fraction: float
+    bad_rows: str
+    max_bad_rows: float
+    duplicates: str
+    history: int
+    audience: int
+    others: int
+    days: str
+    batch_size: int
+    num_workers: int | str
+    mp_context: str
+    prefetch_factor: int
+    worker_timeout: int
+    ids: str
+    capacity: str
+    admit: int
+    evict: str
+    ttl: str
+    half_life: str
+    distribution: str
+    grow: float
+    max_growth: int
+    task: str
+    embedding_dim: int
+    mlp_dims: tuple[int, ...]
+    history_weights: str
+    negatives: int
+    block: str
+    num_blocks: int
+    num_heads: int
+    dropout: float
+    lr: float
+    dense_lr: float
+    weight_decay: float
+    dense_weight_decay: float
+    epochs: int
+    patience: int
+    pipeline: str
+    cpu_tables: str
+    stream: bool
+    window: str
+    follow_data: bool
+    until: int
+    checkpoint: str
+    save_dir: str | Path
+    dump_every: int
+    keep: int
+    async_dump: bool
+    user: str
+    top: int
+    follow: bool
+    report_dir: str | Path
+    profile: int
+    tensorboard: bool
+    seed: int
+    timeout: int
