@@ -29,8 +29,11 @@ FAULTS = (
     "is outside of the scale",
     "is below zero",
     "is neither yes nor no",
+    "is in another unit than",
 )
-MISSING, NO_NUMBER, INFINITE, NOT_WHOLE, NO_TIME, FAR_TIME, OFF_SCALE, NEGATIVE, NO_ANSWER = range(1, 10)
+MISSING, NO_NUMBER, INFINITE, NOT_WHOLE, NO_TIME, FAR_TIME, OFF_SCALE, NEGATIVE, NO_ANSWER, OTHER_UNIT = (
+    range(1, 11)
+)
 # Texts that say that there is no number.
 NO_VALUE = ("", "NA", "N/A", "null", "NULL", "NaN", "nan", "None")
 YES, NO = ("1", "true", "yes", "1.0", "t", "y"), ("0", "false", "no", "0.0", "f", "n")
