@@ -121,14 +121,17 @@ def _patterns(text: str) -> Iterator[str]:
     if "\0" in form:
         return
     year, has_month = form.find("%Y"), "%b" in form.lower()
-    if year < 0:
+    options: tuple[str, ...]
+    if "{}" not in form:
+        options = ("",)
+    elif year < 0:
         options = ("%d %y",) if has_month else ("%m %d %y", "%d %m %y", "%y %m %d")
     elif has_month:
         options = ("%d",)
     else:
         # Behind a year the month comes first.
         options = ("%m %d", "%d %m") if year > form.find("{}") else ("%m %d", "%m %d %H %M %S")
-    for option in options if "{}" in form else ("",):
+    for option in options:
         parts = option.split()
         if len(parts) == form.count("{}"):
             pattern = form.format(*parts)
