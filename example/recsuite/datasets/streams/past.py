@@ -90,7 +90,7 @@ def num_held_back(time: np.ndarray, order: np.ndarray, learned: int, now: float)
     """Number of the newest events that have a time of a wrong clock.
 
     They are later than a day from now, or they are at most one in a hundred and lie farther behind all others
-    than these span, and than 30 days. A stream that learned them would take whatever comes afterwards for late.
+    than these span, and than 30 days. Once they are learned, all that comes afterwards would be too late.
 
     time: int64, seconds since 1970. order: the places of events by time. learned: up to when a stream has
     learned; nothing before it is held back.
