@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -416,12 +417,44 @@ def test_a_column_that_is_called_a_time_and_is_none_is_refused_with_a_value(name
     assert advice in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["play_time", "runtime", "timeframe", "time_spent", "release year", "times"])
+@pytest.mark.parametrize(
+    "name", ["play_time", "runtime", "timeframe", "time_spent", "release year", "times", "update"]
+)
 def test_a_duration_is_no_time(name: str) -> None:
     assert guessed({"user": USER, "item": ITEM, name: SECONDS % 3_600}).timestamp is None
     # And a time of the day is none beside a day.
     events = {"user": USER, "item": ITEM, "time": SECONDS % 3_600, "date": written("%Y%m%d")}
     assert guessed({**events, name: SECONDS % 3_600}).timestamp == TimestampColumn("date", "%Y%m%d")
+
+
+@pytest.mark.parametrize(
+    ("column", "form"),
+    [
+        (np.arange(ROWS), "unix"),
+        ([way.replace("/", ".", 1) for way in written("%d/%m/%Y-%H")], "%d.%m/%Y-%H"),
+        ([f"{day:02}/02/2023" for day in range(1, 13)], "%d/%m/%Y"),
+    ],
+)
+def test_what_a_column_of_times_is_told_to_get_is_read(column: Any, form: str) -> None:
+    number = len(column)
+    with pytest.raises(UserError) as refused:
+        guessed({"user": USER[:number] * 0 + np.arange(number) % 2, "item": ITEM[:number], "time": column})
+    found = re.search(r"\[timestamp\] (column = .*) format = ", str(refused.value))
+    assert found
+    roles = '[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n[label]\nkind = "clicks"\n'
+    schema = parse_schema(f'{roles}[timestamp]\n{found[1]}\nformat = "{form}"\n')
+    assert schema.timestamp == TimestampColumn("time", form)
+    read = times(pa.array([*map(str, column)]), "time", form)
+    assert not read.faults.any()
+    assert (np.diff(read.values) >= 0).all()
+
+
+def test_dates_that_are_not_read_are_no_age() -> None:
+    items = texts(
+        {"item": range(ITEMS), "released": [f"{item % 9 + 1:02}-Jan-1995" for item in range(ITEMS)]}
+    )
+    events = {"user": USER, "item": ITEM, "rating": RNG.integers(1, 6, ROWS), "timestamp": SECONDS}
+    assert "2026-11-20, which are not read" in left_out(events, items=items)["released"]
 
 
 @pytest.mark.parametrize(

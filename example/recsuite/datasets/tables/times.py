@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import calendar
+import contextlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +18,6 @@ from recsuite.datasets.tables.values import (
     NO_TIME,
     OTHER_UNIT,
     Parsed,
-    cast,
     categories,
     numbers,
     plain,
@@ -71,11 +71,6 @@ def forms_of(texts: Sequence[str]) -> list[Form]:
         texts = [text for text, done in zip(texts, is_read, strict=True) if not done]
     found += [Form("", len(unread), unread[0])] if unread else []
     return sorted(found, key=lambda form: -form.number)
-
-
-def is_time(text: str) -> bool:
-    """Whether a text is a time in some form."""
-    return bool(_form_of_first([text])[0].name)
 
 
 def _form_of_first(texts: Sequence[str]) -> tuple[Form, np.ndarray]:
@@ -177,9 +172,10 @@ def times(column: pyarrow.Array, name: str, form: str) -> Parsed:
         found.faults[_has_other_unit(found.values, form) & (found.faults == 0)] = OTHER_UNIT
         return _in_range(np.floor(found.values / UNITS[form]), found.faults)
     # A year or 20201131, read as a number, is a text to a pattern.
-    texts = categories(column, name).values.cast(pyarrow.string())
-    texts = pc.utf8_trim_whitespace(texts)
-    seconds = _iso(texts) if form == ISO else _patterned(texts, form)
+    texts = pc.utf8_trim_whitespace(categories(column, name).values.cast(pyarrow.string()))
+    coded = texts.dictionary_encode()
+    known = _iso(coded.dictionary) if form == ISO else _patterned(coded.dictionary, form)
+    seconds = np.append(known, np.nan)[coded.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)]
     faults = np.zeros(len(column), np.int8)
     faults[np.isnan(seconds) & ~texts.is_null().to_numpy(zero_copy_only=False)] = NO_TIME
     return _in_range(seconds, faults)
@@ -218,7 +214,7 @@ def _seconds(column: pyarrow.Array) -> np.ndarray:
 
 def _iso(texts: pyarrow.Array) -> np.ndarray:
     """Seconds of texts such as 2026-11-20, 2026-11-20 10:00 UTC, 2026-11-20T10:00:00.5+01:00 and
-    20261120T100000Z.
+    20261120T100000Z; NaN for others.
     """
     import pyarrow
     import pyarrow.compute as pc
@@ -230,47 +226,49 @@ def _iso(texts: pyarrow.Array) -> np.ndarray:
         except pyarrow.ArrowInvalid:
             texts = pc.replace_substring_regex(texts, r" ?(UTC|GMT|Z)$", "Z") if zone else texts
     for pattern, plain_form in (
-        # Seconds are whole below, and a fraction may have more digits than Arrow takes.
+        # Seconds are whole below, and a fraction may have any number of digits.
         (FRACTION, r"\1"),
         (r"^(\d{4})(\d\d)(\d\d)($|[T ])", r"\1-\2-\3\4"),
         (r"([T ]\d\d)(\d\d)(\d\d)($|[-+Z ])", r"\1:\2:\3\4"),
         (r"([T ]\d\d)(\d\d)($|[-+Z ])", r"\1:\2\3"),
-        (r" ([-+]\d\d(:?\d\d)?)$", r"\1"),
+        # Python 3.10 knows no other zones than these.
+        ("Z$", "+00:00"),
+        (r"(:\d\d) ?([-+]\d\d):?(\d\d)?$", r"\1\2:0\3"),
+        (r":0(\d\d)$", r":\1"),
+        (r"([-+]\d\d):0$", r"\1:00"),
     ):
         texts = pc.replace_substring_regex(texts, pattern, plain_form)
-    has_zone = pc.match_substring_regex(texts, r":\d\d(Z|[-+]\d\d(:?\d\d)?)$")
-    pattern = r"^\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d)?)?)?(Z|[-+]\d\d(:?\d\d)?)?$"
-    local, _ = cast(pc.if_else(has_zone, None, texts), pyarrow.timestamp("s"), pattern)
-    zoned, _ = cast(pc.if_else(has_zone, texts, None), pyarrow.timestamp("s", "UTC"), pattern)
-    first, second = _seconds(local), _seconds(zoned)
-    return np.where(np.isnan(first), second, first)
+    # And later ones know weeks.
+    is_iso = pc.match_substring_regex(texts, r"^\d{4}-\d\d-\d\d([T ]\d\d:|$)")
+    return _by_python(pc.if_else(is_iso, texts, ""), datetime.fromisoformat)
 
 
 def _patterned(texts: pyarrow.Array, pattern: str) -> np.ndarray:
-    """Seconds of texts that a pattern of strptime describes; NaN where it does not."""
+    """Seconds of texts that a pattern of strptime describes; NaN for others."""
     import pyarrow.compute as pc
 
-    coded = texts.dictionary_encode()
     # Numbers that were floats in another table; and fractions of seconds, of which whole ones are kept.
-    texts = pc.replace_substring_regex(coded.dictionary, r"^(\d+)\.0$", r"\1")
+    texts = pc.replace_substring_regex(texts, r"^(\d+)\.0$", r"\1")
     if not re.search("%S[.,]", pattern):
         texts = pc.replace_substring_regex(texts, FRACTION, r"\1")
     directives = {part[:1] for part in pattern.replace("%%", "").split("%")[1:]}
-    known, slow = np.full(len(texts) + 1, np.nan), np.arange(len(texts))
+    known, slow = np.full(len(texts), np.nan), np.ones(len(texts), bool)
     if directives <= QUICK_PATTERN:
         found = pc.strptime(texts, format=pattern, unit="s", error_is_null=True)
         # The 31 February becomes a day in March, which is not what was written.
         same = pc.fill_null(pc.equal(pc.strftime(found, format=pattern), texts), False)
-        is_same = same.to_numpy(zero_copy_only=False)
-        known[:-1], slow = np.where(is_same, _seconds(found), np.nan), np.flatnonzero(~is_same)
-    known[slow] = [_by_python(text, pattern) for text in texts.take(slow).to_pylist()]
-    return known[coded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)]
+        known, slow = _seconds(found), ~same.to_numpy(zero_copy_only=False)
+    known[slow] = _by_python(texts.filter(slow), lambda text: datetime.strptime(text, pattern))
+    return known
 
 
-def _by_python(text: str, pattern: str) -> float:
-    try:
-        found = datetime.strptime(text, pattern)
-    except ValueError:
-        return float("nan")
-    zoned = found if found.tzinfo else found.replace(tzinfo=timezone.utc)
-    return float(np.floor(zoned.timestamp()))
+def _by_python(texts: pyarrow.Array, read: Callable[[str], datetime]) -> np.ndarray:
+    """Seconds of texts, read one by one; NaN where that is a ValueError."""
+    known = np.full(len(texts), np.nan)
+    for place, text in enumerate(texts.to_pylist()):
+        with contextlib.suppress(ValueError):
+            found = read(text)
+            known[place] = np.floor(
+                (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+            )
+    return known

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from recsuite.datasets.tables.description.validator import can_be_named
 from recsuite.datasets.tables.guessing import words
-from recsuite.datasets.tables.times import forms_of, is_time, times
+from recsuite.datasets.tables.times import forms_of, times
 from recsuite.datasets.tables.values import plain
 from recsuite.errors import UserError
 
@@ -163,7 +163,7 @@ def _share(column: pa.ChunkedArray, pattern: str) -> float:
 def _time_format(name: str, texts: Sequence[str]) -> str:
     """How most values of a column are written as times; empty where they are none."""
     is_called = words.says_time(name)
-    if not texts or not (is_called or any(is_time(text) for text in texts[:2])):
+    if not texts or not (is_called or forms_of(texts[:2])[0].name):
         return ""
     tried, least = some_of(texts), LEAST_TIMES if is_called else 1 - MOST_DAMAGED
     most = forms_of(tried)[0]

@@ -212,7 +212,7 @@ def _check_form(content: Content) -> None:
         raise UserError(
             f"The column {name} is called a time, but its value {values['']} is no time of a known form; "
             f'{advice}a pattern of strptime such as "%d.%m.%Y %H:%M", or "unix" for numbers that rise with '
-            "time; if these are no times of events, write a schema.toml without [timestamp]."
+            "time; where it holds no times of events, write [user], [item] and [label] and no [timestamp]."
         )
     if forms[first].other:
         raise UserError(

@@ -35,7 +35,7 @@ TIMES = (
 # The whole name of the time of an event, without what stands between its words.
 TIME_OF_EVENT = re.compile(
     r"(event|review|rating|order|purchase|transaction|click|invoice|interaction|created?|creation|updated?|"
-    r"unix|epoch|utc|local|server|[a-z]+ed(?=at$))*(timestamp|datetime|time|date|ts|at)+"
+    r"unix|epoch|utc|local|server|start|begin|access|log|[a-z]+ed(?=at$))*(timestamp|datetime|time|date|ts|at)+"
     r"(utc|gmt|unix|ms|us|ns|sec|seconds|millis|micros|nanos)*"
 )
 # Beside a word for a label: "is_click", "play_count", "user_rating".
@@ -88,8 +88,9 @@ def rank(name: str, known: Sequence[str], beside: Sequence[str] = ()) -> int | N
 
 
 def says_time(name: str) -> bool:
-    """Whether a name is one for times of events: "eventdate" or "time_ms", and not "play_time"."""
-    return TIME_OF_EVENT.fullmatch(re.sub(r"[\W_]", "", name.lower())) is not None
+    """Whether a name is one for times of events: "eventdate" or "visit_date", and not "play_time"."""
+    is_one = TIME_OF_EVENT.fullmatch(re.sub(r"[\W_]", "", name.lower())) is not None
+    return is_one or words_of(name)[-1:] in (["timestamp"], ["datetime"], ["date"])
 
 
 def has_word(name: str, known: Sequence[str]) -> bool:
