@@ -44,6 +44,12 @@ PART = re.compile(
 )
 # What digits are in a pattern, by their number; one or two may be several things.
 DIGITS = {1: "{}", 2: "{}", 4: "%Y", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+NAMES = (
+    *(("%B", calendar.month_name), ("%b", calendar.month_abbr)),
+    *(("%A", calendar.day_name), ("%a", calendar.day_abbr)),
+)
+# May is the short name.
+WORDS = {name: directive for directive, names in NAMES for name in names if name}
 
 
 class Form(NamedTuple):
@@ -77,9 +83,9 @@ def _form_of_first(texts: Sequence[str]) -> tuple[Form, np.ndarray]:
     """The form of the first text that reads most of all texts, and which it reads: bool [n]."""
     import pyarrow
 
-    column, read = pyarrow.array(texts, pyarrow.string()), {}
+    read = {}
     for name in _candidates(texts[0]):
-        seconds, faults = times(column, "", name)
+        seconds, faults = times(pyarrow.array(texts, pyarrow.string()), "", name)
         if faults[0] == 0:
             # Of two forms the one in the past: an event is not known before it happens.
             is_past = seconds < time.time() + SECONDS_PER_DAY
@@ -132,7 +138,7 @@ def _patterns(text: str) -> Iterator[str]:
             pattern = form.format(*parts)
             directives = re.findall("%.", pattern)
             if "%d" in directives and len({*directives}) == len(directives):
-                # May is the short and the long name.
+                # May is the short and the long name of a month.
                 yield from dict.fromkeys([pattern, pattern.replace("%b", "%B")])
 
 
@@ -140,11 +146,8 @@ def _meaning(part: re.Match[str]) -> str:
     """What a part of a text is in a pattern; NUL where it is no part of a time."""
     if part["digits"]:
         return DIGITS.get(len(part["digits"]), "\0")
-    if part["word"]:
-        names = {"%b": "month_abbr", "%B": "month_name", "%a": "day_abbr", "%A": "day_name"}
-        word = part["word"].capitalize()
-        found = [each for each, name in names.items() if word in [*getattr(calendar, name)]]
-        return found[0] if found else part["word"] if part["word"] in ("T", "UTC", "GMT") else "\0"
+    if word := part["word"]:
+        return word if word in ("T", "UTC", "GMT") else WORDS.get(word.capitalize(), "\0")
     if ":" not in part[0]:
         return "\0"
     clock = ("%I:%M" if part["half"] else "%H:%M") + ":%S" * bool(part["second"])
