@@ -257,8 +257,8 @@ def check_fit(
     for name, feature in ours.items():
         if theirs[name] != feature:
             raise UserError(
-                f"{folder} has the feature {name} as {printable(theirs[name])}, and here it is {feature}; "
-                f"{SAME_DATA}, or train anew."
+                f"{folder} has the feature {name} as {printable(theirs[name])}, and this program has it as "
+                f"{feature}; {SAME_DATA}, or train anew."
             )
     # Rows are known by their numbers alone, and with other raw values row 7 is somebody else's.
     if manifest.vocabulary != digest_of_vocabulary(columns):
