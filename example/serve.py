@@ -52,7 +52,7 @@ CLIENT_SECONDS, FAILING_SECONDS, STOP_SECONDS = 30, 60, 10
 MOST_CONNECTIONS, BACKLOG = 256, 64
 # For those, for files, and for what libraries open.
 OTHER_DESCRIPTORS = 2 * BACKLOG + 64
-INSTALL = "pip install --no-deps -r requirements-serve.txt"
+INSTALL = "pip install --no-deps -r requirements.txt"
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -432,10 +432,10 @@ def test_what_diverges_in_the_last_step_of_an_epoch_is_neither_validated_nor_wri
 
 
 def test_other_ratings_are_refused_at_a_resume(trained: Trained) -> None:
-    columns = dataclasses.replace(trained.columns, digest="other")
+    columns = dataclasses.replace(trained.columns, digest="0123-70-4")
     config = trained.config.replaced(resume=True)
     with (
-        pytest.raises(UserError, match=r"is of a training on other ratings than these .* here other\)"),
+        pytest.raises(UserError, match=r"are others \(\d+ for training then, 70 now\); give the --data_path"),
         checkpointing(columns, config, trained.context),
     ):
         pass
@@ -535,7 +535,23 @@ MISFITS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"optimizer": "SGD"},
         ["was trained with SGD, and this program has row-wise Adagrad"],
     ),
-    "other data": ({"vocabulary": "0" * 32}, ["was trained on other data", "0" * 32, "and here it is "]),
+    "other data": (
+        {"vocabulary": "0" * 32},
+        ["was trained on other data than", ": the ids are others; give the --data_path that its config.json"],
+    ),
+    "other data with more users": (
+        {"vocabulary": "0" * 32, "tensors": {USER: ([7, 4], "float32")}},
+        ["its table user has 7 rows, and here there are ", "for new ids train anew on all files, or from "],
+    ),
+    "other columns": (
+        {"features": {"a_price": {}}},
+        [
+            "was trained with other features than ",
+            " has: a_price only there, ",
+            " only here",
+            "give the --data_path",
+        ],
+    ),
     "another shape": (
         {"tensors": {USER: ([7, 4], "float32")}},
         [f"has float32 [7, 4] for {USER}", ", 4]; give"],

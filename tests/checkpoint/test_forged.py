@@ -438,3 +438,13 @@ def test_a_fault_of_the_program_keeps_its_traceback(
         for read in (lambda: ServedModel.open(trained.folder), lambda: Follower(trained.folder)):
             with pytest.raises(fault, match="ours"):
                 read()
+
+
+def test_a_load_says_that_the_ratings_are_not_those_of_the_training(
+    trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = trained.config.replaced(load=str(trained.folder))
+    for digest, is_said in ((trained.columns.digest, False), ("other", True)):
+        columns = dataclasses.replace(trained.columns, digest=digest)
+        restore_chosen(config.checkpoint, config.model, trained.train_state, columns, trained.context)
+        assert ("it may have learned from some of the test" in capsys.readouterr().out) == is_said

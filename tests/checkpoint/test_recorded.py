@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from recsuite.checkpoint.storage import recorded
 from recsuite.checkpoint.storage.manifest import CONFIG, read_manifest, write_manifest
 from recsuite.checkpoint.storage.recorded import (
     DATA_FLAGS,
@@ -20,8 +21,10 @@ from recsuite.checkpoint.storage.recorded import (
 )
 from recsuite.config.config import Config, flag_names
 from recsuite.config.parser import parse_given
+from recsuite.datasets import opening
 from recsuite.datasets.opening import OF_A_MACHINE
 from recsuite.errors import UserError
+from recsuite.tools import script
 from tests.support.launch import EXAMPLE, python, succeeded
 from tests.support.tiny_dumps import add_dump, add_file
 
@@ -363,3 +366,15 @@ def test_flags_of_a_program_of_another_age_are_left_out_and_that_is_said(
         "--num_blocks, --num_heads, --dropout, --history, --audience, --others, --days, --ids, --dataset"
         in capsys.readouterr().out
     )
+
+
+def test_labels_for_another_task_than_that_of_a_checkpoint_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_text("user,item\n" + "".join(f"u{n % 5},i{n % 7}\n" for n in range(40)))
+    monkeypatch.setattr(recorded, "with_recorded", lambda config, given: config.replaced(task="rating"))
+    monkeypatch.setattr(script, "broadcast_from_rank0", lambda decided: decided())
+    monkeypatch.setattr(opening, "check_same_flags", lambda config: None)
+    config = Config.of(data_path=str(tmp_path), load="somewhere")
+    with pytest.raises(UserError, match=r"--task rating, and the labels of .* are for --task ranking;"):
+        script._agree_on_flags(config, frozenset())

@@ -63,6 +63,14 @@ def test_values_become_their_fields_types() -> None:
         ("--epoch 3", "Unrecognized arguments: --epoch 3 (did you mean --epochs?); see --help"),
         ("--batch-size=3 --lrr 1", "--lrr 1 (did you mean --batch_size and --lr?); see"),
         ("--incremental-dump", "(did you mean --incremental_dump?)"),
+        ("--workers 2 --batch 8", "(did you mean --num_workers and --batch_size?)"),
+        ("--learning_rate 1", "(did you mean --lr?)"),
+        # What is near no flag gets none.
+        ("--optimizer adam", "Unrecognized arguments: --optimizer adam; see --help"),
+        *(
+            (flag, f"Unrecognized arguments: {flag} (NPROC=2 ./run.sh or torchrun --nproc_per_node 2 ")
+            for flag in ("--gpus 2", "--gpu 0", "--num_gpus=2", "--nproc 2", "--world_size 2")
+        ),
         ("3", "Unrecognized arguments: 3; see --help"),
         ("--dataset ml-2m", "--dataset ml-2m is not known; choose one of synthetic, ml-100k"),
         ("--split newest", "--split newest is not known; choose one of time, random"),

@@ -31,7 +31,7 @@ from tests.support.launch import ROOT, free_port, started, wait_for
 from tests.support.random_model import ITEMS, snapshot_of
 
 httpx = pytest.importorskip("httpx", reason="needs the package httpx, of requirements-dev.txt")
-pytest.importorskip("fastapi", reason="needs the package fastapi, of requirements-serve.txt")
+pytest.importorskip("fastapi", reason="needs the package fastapi, of requirements.txt")
 serve = pytest.importorskip("serve")
 
 # The launch runs within the first test.
@@ -212,7 +212,7 @@ def test_whoever_lacks_the_packages_gets_the_command_that_installs_them(tmp_path
         timeout=120,
     )
     assert ended.returncode == 2
-    assert "which is not installed; run pip install --no-deps -r requirements-serve.txt" in ended.stderr
+    assert "which is not installed; run pip install --no-deps -r requirements.txt" in ended.stderr
 
 
 def test_a_request_during_which_a_delta_comes_is_asked_once_more_and_deltas_wait_for_it() -> None:

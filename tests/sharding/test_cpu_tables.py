@@ -15,8 +15,10 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu.cpu_tables import CpuTables
+from recsuite.sharding.plan import make_sharder
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import train_epoch
@@ -50,7 +52,10 @@ def trained(config: Config, context: RuntimeContext) -> tuple[torch.Tensor, dict
     return torch.from_numpy(losses), state, is_ours
 
 
-def test_an_epoch_equals_that_of_fbgemm(config: Config, context: RuntimeContext) -> None:
+# Of rows wider than 1,024 numbers FBGEMM returns zeros on a GPU.
+@pytest.mark.parametrize("width", [32, 1028])
+def test_an_epoch_equals_that_of_fbgemm(config: Config, context: RuntimeContext, width: int) -> None:
+    config = config.replaced(embedding_dim=width)
     losses, state, is_ours = trained(config, context)
     their_losses, their_state, is_still_ours = trained(config.replaced(cpu_tables="torchrec"), context)
     assert (is_ours, is_still_ours) == (True, False)
@@ -60,6 +65,13 @@ def test_an_epoch_equals_that_of_fbgemm(config: Config, context: RuntimeContext)
         torch.testing.assert_close(state[name], their_state[name], rtol=1e-3, atol=1e-4, msg=name)
     # All of it had something to learn.
     assert all(float(state[name].max()) > 0 for name in state if name.endswith("momentum1"))
+
+
+def test_rows_that_fbgemm_returns_as_zeros_on_a_gpu_are_refused_there(context: RuntimeContext) -> None:
+    on_gpu = dataclasses.replace(context, device=torch.device("cuda"))
+    make_sharder({}, Config.of(embedding_dim=1024), {}, on_gpu)
+    with pytest.raises(UserError, match=r"--embedding_dim 1028 is too large for a GPU, .* at most 1,024"):
+        make_sharder({}, Config.of(embedding_dim=1028), {}, on_gpu)
 
 
 def test_a_row_that_no_table_has_ends_the_run(config: Config, context: RuntimeContext) -> None:

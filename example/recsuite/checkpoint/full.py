@@ -231,6 +231,10 @@ def _recorded(feature: Feature) -> dict[str, Any]:
     return {name: value for name, value in vars(feature).items() if left_out.get(name) != value}
 
 
+# What helps wherever the data are others than those of a training.
+SAME_DATA, MOST_NAMED = f"give the --data_path that its {CONFIG} names", 5
+
+
 def check_fit(
     folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[list[int], str]], columns: Columns
 ) -> None:
@@ -241,33 +245,45 @@ def check_fit(
     """
     if manifest.optimizer != OPTIMIZER:
         raise UserError(f"{folder} was trained with {manifest.optimizer}, and this program has {OPTIMIZER}.")
-    _check_shapes(folder, manifest.tensors, shapes)
+    theirs, ours = manifest.features, features_of(columns)
+    if others := [*(theirs.keys() ^ ours.keys())]:
+        parts = [f"{printable(name)} only {'there' if name in theirs else 'here'}" for name in sorted(others)]
+        shown = ", ".join(parts[:MOST_NAMED])
+        raise UserError(
+            f"{folder} was trained with other features than {columns.source} has: {shown}; "
+            f"{SAME_DATA}, write the same [features] into schema.toml, or train anew."
+        )
     # Equal shapes are not enough: a table may stand for another column with as many values.
-    for name, ours in features_of(columns).items():
-        if manifest.features.get(name) != ours:
+    for name, feature in ours.items():
+        if theirs[name] != feature:
             raise UserError(
-                f"{folder} has the feature {name} as {printable(manifest.features.get(name))}, and this "
-                f"program has it as {ours}; load it with the program that wrote it."
+                f"{folder} has the feature {name} as {printable(theirs[name])}, and this program has it as "
+                f"{feature}; {SAME_DATA}, or train anew."
             )
     # Rows are known by their numbers alone, and with other raw values row 7 is somebody else's.
-    digest = digest_of_vocabulary(columns)
-    if manifest.vocabulary != digest:
+    if manifest.vocabulary != digest_of_vocabulary(columns):
         raise UserError(
-            f"{folder} was trained on other data: the digest of its raw values is {manifest.vocabulary}, and "
-            f"here it is {digest}; give the --data_path of its training, and the --split and --seed that "
-            f"its {CONFIG} names."
+            f"{folder} was trained on other data than {columns.source}: {_describe_rows(manifest, shapes)}; "
+            f"{SAME_DATA}, with the same --split and --seed; for new ids train anew on all files, or from "
+            "the start with --ids dynamic, and with --stream to go on with new files."
         )
-
-
-def _check_shapes(
-    folder: Path, theirs: Mapping[str, tuple[list[int], str]], ours: Mapping[str, tuple[list[int], str]]
-) -> None:
-    for name in sorted({*theirs, *ours}):
-        if theirs.get(name) != ours.get(name):
+    for name in sorted({*manifest.tensors, *shapes}):
+        if manifest.tensors.get(name) != shapes.get(name):
             raise UserError(
-                f"{folder} has {_shown(theirs.get(name))} for {name}, and this model has "
-                f"{_shown(ours.get(name))}; give the flags and the data that its {CONFIG} names."
+                f"{folder} has {_shown(manifest.tensors.get(name))} for {name}, and this model has "
+                f"{_shown(shapes.get(name))}; give the flags and the data that its {CONFIG} names."
             )
+
+
+def _describe_rows(manifest: Manifest, shapes: Mapping[str, tuple[list[int], str]]) -> str:
+    """How many rows a model has and would have of the first table that differs in it."""
+    for table in manifest.features:
+        name = f"tables.{table}.weight"
+        # A dynamic table has no tensor.
+        rows, here = (found[name][0][0] if name in found else 0 for found in (manifest.tensors, shapes))
+        if rows != here:
+            return f"its table {table} has {rows:,} rows, and here there are {here:,}"
+    return "the ids are others"
 
 
 def _shown(tensor: tuple[list[int], str] | None) -> str:

@@ -127,7 +127,13 @@ def restore_chosen(
         # One rank chooses: on a network file system ranks see a new checkpoint at different moments, and
         # could mix two of them.
         chain = broadcast_from_rank0(lambda: suggesting(folder, lambda: chosen_chain(folder, kind, until)))
-        return _load(chain, train_state, columns, context, describe)
+        manifest = _load(chain, train_state, columns, context, describe)
+        if manifest.progress.stream is None and manifest.ratings != columns.digest:
+            context.say(
+                f"the {columns.schema.labels} are not those of the training, or split otherwise: it may have "
+                "learned from some of the test"
+            )
+        return manifest
 
     return _suggesting_together(context, lambda: settled(folder, load, broadcast_from_rank0))
 

@@ -129,11 +129,14 @@ def _check_ratings(chain: CheckpointChain, manifest: Manifest, columns: Columns)
     # would come again, and what was not would be left out.
     theirs = manifest.ratings
     if theirs != columns.digest:
+        # The digests end with the numbers for training and validation.
+        numbers = [digest.split("-")[1:2] for digest in (theirs, columns.digest)]
+        shown = f" ({numbers[0][0]} for training then, {numbers[1][0]} now)" if all(numbers) else ""
         raise UserError(
-            f"{chain.folder} is of a training on other {columns.schema.labels} than these of {columns.source}"
-            f" (digest {theirs}, here {columns.digest}); give the --data_path, --split, --test_fraction, "
-            f"--validation_fraction, --duplicates and --seed that its {CONFIG} names, or, where files were "
-            "added or changed since, no --resume."
+            f"--resume goes on with the {columns.schema.labels} of {chain.folder}, and those of "
+            f"{columns.source} are others{shown}; give the --data_path that its {CONFIG} names, with the "
+            "files as they were, or train anew on all files without --resume; a training with --stream goes "
+            "on with new files."
         )
     used = manifest.progress.samples
     # Of a manifest that no training wrote: the steps that are left would be none, or a negative number.

@@ -144,7 +144,7 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
     if not source.has_times and config.data.split == "time":
         if "split" in given:
             raise UserError("The events have no times, so --split time cannot be; give --split random.")
-        say("--split random, because the events have no times")
+        say("--split random, because the events have no times: no [timestamp] is in schema.toml")
         config = config.replaced(split="random")
     return _with_task(config, source.schema, given)
 

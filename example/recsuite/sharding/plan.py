@@ -31,6 +31,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from recsuite.config.config import Config
+from recsuite.config.section import require
 from recsuite.config.sections.model import ModelConfig
 from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
@@ -53,6 +54,8 @@ INIT_BLOCK_ROWS = 4096
 # Chosen together with the learning rates, on real and on synthetic ratings.
 INIT_STD = 0.025
 ROWS_PER_RANK_WORTH_SPLITTING = 256
+# Numbers in a row: on a CPU wider ones were tried, and are right.
+WIDEST_ON_GPU = 1_024
 # Share of a rank's memory that the planner leaves to the dense part, the batches and everything else.
 RESERVED_FOR_DENSE = 0.15
 
@@ -120,11 +123,20 @@ def make_sharder(
     specs: Mapping[str, DynamicSpec],
     context: RuntimeContext,
 ) -> EmbeddingCollectionSharder:
-    """What shards the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses."""
-    cpu_tables = config.training.cpu_tables
+    """What shards the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses.
+
+    Raises:
+        UserError: on a GPU, for rows that are wider than FBGEMM reads there.
+    """
+    cpu_tables, width = config.training.cpu_tables, config.model.embedding_dim
     # A row out of range is a bug of ours: it must end the run, not turn into row 0.
     fused_params = {**table_optimizer, "bounds_check_mode": BoundsCheckMode.FATAL}
     if context.device.type != "cpu":
+        require(
+            width <= WIDEST_ON_GPU,
+            f"--embedding_dim {width} is too large for a GPU, where FBGEMM returns zeros for wider rows "
+            f"(torchrec#3673); give at most {WIDEST_ON_GPU:,}",
+        )
         if cpu_tables != TrainingConfig.cpu_tables:
             context.say(f"--cpu_tables {cpu_tables} changes nothing on a GPU")
         if specs:

@@ -14,7 +14,6 @@ makes the same call.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import gc
 import os
 import shutil
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from recsuite.config.config import Config, flag_names, sections
+from recsuite.config.parser import nearest_flag
 from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
 from recsuite.runtime.host import spinning_briefly, stat_fields
@@ -119,8 +119,8 @@ def fit(
 def _config_of(flags: Mapping[str, Any]) -> Config:
     for name in flags:
         if name not in flag_names() or name in DECIDED:
-            near = difflib.get_close_matches(name, [*flag_names()], n=1)
-            meant = f" (did you mean {near[0]}?)" if near and near[0] not in DECIDED else ""
+            near = nearest_flag(name)
+            meant = f" (did you mean {near}?)" if near and near not in DECIDED else ""
             raise UserError(f"fit takes no flag {printable(name)}{meant}; see --help for every flag.")
     return Config.of(**{name: _value_of(name, value) for name, value in flags.items()})
 

@@ -13,7 +13,7 @@ from recsuite.config.both_sides import both_sides
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
 from recsuite.config.rankings import rankings
-from recsuite.config.section import as_given
+from recsuite.config.section import as_given, require
 from recsuite.config.sections.data import DataConfig
 from recsuite.config.sequences import sequences
 from recsuite.errors import BrokenLaunchError, UserError
@@ -190,7 +190,15 @@ def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
         found = with_recorded(config, given)
         fitted = fitted_to_tables(found, given)
         # Where there is a checkpoint its flags hold, the defaults of its training too.
-        return _with_best_known(fitted, given) if found is config else fitted
+        if found is config:
+            return _with_best_known(fitted, given)
+        require(
+            fitted.model.task == found.model.task,
+            f"The checkpoint is of a training with --task {found.model.task}, and the labels of --data_path "
+            f"{found.data.data_path} are for --task {fitted.model.task}; give the data of that training, or "
+            "train anew on these",
+        )
+        return fitted
 
     config = of_this_machine(config, broadcast_from_rank0(decided))
     if config.checkpoint.reads:

@@ -10,9 +10,18 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.config.durations import Duration
 from recsuite.datasets.batches import EventBatches, Request
+from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
-from recsuite.datasets.streams.past import BEGINNING, Past, Prefix, check_prefix, digests_of, keys_of
+from recsuite.datasets.streams.past import (
+    BEGINNING,
+    Past,
+    Prefix,
+    check_prefix,
+    digests_of,
+    keys_of,
+    num_held_back,
+)
 from recsuite.datasets.streams.windows import Window, next_window, num_empty
 from recsuite.errors import UserError
 
@@ -123,3 +132,62 @@ def test_one_event_in_64_is_of_an_unknown_user_however_short_windows_are(synthet
             values = batch.values[int(batch.lengths[:first].sum()) :][:length]
             unknown += (values == UNKNOWN_ROW).tolist()
         assert np.flatnonzero(unknown).tolist() == [*range(0, 128 * length, 64)]
+
+
+NOW = 1_800_000_000
+# Two hundred events in as many days, up to now.
+DAYS = NOW - DAY * np.arange(200)[::-1]
+
+
+@pytest.mark.parametrize(
+    ("newest", "number"),
+    [
+        ([], 0),
+        # Within a day, as of another zone.
+        ([NOW + DAY], 0),
+        ([NOW + DAY + 1], 1),
+        ([NOW + DAY + 1, 4_000_000_000], 2),
+    ],
+)
+def test_events_ahead_of_the_clock_are_held_back(newest: list[int], number: int) -> None:
+    time = np.array([*newest, *DAYS])
+    order = np.argsort(time, kind="stable")
+    assert num_held_back(time, order, -1, NOW) == number
+    # Nothing that was learned is.
+    assert num_held_back(time, order, 4_000_000_000, NOW) == 0
+
+
+def test_where_most_events_are_ahead_of_the_clock_none_is_held_back() -> None:
+    held = [num_held_back(DAYS, np.arange(200), -1, NOW - days * DAY) for days in (98, 102, 300)]
+    assert held == [97, 0, 0]
+
+
+def test_of_old_events_a_few_that_are_far_ahead_are_held_back_until_there_are_more() -> None:
+    for number in (1, 2, 3):
+        time = np.array([*DAYS, *(NOW + 300 * DAY + np.arange(number))])
+        assert num_held_back(time, np.arange(len(time)), -1, 2 * NOW) == (number if number < 3 else 0)
+    # After a pause no longer than what was before, or shorter than a month.
+    for time in (np.array([*DAYS, NOW + 190 * DAY]), np.array([*range(200), 29 * DAY])):
+        assert num_held_back(time, np.arange(201), -1, 2 * NOW) == 0
+
+
+def test_a_stream_goes_on_behind_an_event_of_a_wrong_clock(tmp_path: Path) -> None:
+    def write(times: list[int]) -> Columns:
+        rows = (f"{place % 9},{place % 7},{1 + place % 5},{time}\n" for place, time in enumerate(times))
+        (tmp_path / "a.csv").write_text("".join(["user,item,rating,timestamp\n", *rows]))
+        return open_columns(config, past=past)
+
+    config, past = Config.of(data_path=str(tmp_path), stream=True, history=0), BEGINNING
+    old = [1_600_000_000 + DAY * day for day in range(40)]
+    before = write([*old[:20], 4_000_000_000, *old[20:]])
+    assert (before.num_train, before.num_late, before.num_skipped) == (40, 0, 1)
+    (note,) = (note for note in before.notes if "held back" in note)
+    assert note == (
+        "1 rating is held back until others are as new, as of a wrong clock: rating 21 of a.csv has the time "
+        "2096-10-02T07:06:40, and the newest before it 2020-10-22T12:26:40"
+    )
+    vocabulary = Path(before.folder, "vocabulary.json").read_text()
+    past = Past(vocabulary, events_per_file=before.events_per_file, learned=old[-1])
+    after = write([*old[:20], 4_000_000_000, *old[20:], *(old[-1] + np.arange(1, 6)).tolist()])
+    assert (after.num_train, after.num_late) == (45, 0)
+    check_prefix(after.column("keys"), 40, Prefix(before.column("keys"), 40).extend(40), "data")

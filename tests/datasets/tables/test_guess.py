@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from recsuite.datasets.tables.guessing.features import AGE_TELLS, TELLS, LeftOut
 from recsuite.datasets.tables.guessing.guess import SAME_NAME, guess
 from recsuite.datasets.tables.guessing.words import table_name, words_of
 from recsuite.datasets.tables.schema_file import FeatureColumn, LabelColumn, TableSchema, TimestampColumn
+from recsuite.datasets.tables.times import times
 from recsuite.errors import UserError
 
 ROWS, USERS, ITEMS = 2_000, 150, 60
@@ -343,6 +345,133 @@ def test_the_hour_and_the_weekday_are_taken_where_times_have_them(
     times: np.ndarray, names: list[str]
 ) -> None:
     assert [*guessed({"user": USER, "item": ITEM, "time": times}).features] == names
+
+
+# Ways to write a time, and the form that is taken; the first as strftime writes it.
+WAYS = {
+    "%Y-%m-%d %H:%M:%S UTC": "iso",
+    "%Y-%m-%d %H:%M:%S.250 GMT": "iso",
+    "%Y-%m-%d %H:%M:%S +00:00": "iso",
+    "%Y%m%dT%H%M%SZ": "iso",
+    "%-m/%-d/%Y %-I:%M:%S %p": "%m/%d/%Y %I:%M:%S %p",
+    "%b %-d %Y %I:%M:%S%p": "%b %d %Y %I:%M:%S%p",
+    "%Y-%-m-%-d %-H:%M:%S": "%Y-%m-%d %H:%M:%S",
+    "%a, %d %b %Y %H:%M:%S GMT": "%a, %d %b %Y %H:%M:%S GMT",
+    "%a %b %d %H:%M:%S +0000 %Y": "%a %b %d %H:%M:%S %z %Y",
+    "%d/%b/%Y:%H:%M:%S +0000": "%d/%b/%Y:%H:%M:%S %z",
+    "%A, %B %d, %Y at %H:%M:%S": "",
+    "%A, %B %d, %Y, %H:%M:%S": "%A, %B %d, %Y, %H:%M:%S",
+    "%d-%b-%y %H:%M:%S": "%d-%b-%y %H:%M:%S",
+    "%d.%m.%y %H:%M:%S": "%d.%m.%y %H:%M:%S",
+    "%Y/%m/%d %H:%M:%S.125": "%Y/%m/%d %H:%M:%S",
+    "%Y-%m-%d_%H-%M-%S": "%Y-%m-%d_%H-%M-%S",
+    "%Y%m%d%H%M%S": "%Y%m%d%H%M%S",
+    "%s": "unix",
+    "%s.75": "unix",
+    "%s000": "unix_ms",
+    "%s000000": "unix_us",
+    "%s000000000": "unix_ns",
+}
+DAYS = {
+    **{way: way for way in ("%d %b %Y", "%b %d, %Y", "%B %d, %Y", "%d-%b-%y", "%m/%d/%y", "%d.%m.%Y")},
+    **{way: way for way in ("%d/%m/%Y", "%m-%d-%Y", "%Y.%m.%d", "%m %d, %Y", "%d%b%Y", "%Y%m%d")},
+    "%Y%m%d.0": "%Y%m%d",
+}
+
+
+def written(way: str) -> list[str]:
+    """The times as strftime writes them."""
+    times = [datetime.datetime.fromtimestamp(int(time), datetime.timezone.utc) for time in SECONDS]
+    # %s is of the zone of the machine.
+    return [time.strftime(way.replace("%s", str(int(time.timestamp())))) for time in times]
+
+
+@pytest.mark.parametrize(("way", "form"), [*WAYS.items(), *DAYS.items()])
+def test_times_are_read_as_people_write_them_but_for_one_that_is_bad(way: str, form: str) -> None:
+    column = [*written(way)[:-1], "0000-00-00"]
+    events = {"user": USER, "item": ITEM, "time": column}
+    if not form:
+        with pytest.raises(UserError, match="The column time is called a time, but its value "):
+            guessed(events)
+        return
+    schema = guessed(events)
+    assert schema.timestamp == TimestampColumn("time", form)
+    read = times(pa.array(column), "time", form)
+    unit = 86_400 if way in DAYS else 1
+    assert (read.values[:-1] == SECONDS[:-1] // unit * unit).all()
+    assert [*np.flatnonzero(read.faults)] == [ROWS - 1]
+
+
+@pytest.mark.parametrize(
+    "name", ["timestamp", "eventdate", "created_at", "Time (ms)", "unixReviewTime", "ts"]
+)
+@pytest.mark.parametrize(
+    "column",
+    [np.arange(ROWS), SECONDS % 3_600, ["1. M\xe4rz", "2. M\xe4rz"] * 1_000, [*map("{}th".format, SECONDS)]],
+)
+def test_a_column_that_is_called_a_time_and_is_none_is_refused_with_a_value(name: str, column: Any) -> None:
+    with pytest.raises(UserError) as refused:
+        guessed({"user": USER, "item": ITEM, name: column})
+    value, advice = texts({name: column})[name][0], f'[timestamp] column = "{name}" format = '
+    assert f"The column {name} is called a time, but its value {str(value)!r} is " in str(refused.value)
+    assert advice in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["play_time", "runtime", "timeframe", "time_spent", "release year", "times", "update"]
+)
+def test_a_duration_is_no_time(name: str) -> None:
+    assert guessed({"user": USER, "item": ITEM, name: SECONDS % 3_600}).timestamp is None
+    # And a time of the day is none beside a day.
+    events = {"user": USER, "item": ITEM, "time": SECONDS % 3_600, "date": written("%Y%m%d")}
+    assert guessed({**events, name: SECONDS % 3_600}).timestamp == TimestampColumn("date", "%Y%m%d")
+
+
+@pytest.mark.parametrize(
+    ("column", "form"),
+    [
+        (np.arange(ROWS), "unix"),
+        ([way.replace("/", ".", 1) for way in written("%d/%m/%Y-%H")], "%d.%m/%Y-%H"),
+        ([f"{day:02}/02/2023" for day in range(1, 13)], "%d/%m/%Y"),
+    ],
+)
+def test_what_a_column_of_times_is_told_to_get_is_read(column: Any, form: str) -> None:
+    number = len(column)
+    with pytest.raises(UserError) as refused:
+        guessed({"user": USER[:number] * 0 + np.arange(number) % 2, "item": ITEM[:number], "time": column})
+    found = re.search(r"\[timestamp\] (column = .*) format = ", str(refused.value))
+    assert found
+    roles = '[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n[label]\nkind = "clicks"\n'
+    schema = parse_schema(f'{roles}[timestamp]\n{found[1]}\nformat = "{form}"\n')
+    assert schema.timestamp == TimestampColumn("time", form)
+    read = times(pa.array([*map(str, column)]), "time", form)
+    assert not read.faults.any()
+    assert (np.diff(read.values) >= 0).all()
+
+
+def test_dates_that_are_not_read_are_no_age() -> None:
+    items = texts(
+        {"item": range(ITEMS), "released": [f"{item % 9 + 1:02}-Jan-1995" for item in range(ITEMS)]}
+    )
+    events = {"user": USER, "item": ITEM, "rating": RNG.integers(1, 6, ROWS), "timestamp": SECONDS}
+    assert "2026-11-20, which are not read" in left_out(events, items=items)["released"]
+
+
+@pytest.mark.parametrize(
+    ("ways", "said"),
+    [
+        (("%s", "%s000"), r"times of two forms: '\d{10}' \(unix\) and '\d{13}' \(unix_ms\)"),
+        (("%Y-%m-%d", "%d.%m.%Y"), r"'\d{4}-\d\d-\d\d' \(iso\) and '\d\d\.\d\d.\d{4}' \(%d.%m.%Y\)"),
+        (("%d/%m/%Y", "%m/%d/%Y"), r"times of two forms: .*%[dm]/%[dm]/%Y.*%[dm]/%[dm]/%Y"),
+        (("01/%m/%Y", "02/%m/%Y"), r"fit the forms %m/%d/%Y and %d/%m/%Y; write into schema.toml, .* \[time"),
+        (("01.%m.05",), r"fit the forms %m.%d.%y and %d.%m.%y; "),
+    ],
+)
+def test_times_of_two_forms_or_of_one_that_may_be_two_are_named(ways: tuple[str, ...], said: str) -> None:
+    each = [written(way) for way in ways]
+    column = [each[place % len(ways)][place] for place in range(ROWS)]
+    with pytest.raises(UserError, match=said):
+        guessed({"user": USER, "item": ITEM, "time": column})
 
 
 def test_any_value_in_any_column_is_taken_as_it_is() -> None:

@@ -376,6 +376,19 @@ def test_what_is_off_the_scale_or_no_time_meets_what_the_schema_asks_for(tmp_pat
             read(path, dataclasses.replace(PLAIN, timestamp=TimestampColumn("at", form)))
 
 
+def test_a_time_that_is_zero_is_said_and_one_of_another_unit_is_a_bad_row(tmp_path: Path) -> None:
+    lines = ["user,item,time", "a,x,1700000000", "b,y,0", "c,z,1700000001"]
+    schema = dataclasses.replace(PLAIN, timestamp=TimestampColumn("time", "unix"))
+    (tmp_path / "a.csv").write_text("\n".join([*lines, ""]))
+    assert read(tmp_path, schema).skipped == [
+        "1 event has a time before May 1976, the first 1970-01-01T00:00:00, and all others are later: such "
+        "events count as the oldest"
+    ]
+    (tmp_path / "a.csv").write_text("\n".join([*lines, "c,z,1700000000000", ""]))
+    with pytest.raises(UserError, match="line 5: time '1700000000000' is in another unit than unix; mend"):
+        read(tmp_path, schema)
+
+
 def test_a_file_that_is_no_table_is_left_out_and_that_is_said(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", {"user": [1], "item": [2]})
     for name in ("notes.md", "plot.png"):

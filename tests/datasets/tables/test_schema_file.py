@@ -249,7 +249,7 @@ def test_the_kind_of_a_count_can_be_corrected_alone() -> None:
         (
             '"%Y-%m-%d %H:%M"',
             '"unix_sm"',
-            '[timestamp] format = "unix_sm" is not one of iso, unix, unix_ms; did',
+            '[timestamp] format = "unix_sm" is not one of iso, unix, unix_ms, unix_us, unix_ns; did',
         ),
         ('"%Y-%m-%d %H:%M"', '"%H:%M"', '[timestamp] format = "%H:%M" does not read a year, month and day'),
         ('"%Y-%m-%d %H:%M"', '"%999999999Y-%m-%d"', "does not read a year, month and day"),

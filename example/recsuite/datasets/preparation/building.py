@@ -155,6 +155,7 @@ def _write_columns(
     order, sizes, notes = (
         stream_order(raw, schema, past) if past else split(raw, schema, config, seed, folder)
     )
+    num_late = int(np.count_nonzero(past.is_late(raw.events.time, raw.events_per_file))) if past else 0
     stored = _write_events(folder, raw, order, _done(reached, "events"))
     oracle = oracle_of(raw, order, sizes[2], config.split)
     num_train = sizes[0]
@@ -179,7 +180,8 @@ def _write_columns(
         # Of all that a position of the training stands for, which is how a checkpoint says how far it is.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
         **dict(zip(("num_train", "num_validation", "num_test"), sizes, strict=True)),
-        "num_skipped": raw.num_skipped,
+        # Of a stream also those that are held back.
+        "num_skipped": raw.num_skipped + len(raw.events.user) - sum(sizes) - num_late,
         "num_users": len(raw.users),
         f"num_{schema.items}": len(raw.items),
         **longest,
@@ -190,7 +192,7 @@ def _write_columns(
         "baselines": baselines,
         "told": told,
         "notes": [*raw.skipped, *notes, *_notes_on(written)],
-        "num_late": len(raw.events.user) - sum(sizes),
+        "num_late": num_late,
         "events_per_file": raw.events_per_file if past else {},
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.preparation.arrays.mapped import chunks, gather, highest, release, where
 from recsuite.datasets.preparation.arrays.order import sorted_places
 from recsuite.datasets.preparation.duplicates import describe_leak
-from recsuite.datasets.streams.past import Past
+from recsuite.datasets.streams.past import Past, num_held_back
 from recsuite.errors import UserError, counted
 
 if TYPE_CHECKING:
@@ -77,11 +78,28 @@ def stream_order(
     num_late = int(np.count_nonzero(late))
     if num_late:
         order = order[~late[order]]
+    held = num_held_back(raw.events.time, order, past.learned, time.time())
+    notes = [_describe_held(raw, schema, order, held)] if held else []
+    order = order[: len(order) - held]
     if len(order) == 0:
         raise UserError(f"A stream needs {schema.labels}, and there are none; give files that hold some.")
     one = f"{schema.label} was older than what was trained when it came, and is left out"
     several = f"{schema.labels} were older than what was trained when they came, and are left out"
-    return order, (len(order), 0, 0), [counted(num_late, one, several)] if num_late else []
+    notes += [counted(num_late, one, several)] if num_late else []
+    return order, (len(order), 0, 0), notes
+
+
+def _describe_held(raw: RawData, schema: Schema, order: np.ndarray, number: int) -> str:
+    """Name the first event of those that are held back by its file and its place among the events there."""
+    ends = np.cumsum([*raw.events_per_file.values()])
+    file = int(np.searchsorted(ends, order[-number], side="right"))
+    name, size = [*raw.events_per_file.items()][file]
+    wrong, before = (np.datetime64(int(each), "s") for each in raw.events.time[order[[-number, -number - 1]]])
+    are, place = f"{schema.label} is" if number == 1 else f"{schema.labels} are", order[-number] - ends[file]
+    return (
+        f"{number:,} {are} held back until others are as new, as of a wrong clock: {schema.label} "
+        f"{place + size + 1:,} of {name} has the time {wrong}, and the newest before it {before}"
+    )
 
 
 def _choose_test(

@@ -17,6 +17,9 @@ from recsuite.errors import UserError
 HEAD = 1_000
 # Keys that are digested at once.
 AT_ONCE = 2**20
+SECONDS_PER_DAY = 86_400
+# Which share of the events is a few, and how far behind the others these must lie to be left out.
+LONE, LONE_GAP = 100, 30 * SECONDS_PER_DAY
 # Which events of a file came too late: (its name, those behind this number, if older than this time).
 Rule = tuple[str, int, int]
 
@@ -81,6 +84,25 @@ class Past:
 
 
 BEGINNING = Past()
+
+
+def num_held_back(time: np.ndarray, order: np.ndarray, learned: int, now: float) -> int:
+    """Number of the newest events that have a time of a wrong clock.
+
+    They are later than a day from now, or they are at most one in a hundred and lie farther behind all others
+    than these span, and than 30 days. Once they are learned, all that comes afterwards would be too late.
+
+    time: int64, seconds since 1970. order: the places of events by time. learned: up to when a stream has
+    learned; nothing before it is held back.
+    """
+    number = int(np.count_nonzero(time > now + SECONDS_PER_DAY))
+    # Where most are of the future it is another clock that is wrong, or there is none.
+    end = len(order) - (number if 2 * number <= len(order) else 0)
+    newest = time[order[max(0, end - end // LONE - 1) : end]]
+    is_lone = np.diff(newest) > np.maximum(newest[:-1] - time[order[:1]], LONE_GAP)
+    if is_lone.any():
+        end -= len(is_lone) - int(is_lone.argmax())
+    return min(len(order) - end, int(np.count_nonzero(time > learned)))
 
 
 def keys_of(user: np.ndarray, item: np.ndarray, label: np.ndarray, time: np.ndarray) -> np.ndarray:

@@ -29,6 +29,7 @@ from recsuite.datasets.tables.parts.part import Part
 from recsuite.datasets.tables.parts.store import kept, parts_of, unfinished
 from recsuite.datasets.tables.parts.wanted import DATE, ID, LABEL, TABLE_OF, TIME, WEIGHT, Wanted, wanted_of
 from recsuite.datasets.tables.schema_file import CATEGORY, COUNT, NUMBER, TableSchema
+from recsuite.datasets.tables.times import FIRST_LIKELY
 from recsuite.errors import UserError, counted
 from recsuite.runtime.progress_bar import stage
 
@@ -173,6 +174,8 @@ class _Reading:
             weight = self._made(lambda part: 1 + counts[part], "float32", counts)
         if time is None:
             time = np.zeros(self.num_events, np.int64)
+        else:
+            self._note_early(time)
         events = Events(user, item, label, time, weight)
         for wanted in self.wanted[EVENTS]:
             if wanted.of == EVENT and wanted.kind == CATEGORY:
@@ -181,6 +184,16 @@ class _Reading:
                 events.features[wanted.column] = self._column(wanted, "float32")
         self._derive(events, entities)
         return events
+
+    def _note_early(self, time: np.ndarray) -> None:
+        """Say how many times are what a 0, a -1 or another unit becomes."""
+        early = sum(int(np.count_nonzero(time[part] < FIRST_LIKELY)) for part in chunks(len(time), time))
+        if 0 < early < len(time):
+            first = np.datetime64(int(time.min()), "s")
+            self.notes.append(
+                f"{counted(early, 'event has', 'events have')} a time before May 1976, the first {first}, "
+                "and all others are later: such events count as the oldest"
+            )
 
     def _places(self, entity: _Entity) -> np.ndarray:
         return self._mapped(entity.keys[EVENTS], entity.places[EVENTS])

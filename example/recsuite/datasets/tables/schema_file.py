@@ -148,7 +148,7 @@ class WeightColumn:
 class TimestampColumn:
     """The column of the events with their times.
 
-    format: iso, unix (seconds), unix_ms (milliseconds) or a pattern of strptime.
+    format: iso, unix (seconds since 1970), unix_ms, unix_us, unix_ns or a pattern of strptime.
     """
 
     column: str

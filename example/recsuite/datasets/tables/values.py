@@ -29,8 +29,11 @@ FAULTS = (
     "is outside of the scale",
     "is below zero",
     "is neither yes nor no",
+    "is in another unit than",
 )
-MISSING, NO_NUMBER, INFINITE, NOT_WHOLE, NO_TIME, FAR_TIME, OFF_SCALE, NEGATIVE, NO_ANSWER = range(1, 10)
+MISSING, NO_NUMBER, INFINITE, NOT_WHOLE, NO_TIME, FAR_TIME, OFF_SCALE, NEGATIVE, NO_ANSWER, OTHER_UNIT = (
+    range(1, 11)
+)
 # Texts that say that there is no number.
 NO_VALUE = ("", "NA", "N/A", "null", "NULL", "NaN", "nan", "None")
 YES, NO = ("1", "true", "yes", "1.0", "t", "y"), ("0", "false", "no", "0.0", "f", "n")
@@ -233,27 +236,7 @@ def cast(texts: pyarrow.Array, kind: Any, pattern: str) -> tuple[pyarrow.Array, 
         return texts.cast(kind), np.zeros(len(texts), bool)
     except pyarrow.ArrowInvalid:
         fits = pc.fill_null(pc.match_substring_regex(texts, pattern), True)
-    try:
-        return pc.if_else(fits, texts, None).cast(kind), ~fits.to_numpy(zero_copy_only=False)
-    except pyarrow.ArrowInvalid:
-        # Such as the 31 February: one by one.
-        return _one_by_one(texts, kind)
-
-
-def _one_by_one(texts: pyarrow.Array, kind: Any) -> tuple[pyarrow.Array, np.ndarray]:
-    """The same for texts of which a pattern does not tell whether they can be cast: each value once."""
-    import pyarrow
-
-    coded = texts.dictionary_encode()
-    known: list[Any] = []
-    for text in coded.dictionary:
-        try:
-            known.append(text.cast(kind).as_py())
-        except pyarrow.ArrowInvalid:
-            known.append(None)
-    values = pyarrow.array(known, kind).take(coded.indices)
-    is_bad = values.is_null().to_numpy(zero_copy_only=False) & ~texts.is_null().to_numpy(zero_copy_only=False)
-    return values, is_bad
+    return pc.if_else(fits, texts, None).cast(kind), ~fits.to_numpy(zero_copy_only=False)
 
 
 def labels(column: pyarrow.Array, name: str, label: LabelColumn) -> Parsed:

@@ -258,4 +258,6 @@ def describe_growth(before: Columns, columns: Columns) -> str:
     if late:
         were = counted(late, "other", "others")
         said += f", and {were} older than what was trained, left out"
+    held = [note for note in columns.notes if " held back until " in note and note not in before.notes]
+    said = "; ".join([said, *held])
     return said + (f" ({', '.join(unknown)})" if unknown else "")

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from recsuite.datasets.schema import (
@@ -38,10 +38,11 @@ from recsuite.datasets.tables.schema_file import (
     LabelColumn,
     TableSchema,
 )
+from recsuite.datasets.tables.times import ISO, UNITS
 
 TYPES = {"str": (str, "text"), "float": (float, "a number")}
 ENCODINGS = ("utf-8", "utf-16", "latin-1")
-TIME_FORMATS = ("iso", "unix", "unix_ms")
+TIME_FORMATS = (ISO, *UNITS)
 KINDS = (CATEGORY, LIST, NUMBER)
 # What is the name of an embedding table, of files and of keys in requests.
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -51,7 +52,7 @@ LARGEST_END, SMALLEST_SHARE = 1e9, 1e-4
 MOST_BITS = 53
 STRANGE_DIRECTIVE = re.compile(r"%(?![A-Za-z%])")
 # A day that no pattern of strptime takes for another.
-SOME_DAY = datetime(2001, 2, 23, 4, 5, 6)
+SOME_DAY = datetime(2001, 2, 23, 4, 5, 6, tzinfo=timezone.utc)
 
 
 def validate(

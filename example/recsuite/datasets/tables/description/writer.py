@@ -61,7 +61,7 @@ WEIGHT = """
 """
 TIMESTAMP = """
 # When an event happened. format: iso (2026-11-20, 2026-11-20T08:30:00+01:00), unix (seconds since 1970),
-# unix_ms (milliseconds) or a pattern of strptime such as "%d.%m.%Y %H:%M". Columns of times need none.
+# unix_ms, unix_us, unix_ns or a pattern of strptime such as "%d.%m.%Y %H:%M". Columns of times need none.
 """
 FEATURES = """
 # What else is known, a section for each feature; take one out, or add one. The ids of users and items are

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsuite.datasets.tables.description.validator import can_be_named
+from recsuite.datasets.tables.guessing import words
+from recsuite.datasets.tables.times import forms_of, times
 from recsuite.datasets.tables.values import plain
 from recsuite.errors import UserError
 
@@ -21,16 +22,6 @@ TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 # Numbers as they are written where the point stands between thousands.
 DECIMAL_COMMA = r"^\s*[+-]?\d+(\.\d{3})*,\d{1,2}\s*$"
-ISO = r"^\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?\s*(Z|[+-]\d{2}(:?\d{2})?)?)?$"
-# Other ways to write times; of two that fit, the first.
-PATTERNS = (
-    *("%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%Y/%m/%d"),
-    *("%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d.%m.%Y"),
-    *("%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%m/%d/%Y"),
-    *("%d/%m/%Y %H:%M:%S", "%d/%m/%Y %H:%M", "%d/%m/%Y"),
-    *("%d-%m-%Y %H:%M:%S", "%d-%m-%Y", "%m %d, %Y", "%b %d, %Y", "%a %b %d %H:%M:%S %z %Y"),
-)
-SECONDS, MILLISECONDS = (2e8, 4.2e9), (2e11, 4.2e12)
 SEPARATORS = ("|", ";", ",")
 # Of the values of a column: how many may be damaged, and how many of a list have several entries.
 MOST_DAMAGED, LEAST_SEVERAL = 0.01, 0.05
@@ -40,8 +31,8 @@ LEAST_COMMAS = 0.9
 LONG_TEXT, LONG_ENTRY = 40, 3
 # What a name becomes a part of, as a date.
 LONGEST_CALL = "age_days(user.)"
-# Values that patterns of times are tried on, and that hours are read from.
-TRIED, MOST_HOURS = 200, 2_000
+# Values that forms of times are tried on, and the share of times in a column whose name says that it is one.
+TRIED, LEAST_TIMES = 200, 0.5
 
 
 @dataclass(frozen=True)
@@ -144,7 +135,7 @@ def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
 def _numeric(name: str, kind: str, column: pa.ChunkedArray, texts: tuple[str, ...]) -> Content:
     numbers = column.to_numpy()
     numbers = numbers[np.isfinite(numbers)]
-    return Content(name, kind, len(column), len(texts), numbers, texts, _unix_of(numbers))
+    return Content(name, kind, len(column), len(texts), numbers, texts, _time_format(name, texts))
 
 
 def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
@@ -156,9 +147,8 @@ def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
     if texts and {text.lower() for text in texts} <= {*TRUE, *FALSE}:
         numbers = np.array([text.lower() in TRUE for text in column.to_pylist()], np.float64)
         return Content(name, "flag", len(column), len(texts), numbers, texts)
-    pattern = _pattern_of(column, texts)
-    if pattern:
-        return Content(name, "time", len(column), len(texts), np.empty(0), texts, pattern)
+    if form := _time_format(name, texts):
+        return Content(name, "time", len(column), len(texts), np.empty(0), texts, form)
     if texts and _share(column, DECIMAL_COMMA) >= LEAST_COMMAS:
         return Content(name, "comma", len(column), len(texts), np.empty(0), texts)
     separator = _separator_of(column, texts)
@@ -170,30 +160,19 @@ def _share(column: pa.ChunkedArray, pattern: str) -> float:
     return pc.mean(pc.match_substring_regex(column, pattern).cast(pa.float64())).as_py() or 0.0
 
 
-def _unix_of(numbers: np.ndarray) -> str:
-    """The unit of numbers that may be times since 1970; empty where they may not."""
-    for unit, (first, last) in (("unix", SECONDS), ("unix_ms", MILLISECONDS)):
-        if numbers.size and first <= numbers.min() and numbers.max() <= last:
-            return unit
-    return ""
-
-
-def _pattern_of(column: pa.ChunkedArray, texts: Sequence[str]) -> str:
-    """How the times of a column of texts are written; empty where they are none."""
-    if not texts:
+def _time_format(name: str, texts: Sequence[str]) -> str:
+    """How most values of a column are written as times; empty where they are none."""
+    is_called = words.says_time(name)
+    if not texts or not (is_called or forms_of(texts[:2])[0].name):
         return ""
-    if _share(column, ISO) >= 1 - MOST_DAMAGED:
-        return "iso"
-    tried = texts[:TRIED]
-    return next((pattern for pattern in PATTERNS if all(_reads(text, pattern) for text in tried)), "")
+    tried, least = some_of(texts), LEAST_TIMES if is_called else 1 - MOST_DAMAGED
+    most = forms_of(tried)[0]
+    return most.name if most.number >= least * len(tried) else ""
 
 
-def _reads(text: str, pattern: str) -> bool:
-    try:
-        datetime.strptime(text, pattern)
-    except ValueError:
-        return False
-    return True
+def some_of(texts: Sequence[str]) -> Sequence[str]:
+    """About so many values as forms of times are tried on, from everywhere."""
+    return texts[:: 1 + len(texts) // TRIED]
 
 
 def _separator_of(column: pa.ChunkedArray, texts: Sequence[str]) -> str:
@@ -217,18 +196,6 @@ def tells_time_of_day(content: Content) -> bool:
 
 
 def hours_of(content: Content) -> np.ndarray:
-    """Whole hours since 1970, int64, of a column of times: of all of its numbers, or of its first texts."""
-    if content.numbers.size:
-        return (content.numbers // (3_600 if content.time_format == "unix" else 3_600_000)).astype(np.int64)
-    read = [_hour_of(text, content.time_format) for text in content.texts[:MOST_HOURS]]
-    return np.array([hour for hour in read if hour is not None], np.int64)
-
-
-def _hour_of(text: str, pattern: str) -> int | None:
-    try:
-        # Python 3.10 does not know the Z.
-        plain = text.replace("Z", "+00:00").replace(",", ".") if pattern == "iso" else text
-        time = datetime.fromisoformat(plain) if pattern == "iso" else datetime.strptime(text, pattern)
-    except ValueError:
-        return None
-    return int((time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp() // 3_600)
+    """Whole hours since 1970, int64, of a column of times: of its distinct values."""
+    seconds, faults = times(pa.array(content.texts, pa.string()), content.name, content.time_format)
+    return seconds[faults == 0] // 3_600

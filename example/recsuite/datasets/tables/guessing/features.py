@@ -13,6 +13,7 @@ from recsuite.datasets.tables.guessing import words
 from recsuite.datasets.tables.guessing.contents import Content
 from recsuite.datasets.tables.guessing.roles import LEAST_REPEATS, Roles, repeats
 from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, FeatureColumn
+from recsuite.datasets.tables.times import ISO
 
 # Fewer different whole numbers than this are rather names of classes.
 FEW_NUMBERS = 10
@@ -22,6 +23,7 @@ INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 NEARLY_ALL, LEAST_KNOWN = 0.9, 20
 # Why what depends on the item is no feature of an event by which all items are ranked.
 TELLS = "it differs between items and says which one an event is of, which is not known before one is chosen"
+NO_ISO = "it holds dates of another form than 2026-11-20, which are not read"
 AGE_TELLS = "its age at an event says which item that is of, which is not known before one is chosen"
 
 
@@ -85,7 +87,7 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
     if content.distinct == 1 and content.kind != "list":
         return "it has one value"
     if content.is_time:
-        return _reason_of_dates(of, has_times)
+        return _reason_of_dates(of, has_times) or NO_ISO * (content.time_format != ISO)
     if content.is_long:
         return "it holds long texts, and nothing reads texts yet"
     if content.kind == "list":

@@ -12,8 +12,16 @@ import pyarrow.compute as pc
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO
 from recsuite.datasets.tables.description.validator import LARGEST_END
 from recsuite.datasets.tables.guessing import words
-from recsuite.datasets.tables.guessing.contents import Content, is_text, present, tells_time_of_day
+from recsuite.datasets.tables.guessing.contents import (
+    MOST_DAMAGED,
+    Content,
+    is_text,
+    present,
+    some_of,
+    tells_time_of_day,
+)
 from recsuite.datasets.tables.schema_file import LIKED_SHARE, LabelColumn
+from recsuite.datasets.tables.times import forms_of
 from recsuite.errors import UserError, counted, printable
 
 # The ends of usual scales: the first that holds all values is taken.
@@ -31,6 +39,8 @@ MOST_DISTINCT, FEWEST_ITEMS = 0.9, 10
 LEAST_REPEATS = 5
 # As many columns are listed where no role is recognised.
 MOST_LISTED = 12
+# Of a value, in a message.
+MOST_CHARACTERS = 40
 
 
 @dataclass(frozen=True)
@@ -153,25 +163,67 @@ def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, ite
     A name that says so comes first; of such a time of the day, before a day alone, as partitions have; then
     the best name.
     """
+
+    def may_be(name: str) -> bool:
+        # A date of release or of birth is the same in each event of an item or a user.
+        return words.rank(name, words.TIMES) is not None or not any(
+            is_constant(events, name, each) for each in (user, item)
+        )
+
     found = {
         name: (
-            not words.has_word(name, words.TIMES),
+            not _is_called_time(name),
             not tells_time_of_day(content),
             _place_of_time(name),
             "%" in content.time_format,
         )
         for name, content in contents.items()
-        if content.is_time or (content.time_format and words.has_word(name, words.TIMES))
-        # A date of release or of birth is the same in each event of an item or a user.
-        if words.rank(name, words.TIMES) is not None
-        or not any(is_constant(events, name, each) for each in (user, item))
+        if content.is_time or (content.time_format and _is_called_time(name))
+        if may_be(name)
     }
-    return min(found, key=lambda name: found[name], default="")
+    called = (name for name, each in contents.items() if each.texts and words.says_time(name))
+    chosen = min(found, key=lambda name: found[name]) if found else next(filter(may_be, called), "")
+    if chosen:
+        _check_form(contents[chosen])
+    return chosen
+
+
+def _is_called_time(name: str) -> bool:
+    return words.says_time(name) or words.has_word(name, words.TIMES)
+
+
+def _check_form(content: Content) -> None:
+    """Refuse a column of times whose values have no form, two forms, or one form that is not known.
+
+    Raises:
+        UserError: with a value of each form, and the lines to write.
+    """
+    tried, name = some_of(content.texts), printable(content.name)
+    forms = {form.name: form for form in forms_of(tried)}
+    values = {each: repr(printable(form.example[:MOST_CHARACTERS])) for each, form in forms.items()}
+    first, *others = [each for each in forms if each] or [""]
+    advice = f'write into schema.toml, each on a line: [timestamp] column = "{name}" format = '
+    if others and forms[others[0]].number > max(1, MOST_DAMAGED * len(tried)):
+        raise UserError(
+            f"The column {name} has times of two forms: {values[first]} ({first}) and {values[others[0]]} "
+            f"({others[0]}); write all of them in one."
+        )
+    if not content.time_format:
+        raise UserError(
+            f"The column {name} is called a time, but its value {values['']} is no time of a known form; "
+            f'{advice}a pattern of strptime such as "%d.%m.%Y %H:%M", or "unix" for numbers that rise with '
+            "time; where it holds no times of events, write [user], [item] and [label] and no [timestamp]."
+        )
+    if forms[first].other:
+        raise UserError(
+            f"The column {name} has times such as {values[first]}, and all fit the forms {first} and "
+            f"{forms[first].other}; {advice}the right one."
+        )
 
 
 def _place_of_time(name: str) -> int:
     place = words.rank(name, words.TIMES)
-    return len(words.TIMES) + (not words.has_word(name, words.TIMES)) if place is None else place
+    return len(words.TIMES) + (not _is_called_time(name)) if place is None else place
 
 
 def _weight(events: pa.Table, contents: Mapping[str, Content], item: str) -> str:

@@ -32,6 +32,12 @@ WEIGHTS = ("weight", "confidence")
 TIMES = (
     *("timestamp", "datetime", "time", "ts", "date", "day", "created", "occurred", "at", "when", "clock"),
 )
+# The whole name of the time of an event, without what stands between its words.
+TIME_OF_EVENT = re.compile(
+    r"(event|review|rating|order|purchase|transaction|click|invoice|interaction|created?|creation|updated?|"
+    r"unix|epoch|utc|local|server|start|begin|access|log|[a-z]+ed(?=at$))*(timestamp|datetime|time|date|ts|at)+"
+    r"(utc|gmt|unix|ms|us|ns|sec|seconds|millis|micros|nanos)*"
+)
 # Beside a word for a label: "is_click", "play_count", "user_rating".
 OF_LABELS = (
     *("is", "has", "was", "did", "n", "num", "number", "of", "total", "value", "user", "customer", "item"),
@@ -79,6 +85,12 @@ def rank(name: str, known: Sequence[str], beside: Sequence[str] = ()) -> int | N
     """
     words = [word for word in words_of(name) if word in known or word not in beside]
     return known.index(words[0]) if len(words) == 1 and words[0] in known else None
+
+
+def says_time(name: str) -> bool:
+    """Whether a name is one for times of events: "eventdate" or "visit_date", and not "play_time"."""
+    is_one = TIME_OF_EVENT.fullmatch(re.sub(r"[\W_]", "", name.lower())) is not None
+    return is_one or words_of(name)[-1:] in (["timestamp"], ["datetime"], ["date"])
 
 
 def has_word(name: str, known: Sequence[str]) -> bool:

@@ -18,6 +18,7 @@ from recsuite.datasets.tables.values import (
     MISSING,
     NO_TIME,
     OFF_SCALE,
+    OTHER_UNIT,
     Parsed,
     categories,
     ids,
@@ -82,7 +83,7 @@ class Wanted:
     def reason(self, fault: int, column: pyarrow.Array) -> str:
         """What is wrong with a value of a file's column, with what the schema asks of it."""
         asked = ""
-        if fault == NO_TIME:
+        if fault in (NO_TIME, OTHER_UNIT):
             form = _form(self, column)
             asked = f' "{form}"' if "%" in form else f" {form}"
         elif fault == OFF_SCALE and self.label:
