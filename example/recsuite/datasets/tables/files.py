@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["EVENTS", "ITEMS", "USERS", "File", "Tables", "columns_of", "find_tables", "sample"]
 # Of a folder not meant, such as the root of the disk, the search ends somewhere.
 MAX_FILES = 100_000
+# The ends by which RecBole tells its tables apart: https://recbole.io/docs/user_guide/data/atomic_files.html
+RECBOLE = {".inter": EVENTS, ".user": USERS, ".item": ITEMS}
+# Texts beside tables, by the words of their names.
+PROSE = re.compile(
+    r"readme|licen[cs]e|copying|notice|changelog|description|about|citation|terms", re.IGNORECASE
+)
 PARTITION = re.compile(r"([^=]+)=(.*)")
 
 
@@ -183,7 +189,8 @@ def _roles(folder: str, paths: list[str], others: list[str]) -> tuple[dict[str, 
 def _role_of(path: str) -> str:
     """Users, items or events, where the first part of a path below the folder says so; else empty."""
     first = path.split("/")[0].partition(".")[0].lower()
-    return first if first in (EVENTS, USERS, ITEMS) else ""
+    roles = {role for end, role in RECBOLE.items() if end in _ends_of(path)}
+    return first if first in (EVENTS, USERS, ITEMS) else "".join(roles)
 
 
 def _ends_of(path: str) -> list[str]:
@@ -198,7 +205,8 @@ def _format_of(path: str) -> str | None:
 
 
 def _is_table(path: str) -> bool:
-    return _format_of(path) is not None and ".txt" not in _ends_of(path)
+    is_prose = ".txt" in _ends_of(path) and PROSE.search(path.rpartition("/")[2])
+    return _format_of(path) is not None and not is_prose
 
 
 def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File, ...]:
@@ -207,7 +215,7 @@ def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File
     Raises:
         UserError: when they are of several formats, or lie in folders of different partitions.
     """
-    found = [_file(path, folder, files) for path in sorted(paths)]
+    found = [_file(path, folder, files, role) for path in sorted(paths)]
     for what, kind_of in (
         ("files of the formats", lambda file: file.format),
         ("partitions by", lambda file: " and ".join(name for name, _ in file.partitions) or "none"),
@@ -225,7 +233,7 @@ def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File
     return tuple(found)
 
 
-def _file(path: str, folder: str, files: Files) -> File:
+def _file(path: str, folder: str, files: Files, role: str = "") -> File:
     ends = _ends_of(path)
     below = path.partition("?")[0].removeprefix(folder).split("/")[:-1]
     matches = [match for part in below if (match := PARTITION.fullmatch(part))]
@@ -239,4 +247,5 @@ def _file(path: str, folder: str, files: Files) -> File:
         tuple((match[1], unquote(match[2])) for match in matches),
         files.encoding,
         "\t" if {".tsv", ".tab"} & set(ends) else files.delimiter,
+        files.columns if role == EVENTS else (),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ FOREIGN = {
     b"ARROW1": "an Arrow file",
     b"FEA1": "a Feather file of version 1",
 }
+# Delimiters that Arrow does not know, and the character that takes their place: no text has it.
+REPLACED = {"::": re.compile(rb"::"), " ": re.compile(rb"[ \t]+")}
+REPLACEMENT = b"\x1f"
 # What a schema.toml may name; the most usual besides UTF-8 first.
 ENCODINGS = ("latin-1", "utf-16", "utf-8")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -70,14 +74,17 @@ class CountedFile(io.BufferedReader):
 
 
 class TextFile:
-    """What a text file says, in UTF-8 without a mark, in blocks. Not for random access.
+    """The text of a file, in UTF-8 without a mark, in blocks. Not for random access.
+
+    replaced: a delimiter of several characters, such as one of `REPLACED`, that becomes `REPLACEMENT`.
 
     Raises:
         UserError: for a file that is empty, not text, or not in its encoding.
     """
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, replaced: str = "") -> None:
         self.file, self.closed = file, False
+        self._pattern, self._cut = REPLACED.get(replaced), b""
         with explained_damage(file):
             self._counted = CountedFile(file.path)
         start = self._counted.peek(8)
@@ -165,4 +172,11 @@ class TextFile:
                 f"{self.file} holds zero bytes, as a damaged file does, or one in UTF-16 without a mark, for "
                 'which encoding = "utf-16" under [files] helps.'
             )
-        return text.encode()
+        found = text.encode()
+        if self._pattern:
+            found = self._cut + found
+            # What may be the first half of a delimiter waits for the next block.
+            cut = re.search(rb"[: \t]*$", found) if block else None
+            self._cut = cut[0] if cut else b""
+            found = self._pattern.sub(REPLACEMENT, found[: len(found) - len(self._cut)])
+        return found
