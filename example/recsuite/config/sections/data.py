@@ -160,7 +160,7 @@ class DataConfig(Section):
             self.require_at_least_0(name)
         require(
             self.split != "files" or self.is_default("duplicates") or self.duplicates == "keep",
-            f"--duplicates {self.duplicates} would take ratings out of the test, which --split files does not; "
+            f"--duplicates {self.duplicates} takes ratings out of the test, which --split files keeps; "
             "leave it out",
         )
         require(

@@ -48,7 +48,7 @@ def opened(file: File) -> Iterator[Source]:
 
 def names_of(source: Source) -> list[str]:
     """The columns of a file and of the folders that it lies in; the file's own come first."""
-    partitions = [name for name, _ in source.file.partitions if name not in source.names]
+    partitions = [name for name, _ in source.file.partitions if name not in {*source.names}]
     check_names(source.file, partitions)
     return [*source.names, *partitions]
 
@@ -61,13 +61,15 @@ def batches(source: Source, columns: Sequence[str], optional: Collection[str] = 
     Raises:
         UserError: for another column that is missing, and a damaged file.
     """
-    missing = [column for column in columns if column not in names_of(source)]
+    known = {*names_of(source)}
+    missing = [column for column in columns if column not in known]
     needed = [column for column in missing if column not in optional]
     if needed:
         has = printable(", ".join(names_of(source)[:20]))
         raise UserError(f"{source.file} has no column {needed[0]!r}; it has {has}.")
     source.notes += [f"{source.file} has no column {column}: it is missing in its rows" for column in missing]
-    own = [column for column in columns if column in source.names]
+    known = {*source.names}
+    own = [column for column in columns if column in known]
     # Of a file without one of the columns, the rows are still to be counted.
     for batch in source.batches(own or source.names[:1]):
         yield Batch(_completed(batch.columns, source, columns), batch.first, batch.num_bad, batch.lines)
@@ -176,10 +178,12 @@ def _completed(batch: pyarrow.RecordBatch, source: Source, columns: Sequence[str
     """A batch with all columns: those of partitions, and nulls for those that the file does not have."""
     import pyarrow
 
-    values = dict(source.file.partitions)
+    values, places = dict(source.file.partitions), {name: k for k, name in enumerate(batch.schema.names)}
+    own = {*source.names}
+    # By place: by name each of thousands of columns would be looked for among all.
     arrays = [
-        batch.column(column)
-        if column in source.names
+        batch.column(places[column])
+        if column in own
         else pyarrow.repeat(pyarrow.scalar(_partition(values.get(column)), pyarrow.string()), batch.num_rows)
         for column in columns
     ]

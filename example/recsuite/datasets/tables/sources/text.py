@@ -91,6 +91,11 @@ class TextFile:
         if not start:
             raise UserError(f"{file} is empty; write it again, or take it out.")
         packed = next((kind for mark, kind in PACKED.items() if start.startswith(mark)), "")
+        if file.compression and not packed and b"\0" in self._counted.peek(BLOCK_BYTES):
+            raise UserError(
+                f"{file} is not packed with {file.compression}, as the end of its name says; give its name "
+                "the right end, or write it again."
+            )
         self._source: Any = self._unpacked(packed) if packed else self._counted
         self._rest = self._raw_block()
         self._decoder = self._decoder_of(self._rest)
