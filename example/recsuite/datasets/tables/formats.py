@@ -143,14 +143,18 @@ def _first_rows_of(file: File, rows: int) -> pyarrow.Table:
     import pyarrow
 
     with opened(file) as source:
-        names, found = names_of(source), []
+        names, found, left = names_of(source), [], rows
         for batch in batches(source, names):
-            found.append(pyarrow.Table.from_batches([_without_codes(batch.columns)]).slice(0, rows))
-            if sum(each.num_rows for each in found) >= rows:
+            found.append(_without_codes(batch.columns).slice(0, left))
+            left -= found[-1].num_rows
+            if left <= 0:
                 break
     if not found:
         return pyarrow.table({name: pyarrow.array([], pyarrow.string()) for name in names})
-    return pyarrow.concat_tables(found, promote_options="permissive").slice(0, rows)
+    if all(batch.schema.equals(found[0].schema) for batch in found):
+        return pyarrow.Table.from_batches(found).combine_chunks()
+    tables = [pyarrow.Table.from_batches([batch]) for batch in found]
+    return pyarrow.concat_tables(tables, promote_options="permissive").combine_chunks()
 
 
 def _as_texts(table: pyarrow.Table) -> pyarrow.Table:
@@ -168,6 +172,8 @@ def _without_codes(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     import pyarrow
     from pyarrow import types
 
+    if not any(types.is_dictionary(field.type) for field in batch.schema):
+        return batch
     columns = [
         column.dictionary_decode() if types.is_dictionary(column.type) else column for column in batch.columns
     ]
@@ -178,6 +184,8 @@ def _completed(batch: pyarrow.RecordBatch, source: Source, columns: Sequence[str
     """A batch with all columns: those of partitions, and nulls for those that the file does not have."""
     import pyarrow
 
+    if batch.schema.names == list(columns):
+        return batch
     values, places = dict(source.file.partitions), {name: k for k, name in enumerate(batch.schema.names)}
     own = {*source.names}
     # By place: by name each of thousands of columns would be looked for among all.

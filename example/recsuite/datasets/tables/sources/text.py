@@ -118,11 +118,10 @@ class TextFile:
         """Up to so many bytes, none at the end; all that is left for -1."""
         if size < 0:
             return b"".join(iter(lambda: self.read(BLOCK_BYTES), b""))
-        while not self._rest:
-            block = self._raw_block()
-            self._rest = self._decoded(block)
-            if not block:
-                break
+        # As much as is asked for: a wide table has few rows in a small block.
+        while len(self._rest) < size and (block := self._raw_block()):
+            self._rest += self._decoded(block)
+        self._rest += b"" if self._rest else self._decoded(b"")
         found, self._rest = self._rest[:size], self._rest[size:]
         return found
 
