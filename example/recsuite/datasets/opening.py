@@ -134,6 +134,7 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
     # The labels of a set of a known name are ratings with times, and it may have to be downloaded first.
     if not is_own(config.data):
         return _with_task(config, FIRST_SCHEMA, given)
+    from recsuite.datasets.tables.files import has_split
     from recsuite.datasets.tables.schema_file import schema_path
 
     source = locate(config.data, config.runtime.seed)
@@ -141,6 +142,9 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
     say(f"the tables are read as {schema_path(config.data.data_path)} says")
     if not source.has_times and config.stream.stream:
         raise UserError("The events have no times, so --stream has no order to follow; leave it out.")
+    if config.data.is_default("split") and not {"split", "stream"} & {*given} and has_split(source.files):
+        say("--split files, because the files are called train and test; give --split time for another one")
+        config = config.replaced(split="files")
     if not source.has_times and config.data.split == "time":
         if "split" in given:
             raise UserError("The events have no times, so --split time cannot be; give --split random.")

@@ -284,7 +284,8 @@ class RawData:
 
     `items` and `users` hold one row per id, in the order of the ids, whole numbers or texts, with the columns
     that the schema names and the files have, titles always, and dates, see `tables.derived.dates_name`.
-    `official_test` marks the test events of an official split, bool, one an event; `oracle` predicts labels
+    `official_test` and `official_validation` mark the events of a split that the files have, bool, one an
+    event; `oracle` predicts labels
     and `oracle_ranks` ranks items among those that the user had not had before, float32. `skipped` says what
     was left out, `num_skipped` how many events. `events_per_file` has the files in the order of their events.
     """
@@ -293,6 +294,7 @@ class RawData:
     items: pandas.DataFrame
     users: pandas.DataFrame
     official_test: np.ndarray | None = None
+    official_validation: np.ndarray | None = None
     oracle: np.ndarray | None = None
     skipped: list[str] = field(default_factory=list)
     num_skipped: int = 0

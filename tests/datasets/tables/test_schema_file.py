@@ -244,7 +244,10 @@ def test_the_kind_of_a_count_can_be_corrected_alone() -> None:
             '"utf8"',
             '[files] encoding = "utf8" is not one of utf-8, utf-16, latin-1; did you mean "utf-8"?',
         ),
-        ('delimiter = ";"', 'delimiter = "::"', '[files] delimiter = "::" is not one character'),
+        ('delimiter = ";"', 'delimiter = "=>"', '[files] delimiter = "=>" is no delimiter; write one'),
+        ('delimiter = ";"', 'columns = "a"', '[files] columns = "a" is not a list of texts.'),
+        ('delimiter = ";"', 'columns = ["a", "a"]', '[files] columns = "a" is no name, or is there twice'),
+        ('delimiter = ";"', "columns = [1]", "[files] columns = 1 is no name, or is there twice"),
         ('"users.csv"', '"events.parquet"', '[files] users = "events.parquet" is the file of the events'),
         (
             '"%Y-%m-%d %H:%M"',

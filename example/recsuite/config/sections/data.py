@@ -32,7 +32,7 @@ class DataConfig(Section):
     CHOICES: ClassVar = {
         "dataset": DATASETS,
         "world": ("fixed", "moving", "chain"),
-        "split": ("time", "random", "leave_one_out", *OFFICIAL_SPLITS),
+        "split": ("time", "random", "leave_one_out", "files", *OFFICIAL_SPLITS),
         "bad_rows": ("error", "skip"),
         "duplicates": ("last", "first", "mean", "keep"),
         "days": ("none", "user"),
@@ -69,7 +69,8 @@ class DataConfig(Section):
 
     split: str = "time"
     """Which ratings are the test: the newest (time), some drawn by the seed (random), the newest of each user
-    (leave_one_out), or an official split of ml-100k."""
+    (leave_one_out), the files of your own tables that are called so (files), or an official split of
+    ml-100k."""
 
     test_fraction: float = 0.2
     """Share of the ratings that is the test, for --split time and random."""
@@ -157,6 +158,11 @@ class DataConfig(Section):
         )
         for name in ("history", "audience", "others"):
             self.require_at_least_0(name)
+        require(
+            self.split != "files" or self.is_default("duplicates") or self.duplicates == "keep",
+            f"--duplicates {self.duplicates} takes ratings out of the test, which --split files keeps; "
+            "leave it out",
+        )
         require(
             self.split not in OFFICIAL_SPLITS or self.dataset in ("", "ml-100k"),
             f"--split {self.split} belongs to ml-100k, not to {self.dataset}; give --split time or random",

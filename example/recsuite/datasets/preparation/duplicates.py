@@ -168,6 +168,7 @@ def _only(raw: RawData, is_left: np.ndarray) -> RawData:
         raw,
         events=with_columns(raw.events, lambda column: keep(column, is_left)),
         official_test=None if raw.official_test is None else raw.official_test[is_left],
+        official_validation=None if raw.official_validation is None else raw.official_validation[is_left],
         oracle=None if raw.oracle is None else raw.oracle[is_left],
         oracle_ranks=None if raw.oracle_ranks is None else raw.oracle_ranks[is_left],
         num_skipped=raw.num_skipped + int((~is_left).sum()),

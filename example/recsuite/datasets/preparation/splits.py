@@ -35,7 +35,11 @@ def split(
         # drawing, which takes as long: numpy does neither with Python's lock.
         sorting = pool.submit(sorted_places, raw.events.time)
         is_test, notes = _choose_test(raw, schema, sorting, config, seed)
-        is_validation = _choose_validation(raw.events, sorting, is_test, config, seed)
+        if raw.official_validation is None:
+            is_validation = _choose_validation(raw.events, sorting, is_test, config, seed)
+        else:
+            is_validation = gather(raw.official_validation, sorting.result(), np.zeros_like(is_test))
+            notes += ["the validation is what the files have; --validation_fraction is not used"]
         by_time = sorting.result()
     if config.split == "time" and raw.official_test is None:
         notes += _describe_cut(raw.events.time, by_time, _cut_of(number, config), schema)
@@ -53,7 +57,7 @@ def split(
             f"no {schema.label} is for validation: no validation after each epoch, and no early stopping"
         )
     # With any other value no pair has two events that could lie on both sides.
-    if config.duplicates == "keep":
+    if config.duplicates == "keep" or config.split == "files":
         in_file = np.zeros(number, bool)
         in_file[by_time[is_test]] = True
         notes += describe_leak(raw.events, in_file, schema, folder)

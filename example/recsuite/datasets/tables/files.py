@@ -9,8 +9,9 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote
 
 from recsuite.datasets.tables.schema_file import FILENAME, Files
@@ -25,7 +26,33 @@ if TYPE_CHECKING:
 __all__ = ["EVENTS", "ITEMS", "USERS", "File", "Tables", "columns_of", "find_tables", "sample"]
 # Of a folder not meant, such as the root of the disk, the search ends somewhere.
 MAX_FILES = 100_000
+# The ends by which RecBole tells its tables apart: https://recbole.io/docs/user_guide/data/atomic_files.html
+RECBOLE = {".inter": EVENTS, ".user": USERS, ".item": ITEMS}
+# Names of the files of a split.
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("valid", "val", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+# Words that tell parts of one table apart.
+PART_WORDS = {"part", "parts", "chunk", "shard", "of", "day", "week", "month", "year", "q"} | {
+    *("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
+    *("january", "february", "march", "april", "june", "july", "august", "september", "october"),
+    *("november", "december"),
+}
+# Texts beside tables, by the words of their names.
+PROSE = re.compile(
+    r"readme|licen[cs]e|copying|notice|changelog|description|about|citation|terms", re.IGNORECASE
+)
 PARTITION = re.compile(r"([^=]+)=(.*)")
+
+
+class Named(Protocol):
+    """A file of a data set, by its name."""
+
+    @property
+    def name(self) -> str:
+        """The path, or a part of it."""
 
 
 def find_tables(path: str | Path, files: Files | None = None) -> Tables:
@@ -70,8 +97,25 @@ def beside(tables: Tables) -> tuple[File, ...]:
     return tuple(_file(path, tables.root, Files()) for path in tables.ignored if _is_table(path))
 
 
+def split_part(name: str) -> str:
+    """Return "train", "validation" or "test" for a file that is called so, else an empty text."""
+    words = re.split(r"[^a-z]+", name.rpartition("/")[2].lower())
+    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "")
+
+
+def has_split(files: Iterable[Named]) -> bool:
+    """Return true for files of which some are called train and others test."""
+    return {split_part(file.name) for file in files} >= {"train", "test"}
+
+
+def stem_of(path: str) -> str:
+    """Words of a file's name that all parts of one table share: no numbers, months or parts."""
+    words = re.split(r"[^a-z]+", path.rpartition("/")[2].partition(".")[0].lower())
+    return " ".join(word for word in words if word and word not in SPLIT_WORDS and word not in PART_WORDS)
+
+
 def columns_of(tables: Tables) -> dict[str, list[str]]:
-    """The columns of each role's first file, those of partitions included; none for a role without a file.
+    """The columns of each role's files, those of partitions included; none for a role without a file.
 
     Raises:
         UserError: for a file that cannot be read, or names a column twice.
@@ -183,7 +227,8 @@ def _roles(folder: str, paths: list[str], others: list[str]) -> tuple[dict[str, 
 def _role_of(path: str) -> str:
     """Users, items or events, where the first part of a path below the folder says so; else empty."""
     first = path.split("/")[0].partition(".")[0].lower()
-    return first if first in (EVENTS, USERS, ITEMS) else ""
+    roles = {role for end, role in RECBOLE.items() if end in _ends_of(path)}
+    return first if first in (EVENTS, USERS, ITEMS) else "".join(roles)
 
 
 def _ends_of(path: str) -> list[str]:
@@ -198,7 +243,8 @@ def _format_of(path: str) -> str | None:
 
 
 def _is_table(path: str) -> bool:
-    return _format_of(path) is not None and ".txt" not in _ends_of(path)
+    is_prose = ".txt" in _ends_of(path) and PROSE.search(path.rpartition("/")[2])
+    return _format_of(path) is not None and not is_prose
 
 
 def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File, ...]:
@@ -207,7 +253,7 @@ def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File
     Raises:
         UserError: when they are of several formats, or lie in folders of different partitions.
     """
-    found = [_file(path, folder, files) for path in sorted(paths)]
+    found = [_file(path, folder, files, role) for path in sorted(paths)]
     for what, kind_of in (
         ("files of the formats", lambda file: file.format),
         ("partitions by", lambda file: " and ".join(name for name, _ in file.partitions) or "none"),
@@ -225,7 +271,7 @@ def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File
     return tuple(found)
 
 
-def _file(path: str, folder: str, files: Files) -> File:
+def _file(path: str, folder: str, files: Files, role: str = "") -> File:
     ends = _ends_of(path)
     below = path.partition("?")[0].removeprefix(folder).split("/")[:-1]
     matches = [match for part in below if (match := PARTITION.fullmatch(part))]
@@ -239,4 +285,5 @@ def _file(path: str, folder: str, files: Files) -> File:
         tuple((match[1], unquote(match[2])) for match in matches),
         files.encoding,
         "\t" if {".tsv", ".tab"} & set(ends) else files.delimiter,
+        files.columns if role == EVENTS else (),
     )

@@ -21,7 +21,7 @@ from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.preparation.arrays.mapped import chunks
 from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
 from recsuite.datasets.tables.derived import AGE_DAYS, HOUR, age_days, dates_name, derived, hour, weekday
-from recsuite.datasets.tables.files import EVENTS, Tables, columns_of
+from recsuite.datasets.tables.files import EVENTS, Tables, columns_of, split_part
 from recsuite.datasets.tables.parts.blocks import gathered, spans
 from recsuite.datasets.tables.parts.entities import property_of
 from recsuite.datasets.tables.parts.joining import Joined, joined
@@ -62,7 +62,26 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
         with stage("bringing the tables together"):
             raw = _Reading(schema, wanted, by_role, temporary, notes).raw_data()
     sizes = {tables.name_of(part.file): part.num_rows for part in by_role[EVENTS]}
-    return dataclasses.replace(raw, events_per_file=sizes)
+    raw = dataclasses.replace(raw, events_per_file=sizes)
+    return _with_split_of_files(raw) if config.split == "files" else raw
+
+
+def _with_split_of_files(raw: RawData) -> RawData:
+    """Mark the events of files that are called validation or test."""
+    parts = {name: split_part(name) for name in raw.events_per_file}
+    unknown = [name for name, part in parts.items() if not part]
+    if unknown or not {"train", "test"} <= {*parts.values()}:
+        reason = f"{unknown[0]} is none of these" if unknown else f"there are {', '.join(parts)} alone"
+        raise UserError(
+            f"--split files needs files that are called train, valid (if any) and test, and {reason}; "
+            "rename them, name those to read under [files], or give --split time or random."
+        )
+    marks = {
+        part: np.repeat([each == part for each in parts.values()], [*raw.events_per_file.values()])
+        for part in ("validation", "test")
+    }
+    validation = marks["validation"] if "validation" in parts.values() else None
+    return dataclasses.replace(raw, official_test=marks["test"], official_validation=validation)
 
 
 @dataclass

@@ -56,7 +56,9 @@ def schema_path(path: str | Path) -> Path:
 class Files:
     """Which files hold what, relative to the folder of the schema; empty means what is found there.
 
-    events, users, items: a file, a folder of parts or a glob pattern. encoding, delimiter: of text files.
+    events, users, items: a file, a folder of parts or a glob pattern. encoding, delimiter: of text files;
+    the delimiter of a comma means that the lines say it. columns: the names of the events' columns, in their
+    order, where text files have no header.
     """
 
     events: str = ""
@@ -64,6 +66,7 @@ class Files:
     items: str = ""
     encoding: str = "utf-8"
     delimiter: str = ","
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

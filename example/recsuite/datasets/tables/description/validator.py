@@ -40,7 +40,7 @@ from recsuite.datasets.tables.schema_file import (
 )
 from recsuite.datasets.tables.times import ISO, UNITS
 
-TYPES = {"str": (str, "text"), "float": (float, "a number")}
+TYPES = {"str": (str, "text"), "float": (float, "a number"), "tuple[str, ...]": (tuple, "a list of texts")}
 ENCODINGS = ("utf-8", "utf-16", "latin-1")
 TIME_FORMATS = (ISO, *UNITS)
 KINDS = (CATEGORY, LIST, NUMBER)
@@ -118,12 +118,22 @@ def _choose(place: Place, key: str, value: str, choices: Sequence[str]) -> None:
         raise place.wrong(key, value, f"is not one of {', '.join(choices)}{question and f'; {question}'}")
 
 
+def _check_names(place: Place, names: Sequence[str]) -> None:
+    for number, name in enumerate(names):
+        if not isinstance(name, str) or not can_be_named(name) or name in names[:number]:
+            raise place.wrong("columns", name, "is no name, or is there twice; give each column its own")
+
+
 def _check_files(place: Place, schema: TableSchema) -> None:
     files = schema.files
     _choose(place, "encoding", files.encoding, ENCODINGS)
     mark = files.delimiter
-    if len(mark) != 1 or not (mark.isascii() and (mark.isprintable() or mark == "\t")) or mark in '"':
-        raise place.wrong("delimiter", mark, 'is not one character between columns; write ",", ";" or "\\t"')
+    is_one = len(mark) == 1 and mark.isascii() and (mark.isprintable() or mark == "\t") and mark != '"'
+    if not is_one and mark != "::":
+        raise place.wrong(
+            "delimiter", mark, 'is no delimiter; write one character such as ";", "\\t", or "::"'
+        )
+    _check_names(place, files.columns)
     for other in ("users", "items"):
         if getattr(files, other) and getattr(files, other) == files.events:
             raise place.wrong(other, files.events, "is the file of the events; leave it out")

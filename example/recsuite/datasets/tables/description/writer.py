@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, VOCABULARY, YES_NO
 from recsuite.datasets.tables.description.validator import validate
@@ -30,6 +30,7 @@ HEAD = """\
 FILES = """
 # Which files hold what: each a file, a folder of parts, or a pattern such as "days/*.csv". What is not named
 # is found by its name. encoding: utf-8, utf-16 or latin-1. delimiter: what stands between columns of text.
+# columns: the names of the events' columns, where their files have no line with them.
 """
 USER = """
 # The users: the column of the events with their ids, and what one of them is called. table_column: the column
@@ -137,11 +138,11 @@ def _sections(schema: TableSchema, left_out: Sequence[Omission]) -> Iterator[str
         yield "\n" + _commented([f"{printable(omission.why)}:", *section.splitlines()])
 
 
-def _section(name: str, values: dict[str, str | float]) -> str:
+def _section(name: str, values: Mapping[str, Any]) -> str:
     return "".join([f"[{name}]\n", *(f"{key} = {_value(value)}\n" for key, value in values.items())])
 
 
-def _value(value: str | float) -> str:
+def _value(value: Any) -> str:
     # The rules of TOML for a text are those of JSON, but for one character.
     return (
         repr(value)
@@ -154,7 +155,7 @@ def _commented(lines: Iterable[str]) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
-def _changed(section: object, default: object) -> dict[str, str | float]:
+def _changed(section: object, default: object) -> dict[str, Any]:
     return {name: value for name, value in vars(section).items() if value != getattr(default, name)}
 
 

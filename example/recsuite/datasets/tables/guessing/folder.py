@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from recsuite.datasets.tables.files import Tables, beside
+from recsuite.datasets.tables.files import Tables, beside, stem_of
 from recsuite.datasets.tables.formats import first_rows
 from recsuite.datasets.tables.guessing import words
 from recsuite.datasets.tables.guessing.contents import Content, contents_of, plain_table
@@ -19,61 +20,95 @@ from recsuite.datasets.tables.schema_file import Files
 from recsuite.datasets.tables.sources.file import File
 from recsuite.errors import UserError
 
-# More files than this are parts of one table.
+# More tables than this are parts of one.
 MOST_TABLES = 20
 # Enough to tell ids from properties.
 SAMPLED_ROWS = 2_000
 # Of the ids in the first rows, so many are in those of the table that tells of them, where no name says so.
 LEAST_SHARED = 0.5
+# Names of tables of events.
+EVENT_WORDS = (*words.LABELS, "event", "interaction", "transaction", "review", "order", "log", "behavior")
+
+Part = tuple[File, ...]
 
 
-def files_of(tables: Tables) -> Files:
-    """The section that names the tables of a folder, where these have different columns; else the usual one.
+def files_of(tables: Tables) -> tuple[Files, list[str]]:
+    """The section that names the tables of a folder, where these have different columns, else the usual one;
+    and what to say of files that could be the events as well.
 
     Raises:
         UserError: for a file that cannot be read.
     """
     others = beside(tables) if len(tables.events) == 1 else ()
-    files = (*tables.events, *others)
-    if not 2 <= len(files) <= MOST_TABLES or any(file.partitions for file in files):
-        return Files()
-    samples = {file: plain_table(first_rows([file], SAMPLED_ROWS)) for file in tables.events}
-    samples.update(_readable(others))
-    headers = {tuple(sample.column_names) for sample in samples.values()}
-    roles = {file: found for file in tables.events if (found := _roles(samples[file]))}
-    # Several files with the same columns are parts of one table.
-    if len(headers) < len(samples) or not roles:
-        return Files()
-    events = max(roles, key=lambda file: (file.size, file.name))
-    rest = {file: sample for file, sample in samples.items() if file is not events}
+    if len(tables.events) + len(others) < 2 or any(file.partitions for file in (*tables.events, *others)):
+        return Files(), []
+    parts = _parts_of(tables.events)
+    samples = {part: plain_table(first_rows(part, SAMPLED_ROWS)) for part in parts}
+    samples.update(_readable(_parts_of(others)))
+    roles = {part: found for part in parts if (found := _roles(samples[part]))}
+    if not 2 <= len(samples) <= MOST_TABLES or not roles:
+        return Files(), []
+    called = {
+        part: any(words.has_thing(Path(part[0].name).stem, [word]) for word in EVENT_WORDS) for part in roles
+    }
+    headers = {part: {*sample.column_names} for part, sample in samples.items()}
+    is_one = len({frozenset(header) for header in headers.values()}) == 1
+    # Of files with the same columns whose names say nothing, none can be taken before the others.
+    if is_one and not any(called.values()):
+        return Files(), []
+    events = max(roles, key=lambda part: (called[part], sum(file.size for file in part), part[0].name))
+    same = [part for part in roles if part is not events and headers[part] == headers[events]]
+    notes = [_of_same_columns(tables, events, same)] if same else []
+    rest = {part: sample for part, sample in samples.items() if part is not events and part not in same}
     contents = contents_of(samples[events])
     user, item = contents[roles[events].user], contents[roles[events].item]
     items = None if tables.items else _own_table(rest, item, user.name, words.ITEMS)
     # A table tells of one or the other.
-    rest = {file: sample for file, sample in rest.items() if file is not items}
+    rest = {part: sample for part, sample in rest.items() if part is not items}
     users = None if tables.users else _own_table(rest, user, item.name, words.USERS)
     if others:
         # Of what is called so, the section need not say it.
-        return Files("", _named(tables, users), _named(tables, items))
+        return Files("", _named(tables, users), _named(tables, items)), notes
     # But where it names the events, nothing else is looked for.
-    users, items = users or _single(tables.users), items or _single(tables.items)
-    return Files(*(_named(tables, file) for file in (events, users, items)))
+    users, items = users or tables.users or None, items or tables.items or None
+    return Files(*(_named(tables, part) for part in (events, users, items))), notes
 
 
-def _named(tables: Tables, file: File | None) -> str:
-    return os.path.relpath(file.path, tables.root) if file else ""
-
-
-def _single(files: Sequence[File]) -> File | None:
-    return files[0] if len(files) == 1 else None
-
-
-def _readable(files: Sequence[File]) -> dict[File, pa.Table]:
-    """The first rows of tables that nobody has named, of those that can be read."""
-    found = {}
+def _parts_of(files: Sequence[File]) -> list[Part]:
+    """Files by table: those whose names differ by numbers, dates or words for parts are of one."""
+    found: dict[tuple[str, str], list[File]] = {}
     for file in files:
+        found.setdefault((os.path.dirname(file.path), stem_of(file.name)), []).append(file)
+    return [tuple(part) for part in found.values()]
+
+
+def _of_same_columns(tables: Tables, events: Part, same: Sequence[Part]) -> str:
+    others = [_named(tables, part) for part in same]
+    lines = " or ".join(f'events = "{name}"' for name in others)
+    return (
+        f"{_named(tables, events)} is read as the events; {' and '.join(others)} "
+        f"{'has' if len(same) == 1 else 'have'} the same columns and could be: write {lines} under [files] "
+        'of schema.toml to read that instead, or events = "*" with a pattern for all of them'
+    )
+
+
+def _named(tables: Tables, part: Part | None) -> str:
+    """The path of a file below the folder, or the pattern of several; empty for none."""
+    names = [os.path.relpath(file.path, tables.root) for file in part or ()]
+    if len(names) < 2:
+        return "".join(names)
+    # Of characters, as a pattern is.
+    begin = os.path.commonprefix(names)  # noqa: RUF071
+    end = os.path.commonprefix([name[len(begin) :][::-1] for name in names])[::-1]  # noqa: RUF071
+    return f"{glob.escape(begin)}*{glob.escape(end)}"
+
+
+def _readable(parts: Sequence[Part]) -> dict[Part, pa.Table]:
+    """First rows of tables that have no name by which they are known, of those that can be read."""
+    found = {}
+    for part in parts:
         with contextlib.suppress(UserError):
-            found[file] = plain_table(first_rows([file], SAMPLED_ROWS))
+            found[part] = plain_table(first_rows(part, SAMPLED_ROWS))
     return found
 
 
@@ -85,7 +120,7 @@ def _roles(sample: pa.Table) -> Roles | None:
         return None
 
 
-def _own_table(rest: Mapping[File, pa.Table], ids: Content, other: str, things: Sequence[str]) -> File | None:
+def _own_table(rest: Mapping[Part, pa.Table], ids: Content, other: str, things: Sequence[str]) -> Part | None:
     """The table with one row for each of some ids: one with their column, or titles, else the widest.
 
     other: the column with the ids that are not wanted; things: words for what has those that are.
@@ -93,13 +128,14 @@ def _own_table(rest: Mapping[File, pa.Table], ids: Content, other: str, things: 
     # Any two things are counted from 1 on.
     are_numbers = all(text.lstrip("-").isdigit() for text in ids.texts)
     found = {}
-    for file, sample in rest.items():
+    for part, sample in rest.items():
         contents = contents_of(sample)
         column = own_column(contents, ids, other)
-        says_so = words.has_thing(Path(file.name).stem, things) or words.has_thing(column, things)
-        if column and (column == ids.name or says_so or not are_numbers):
-            found[file] = (column == ids.name, bool(title_of(contents)), len(contents), file.name)
-    return max(found, key=lambda file: found[file], default=None)
+        says_so = words.has_thing(Path(part[0].name).stem, things) or words.has_thing(column, things)
+        is_same = _is_same_name(column, ids.name)
+        if column and (is_same or says_so or not are_numbers):
+            found[part] = (is_same, bool(title_of(contents)), len(contents), part[0].name)
+    return max(found, key=lambda part: found[part], default=None)
 
 
 def own_column(contents: Mapping[str, Content], ids: Content, other: str, least: float = LEAST_SHARED) -> str:
@@ -112,9 +148,16 @@ def own_column(contents: Mapping[str, Content], ids: Content, other: str, least:
         name: len({*content.texts} & {*ids.texts})
         for name, content in contents.items()
         if content.distinct == content.size > 0 and name != other
-        if name == ids.name or words.is_id(name) or words.is_thing(name)
+        if _is_same_name(name, ids.name) or words.is_id(name) or words.is_thing(name)
     }
-    if ids.name in shared:
-        return ids.name
+    same = [name for name in shared if _is_same_name(name, ids.name)]
+    if same:
+        return min(same, key=lambda name: name != ids.name)
     found = max(shared, key=lambda name: shared[name], default="")
     return found if found and shared[found] >= least * min(ids.distinct, contents[found].distinct) else ""
+
+
+def _is_same_name(name: str, other: str) -> bool:
+    """Return true for names of the same words, such as toy_ids and Toy_ID."""
+    first, second = ([word.removesuffix("s") for word in words.words_of(each)] for each in (name, other))
+    return first == second

@@ -36,10 +36,13 @@ class Proposal:
     overview: str
     unused: tuple[str, ...] = ()
     other_labels: tuple[LabelColumn, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def show(self) -> None:
         """Print the table, what was left out and why, and where all of it can be corrected."""
         say(self.overview, tagged=False)
+        for note in self.notes:
+            say(note)
         if self.other_labels:
             say(_of_labels(self.other_labels))
         for omission in self.left_out:
@@ -69,7 +72,7 @@ def propose(path: str | Path) -> Proposal:
             "another one guessed."
         )
     tables = find_tables(path)
-    files = _files(path, tables)
+    files, notes = _files(path, tables)
     chosen = find_tables(path, files)
     samples = sample(chosen, SAMPLED_ROWS)
     schema, left_out, other_labels = guess(samples)
@@ -77,12 +80,14 @@ def propose(path: str | Path) -> Proposal:
     write_schema(schema, written, left_out)
     read = {file.name for file in chosen.files}
     unused = [name for name in (*tables.ignored, *(file.name for file in tables.files)) if name not in read]
-    return Proposal(written, schema, left_out, describe(schema, samples), tuple(unused), other_labels)
+    return Proposal(
+        written, schema, left_out, describe(schema, samples), tuple(unused), other_labels, tuple(notes)
+    )
 
 
-def _files(path: str | Path, tables: Tables) -> Files:
+def _files(path: str | Path, tables: Tables) -> tuple[Files, list[str]]:
     """The section that finds what the path stands for, from the folder of the schema."""
     if is_remote(str(path)):
-        return Files(events=str(path))
+        return Files(events=str(path)), []
     # What is in a folder is found again, and so is what comes into it later.
-    return files_of(tables) if Path(path).is_dir() else Files(events=Path(path).name)
+    return files_of(tables) if Path(path).is_dir() else (Files(events=Path(path).name), [])

@@ -24,8 +24,8 @@ import numpy as np
 
 from recsuite.datasets.tables.formats import ahead, batches, names_of, opened
 from recsuite.datasets.tables.parts.coding import Coder
-from recsuite.datasets.tables.parts.wanted import Wanted
-from recsuite.datasets.tables.schema_file import LIST
+from recsuite.datasets.tables.parts.wanted import DATE, Wanted
+from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER
 from recsuite.datasets.tables.sources.bad_rows import BadRow, Faults
 from recsuite.datasets.tables.sources.batch import Batch, Source
 from recsuite.datasets.tables.sources.file import File
@@ -92,7 +92,8 @@ def make_part(
         pool = stack.enter_context(ThreadPoolExecutor(THREADS))
         writer = _Writer(source, wanted, files, pool)
         columns = list(dict.fromkeys(each.column for each in wanted))
-        for batch in ahead(batches(source, columns)):
+        optional = {each.column for each in wanted if each.kind in (CATEGORY, LIST, NUMBER, DATE)}
+        for batch in ahead(batches(source, columns, optional)):
             writer.add(batch)
             if not skip:
                 writer.faults.refuse(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -72,6 +73,6 @@ def check_names(file: File, names: Sequence[str]) -> None:
     Raises:
         UserError: names the first that is there twice, or has no name at all.
     """
-    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
+    twice = next((name for name, number in Counter(names).items() if number > 1), None)
     if twice is not None:
         raise UserError(f"{file} has two columns with the name {twice!r}; rename one of them.")

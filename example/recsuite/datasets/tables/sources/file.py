@@ -12,7 +12,7 @@ from recsuite.files import digest_of, explained
 EVENTS, USERS, ITEMS = "events", "users", "items"
 # By the ends of names.
 FORMATS = {
-    **dict.fromkeys((".csv", ".txt", ".dat", ".data"), "csv"),
+    **dict.fromkeys((".csv", ".txt", ".dat", ".data", ".inter", ".user", ".item"), "csv"),
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
     **dict.fromkeys((".parquet", ".pq", ".parq"), "parquet"),
@@ -29,7 +29,7 @@ class File:
 
     path: as it is opened. format: csv, tsv, jsonl, parquet or arrow. compression: gzip, zstd or empty, by the
     name. size: in bytes, -1 where a server does not say. partitions: (column, value) of the folders that it
-    lies in. encoding, delimiter: of text.
+    lies in. encoding, delimiter: of text. columns: their names, where the text has no line with them.
     """
 
     # An address may hold a password, and so this is never shown.
@@ -40,6 +40,7 @@ class File:
     partitions: tuple[tuple[str, str], ...] = ()
     encoding: str = "utf-8"
     delimiter: str = ","
+    columns: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name

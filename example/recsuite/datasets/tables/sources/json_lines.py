@@ -87,9 +87,11 @@ class JsonLines(Source):
             found = _object(line)
             names.update(dict.fromkeys(found if isinstance(found, dict) else ()))
         if not names:
+            number, first = next(((k, line) for k, line in enumerate(lines, 1) if line.strip()), (1, b""))
             raise UserError(
-                f"{self.file} holds no object in its first lines; JSON lines have one on each, such as "
-                '{"user": 1, "item": 2}.'
+                f"{self.file}, line {number}: {_object(first)}: {_shown(first[:60])!r}; write one object on "
+                'each line, such as {"user": 1, "item": 2}: jq -c ".[]" FILE makes lines of a list, and '
+                'jq -c "." FILE of objects on several lines.'
             )
         return [*names]
 
@@ -139,9 +141,27 @@ class JsonLines(Source):
                 rows.append(found)
                 lines.append(number)
             else:
-                self.bad.append(BadRow(number, text[:SHOWN].decode("utf-8", "replace"), found))
+                self.bad.append(BadRow(number, _shown(text), found))
+        self._leave_out_mixed(rows, lines, columns)
         arrays = [_array([row.get(name) for row in rows]) for name in columns]
         return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns)), np.array(lines, np.int64)
+
+    def _leave_out_mixed(self, rows: list[dict[str, Any]], lines: list[int], columns: Sequence[str]) -> None:
+        """Take note of rows with a list or an object where the first value is none, or the reverse."""
+        for name in columns:
+            nested = [isinstance(row[name], list | dict) for row in rows if row.get(name) is not None]
+            if len({*nested}) < 2:
+                continue
+            for place in reversed(range(len(rows))):
+                value = rows[place].get(name)
+                if value is not None and isinstance(value, list | dict) != nested[0]:
+                    found, others = (
+                        ("one value", "a list") if nested[0] else ("a list or object", "one value")
+                    )
+                    reason = f"{name} is {found}, and {others} in rows before"
+                    self.bad.append(BadRow(lines[place], _text(value)[:SHOWN], reason))
+                    del rows[place], lines[place]
+        self.bad.sort()
 
     def close(self) -> None:
         """End it."""
@@ -158,6 +178,10 @@ def _object(line: bytes) -> dict[str, Any] | str:
     except ValueError as error:
         return f"not a JSON object: {str(error)[:80]}"
     return found if isinstance(found, dict) else "not a JSON object"
+
+
+def _shown(line: bytes) -> str:
+    return line[:SHOWN].decode("utf-8", "replace")
 
 
 def _depth(block: bytes) -> int:
