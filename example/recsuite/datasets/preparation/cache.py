@@ -242,6 +242,7 @@ def _name(
         "files": digests,
         "bad_rows": (config.bad_rows, config.max_bad_rows),
         "duplicates": config.duplicates,
+        "seen": config.seen,
         "test_fraction": config.test_fraction if drawn else None,
         "validation_fraction": config.validation_fraction,
         # Always: whatever the split, validation is drawn by it.
