@@ -50,7 +50,17 @@ def serving(
     save_dir: Path, *flags: str, said: list[str] | None = None
 ) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
     """A client of a running service, and the service; said: gets its lines until it serves."""
-    command = [sys.executable, str(SERVE), "--save_dir", str(save_dir), "--port", "0", *flags]
+    command = [
+        sys.executable,
+        str(SERVE),
+        "--save_dir",
+        str(save_dir),
+        "--port",
+        "0",
+        "--checkpoint",
+        "latest",
+    ]
+    command += flags
     with started(command, real=True, env=ENV) as process:
         assert process.stdout is not None
         lines = [] if said is None else said

@@ -71,7 +71,7 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
     advice = "the training itself ended well; give another --report_dir"
     with explained(f"The report cannot be written to {folder}", advice):
         report = {**_report(run, config, context), "time": seconds}
-        replace_file(folder / "metrics.json", json.dumps(report, indent=1).encode())
+        replace_file(folder / "metrics.json", json.dumps(report, indent=1, allow_nan=False).encode())
         replace_file(folder / "curves.png", _draw(run, config.model))
 
 
@@ -87,7 +87,7 @@ def report_index(folder: Path, points: Sequence[dict[str, Any]]) -> None:
     with explained(f"{path} cannot be written", "the training itself ended well; give another --report_dir"):
         report = json.loads(path.read_bytes())
         report["index"] = [*points]
-        replace_file(path, json.dumps(report, indent=1).encode())
+        replace_file(path, json.dumps(report, indent=1, allow_nan=False).encode())
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:

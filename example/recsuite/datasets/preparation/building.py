@@ -97,7 +97,9 @@ def make_columns(
         written = [flushed(path) for path in sorted(making.iterdir())]
         files = [dataclasses.asdict(entry) for entry in written]
         # Last, as it holds the digests of all others: columns without it count as none.
-        (making / MANIFEST).write_text(json.dumps(sealed({**manifest, "files": files}), indent=1))
+        (making / MANIFEST).write_text(
+            json.dumps(sealed({**manifest, "files": files}), indent=1, allow_nan=False)
+        )
         flush(making / MANIFEST)
         flush(making)
         # Whoever uses whole columns may open one of their files at any time, and must not find other bits.
@@ -169,7 +171,7 @@ def _write_columns(
     seen, said = rule_for_seen(config, by_user, num_train, schema, is_stream=past is not None)
     schema = dataclasses.replace(schema, seen=seen)
     features = [*(table.feature for table in written.tables), *written.numbers]
-    (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1))
+    (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
     rows, progress = _rows_of_ids(folder, written, schema), _done(reached, "lists")
     places, longest = write_all_lists(folder, stored, (by_user, by_item), rows, sizes, progress)
     fields = {"user": stored.user, "item": stored.item, "label": stored.label}

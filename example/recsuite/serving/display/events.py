@@ -104,7 +104,7 @@ class Told:
     """
 
     def __init__(self, raw: RawData, schema: Schema, longest: Mapping[str, int | None]) -> None:
-        self._raw, self._longest, self._shown = raw, longest, schema.shown
+        self._raw, self.longest, self._shown = raw, longest, schema.shown
         self.users, self.items = Known(raw.users, schema, USER), Known(raw.items, schema, ITEM)
         self._events = EventsOf(raw.events.user, raw.events.item, raw, len(raw.users))
 
@@ -130,7 +130,7 @@ class Told:
             return values
         ends = [None] * len(users) if ends is None else ends
         found = [
-            self._events.of(self.users.places.get(user, -1), self._longest[HISTORY], end, own)
+            self._events.of(self.users.places.get(user, -1), self.longest[HISTORY], end, own)
             for user, end, own in zip(users, ends, _places(items, self.items, len(users)), strict=True)
         ]
         ids = self.items.ids
@@ -158,7 +158,7 @@ class Told:
         """The users that had each item; ends, users: as for `of_users`."""
         ends = [None] * len(items) if ends is None else ends
         found = [
-            self._audiences.of(self.items.places.get(item, -1), self._longest[AUDIENCE], end, own)[0]
+            self._audiences.of(self.items.places.get(item, -1), self.longest[AUDIENCE], end, own)[0]
             for item, end, own in zip(items, ends, _places(users, self.users, len(items)), strict=True)
         ]
         return [[self.users.ids[place] for place in places.tolist()] for places in found]
