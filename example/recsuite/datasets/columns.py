@@ -47,6 +47,7 @@ bits in either.
 from __future__ import annotations
 
 import dataclasses
+import math
 import mmap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -285,7 +286,8 @@ def _described(
 def _with_nan(found: Any) -> Any:
     if isinstance(found, dict):
         return {name: _with_nan(value) for name, value in found.items()}
-    return float("nan") if found is None else found
+    # The one object, by which two equal data sets stay equal.
+    return math.nan if found is None else found
 
 
 def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -> None:
