@@ -321,4 +321,3 @@ def test_a_follower_of_the_best_checkpoint_passes_over_a_later_one_that_is_worse
     publish_copy(there[10], save_dir)
     follower.refresh()
     assert follower.model.progress.step == 8
-
