@@ -30,7 +30,7 @@ CALIBRATION_RIDGE = 1e-3
 LEAST_CALIBRATED, LEAST_OF_EACH = 50, 5
 # Bootstrap of intervals: samples; groups of cases that are drawn together, those of one user always; and bins
 # of scores, by which samples differ in their AUC.
-SAMPLES, GROUPS, SCORE_BINS = 400, 1024, 256
+SAMPLES, GROUPS, SCORE_BINS = 200, 512, 128
 # Predictions that differ by less than this many stars are one.
 LEAST_SPREAD = 1e-6
 # A float32 next to 1 is so far from it; what came true against all odds costs no more.
@@ -160,12 +160,13 @@ def _means(
     totals = [0.0] * len(names)
     groups = np.zeros((GROUPS, 1 + len(names)))
     for part in _chunks(number):
+        group = None if users is None else _group_of(users[part])
         for place, values in enumerate(values_of(part)):
             totals[place] += float(values.sum())
-            if users is not None:
-                groups[:, 1 + place] += np.bincount(_group_of(users[part]), values, GROUPS)
-        if users is not None:
-            groups[:, 0] += np.bincount(_group_of(users[part]), minlength=GROUPS)
+            if group is not None:
+                groups[:, 1 + place] += np.bincount(group, values, GROUPS)
+        if group is not None:
+            groups[:, 0] += np.bincount(group, minlength=GROUPS)
     means = {name: total / number for name, total in zip(names, totals, strict=True)}
     if users is None:
         return Measured(means, number)
