@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -87,21 +87,20 @@ def baselines_of(
         schema.excludes_seen,
         lambda share: done(1 - (1 - share) * (1 - SHARE_OF_BIASES)),
     )
-    of_ranks = {"a random order": ranks_by_chance(candidates), "popularity": measure_ranks(ranks)}
-    of_labels, of_answers = _measured(stored, sizes, fitted, oracle.labels, schema.liked_label)
-    found = {"predictions": of_labels, "ranks": of_ranks, "answers": of_answers}
-    if oracle.ranks is not None:
-        of_ranks["oracle"] = measure_ranks(oracle.ranks)
     num_users = by_user.ranges[-1].stop
     is_known = (counts_of(stored.user[: sizes[0]], num_users) > 0)[stored.user[num_known:]]
-    if is_known.all() or not is_known.any():
-        return found
-    for part, some in ((KNOWN, is_known), (NEW, ~is_known)):
-        of_labels, of_answers = _measured(stored, sizes, fitted, None, schema.liked_label, some)
-        of_ranks = {
+    parts: dict[str, Any] = {"": slice(None)}
+    if is_known.any() and not is_known.all():
+        parts |= {KNOWN: is_known, NEW: ~is_known}
+    found: dict[str, dict[str, Metrics]] = {}
+    for part, some in parts.items():
+        of_labels, of_answers = _measured(stored, sizes, fitted, oracle.labels, schema.liked_label, some)
+        of_ranks: dict[str, Metrics] = {
             "a random order": ranks_by_chance(candidates[some]),
             "popularity": measure_ranks(ranks[some]),
         }
+        if oracle.ranks is not None:
+            of_ranks["oracle"] = measure_ranks(oracle.ranks[some])
         ways = {"predictions": of_labels, "ranks": of_ranks, "answers": of_answers}
         found |= {way + part: of_part for way, of_part in ways.items()}
     return found
@@ -113,11 +112,11 @@ def _measured(
     fitted: Sequence[Biases],
     oracle: np.ndarray | None,
     liked_label: float,
-    some: np.ndarray | None = None,
+    some: Any,
 ) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
     """What predictions of the labels are worth on the test, and what they are worth as probabilities once
     they are calibrated. fitted: without the validation events, and with them; some: of which test events,
-    bool; None is all.
+    bool or a slice.
     """
     num_train, num_validation, num_test = sizes
     num_known = num_train + num_validation
@@ -140,8 +139,6 @@ def _measured(
     def measured(name: str) -> Metrics:
         on_validation, on_test = predictions[name]
         calibration = fit_calibration(on_validation, liked_before)
-        if some is None:
-            return measure(on_test, label[test], liked, calibration)
         return measure(on_test[some], label[test][some], liked[some], calibration)
 
     of_labels = {name: measured(name) for name in predictions}
@@ -151,8 +148,8 @@ def _measured(
     }
     # The share of yes is one already, and that of the few validation events only lies around it.
     num_liked = sum(int((label[part] >= liked_label).sum()) for part in chunks(num_known, label))
-    liked = liked if some is None else liked[some]
-    of_share = {**of_answers.pop("global mean"), "log_loss": log_loss_of(num_liked / num_known, liked)}
+    log_loss = log_loss_of(num_liked / num_known, liked[some])
+    of_share = {**of_answers.pop("global mean"), "log_loss": log_loss}
     of_answers = {"share of yes": of_share, **of_answers}
     release(user, item, label)
     return of_labels, of_answers
