@@ -197,7 +197,7 @@ def _with_auc(
     with np.errstate(invalid="ignore", divide="ignore"):
         samples = pairs / (above.sum(axis=1) * below.sum(axis=1))
     # Scores of one bin count as equal, which moves all samples alike.
-    found.intervals["auc"] = _ends(samples[1:] - samples[0] + value)
+    found.intervals["auc"] = _ends((samples[1:] - samples[0] + value).clip(0, 1))
     return found
 
 
