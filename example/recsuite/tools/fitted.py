@@ -45,6 +45,8 @@ class FittedModel(ServedModel):
     lists: the flags that say which lists the model receives; metrics: on the test, by name.
     """
 
+    _data: Told
+
     def __init__(
         self,
         snapshot: Snapshot,

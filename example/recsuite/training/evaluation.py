@@ -52,7 +52,7 @@ class Evaluator(Protocol):
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """The metrics on the validation events, all NaN where there are none."""
 
-    def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+    def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
         """The metrics on the test events."""
 
 
@@ -120,7 +120,7 @@ class PredictionEvaluator:
         found = self._measure(predictions, labels, calibration, self.users.of["validation"])
         return self.users.described(found, "validation")
 
-    def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+    def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
         """See `Evaluator`; probabilities come from the calibration on the validation events."""
         # Predicted anew: the test is read with the best epoch's weights, and the last validation may have
         # been of others.
@@ -275,7 +275,7 @@ class RankingEvaluator:
         found = measure_ranks(ranks, self.users.of["validation"])
         return self.users.described(found, "validation") if len(ranks) else found
 
-    def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+    def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
         """See `Evaluator`."""
         ranks, users = self.ranks(model, "test", epoch), self.users.of["test"]
         return self.users.with_parts(lambda some: measure_ranks(ranks[some], users[some]))
