@@ -259,7 +259,8 @@ def test_a_model_that_is_worse_than_the_mean_says_so_below_its_table(synthetic_f
     *_, oracle, last = output.splitlines()
     assert oracle.startswith("| oracle")
     assert re.fullmatch(
-        r"\[RANK 0\] this model is worse than the mean of all ratings \([\d.]+\): its test RMSE is [\d.]+",
+        r"\[RANK 0\] this model is worse than the mean of all ratings \([\d.]+\) and biases \([\d.]+\): its "
+        r"test RMSE is [\d.]+",
         last,
     )
 
