@@ -75,7 +75,7 @@ def measure(flags: argparse.Namespace, folder: Path) -> dict[str, Any]:
     lines.write_oldest(begin, folder / "data")
     with training(folder, flags):
         wait_for_first(folder / "dumps")
-        follower = Follower(folder / "dumps")
+        follower = Follower(folder / "dumps", checkpoint="latest")
         wait_until(follower, begin)
         models = {SERVED: follower.model, NEVER: ServedModel.open(folder / "dumps", LATEST)}
         seconds, errors, start = [], [], time.monotonic()

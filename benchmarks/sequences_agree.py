@@ -19,7 +19,7 @@ from recsuite.config.sections.model import TOP
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.schema import ITEM, USER, RawData, with_columns
-from recsuite.serving.display.events import ages_in
+from recsuite.serving.display.events import Told, ages_in
 from recsuite.serving.display.viewer import Viewer
 from recsuite.serving.recommend import open_viewer
 from recsuite.serving.request import HISTORY_AGES
@@ -44,7 +44,7 @@ def served_metrics(save_dir: Path, columns: Columns) -> Metrics:
     config = Config.of(recommend=True, user="0", data_path=columns.source)
     nobody = open_viewer(model, config, ["data_path"])
     known = without(nobody.raw, users, items)
-    return metrics_of(recommended(model, known, users, moments, nobody.longest), items)
+    return metrics_of(recommended(model, known, users, moments, nobody.told.longest), items)
 
 
 def without(raw: RawData, users: np.ndarray, items: np.ndarray) -> RawData:
@@ -64,11 +64,12 @@ def recommended(
 ) -> np.ndarray:
     """Positions of the TOP items for each user, the best first, int64 [n, TOP].
 
-    raw: what the users had; moments: when they are recommended to, seconds, int64 [n]; longest: see `Viewer`.
+    raw: what the users had; moments: when they are recommended to, seconds, int64 [n]; longest: see `Told`.
     """
     schema = model.snapshot.schema
     names = raw.users[schema.column_of(USER)].tolist()
-    viewers = [Viewer(raw, schema, str(names[user]), longest) for user in users.tolist()]
+    data = Told(raw, schema, longest)
+    viewers = [Viewer(raw, schema, str(names[user]), data) for user in users.tolist()]
     told = [told_of(viewer, model, moment) for viewer, moment in zip(viewers, moments.tolist(), strict=True)]
     values = {name: [value for of_user in told for value in of_user[name]] for name in told[0]}
     items = raw.items[schema.column_of(ITEM)].tolist()
@@ -102,7 +103,7 @@ def scores_of(
     items = [item for item in items if item not in set(viewer.items.tolist())]
     if not items:
         return {}
-    described = viewer.described(model.snapshot.features)
+    described = viewer.told.of_items(model.snapshot)
     of_items = {name: [values[item] for item in items] for name, values in described.items()}
     pairs = {name: [value[0]] * len(items) for name, value in told.items()}
     return dict(zip(items, model.score({**pairs, **of_items}).tolist(), strict=True))

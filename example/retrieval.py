@@ -55,14 +55,16 @@ def retrieve(config: Config, context: RuntimeContext) -> None:
     """
     if context.rank != 0:
         return
+    from recsuite.checkpoint.storage.directory import LATEST
     from recsuite.serving.recommend import open_viewer, page
     from recsuite.serving.served import Follower, ServedModel
 
     best = ServedModel.open(config.checkpoint.save_dir, config.checkpoint.checkpoint)
     viewer = open_viewer(best, config, config.flags)
-    follower = Follower(config.checkpoint.save_dir, start=export(best, Path(config.checkpoint.save_dir)))
+    start = export(best, Path(config.checkpoint.save_dir))
+    follower = Follower(config.checkpoint.save_dir, start=start, checkpoint=LATEST)
     model = follower.model
-    model.describe_items(viewer.described(model.snapshot.features))
+    model.tell(viewer.told)
     follow(follower)
     viewers = viewer.others(USERS, LEAST)
     measure(model, viewers, config.monitoring.report_dir)

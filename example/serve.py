@@ -2,15 +2,15 @@
 
     ./run.sh dump --save_dir dumps       a training that writes checkpoints; with --inc_dump deltas too
     python serve.py --save_dir dumps     beside it, before or after it has begun
-    python serve.py --data_path FOLDER   and items are known by all that the data of the training say of them
+    python serve.py --data_path FOLDER   and of users and items all is known that the data of the training say
 
     curl localhost:8000/health
     curl localhost:8000/score -H "Content-Type: application/json" -d '{"user": [1, 1], "movie": [2, 3]}'
     curl localhost:8000/recommend -H "Content-Type: application/json" -d '{"users": [1], "k": 5}'
 
 Every answer names the step that all of it comes from, and the users and items that the model has no row
-of. Without --data_path items are known by their ids alone. There is no password; without --host it listens to
-this machine alone.
+of. Without --data_path users and items are known by their ids alone. There is no password; without --host
+it listens to this machine alone.
 """
 
 import argparse
@@ -65,6 +65,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--save_dir", type=Path, default=Path("dumps"), help="where the training writes")
     parser.add_argument("--data_path", default="", help="the data of the training, read once at the start")
+    parser.add_argument(
+        "--checkpoint", choices=("best", "latest"), default="best", help="which checkpoint is followed: best"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at: 127.0.0.1 by default")
     parser.add_argument("--port", type=int, default=8000, help="8000 by default; 0 takes any that is free")
     return parser.parse_args(argv)
@@ -81,8 +84,8 @@ def serve(flags: argparse.Namespace) -> int:
 
     with bound(flags.host, flags.port) as port:
         wait_for_first(flags.save_dir)
-        follower = Follower(flags.save_dir)
-        describe_items(follower.model, flags)
+        follower = Follower(flags.save_dir, checkpoint=flags.checkpoint)
+        tell(follower.model, flags)
         thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
         server = server_of(service(follower, thread.is_alive))
         thread.start()
@@ -93,18 +96,17 @@ def serve(flags: argparse.Namespace) -> int:
     return 0
 
 
-def describe_items(model: "ServedModel", flags: argparse.Namespace) -> None:
-    """Say what the items are, where the data are given; else what is not known of them."""
+def tell(model: "ServedModel", flags: argparse.Namespace) -> None:
+    """Have the model take users and items from the data, where they are given; else say what it lacks."""
     if flags.data_path:
-        from recsuite.config.config import Config
-        from recsuite.config.sections.checkpoint import NEWEST
-        from recsuite.serving.recommend import open_viewer
+        from recsuite.serving import recommend
 
-        given = {"data_path": flags.data_path, "save_dir": str(flags.save_dir)}
-        config = Config.of(**given, load=NEWEST)
-        config.validate()
-        open_viewer(model, config, given)
+        recommend.tell(model, flags.data_path, str(flags.save_dir))
         return
+    from recsuite.serving.served import WITHOUT_HISTORIES
+
+    if model.snapshot.takes_history:
+        say(WITHOUT_HISTORIES)
     of_items = {*model.snapshot.names_of((ITEM, AUDIENCE))} - {model.snapshot.schema.item}
     if of_items:
         say(

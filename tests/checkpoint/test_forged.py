@@ -141,7 +141,7 @@ def test_every_forged_manifest_is_a_sentence_or_a_load_of_what_was_written(
             assert torch.equal(served[0].snapshot.tables["user"], whole), shown
             assert served[0].age is not None
         if number % 10 == 0:
-            ends_well(lambda: Follower(trained.folder).refresh())
+            ends_well(lambda: Follower(trained.folder, checkpoint="latest").refresh())
             ends_well(lambda: resume(trained))
             ends_well(lambda: export_and_remove(trained.folder))
     path.write_bytes(content)
@@ -184,7 +184,7 @@ def test_a_manifest_that_cannot_be_is_refused_by_load_resume_compact_export_and_
             lambda: resume(trained),
             lambda: compact(trained.train_state, trained.columns, alone, trained.context),  # noqa: B023
             lambda: export_and_remove(trained.folder),
-            lambda: Follower(trained.folder),
+            lambda: Follower(trained.folder, checkpoint="latest"),
         ):
             with pytest.raises(UserError, match=re.escape(str(path))):
                 action()
@@ -435,7 +435,10 @@ def test_a_fault_of_the_program_keeps_its_traceback(
             raise fault("ours")
 
         monkeypatch.setattr(reader, "read_whole", fail)
-        for read in (lambda: ServedModel.open(trained.folder), lambda: Follower(trained.folder)):
+        for read in (
+            lambda: ServedModel.open(trained.folder),
+            lambda: Follower(trained.folder, checkpoint="latest"),
+        ):
             with pytest.raises(fault, match="ours"):
                 read()
 

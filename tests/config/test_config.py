@@ -118,10 +118,6 @@ def test_values_become_their_fields_types() -> None:
         ("--until 5", "--until 5 says where a load stops, and none is asked for; give --load too"),
         ("--checkpoint latest", "--checkpoint latest says what is read, and nothing is; give --load too"),
         (
-            "--recommend --user 5 --follow --checkpoint best",
-            "--follow takes the latest checkpoint, not the best; leave out --checkpoint",
-        ),
-        (
             "--load elsewhere --resume",
             "--load elsewhere is outside --save_dir dumps, where the requested training writes; "
             "give --load alone, or without a folder",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -28,7 +29,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW, RawData
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
-from recsuite.records import sealed
+from recsuite.records import parsed, sealed
 
 
 @pytest.fixture
@@ -233,7 +234,8 @@ def change_value(chance: random.Random, folder: Path, path: Path) -> None:
         where = parent[key]
         if chance.random() < 0.3:
             break
-    parent[key] = chance.choice([None, -1, 2**70, "x", [], {}, [[]], {"a": 1}, 0.5, True])
+    others: list[Any] = [None, -1, 2**70, "x", [], {}, [[]], {"a": 1}, 0.5, True]
+    parent[key] = chance.choice([other for other in others if other != parent[key]])
     path.write_text(json.dumps(found))
 
 
@@ -440,6 +442,17 @@ def test_a_fraction_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
         UserError, match=r"1000 ratings with --test_fraction 0.0001 .* leaves 990 for training and 0 "
     ):
         open_columns(Config.of(data_path=str(tmp_path / "data"), test_fraction=0.0001))
+
+
+def test_a_metric_that_is_not_defined_is_null_in_the_manifest_and_a_dash_to_people(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "data", 1_000, seed=0)
+    # Of so few validation ratings there is no calibration, and no log loss.
+    config = Config.of(data_path=str(tmp_path / "data"), validation_fraction=0.01)
+    for _ in range(2):
+        found = open_columns(config)
+        assert math.isnan(found.baselines["predictions"]["biases"]["log_loss"])
+    manifest = parsed((Path(found.folder) / "manifest.json").read_bytes())
+    assert manifest["baselines"]["predictions"]["biases"]["log_loss"] is None
 
 
 def test_the_oracle_is_measured_on_the_test_ratings(folder: Path) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from recsuite.datasets.metrics import (
+    LEAST_CALIBRATED,
+    LEAST_OF_EACH,
     Calibration,
     Metrics,
     auc,
     fit_calibration,
     measure,
     measure_ranks,
+    never_found,
+    ranks_by_chance,
 )
+from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.arrays.groups import grouped
 from recsuite.datasets.preparation.baselines import (
     Biases,
@@ -119,16 +125,81 @@ def test_a_link_of_constant_predictions_gives_the_share_of_liked_ratings() -> No
         assert loss == pytest.approx(-(0.25 * np.log(0.25) + 0.75 * np.log(0.75)), abs=1e-4)
 
 
-def test_a_link_stays_finite_where_predictions_are_never_wrong_or_all_are_liked() -> None:
-    for liked in (np.arange(100) >= 50, np.ones(100, bool)):
-        link = fit_calibration(np.arange(100) / 20, liked)
-        assert np.isfinite([link.slope, link.intercept]).all()
-        assert link.log_losses(np.arange(100) / 20, liked).mean() < 0.05
+def test_a_link_stays_finite_where_predictions_are_never_wrong() -> None:
+    liked = np.arange(100) >= 50
+    link = fit_calibration(np.arange(100) / 20, liked)
+    assert np.isfinite([link.slope, link.intercept]).all()
+    assert link.log_losses(np.arange(100) / 20, liked).mean() < 0.05
 
 
-def test_without_validation_ratings_there_is_no_log_loss() -> None:
-    link = fit_calibration(np.zeros(0), np.zeros(0, bool))
-    assert np.isnan(measured(np.array([3.0]), np.array([4.0]), link)["log_loss"])
+@pytest.mark.parametrize(
+    ("number", "num_liked"), [(0, 0), (2, 1), (12, 6), (LEAST_CALIBRATED - 1, 20), (1000, LEAST_OF_EACH - 1)]
+)
+def test_of_a_calibration_by_few_ratings_there_is_no_log_loss(number: int, num_liked: int) -> None:
+    liked = np.arange(number) >= number - num_liked
+    for of_each in (liked, ~liked):
+        link = fit_calibration(np.arange(number) / 20, of_each)
+        assert np.isnan(measured(np.array([3.0]), np.array([4.0]), link)["log_loss"])
+
+
+def test_a_calibration_by_as_many_ratings_as_are_stated_has_a_log_loss() -> None:
+    link = fit_calibration(np.arange(LEAST_CALIBRATED), np.arange(LEAST_CALIBRATED) < LEAST_OF_EACH)
+    assert np.isfinite(measured(np.array([3.0]), np.array([4.0]), link)["log_loss"])
+
+
+@pytest.mark.parametrize("excludes", [True, False])
+@pytest.mark.parametrize("num_items", [1, 2, 5, 11, 40])
+def test_a_random_order_has_the_metrics_of_random_orders(num_items: int, excludes: bool) -> None:
+    draw = np.random.default_rng(num_items)
+    user, item, num_known = draw.integers(0, 8, 60), draw.integers(0, num_items, 60), 40
+    by_user, counts = grouped(None, user, 8, user, item), np.bincount(item[:num_known], minlength=num_items)
+    _, candidates = popularity_ranks(by_user, counts, num_known, excludes)
+    expected = []
+    for case in range(num_known, 60):
+        seen = {*item[:num_known][user[:num_known] == user[case]]} if excludes else set()
+        # A served list has no item that the user had.
+        ranks = [] if item[case] in seen else [*range(1, num_items - len(seen) + 1)]
+        hits = [rank for rank in ranks if rank <= 10]
+        number = max(len(ranks), 1)
+        expected.append((len(hits) / number, sum(1 / np.log2(1 + rank) for rank in hits) / number))
+    found = ranks_by_chance(candidates)
+    assert [*found.values()] == pytest.approx(np.mean(expected, axis=0), abs=1e-12)
+    assert max(found.values()) <= 1
+
+
+def test_an_interval_is_that_of_a_bootstrap_over_users_and_holds_the_truth_as_often_as_it_says() -> None:
+    draw, held = np.random.default_rng(0), 0
+    users = np.repeat(np.arange(300), 4)
+    for _ in range(60):
+        # All cases of a user are alike, as if there were one.
+        ranks = np.repeat(np.where(draw.random(300) < 0.3, 1, 50), 4)
+        low, high = measure_ranks(ranks, users).intervals["hr_at_10"]
+        held += low <= 0.3 <= high
+        assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.3 * 0.7 / 300), rel=0.2)
+    assert held >= 52
+
+
+def test_the_interval_of_an_auc_is_that_of_sampling_the_cases_anew() -> None:
+    draw = np.random.default_rng(1)
+    is_yes = draw.random(800) < 0.3
+    scores = (is_yes + draw.normal(size=800)).astype(np.float32)
+    low, high = measure(scores, scores, is_yes, NO_CALIBRATION, np.arange(800)).intervals["auc"]
+    samples = [draw.integers(0, 800, 800) for _ in range(400)]
+    expected = np.percentile([auc(scores[each], is_yes[each]) for each in samples], [2.5, 97.5])
+    assert (low, high) == pytest.approx(tuple(expected), abs=0.012)
+
+
+def test_intervals_change_no_metric_and_are_the_same_again() -> None:
+    draw = np.random.default_rng(2)
+    labels, predictions = draw.integers(1, 6, 500).astype(np.float32), draw.normal(3, 1, 500)
+    link, liked = fit_calibration(predictions, labels >= LIKED), labels >= LIKED
+    users = draw.integers(0, 2_000, 500)
+    found = [measure(predictions, labels, liked, link, given) for given in (users, users, None)]
+    assert found[0] == found[1] == found[2] == {**found[2]}
+    assert found[0].intervals == found[1].intervals
+    assert found[0].cases == 500
+    for name, (low, high) in found[0].intervals.items():
+        assert low < found[0][name] < high
 
 
 def test_hit_rate_and_ndcg_have_the_values_worked_out_by_hand() -> None:
@@ -149,7 +220,11 @@ def test_popularity_ranks_equal_counting_movie_by_movie() -> None:
         expected.append(1 + sum(counts[other] >= counts[movie[case]] for other in others))
     by_user = grouped(None, user, 20, user, movie)
     known = np.bincount(movie[:num_known], minlength=32)
-    assert popularity_ranks(by_user, known, num_known).tolist() == expected
+    ranks, _ = popularity_ranks(by_user, known, num_known)
+    had = {*zip(user[:num_known].tolist(), movie[:num_known].tolist(), strict=True)}
+    # An item that its user had is not ranked.
+    cases = zip(user[num_known:].tolist(), movie[num_known:].tolist(), expected, strict=True)
+    assert ranks.tolist() == [never_found(32) if (of, what) in had else rank for of, what, rank in cases]
 
 
 @pytest.mark.parametrize("num_validation", [0, 4, 200])
@@ -163,8 +238,9 @@ def test_the_share_of_yes_is_that_of_all_known_answers_however_few_are_for_valid
     user, item = (draw.integers(0, 20, 1_000).astype(np.int32) for _ in range(2))
     stored = Stored(user, item, label, np.arange(1_000))
     sizes = (400, num_validation, 600 - num_validation)
+    schema = dataclasses.replace(SCHEMA, liked_label=0.5)
     by_user, by_item = by_users(tmp_path, stored), by_items(tmp_path, stored, 20)
-    found = baselines_of(stored, by_user, by_item, sizes, Oracle(None, None), 0.5, lambda share: None)
+    found = baselines_of(stored, by_user, by_item, sizes, Oracle(None, None), schema, lambda share: None)
     share, is_yes = label[: 400 + num_validation].mean(), label[400 + num_validation :] == 1
     expected = -(is_yes.mean() * np.log(share) + (~is_yes).mean() * np.log(1 - share))
     log_loss = found["answers"]["share of yes"]["log_loss"]

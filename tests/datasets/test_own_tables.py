@@ -17,12 +17,13 @@ from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns, record_type
 from recsuite.datasets.loader import EpochSampler, build_dataloader
-from recsuite.datasets.opening import check_leaks, fitted_to_tables
+from recsuite.datasets.opening import check_leaks, fitted_to_tables, open_data
 from recsuite.datasets.preparation.cache import _name, open_columns
 from recsuite.datasets.preparation.vocabulary import Scale, encoding_of, fit
 from recsuite.datasets.schema import BUCKETS, DENSE, LISTS, UNKNOWN_ROW
 from recsuite.datasets.source import locate
 from recsuite.errors import UserError
+from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.served import ServedModel
 from tests.support.launch import EXAMPLE, SUPPORT, python, read_json, succeeded, torchrun
 from tests.support.states import FLAGS
@@ -291,6 +292,23 @@ def test_the_task_follows_the_labels_unless_one_is_given_that_fits(
     sentence = f"--task {other} cannot be learned of .* of the kind {kind}; give --task {task}"
     with pytest.raises(UserError, match=sentence):
         fitted_to_tables(config.replaced(task=other), ["task"])
+
+
+@pytest.mark.parametrize("kind", ["clicks", "count"])
+def test_the_library_refuses_to_predict_a_label_that_says_only_that_something_happened(
+    kind: str, tmp_path: Path, context: RuntimeContext
+) -> None:
+    label = f'[label]\nkind = "{kind}"\n' + ('column = "plays"\n' if kind == "count" else "")
+    (tmp_path / "schema.toml").write_text(
+        f'[files]\nevents = "events.csv"\n[user]\ncolumn = "u"\n[item]\ncolumn = "i"\n{label}'
+    )
+    rows = [f"{k % 20},{k % 31},{1 + k % 3}" for k in range(400)]
+    (tmp_path / "events.csv").write_text("\n".join(["u,i,plays", *rows]))
+    # Nothing is said of the task, so it is that of ratings.
+    config = Config.of(data_path=str(tmp_path), split="random")
+    sentence = f"--task rating cannot be learned of .*, which are of the kind {kind}; give --task ranking"
+    with pytest.raises(UserError, match=sentence), open_data(config, context):
+        pass
 
 
 def test_the_age_of_an_item_cannot_be_known_where_items_are_ranked(tmp_path: Path) -> None:

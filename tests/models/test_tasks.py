@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from recsuite.config.sections.model import EVALUATIONS
 from recsuite.datasets import metrics
-from recsuite.datasets.movielens.schema import SCHEMA
-from recsuite.models.tasks import ranking
 from recsuite.models.tasks.task import Task, all_tasks, task_named
 
 RATING, RANKING = task_named("rating"), task_named("ranking")
@@ -38,17 +33,3 @@ def test_the_metrics_of_a_task_are_those_that_are_measured() -> None:
     measured = metrics.measure(np.array([3.0]), np.array([4.0]), np.array([True]), nothing)
     assert list(RATING.metrics) == list(measured)
     assert list(RANKING.metrics) == list(metrics.measure_ranks(np.array([1])))
-    assert ranking.TOP == metrics.TOP
-
-
-def test_what_a_model_has_to_beat_is_called_as_the_data_call_their_labels() -> None:
-    schema = dataclasses.replace(SCHEMA, label="star")
-    metrics_of = {
-        "global mean": {"rmse": 1.0},
-        "share of yes": {"log_loss": 0.5},
-        "popularity": {"ndcg_at_10": 0.1},
-    }
-    data = SimpleNamespace(schema=schema, num_items=100, baselines=dict.fromkeys(EVALUATIONS, metrics_of))
-    assert RATING.weakest(data) == {"the mean of all stars": 1.0}
-    assert task_named("response").weakest(data) == {"the share of yes": 0.5}
-    assert [*RANKING.weakest(data)] == ["popularity", "a random order"]

@@ -21,9 +21,16 @@ from typing import Any
 import pytest
 
 from recsuite.config.sections.training import TrainingConfig
+from recsuite.datasets.metrics import Measured
+from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.errors import counted
 from recsuite.models.tasks.task import task_named
-from recsuite.monitoring.results import describe_failure, describe_nothing_left
+from recsuite.monitoring.results import (
+    describe_difference,
+    describe_failures,
+    describe_nothing_left,
+    results_table,
+)
 from tests.support.launch import (
     EXAMPLE,
     ROOT,
@@ -54,7 +61,13 @@ def refused(result: subprocess.CompletedProcess[str], sentence: str) -> None:
 def test_plain_python_trains_as_one_process(synthetic_folder: Path) -> None:
     result = python(EXAMPLE, "--data_path", synthetic_folder, "--epochs", 1, cwd=EXAMPLE.parent)
     rows = table(succeeded(result))
-    assert list(rows) == ["global mean", "biases", "this model, epoch 1", "oracle (knows the planted world)"]
+    assert list(rows) == [
+        "global mean",
+        "biases",
+        "this model, epoch 1",
+        "its validation",
+        "oracle (knows the planted world)",
+    ]
     assert "[RANK 0] ranks: 1 on cpu" in result.stdout
     assert result.stderr == ""
 
@@ -246,7 +259,8 @@ def test_a_model_that_is_worse_than_the_mean_says_so_below_its_table(synthetic_f
     *_, oracle, last = output.splitlines()
     assert oracle.startswith("| oracle")
     assert re.fullmatch(
-        r"\[RANK 0\] this model is worse than the mean of all ratings \([\d.]+\): its test RMSE is [\d.]+",
+        r"\[RANK 0\] this model is worse than the mean of all ratings \([\d.]+\) and biases \([\d.]+\): its "
+        r"test RMSE is [\d.]+",
         last,
     )
 
@@ -273,20 +287,81 @@ def test_a_resume_that_asks_for_fewer_epochs_than_are_done_says_so() -> None:
     ]
 
 
-def test_a_ranking_that_is_worse_than_popularity_or_chance_says_so() -> None:
-    columns: Any = SimpleNamespace(num_items=100, baselines={"ranks": {"popularity": {"ndcg_at_10": 0.2}}})
+def ranked(value: float, cases: int = 100, spread: float = 0.01) -> Measured:
+    """Metrics of a ranking, with an interval."""
+    metrics = {"hr_at_10": value, "ndcg_at_10": value}
+    return Measured(metrics, cases, dict.fromkeys(metrics, (value - spread, value + spread)))
+
+
+def baselines_of_ranks(chance: float, popularity: float) -> dict[str, dict[str, float]]:
+    values = {"a random order": chance, "popularity": popularity, "oracle": 0.9}
+    return {name: {"hr_at_10": value, "ndcg_at_10": value} for name, value in values.items()}
+
+
+def test_a_model_that_any_baseline_beats_says_so() -> None:
+    columns: Any = SimpleNamespace(schema=SCHEMA, baselines={"ranks": baselines_of_ranks(0.04, 0.2)})
     said = [
-        describe_failure(columns, task_named("ranking"), {"ndcg_at_10": value})
+        describe_failures(columns, task_named("ranking"), ranked(value))
         for value in (0.2, 0.1, 0.01, float("nan"))
     ]
-    # Of 100 movies in any order: the sum of 1 / log2(1 + rank) for the first ten, 4.5436, each in one of 100.
-    both = "this model is worse than popularity (0.2000) and a random order (0.0454): its test NDCG@10 is "
+    both = "this model is worse than a random order (0.0400) and popularity (0.2000): its test NDCG@10 is "
     assert said == [
-        "",
-        "this model is worse than popularity (0.2000): its test NDCG@10 is 0.1000",
-        f"{both}0.0100",
-        f"{both}-",
+        [],
+        ["this model is worse than popularity (0.2000): its test NDCG@10 is 0.1000"],
+        [f"{both}0.0100"],
+        [f"{both}-"],
     ]
+    columns.baselines = {"predictions": {"global mean": {"rmse": 1.1}, "biases": {"rmse": 0.9}}}
+    (worse,) = describe_failures(columns, task_named("rating"), Measured({"rmse": 1.0}, 5))
+    assert worse == "this model is worse than biases (0.9000): its test RMSE is 1.0000"
+
+
+def test_users_of_the_training_and_others_are_held_against_the_baselines_apart() -> None:
+    baselines = {
+        "ranks": baselines_of_ranks(0.1, 0.2),
+        "ranks/known": baselines_of_ranks(0.1, 0.2),
+        "ranks/new": baselines_of_ranks(0.1, 0.25),
+    }
+    columns: Any = SimpleNamespace(schema=SCHEMA, baselines=baselines)
+    test = ranked(0.3)
+    test.parts = {"/known": ranked(0.35, 80), "/new": ranked(0.15, 20)}
+    assert describe_failures(columns, task_named("ranking"), test) == [
+        "users with training ratings (80 ratings): its test NDCG@10 is 0.3500, better than all baselines",
+        "other users (20 ratings): its test NDCG@10 is 0.1500, worse than popularity (0.2500)",
+    ]
+    test.parts["/new"] = ranked(0.26, 20)
+    assert describe_failures(columns, task_named("ranking"), test) == []
+
+
+def test_a_test_that_differs_from_the_validation_by_more_than_chance_is_said_with_the_reasons() -> None:
+    columns: Any = SimpleNamespace(schema=SCHEMA)
+    task, validation, test = task_named("ranking"), ranked(0.14), ranked(0.232)
+    differ = "validation NDCG@10 0.1400 and test NDCG@10 0.2320 differ by more than chance"
+    time = "the test is newer than all training ratings, and the validation is drawn from among them"
+    assert [*describe_difference(columns, task, test, validation, "random")] == [differ]
+    assert [*describe_difference(columns, task, test, validation, "time")] == [f"{differ}: {time}"]
+    assert [*describe_difference(columns, task, test, ranked(0.14, 4, 0.1), "time")] == []
+    test.new_users, test.new_items = 0.4, 0.05
+    (said,) = describe_difference(columns, task, test, ranked(0.14, 4, 0.1), "random")
+    assert said == (
+        "validation NDCG@10 0.1400 and test NDCG@10 0.2320 are of different kinds of events: 40% of the test "
+        "ratings and 0% of those for validation have a user without a training rating"
+    )
+
+
+def test_the_table_has_the_interval_and_the_number_of_cases_of_test_and_validation() -> None:
+    columns: Any = SimpleNamespace(schema=SCHEMA, baselines={"ranks": baselines_of_ranks(0.04, 0.2)})
+    shown = results_table(columns, task_named("ranking"), "a", ranked(0.3), "test", ranked(0.25, 9, 0.1))
+    rows = {row[1].strip(): row[3].strip() for row in (line.split("|") for line in shown.splitlines()[2:])}
+    assert rows == {
+        "a random order": "0.0400",
+        "popularity": "0.2000",
+        "a": "0.3000",
+        "95 % interval, 100 ratings": "0.2900 to 0.3100",
+        "its validation": "0.2500",
+        "validation: 95 % interval, 9 ratings": "0.1500 to 0.3500",
+        "oracle (knows the planted world)": "0.9000",
+    }
 
 
 def test_a_report_dir_that_cannot_be_written_is_refused_before_training(

@@ -38,7 +38,7 @@ def test_the_index_of_a_training_on_any_ranks_is_exported_followed_and_shown(
     served, best = ServedModel.open(export), ServedModel.open(dumps)
     assert served.snapshot.lists is not None
     assert served.recommend([1, 2], approximate=True) == best.recommend([1, 2])
-    follower = Follower(dumps, start=export)
+    follower = Follower(dumps, start=export, checkpoint="latest")
     follower.refresh()
     latest = ServedModel.open(dumps, "latest")
     assert follower.model.recommend([1, 2], approximate=True) == latest.recommend([1, 2])

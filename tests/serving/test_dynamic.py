@@ -94,7 +94,7 @@ def test_deltas_in_place_equal_opening_the_checkpoint_anew(dumps: Path, values: 
 def test_a_new_user_of_a_delta_is_known_after_a_refresh(dumps: Path, tmp_path: Path) -> None:
     came = sorted(ids_at(dumps, 10, "user") - ids_at(dumps, 8, "user"))
     left = sorted(ids_at(dumps, 8, "user") - ids_at(dumps, 10, "user"))
-    follower = Follower(copied(dumps, tmp_path / "dumps", 8))
+    follower = Follower(copied(dumps, tmp_path / "dumps", 8), checkpoint="latest")
     model = follower.model
     before = model.recommend([came[0], -1])
     # Whoever is unknown is recommended what any other is.
@@ -155,7 +155,7 @@ def test_an_export_serves_the_same_scores_and_a_follower_begins_with_it(
     whole = ServedModel.open(state(dumps, 12))
     assert torch.equal(exported.score(values), whole.score(values))
     assert exported.recommend([1, 2]) == whole.recommend([1, 2])
-    follower = Follower(save_dir, start=tmp_path / "exported")
+    follower = Follower(save_dir, start=tmp_path / "exported", checkpoint="latest")
     assert not follower.refresh()
     publish_state(dumps, 14, save_dir)
     assert follower.refresh()
@@ -263,7 +263,7 @@ def test_who_asks_while_ids_come_and_go_sees_whole_models_alone(
     for step in STEPS[1:]:
         model = ServedModel.open(state(dumps, step))
         wanted[step], best[step] = model.score(few), model.recommend([1, 2], k=5)
-    follower = Follower(copied(dumps, tmp_path / "dumps", 2))
+    follower = Follower(copied(dumps, tmp_path / "dumps", 2), checkpoint="latest")
     seen: list[torch.Tensor] = []
     lists: list[Any] = []
     failures: list[BaseException] = []

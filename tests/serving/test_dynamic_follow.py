@@ -55,7 +55,7 @@ def test_a_user_who_comes_while_a_stream_is_trained_is_known_after_the_next_delt
     with started([sys.executable, *training]) as trainer, started([sys.executable, *asking]) as viewer:
         page = next_page(viewer.stdout)
         assert "the model knows no user newcomer; these are the popular items" in page
-        follower = Follower(dumps)
+        follower = Follower(dumps, checkpoint="latest")
         assert not follower.model.knows("user", "newcomer")
         append(data / "events.csv", range(4, 7), [*users, "newcomer"], [*items, "novelty"])
         while "knows no user" in page:

@@ -25,6 +25,7 @@ from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.schema import Events, RawData
 from recsuite.errors import UserError
 from recsuite.serving import recommend
+from recsuite.serving.display.events import Told
 from recsuite.serving.display.viewer import DAMPING, MOST_SHOWN, Viewer, popular
 from recsuite.serving.recommend import _check_ids, open_viewer, page
 from recsuite.serving.served import ServedModel
@@ -163,7 +164,8 @@ def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
 def test_a_user_is_a_whole_number_of_64_bits_or_nobody(user: str, number: int | None) -> None:
     ratings = Events(np.array([0, 1, 1]), np.array([0, 1, 2]), np.ones(3, np.float32), np.arange(3))
     movies, users = pandas.DataFrame({"movie_id": [1, 2, 3]}), pandas.DataFrame({"user_id": [-5, 7]})
-    viewer = Viewer(RawData(ratings, movies, users), SCHEMA, user, longest={"history": 5, "audience": 5})
+    raw = RawData(ratings, movies, users)
+    viewer = Viewer(raw, SCHEMA, user, Told(raw, SCHEMA, {"history": 5, "audience": 5}))
     assert viewer.id == number
     assert len(viewer.labels) == {-5: 1, 7: 2}.get(number or 0, 0)
 
@@ -197,12 +199,8 @@ def test_equally_popular_movies_come_by_their_ids_in_whatever_order_the_ratings_
     order = np.random.default_rng(seed).permutation(len(labels))
     events = Events(np.zeros(140, np.int32), movies[order], labels[order], np.arange(140))
     frame = pandas.DataFrame({"movie_id": range(1, 21)})
-    viewer = Viewer(
-        RawData(events, frame, pandas.DataFrame({"user_id": [1]})),
-        SCHEMA,
-        "2",
-        longest={"history": 5, "audience": 5},
-    )
+    raw = RawData(events, frame, pandas.DataFrame({"user_id": [1]}))
+    viewer = Viewer(raw, SCHEMA, "2", Told(raw, SCHEMA, {"history": 5, "audience": 5}))
     everything = Mock(**{"snapshot.known": lambda feature, values: torch.ones(len(values), dtype=torch.bool)})
     found = popular(viewer, everything, 20)
     assert found.items.tolist() == [*range(20)]
@@ -299,7 +297,19 @@ def test_follow_prints_again_when_a_newer_checkpoint_is_there_and_ends_on_sigint
     for name in ("step-000000008", "delta-000000010"):
         shutil.copytree(save_dir / name, ready / name)
     shutil.copytree(save_dir / "delta-000000012", ready / ".making-next")
-    command = [EXAMPLE, "--recommend", "--user", 7, "--top", 2, "--follow", "--save_dir", copy]
+    command = [
+        EXAMPLE,
+        "--recommend",
+        "--user",
+        7,
+        "--top",
+        2,
+        "--follow",
+        "--checkpoint",
+        "latest",
+        "--save_dir",
+        copy,
+    ]
     command += ["--data_path", synthetic_folder]
     with started([str(part) for part in (sys.executable, *command)]) as process:
         assert process.stdout is not None

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import inspect
 import json
+import re
+import runpy
 import shutil
 import socket
 import subprocess
@@ -22,10 +25,11 @@ import pytest
 from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
 from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
+from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.errors import UserError
 from recsuite.serving.followers import following
 from recsuite.serving.followers.following import follow, of_one_moment
-from recsuite.serving.recommend import open_viewer
+from recsuite.serving.recommend import open_viewer, recommend
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import ROOT, free_port, started, wait_for
 from tests.support.random_model import ITEMS, snapshot_of
@@ -57,7 +61,17 @@ def serving(
     save_dir: Path, *flags: str, said: list[str] | None = None
 ) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
     """A client of a running service, and the service; said: gets its lines until it serves."""
-    command = [sys.executable, str(SERVE), "--save_dir", str(save_dir), "--port", "0", *flags]
+    command = [
+        sys.executable,
+        str(SERVE),
+        "--save_dir",
+        str(save_dir),
+        "--port",
+        "0",
+        "--checkpoint",
+        "latest",
+    ]
+    command += flags
     with started(command, real=True, env=ENV) as process:
         assert process.stdout is not None
         lines = [] if said is None else said
@@ -251,21 +265,67 @@ def test_before_the_first_model_nobody_can_connect_and_a_port_that_is_taken_is_r
         assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()["step"] == 8
 
 
-def test_with_the_data_of_the_training_it_recommends_as_the_model_that_is_told_what_items_are(
-    trained_folder: Path, synthetic_folder: Path, tmp_path: Path
+def test_without_the_data_of_the_training_a_server_says_what_it_lacks(
+    trained_folder: Path, tmp_path: Path
 ) -> None:
-    save_dir, data, said = first_two(trained_folder / "dumps", tmp_path), str(synthetic_folder), list[str]()
+    save_dir, said = first_two(trained_folder / "dumps", tmp_path), list[str]()
     with serving(save_dir, said=said) as (client, _):
         assert "what is recommended knows nothing of genres, year, and is worse for it" in "".join(said)
+        assert "takes the history of a user, and gets none" in "".join(said)
         alone = client.post("/recommend", json={"users": [1], "k": 5}).json()["items"]
-    with serving(save_dir, "--data_path", data) as (client, _):
-        described = client.post("/recommend", json={"users": [1], "k": 5}).json()["items"]
     model = ServedModel.open(save_dir, "latest")
-    assert alone == [[[*pair] for pair in model.recommend([1], 5)[0]]]
-    config = Config.of(data_path=data, save_dir=str(save_dir), load="newest")
-    open_viewer(model, config, {"data_path", "save_dir"})
-    assert described == [[[*pair] for pair in model.recommend([1], 5)[0]]]
-    assert described != alone
+    with pytest.warns(UserWarning, match="takes the history of a user, and gets none"):
+        assert alone == [[[*pair] for pair in model.recommend([1], 5)[0]]]
+
+
+@pytest.mark.parametrize("checkpoint", ["best", "latest"])
+def test_command_line_http_and_python_recommend_the_same(
+    checkpoint: str, trained_folder: Path, synthetic_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_dir, data = trained_folder / "dumps", str(synthetic_folder)
+    with serving(save_dir, "--data_path", data, "--checkpoint", checkpoint) as (client, _):
+        (served,) = client.post("/recommend", json={"users": [1], "k": 5}).json()["items"]
+        step = client.get("/health").json()["step"]
+    model = ServedModel.open(save_dir, checkpoint, data_path=data)
+    (found,) = model.recommend([1], 5)
+    assert (step, served) == (model.progress.step, [[*pair] for pair in found])
+    # Other than without histories.
+    with pytest.warns(UserWarning, match="takes the history of a user, and gets none"):
+        assert ServedModel.open(save_dir, checkpoint).recommend([1], 5) != [found]
+    capsys.readouterr()
+    flags = {"save_dir": str(save_dir), "data_path": data, "user": "1", "top": 5, "checkpoint": checkpoint}
+    recommend(Config.of(recommend=True, **flags), flags.keys())
+    rows = re.findall(r"^\|    [1-5] \| (.+?) +\| +([\d.]+) \|$", capsys.readouterr().out, re.MULTILINE)
+    items = open_viewer(model, Config.of(**flags, recommend=True), flags.keys()).raw.items
+    titles = dict(zip(items["movie_id"], items["title"], strict=True))
+    lowest, highest = SCHEMA.lowest_label, SCHEMA.highest_label
+    assert rows == [(titles[item], f"{min(max(score, lowest), highest):.3f}") for item, score in found]
+
+
+def test_one_checkpoint_is_the_default_of_command_line_http_and_python() -> None:
+    of_python = {
+        inspect.signature(call).parameters["checkpoint"].default for call in (ServedModel.open, Follower)
+    }
+    served = runpy.run_path(str(SERVE))["parse"]([]).checkpoint
+    assert {*of_python, served, Config().checkpoint.checkpoint} == {"best"}
+
+
+def test_a_follower_of_the_best_checkpoint_passes_over_a_later_one_that_is_worse(
+    trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, save_dir = states(trained_folder / "dumps"), first_two(trained_folder / "dumps", tmp_path)
+    best = save_dir / "delta-000000002"
+    for module in ("serving.served", "checkpoint.storage.choice"):
+        monkeypatch.setattr(f"recsuite.{module}.best_in", lambda folder: best)
+    follower, newest = Follower(save_dir), Follower(save_dir, checkpoint="latest")
+    publish_copy(there[8], save_dir)
+    assert [each.refresh() for each in (follower, newest)] == [False, True]
+    assert [each.model.progress.step for each in (follower, newest)] == [2, 8]
+    # Until that one is the best.
+    best = save_dir / there[8].name
+    publish_copy(there[10], save_dir)
+    follower.refresh()
+    assert follower.model.progress.step == 8
 
 
 JSON = {"Content-Type": "application/json"}

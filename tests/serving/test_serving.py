@@ -269,7 +269,7 @@ def test_long_histories_are_held_against_the_types_of_the_training_in_little_tim
 
 def test_folders_may_be_texts_and_an_unknown_checkpoint_is_refused(trained: Trained) -> None:
     assert ServedModel.open(str(trained.save_dir)).progress.step == 16
-    assert Follower(str(trained.save_dir)).refresh() in (True, False)
+    assert Follower(str(trained.save_dir), checkpoint="latest").refresh() in (True, False)
     with pytest.raises(UserError, match="checkpoint 'newest' is not known; give best or latest"):
         ServedModel.open(trained.save_dir, "newest")
 
@@ -510,7 +510,7 @@ def test_a_damaged_delta_leaves_the_model_as_it_was(
 
 def test_a_follower_takes_deltas_full_checkpoints_and_compactions(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 2)
-    follower = Follower(save_dir)
+    follower = Follower(save_dir, checkpoint="latest")
     assert not follower.refresh()
     for step in (4, 6, 8, 10):
         tables = follower.model.snapshot.tables
@@ -535,7 +535,7 @@ def test_a_follower_takes_deltas_full_checkpoints_and_compactions(trained: Train
 
 def test_a_follower_goes_over_to_a_new_run_once_that_was_validated(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 10)
-    follower = Follower(save_dir)
+    follower = Follower(save_dir, checkpoint="latest")
     set_aside(save_dir)
     assert not follower.refresh()
     assert follower.model.progress.step == 10
@@ -571,11 +571,11 @@ def test_a_folder_stands_for_its_best_checkpoint_unless_the_latest_is_asked_for(
         assert ServedModel.open(save_dir, checkpoint).progress.step == step
         export(CheckpointConfig(save_dir=str(save_dir), checkpoint=checkpoint), tmp_path / checkpoint)
         assert ServedModel.open(tmp_path / checkpoint).progress.step == step
-    assert Follower(save_dir).model.progress.step == 14
+    assert Follower(save_dir, checkpoint="latest").model.progress.step == 14
 
 
 def test_a_follower_continues_from_an_export(trained: Trained, exported: Path, tmp_path: Path) -> None:
-    follower = Follower(copied(trained, tmp_path / "dumps", 12), start=exported)
+    follower = Follower(copied(trained, tmp_path / "dumps", 12), start=exported, checkpoint="latest")
     assert not follower.refresh()
     # The folder is behind the export, of the same run.
     assert follower.model.progress.step == 14
@@ -590,7 +590,7 @@ def test_a_reader_writes_nothing(trained: Trained, tmp_path: Path) -> None:
 
     save_dir = copied(trained, tmp_path / "dumps", 14)
     before = [(str(save_dir), save_dir.stat().st_mtime_ns), *listing()]
-    Follower(save_dir).refresh()
+    Follower(save_dir, checkpoint="latest").refresh()
     assert [(str(save_dir), save_dir.stat().st_mtime_ns), *listing()] == before
 
 
@@ -633,7 +633,7 @@ def test_a_reader_only_ever_sees_a_whole_model(
 
     monkeypatch.setattr(serving, "read_change", read_slowly)
     save_dir = copied(trained, tmp_path / "dumps", 2)
-    follower = Follower(save_dir)
+    follower = Follower(save_dir, checkpoint="latest")
     with hammered(follower.model, trained.few) as seen:
         for step in (4, 6, 8, 10, 12, 14, 16):
             publish_state(trained, step, save_dir)
@@ -648,7 +648,7 @@ def test_a_reader_only_ever_sees_a_whole_model(
 
 def test_a_follower_survives_a_trainer_that_removes_what_it_reads(trained: Trained, tmp_path: Path) -> None:
     save_dir = copied(trained, tmp_path / "dumps", 2)
-    follower = Follower(save_dir)
+    follower = Follower(save_dir, checkpoint="latest")
     trainer = threading.Thread(target=train_on, args=(trained, save_dir))
     trainer.start()
     seen = set()

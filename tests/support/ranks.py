@@ -129,12 +129,15 @@ def build(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, A
 
 
 def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any:
-    """Metrics of the initial weights."""
+    """Metrics of the initial weights, and their intervals."""
     from recsuite.training.evaluation import make_evaluator
 
     train_state, input_pipeline = build(columns, config, context)
     with input_pipeline.loader:
-        return make_evaluator(input_pipeline, columns, config.model, context).test(train_state.model, 0)
+        found = make_evaluator(input_pipeline, columns, config.model, context).test(train_state.model, 0)
+    # The ends of the intervals too.
+    ends = {f"{name} {end}": found.intervals[name][end] for name in found.intervals for end in (0, 1)}
+    return {**found, **ends}
 
 
 def train_all(

@@ -22,6 +22,7 @@ import pyarrow
 import pytest
 
 import recsuite
+from recsuite.datasets.metrics import finite
 from recsuite.datasets.schema import AUDIENCE
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
@@ -276,7 +277,9 @@ def test_a_later_row_does_not_change_the_history_of_an_earlier_one(
     strange: tuple[pandas.DataFrame, recsuite.FittedModel],
 ) -> None:
     events, model = strange
-    history = model._told(model._ids(events["user_id"].head(41), "user"), model._times(events.head(41)))
+    users, times = model._ids(events["user_id"].head(41), "user"), model._times(events.head(41))
+    assert times is not None
+    history = model._data.of_users(users, model.snapshot, times.tolist())
     assert [len(items) for items in history["history"]] == [0] * 40 + [1]
 
 
@@ -301,7 +304,7 @@ def test_a_path_has_its_columns_beside_the_tables_and_a_report_where_one_is_want
         frame.to_parquet(tmp_path / "shop" / f"{name}.parquet")
     model = recsuite.fit(tmp_path / "shop", **FLAGS, report_dir=tmp_path / "report")
     assert (tmp_path / "shop" / ".columns").is_dir()
-    assert read_json(tmp_path / "report" / "metrics.json")["test"] == model.metrics
+    assert read_json(tmp_path / "report" / "metrics.json")["test"] == finite(model.metrics)
 
 
 def test_ranks_without_a_common_launcher_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,10 +388,11 @@ def test_recommendations_have_the_scores_of_the_same_values_with_numbers_and_a_c
     (found,) = model.recommend(["user-3"], k=40, event=coming, exclude=None)
     ids = [item for item, _ in found]
     assert len(ids) == 40
-    told = {**model._told(["user-3"] * 40), **model._items.of(ids)}
+    data = model._data
+    told = {**data.of_users(["user-3"] * 40, model.snapshot), **data.items.of(ids)}
     if AUDIENCE in model.snapshot.tables:
         # Of items that the user had, too.
-        told[AUDIENCE] = [model._named(model._audiences.of(model._items.places[item])[0]) for item in ids]
+        told[AUDIENCE] = data.users_of(ids)
     scores = model.score({**told, **{name: [value] * 40 for name, value in coming.items()}})
     assert scores.tolist() == pytest.approx([score for _, score in found], abs=1e-6)
     (other,) = model.recommend(["user-3"], k=40, event={"device": "desktop", "discount": None}, exclude=None)

@@ -115,7 +115,7 @@ def shapes_of(tensors: Tensors) -> dict[str, tuple[list[int], str]]:
 def write_config(folder: Path, config: Config) -> FileEntry:
     """Write the configuration beside what was trained with it, and wait until it is on the disk."""
     path = folder / CONFIG
-    path.write_text(json.dumps(dataclasses.asdict(config), indent=1))
+    path.write_text(json.dumps(dataclasses.asdict(config), indent=1, allow_nan=False))
     return flushed(path)
 
 
@@ -177,7 +177,7 @@ class FullWriter(HuggingFaceStorageWriter):
         # rank writes a dense tensor for all. It then leaves no file.
         if arrays:
             path = self.folder / shard_file_name(plan.storage_data["shard_index"] - 1)
-            entry = write_shard_file(path, arrays, {OFFSETS_KEY: json.dumps(offsets)})
+            entry = write_shard_file(path, arrays, {OFFSETS_KEY: json.dumps(offsets, allow_nan=False)})
         indices = [*(item.index for item in plan.items), *map(MetadataIndex, self.dynamic)]
         return [WriteResult(index, 0, entry) for index in indices]
 
@@ -221,7 +221,7 @@ def digest_of_vocabulary(columns: Columns) -> str:
     if not dynamic:
         return digest_of(path)
     static = {name: held for name, held in json.loads(path.read_bytes()).items() if name not in dynamic}
-    return digest_of_bytes(json.dumps(static).encode())
+    return digest_of_bytes(json.dumps(static, allow_nan=False).encode())
 
 
 def _recorded(feature: Feature) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.section import Section, as_given, require
+from recsuite.config.section import Section, as_given
 from recsuite.config.sections.checkpoint import NEWEST
 from recsuite.config.sections.stream import check_given
 from recsuite.errors import UserError, script_name
@@ -52,12 +52,7 @@ def parse_given(argv: list[str] | None = None) -> tuple[Config, frozenset[str]]:
     values = vars(found)
     config = Config.of(**values)
     config.validate()
-    checkpoint = config.checkpoint.checkpoint
     # Not in `Config.validate`, which cannot tell a flag that was given from its default.
-    require(
-        not config.serving.follow or "checkpoint" not in values or checkpoint == "latest",
-        f"--follow takes the latest checkpoint, not the {checkpoint}; leave out --checkpoint",
-    )
     check_given(config.stream.stream, values, config.data.duplicates)
     return config, frozenset(values)
 

@@ -203,7 +203,7 @@ class EventBatches:
         width = bytes_of_group(self.batch_size, self.model.competitors) + -(-len(negatives) // 8)
         had = empty((self.batch_size, width), np.uint8)
         had[:] = 0
-        if width:
+        if width and self.schema.excludes_seen:
             # Where the order is read, what came before in the same second was had too.
             ends = events[f"{HISTORY}_end"] if turns is None else turns.places
             mark_had(had, events, ends, negatives, self.num_items, self.features.column)

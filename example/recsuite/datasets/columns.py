@@ -47,7 +47,7 @@ bits in either.
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 import mmap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,7 +62,7 @@ from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.schema import ENTITIES, ITEM, Feature, Schema, Table
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, check_file, reason_of
-from recsuite.records import SEAL, sealed, typed
+from recsuite.records import SEAL, parsed, sealed, typed
 from recsuite.runtime.progress_bar import stage
 
 MANIFEST = "manifest.json"
@@ -104,7 +104,8 @@ class Columns:
     """One data set on disk: where it lies, how long its splits are, which tables its features need.
 
     numbers: the features that are dense inputs; baselines: way of evaluation, such as "ranks", to name to
-    metrics on the test; told: feature of the event to how much it says of which item that is of, see
+    metrics on the test, and "ranks/known" and "ranks/new" to those of the users with and without a training
+    event, where there are both; told: feature of the event to how much it says of which item that is of, see
     `datasets.telling`; num_late: events of a stream that came too late, and are left out;
     events_per_file: of a stream, those included; digest: of the events in their order, and of where the
     splits begin; files: name to digest, of the columns.
@@ -226,8 +227,7 @@ def load_columns(
     except OSError as error:
         return None, f"{MANIFEST} cannot be read ({reason_of(error)})."
     try:
-        # Not `records.parsed`, which refuses NaN: a baseline may have a metric that is not defined.
-        manifest = json.loads(content)
+        manifest = parsed(content)
         entries, columns = _described(manifest, folder, source, schema)
     except (ValueError, TypeError, RecursionError) as error:
         return None, f"{MANIFEST} does not describe columns ({type(error).__name__}: {printable(error)})."
@@ -259,6 +259,9 @@ def _described(
     rest["num_items"] = rest.pop(f"num_{schema.items}", None)
     # The key stays as it was first written: with another one every cache would be made again.
     rest["mean_label"] = rest.pop("mean_rating", None)
+    schema = dataclasses.replace(schema, seen=str(rest.pop("seen", "")))
+    # JSON has no NaN: null is a metric that is not defined.
+    rest["baselines"] = _with_nan(rest.get("baselines"))
     # Folder and source are filled in below: a path may be of any length and letters, which `typed` refuses.
     named = {"folder": "", "source": "", "schema": schema, "files": files}
     columns = typed(Columns, {**rest, **named})
@@ -278,6 +281,13 @@ def _described(
         if missing:
             raise ValueError(f"it has no {what} {missing[0]}")
     return entries, columns
+
+
+def _with_nan(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: _with_nan(value) for name, value in found.items()}
+    # The one object, by which two equal data sets stay equal.
+    return math.nan if found is None else found
 
 
 def _check_files(folder: Path, entries: Sequence[FileEntry], every_byte: bool) -> None:

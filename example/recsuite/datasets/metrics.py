@@ -7,7 +7,9 @@ calls them, that of `models/tasks/`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,17 +18,48 @@ from recsuite.config.sections.model import TOP
 
 # The name of a metric to its value, NaN where it is not defined.
 Metrics = dict[str, float]
+# Behind a way of evaluation: on the events of users with a training event, and of those without.
+KNOWN, NEW = "/known", "/new"
 
 # Newton's method doubles the digits in each round; the ridge keeps a calibration finite where predictions
 # put all liked items above all others, and is too small to be seen elsewhere.
 CALIBRATION_ROUNDS = 25
 CALIBRATION_RIDGE = 1e-3
+# A calibration is fitted to at least so many events, of which at least so many have each answer: a log loss
+# by fewer says nothing of the model.
+LEAST_CALIBRATED, LEAST_OF_EACH = 50, 5
+# Bootstrap of intervals: samples; groups of cases that are drawn together, those of one user always; and bins
+# of scores, by which samples differ in their AUC.
+SAMPLES, GROUPS, SCORE_BINS = 200, 512, 128
 # Predictions that differ by less than this many stars are one.
 LEAST_SPREAD = 1e-6
 # A float32 next to 1 is so far from it; what came true against all odds costs no more.
 LEAST_PROBABILITY = 2.0**-24
 # Sums go by chunks, so that the metrics of many events take little more memory than their labels.
 CHUNK = 2**20
+
+
+class Measured(dict[str, float]):
+    """Metrics, how many cases they are of, and the ends of the 95 % bootstrap interval of each.
+
+    parts: KNOWN and NEW to the metrics of these cases alone, where there are both. new_users, new_items: the
+    shares of the cases whose user, or item, has no training event.
+    """
+
+    new_users = new_items = 0.0
+
+    def __init__(
+        self, metrics: Metrics, cases: int, intervals: Mapping[str, tuple[float, float]] | None = None
+    ) -> None:
+        super().__init__(metrics)
+        self.cases, self.intervals = cases, dict(intervals or {})
+        self.parts: dict[str, Measured] = {}
+
+
+def finite(metrics: Metrics) -> dict[str, float | None]:
+    """Metrics as JSON can hold them: None for what is not a number."""
+    # JSON has no NaN.
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 @dataclass(frozen=True)
@@ -47,9 +80,11 @@ class Calibration:
 def fit_calibration(predictions: np.ndarray, liked: np.ndarray) -> Calibration:
     """The calibration of highest likelihood for predictions, float [n], and whether they came true, bool [n].
 
-    By Newton's method on standardised predictions. Without predictions both its numbers are NaN.
+    By Newton's method on standardised predictions. With fewer events than LEAST_CALIBRATED, or fewer of one
+    answer than LEAST_OF_EACH, both its numbers are NaN.
     """
-    if len(predictions) == 0:
+    num_liked = int(np.count_nonzero(liked))
+    if len(liked) < LEAST_CALIBRATED or min(num_liked, len(liked) - num_liked) < LEAST_OF_EACH:
         return Calibration(float("nan"), float("nan"))
     mean, spread = (float(number(predictions, dtype=np.float64)) for number in (np.mean, np.std))
     spread = spread if spread > LEAST_SPREAD else 1.0
@@ -69,34 +104,121 @@ def fit_calibration(predictions: np.ndarray, liked: np.ndarray) -> Calibration:
 
 
 def measure(
-    predictions: np.ndarray, labels: np.ndarray, liked: np.ndarray, calibration: Calibration
-) -> Metrics:
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    liked: np.ndarray,
+    calibration: Calibration,
+    users: np.ndarray | None = None,
+) -> Measured:
     """Exact metrics of predictions, float [n], against labels, float [n], summed in float64.
 
-    liked: bool [n]; where all or none are, auc is NaN, and log_loss where the calibration is.
+    liked: bool [n]; where all or none are, auc is NaN, and log_loss where the calibration is. users: of the
+    events, int [n], for intervals; None is without.
     """
-    squared = absolute = log_losses = 0.0
-    for part in _chunks(len(predictions)):
+
+    def values_of(part: slice) -> tuple[np.ndarray, ...]:
         errors = predictions[part].astype(np.float64) - labels[part]
-        squared += float(np.square(errors).sum())
-        absolute += float(np.abs(errors).sum())
-        log_losses += float(calibration.log_losses(predictions[part], liked[part]).sum())
-    number = len(predictions)
-    return {
-        "rmse": float(np.sqrt(squared / number)),
-        "mae": absolute / number,
-        "auc": auc(predictions, liked),
-        "log_loss": log_losses / number,
-    }
+        losses = calibration.log_losses(predictions[part], liked[part])
+        return np.square(errors), np.abs(errors), losses
+
+    names = ("rmse", "mae", "log_loss")
+    found = _means(len(predictions), names, values_of, users)
+    found = _with_auc(found, predictions, liked, users)
+    intervals = found.intervals
+    if "rmse" in intervals:
+        low, high = intervals["rmse"]
+        intervals["rmse"] = math.sqrt(low), math.sqrt(high)
+    rmse = float(np.sqrt(found["rmse"]))
+    in_order = {"rmse": rmse, "mae": found["mae"], "auc": found["auc"], "log_loss": found["log_loss"]}
+    return Measured(in_order, found.cases, intervals)
 
 
-def measure_probabilities(predictions: np.ndarray, is_yes: np.ndarray) -> Metrics:
-    """Exact metrics of probabilities, float [n], and whether the answer was yes, bool [n]."""
-    log_losses = 0.0
-    for part in _chunks(len(predictions)):
+def measure_probabilities(
+    predictions: np.ndarray, is_yes: np.ndarray, users: np.ndarray | None = None
+) -> Measured:
+    """Exact metrics of probabilities, float [n], and whether the answer was yes, bool [n]; users: see
+    `measure`.
+    """
+
+    def values_of(part: slice) -> tuple[np.ndarray, ...]:
         right = np.where(is_yes[part], predictions[part], 1 - predictions[part].astype(np.float64))
-        log_losses -= float(np.log(np.maximum(right, LEAST_PROBABILITY)).sum())
-    return {"log_loss": log_losses / len(predictions), "auc": auc(predictions, is_yes)}
+        return (-np.log(np.maximum(right, LEAST_PROBABILITY)),)
+
+    return _with_auc(_means(len(predictions), ("log_loss",), values_of, users), predictions, is_yes, users)
+
+
+def _means(
+    number: int,
+    names: tuple[str, ...],
+    values_of: Callable[[slice], tuple[np.ndarray, ...]],
+    users: np.ndarray | None,
+) -> Measured:
+    """Means of values of the cases, with intervals where their users are given.
+
+    values_of: the values of a part of the cases, float64 [cases] for each name.
+    """
+    totals = [0.0] * len(names)
+    groups = np.zeros((GROUPS, 1 + len(names)))
+    for part in _chunks(number):
+        group = None if users is None else _group_of(users[part])
+        for place, values in enumerate(values_of(part)):
+            totals[place] += float(values.sum())
+            if group is not None:
+                groups[:, 1 + place] += np.bincount(group, values, GROUPS)
+        if group is not None:
+            groups[:, 0] += np.bincount(group, minlength=GROUPS)
+    means = {name: total / number for name, total in zip(names, totals, strict=True)}
+    if users is None:
+        return Measured(means, number)
+    # Not by BLAS, whose sums depend on the number of threads and so on the number of ranks.
+    sums = np.einsum("sg,gm->sm", _draws(), groups)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        samples = sums[:, 1:] / sums[:, :1]
+    return Measured(means, number, {name: _ends(samples[:, place]) for place, name in enumerate(names)})
+
+
+def _with_auc(
+    found: Measured, scores: np.ndarray, positive: np.ndarray, users: np.ndarray | None
+) -> Measured:
+    """Metrics with that of `auc`."""
+    found["auc"] = value = auc(scores, positive)
+    if users is None or math.isnan(value):
+        return found
+    edges = np.quantile(scores, np.linspace(0, 1, SCORE_BINS + 1)[1:-1], method="nearest")
+    counts = np.zeros((2, GROUPS * SCORE_BINS))
+    for part in _chunks(len(scores)):
+        cell = _group_of(users[part]) * SCORE_BINS + edges.searchsorted(scores[part], side="right")
+        for kind in (0, 1):
+            counts[kind] += np.bincount(cell[positive[part] == kind], minlength=GROUPS * SCORE_BINS)
+    # Whole numbers, so that these products are exact in any order. The first sample is the cases as they are.
+    draws = np.concatenate([np.ones((1, GROUPS)), _draws()])
+    below, above = (draws @ each.reshape(GROUPS, SCORE_BINS) for each in counts)
+    pairs = (above * (below.cumsum(axis=1) - below / 2)).sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        samples = pairs / (above.sum(axis=1) * below.sum(axis=1))
+    # Scores of one bin count as equal, which moves all samples alike.
+    found.intervals["auc"] = _ends((samples[1:] - samples[0] + value).clip(0, 1))
+    return found
+
+
+def _group_of(users: np.ndarray) -> np.ndarray:
+    # All cases of a user are in one group, since they are alike.
+    return users.astype(np.int64) % GROUPS
+
+
+@functools.cache
+def _draws() -> np.ndarray:
+    """How many times each sample has each group, float64 [samples, groups]."""
+    return np.random.default_rng(0).poisson(1.0, (SAMPLES, GROUPS)).astype(np.float64)
+
+
+def _ends(samples: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of samples; NaN where they are."""
+    known = samples[np.isfinite(samples)]
+    if len(known) < SAMPLES // 2:
+        return math.nan, math.nan
+    low, high = np.percentile(known, [2.5, 97.5])
+    return float(low), float(high)
 
 
 def log_loss_of(probability: float, is_yes: np.ndarray) -> float:
@@ -119,15 +241,37 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     return twice / 2 / (len(above) * len(below))
 
 
-def measure_ranks(ranks: np.ndarray) -> Metrics:
+def measure_ranks(ranks: np.ndarray, users: np.ndarray | None = None) -> Measured:
     """Hit rate and NDCG of the first `TOP` items, for the ranks of the test items, int [n], from 1 on.
 
-    A case has one relevant item, so its ideal gain is 1.
+    A case has one relevant item, so its ideal gain is 1. users: see `measure`.
     """
+    names = ("hr_at_10", "ndcg_at_10")
     if len(ranks) == 0:
-        return dict.fromkeys(("hr_at_10", "ndcg_at_10"), float("nan"))
-    hits = ranks <= TOP
-    return {"hr_at_10": float(hits.mean()), "ndcg_at_10": float((hits / np.log2(1.0 + ranks)).mean())}
+        return Measured(dict.fromkeys(names, math.nan), 0)
+
+    def values_of(part: slice) -> tuple[np.ndarray, ...]:
+        hits = (ranks[part] <= TOP).astype(np.float64)
+        return hits, hits / np.log2(1.0 + ranks[part])
+
+    return _means(len(ranks), names, values_of, users)
+
+
+def never_found(num_items: int) -> int:
+    """A rank for an item that is not ranked, because its user had it: below all others, and never a hit."""
+    return num_items + TOP
+
+
+def ranks_by_chance(candidates: np.ndarray) -> Measured:
+    """The metrics of `measure_ranks` to expect where each place among the candidates is as likely.
+
+    candidates: how many items are ranked in each case, int [n]; 0 where the item of the case is not.
+    """
+    shown = np.minimum(candidates, TOP)
+    gains = np.concatenate([[0], np.cumsum(1 / np.log2(np.arange(2, TOP + 2)))])
+    values = shown, gains[shown]
+    hits, gain = (float((each / np.maximum(candidates, 1)).mean()) for each in values)
+    return Measured({"hr_at_10": hits, "ndcg_at_10": gain}, len(candidates))
 
 
 def _chunks(number: int) -> Iterator[slice]:

@@ -72,6 +72,7 @@ def open_data(config: Config, context: RuntimeContext, past: Past = BEGINNING) -
     # Before they are read: what comes meanwhile is new.
     following = Following(config, context.say) if config.stream.follow_data else None
     columns = find_same(config, context, past)
+    check_task(columns.schema, config.model.task)
     check_leaks(columns, config.model.task)
     context.say(describe_data(columns, config))
     # Before the model is built: workers start, and make their first batches, meanwhile.
@@ -155,15 +156,31 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
 
 def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config:
     fitting, task = TASKS[schema.label_kind], config.model.task
-    if task in fitting:
+    if task in fitting or not is_known(task):
         return config
     if "task" in given:
+        check_task(schema, task)
+    say(f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}")
+    return config.replaced(task=fitting[0])
+
+
+def is_known(task: str) -> bool:
+    """True for a task of the library; what another one is for is not known."""
+    return any(task in fitting for fitting in TASKS.values())
+
+
+def check_task(schema: Schema, task: str) -> None:
+    """Refuse a task that the labels are not for.
+
+    Raises:
+        UserError: names the kind of the labels, and the tasks that there are for it.
+    """
+    fitting = TASKS[schema.label_kind]
+    if task not in fitting and is_known(task):
         raise UserError(
             f"--task {task} cannot be learned of {schema.labels}, which are of the kind {schema.label_kind}; "
             f"give --task {' or '.join(fitting)}."
         )
-    say(f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}")
-    return config.replaced(task=fitting[0])
 
 
 def check_leaks(columns: Columns, task: str) -> None:

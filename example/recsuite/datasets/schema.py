@@ -34,6 +34,8 @@ BUCKETS, DENSE = "buckets", "dense"
 VOCABULARY, DYNAMIC = IDS = ("vocabulary", "dynamic")
 # What a label can be: a number on a scale, one of two answers, that an event happened at all, or how often.
 RATING, YES_NO, CLICKS, COUNT = LABEL_KINDS = ("rating", "yes_no", "clicks", "count")
+# Items that a user had: left out of negatives, rankings and recommendations, or like any other item.
+EXCLUDE, ALLOW = "exclude", "allow"
 # The features that say who had what, and their entities: of an event's user other items, of its item users.
 HISTORY, AUDIENCE = LISTS = ("history", "audience")
 
@@ -75,7 +77,7 @@ class Schema:
     that a history holds and that a ranking finds, and what files and sentences call a user or an item. title:
     the column with what people call an item; it need not be a feature's. label: the noun for what is
     predicted; lowest_label, highest_label: its range; liked_label: from here on an item counts as liked;
-    label_kind: one of LABEL_KINDS; answer: what a yes of YES_NO is called.
+    label_kind: one of LABEL_KINDS; answer: what a yes of YES_NO is called; seen: EXCLUDE or ALLOW.
     """
 
     features: tuple[Feature, ...]
@@ -88,6 +90,7 @@ class Schema:
     liked_label: float
     label_kind: str = RATING
     answer: str = "yes"
+    seen: str = field(default=EXCLUDE, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         """Refuse a table of features that does not tell users or items apart.
@@ -103,6 +106,11 @@ class Schema:
                     f"The table of features has {', '.join(names) or 'nothing'} for a {name}, and not the "
                     f'feature "{name}" itself; put it back into the schema of the data set.'
                 )
+
+    @property
+    def excludes_seen(self) -> bool:
+        """True if items that a user had are no negatives, and neither ranked nor recommended."""
+        return self.seen == EXCLUDE
 
     @property
     def items(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.config.sections.model import ModelConfig
-from recsuite.datasets.metrics import Metrics
+from recsuite.datasets.metrics import Metrics, finite
 from recsuite.files import explained, replace_file
 from recsuite.monitoring.results import describe_nothing_left, say_results, say_stream
 from recsuite.runtime.process import RuntimeContext
@@ -59,7 +58,7 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
         context.say(describe_nothing_left(run, config.training))
     elif context.rank == 0 and config.monitoring.report_dir:
         write_report(run, seconds, config, context)
-    say_results(f"epoch {run.test_epoch}", run.test, run.columns, config.model, context)
+    say_results(f"epoch {run.test_epoch}", run.test, run.columns, config, context, run.validation)
 
 
 def write_report(run: Run, seconds: dict[str, float], config: Config, context: RuntimeContext) -> None:
@@ -72,7 +71,7 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
     advice = "the training itself ended well; give another --report_dir"
     with explained(f"The report cannot be written to {folder}", advice):
         report = {**_report(run, config, context), "time": seconds}
-        replace_file(folder / "metrics.json", json.dumps(report, indent=1).encode())
+        replace_file(folder / "metrics.json", json.dumps(report, indent=1, allow_nan=False).encode())
         replace_file(folder / "curves.png", _draw(run, config.model))
 
 
@@ -88,7 +87,7 @@ def report_index(folder: Path, points: Sequence[dict[str, Any]]) -> None:
     with explained(f"{path} cannot be written", "the training itself ended well; give another --report_dir"):
         report = json.loads(path.read_bytes())
         report["index"] = [*points]
-        replace_file(path, json.dumps(report, indent=1).encode())
+        replace_file(path, json.dumps(report, indent=1, allow_nan=False).encode())
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
@@ -120,11 +119,22 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         "main_metric": task.main_metric,
         "baselines": {name: finite(metrics) for name, metrics in columns.baselines[task.evaluation].items()},
         "test": finite(run.test),
+        "intervals": {"test": _intervals(run.test), "validation": _intervals(run.validation)},
+        "test_parts": {
+            part.strip("/"): {"cases": metrics.cases, **finite(metrics)}
+            for part, metrics in getattr(run.test, "parts", {}).items()
+        },
         "test_epoch": run.test_epoch,
         "stopped_early": run.stopped_early,
         "epochs": [] if run.is_stream else [epoch_report(epoch) for epoch in run.epochs],
         **(_windows(run) if run.is_stream else {}),
     }
+
+
+def _intervals(metrics: Metrics) -> dict[str, tuple[float, float]]:
+    """The 95 % intervals that are known."""
+    found: dict[str, tuple[float, float]] = getattr(metrics, "intervals", {})
+    return {name: ends for name, ends in found.items() if np.isfinite(ends).all()}
 
 
 def _windows(run: Run) -> dict[str, Any]:
@@ -148,12 +158,6 @@ def epoch_report(epoch: Epoch) -> dict[str, Any]:
         "data_wait": epoch.data_wait,
         "steps": len(epoch.losses),
     }
-
-
-def finite(metrics: Metrics) -> dict[str, float | None]:
-    """Metrics as JSON can hold them: None for what is not a number."""
-    # JSON has no NaN.
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def _draw(run: Run, config: ModelConfig) -> bytes:

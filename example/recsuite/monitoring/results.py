@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from recsuite.config.config import Config
 from recsuite.config.sections.model import ModelConfig
 from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.metrics import Metrics
-from recsuite.errors import counted, four_places
+from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics
+from recsuite.errors import an, counted, four_places
 from recsuite.runtime.process import RuntimeContext
 
 if TYPE_CHECKING:
@@ -16,19 +18,37 @@ if TYPE_CHECKING:
     from recsuite.training.callbacks import Run
 
 
+# How validation and test differ, by the value of --split.
+DIFFERENCES = {
+    "time": "the test is newer than all training {labels}, and the validation is drawn from among them",
+    "leave_one_out": "the test has the newest {label} of each user, and the validation the one before it of "
+    "a few",
+}
+# Shares of new users or items that differ by so much are said.
+MOST_DIFFERENCE = 0.1
+
+
 def say_results(
-    when: str, test: Metrics, columns: Columns, config: ModelConfig, context: RuntimeContext
+    when: str,
+    test: Metrics,
+    columns: Columns,
+    config: Config,
+    context: RuntimeContext,
+    validation: Metrics | None = None,
 ) -> None:
-    """Show a model beside the baselines, and whether it is worse than the weakest; when: after which epoch or
-    step.
+    """Show a model beside the baselines, which of them are better, and how the test differs from the
+    validation; when: after which epoch or step.
     """
     # Not above: a task imports torch, and the report's folder is checked before that takes its time.
     from recsuite.models.tasks.task import task_named
 
-    task = task_named(config.task)
-    context.say(results_table(columns, task, f"this model, {when}", test), tagged=False)
-    if failure := describe_failure(columns, task, test):
-        context.say(failure)
+    task = task_named(config.model.task)
+    context.say(results_table(columns, task, f"this model, {when}", test, "test", validation), tagged=False)
+    for sentence in (
+        *describe_failures(columns, task, test),
+        *describe_difference(columns, task, test, validation or {}, config.data.split),
+    ):
+        context.say(sentence)
 
 
 def say_stream(run: Run, config: ModelConfig, context: RuntimeContext) -> None:
@@ -57,16 +77,32 @@ def describe_nothing_left(result: Run, config: TrainingConfig) -> str:
     return f"nothing is left to train: {result.num_epochs} of {epochs} epochs are done{stopped}"
 
 
-def results_table(columns: Columns, task: Task, name: str, test: Metrics, of: str = "test") -> str:
+def results_table(
+    columns: Columns,
+    task: Task,
+    name: str,
+    test: Metrics,
+    of: str = "test",
+    validation: Metrics | None = None,
+) -> str:
     """A model beside the baselines of its task, on the test ratings; "-" is a metric that is not defined."""
-    rows = {**columns.baselines[task.evaluation], name: test}
+    baselines = dict(columns.baselines[task.evaluation])
+    oracle = baselines.pop("oracle", None)
+    rows = {name: _shown(task, metrics) for name, metrics in baselines.items()}
+    rows[name] = _shown(task, test)
+    for before, metrics in (("", test), ("validation: ", validation)):
+        # A load without a validation, and a stream, have none.
+        if isinstance(metrics, Measured) and metrics.intervals:
+            if before:
+                rows["its validation"] = _shown(task, metrics)
+            which = f"{before}95 % interval, {counted(metrics.cases, columns.schema.label)}"
+            rows[which] = [_interval(metrics, key) for key in task.metrics]
     # The oracle is a bound, not a rival: it comes last.
-    if "oracle" in rows:
-        rows["oracle (knows the planted world)"] = rows.pop("oracle")
+    if oracle is not None:
+        rows["oracle (knows the planted world)"] = _shown(task, oracle)
     labels = list(task.metrics.values())
-    # Wide enough for a number with four places.
-    widths = [max(6, len(label)) for label in labels]
-    cells = [labels, *([four_places(metrics[key]) for key in task.metrics] for metrics in rows.values())]
+    cells = [labels, *rows.values()]
+    widths = [max(6, *map(len, column)) for column in zip(*cells, strict=True)]
     width = max(map(len, rows))
     lines = [
         f"| {name:<{width}} | {' | '.join(map(str.rjust, row, widths))} |"
@@ -76,18 +112,79 @@ def results_table(columns: Columns, task: Task, name: str, test: Metrics, of: st
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def describe_failure(columns: Columns, task: Task, test: Metrics) -> str:
-    """One line on a model that is worse than what knows no user; empty where it is better."""
-    name = task.main_metric
-    weakest = task.weakest(columns)
-    sign = 1 if task.lower_is_better else -1
+def _shown(task: Task, metrics: Metrics) -> list[str]:
+    return [four_places(metrics[key]) for key in task.metrics]
+
+
+def _interval(metrics: Measured, key: str) -> str:
+    low, high = map(four_places, metrics.intervals.get(key, (float("nan"), float("nan"))))
+    return "-" if low == "-" else f"{low} to {high}"
+
+
+def describe_failures(columns: Columns, task: Task, test: Metrics) -> list[str]:
+    """Lines on the baselines that predict the test better than a model; for users with and without training
+    events too. Nothing where it is better than all of them.
+    """
+    labels, label = columns.schema.labels, task.main_label
+    whole = _better(columns.baselines[task.evaluation], task, test, labels)
+    value = four_places(test[task.main_metric])
+    lines = [f"this model is worse than {whole}: its test {label} is {value}"] if whole else []
+    parts: Mapping[str, Measured] = getattr(test, "parts", {})
+    of_parts = {
+        part: _better(columns.baselines.get(task.evaluation + part, {}), task, metrics, labels)
+        for part, metrics in parts.items()
+    }
+    if not whole and not any(of_parts.values()):
+        return []
+    of_whom = {KNOWN: f"users with training {labels}", NEW: "other users"}
+    for part, better in of_parts.items():
+        value, cases = (
+            four_places(parts[part][task.main_metric]),
+            counted(parts[part].cases, columns.schema.label),
+        )
+        worse = f"worse than {better}" if better else "better than all baselines"
+        lines.append(f"{of_whom[part]} ({cases}): its test {label} is {value}, {worse}")
+    return lines
+
+
+def _better(baselines: Mapping[str, Metrics], task: Task, found: Metrics, labels: str) -> str:
+    """The baselines that are better, with their values; "" is none."""
+    name, sign = task.main_metric, 1 if task.lower_is_better else -1
+    names = {"global mean": f"the mean of all {labels}", "share of yes": "the share of yes"}
     # A result that is not a number is worse than all.
-    better = [
-        f"{known} ({four_places(value)})"
-        for known, value in weakest.items()
-        if not sign * (test[name] - value) <= 0
+    return " and ".join(
+        f"{names.get(known, known)} ({four_places(metrics[name])})"
+        for known, metrics in baselines.items()
+        if known != "oracle" and not sign * (found[name] - metrics[name]) <= 0
+    )
+
+
+def describe_difference(
+    columns: Columns, task: Task, test: Metrics, validation: Metrics, split: str
+) -> Iterator[str]:
+    """A line where validation and test differ by more than chance, or in how many users and items are new."""
+    if not (isinstance(test, Measured) and isinstance(validation, Measured)):
+        return
+    name, schema = task.main_metric, columns.schema
+    ends = [each.intervals.get(name, (float("nan"), float("nan"))) for each in (test, validation)]
+    differs = ends[0][0] > ends[1][1] or ends[1][0] > ends[0][1]
+    shares = {
+        schema.user: (test.new_users, validation.new_users),
+        schema.item: (test.new_items, validation.new_items),
+    }
+    reasons = [
+        f"{of_test:.0%} of the test {schema.labels} and {of_validation:.0%} of those for validation have "
+        f"{an(noun)} without a training {schema.label}"
+        for noun, (of_test, of_validation) in shares.items()
+        if abs(of_test - of_validation) >= MOST_DIFFERENCE
     ]
-    if not better:
-        return ""
-    label, value = task.main_label, four_places(test[name])
-    return f"this model is worse than {' and '.join(better)}: its test {label} is {value}"
+    if not differs and not reasons:
+        return
+    if split in DIFFERENCES:
+        reasons.insert(0, DIFFERENCES[split].format(labels=schema.labels, label=schema.label))
+    values = " and ".join(
+        f"{which} {task.main_label} {four_places(each[name])}"
+        for which, each in (("validation", validation), ("test", test))
+    )
+    how = "differ by more than chance" if differs else "are of different kinds of events"
+    yield f"{values} {how}" + (f": {'; '.join(reasons)}" if reasons else "")

@@ -42,6 +42,7 @@ OPTIONAL: dict[str, type] = {
     "test_epoch": int,
     "windows": list,
     "index": list,
+    "intervals": dict,
 }
 # How people call the metrics of older reports. A run is judged by the first of these that it has.
 OLDER_METRICS = {
@@ -95,6 +96,11 @@ class RunReport:
             for name, value in epoch.items()
             if name.startswith(VALIDATION)
         }
+
+    def interval(self, split: str, name: str) -> list[float]:
+        """The ends of the 95 % interval of a metric on "test" or "validation"; empty where unknown."""
+        found: list[float] = self.report.get("intervals", {}).get(split, {}).get(name, [])
+        return found
 
     @property
     def labels(self) -> dict[str, str]:
@@ -261,6 +267,9 @@ def find_fault(report: Any) -> str:
     for name, label in report.get("metrics", {}).items():
         if not isinstance(label, str):
             return f"its name for {name!r} is {label!r:.40}"
+    for split, intervals in report.get("intervals", {}).items():
+        if not (isinstance(intervals, dict) and all(map(is_interval, intervals.values()))):
+            return f"its intervals of {split!r} are {intervals!r:.40}"
     for point in report.get("index", ()):
         if not (isinstance(point, dict) and is_metrics(point) and {"microseconds", "recall"} <= point.keys()):
             return f"a point of its index is {point!r:.40}"
@@ -271,6 +280,11 @@ def find_fault(report: Any) -> str:
         if not all(math.isfinite(value) for _, value in numbers(epoch)):
             return f"its epoch {epoch['epoch']} has a number that is not finite"
     return ""
+
+
+def is_interval(ends: Any) -> bool:
+    """True for a pair of numbers."""
+    return isinstance(ends, list) and len(ends) == 2 and is_metrics(dict(enumerate(ends)))
 
 
 def is_metrics(metrics: Any) -> bool:

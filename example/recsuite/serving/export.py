@@ -105,9 +105,9 @@ def _write_files(folder: Path, snapshot: Snapshot) -> tuple[FileEntry, ...]:
     # Lists are no part of the data.
     features = [feature for feature in snapshot.features if feature.name not in LISTS]
     texts = {
-        VOCABULARY: json.dumps({**vocabulary, **encodings}),
-        SCHEMA_FILE: json.dumps(record_of(schema, features), indent=1),
-        FEATURES_FILE: json.dumps({"tables": tables}, indent=1),
+        VOCABULARY: json.dumps({**vocabulary, **encodings}, allow_nan=False),
+        SCHEMA_FILE: json.dumps(record_of(schema, features), indent=1, allow_nan=False),
+        FEATURES_FILE: json.dumps({"tables": tables}, indent=1, allow_nan=False),
     }
     for name, text in texts.items():
         (folder / name).write_text(text)

@@ -1,6 +1,7 @@
 """What a model recommends to one user, with titles, and again whenever a trainer has written a newer one.
 
-An item is recommended if the training saw it and the user has not had it; see `display.viewer`.
+An item is recommended if the training saw it and, unless --seen allows that, the user has not had it; see
+`display.viewer`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.checkpoint.storage.choice import asked_for, describe_choice
-from recsuite.checkpoint.storage.directory import LATEST
 from recsuite.checkpoint.storage.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
+from recsuite.config.sections.checkpoint import NEWEST
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.schema import AUDIENCE, CLICKS, COUNT, ENTITIES, HISTORY, LISTS, RATING, USER, YES_NO
+from recsuite.datasets.schema import (
+    AUDIENCE,
+    CLICKS,
+    COUNT,
+    ENTITIES,
+    HISTORY,
+    LISTS,
+    RATING,
+    USER,
+    YES_NO,
+    RawData,
+)
 from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, duration, printable
 from recsuite.runtime.console import say
+from recsuite.serving.display.events import Told
 from recsuite.serving.display.viewer import (
     DAMPING,
     HAPPENINGS,
@@ -49,11 +62,11 @@ def recommend(config: Config, given: Collection[str]) -> None:
         UserError: when there is no model or no data, or they do not belong together.
     """
     save_dir, follows = Path(config.checkpoint.save_dir), config.serving.follow
-    checkpoint = LATEST if follows else config.checkpoint.checkpoint
+    checkpoint = config.checkpoint.checkpoint
     # A `Follower` refuses a folder in which nothing was learned yet.
     if follows:
         wait_for_first(save_dir)
-    follower = Follower(save_dir) if follows else None
+    follower = Follower(save_dir, checkpoint=checkpoint) if follows else None
     model = follower.model if follower else ServedModel.open(save_dir, checkpoint)
     # Before they are read: what comes meanwhile is read again.
     seen = _seen(model, config, given) if follower else None
@@ -89,9 +102,19 @@ def open_viewer(model: ServedModel, config: Config, given: Collection[str]) -> V
     say(f"titles and {schema.labels} are those of {source.folder}")
     # The script of a training names nobody: then it is the user of the newest event.
     newest = raw.users[schema.column_of(USER)].iloc[raw.events.user[raw.events.time.argmax()]]
-    viewer = Viewer(raw, schema, config.serving.user or str(newest), _longest(config.data, recorded))
-    model.describe_items(viewer.described(model.snapshot.features))
-    return viewer
+    told = Told(raw, schema, _longest(config.data, recorded))
+    model.tell(told)
+    return Viewer(raw, schema, config.serving.user or str(newest), told)
+
+
+def tell(model: ServedModel, data_path: str, save_dir: str) -> RawData:
+    """Have a model take from the data of its training what users and items are; these data. See
+    `open_viewer`.
+    """
+    given = {"data_path": data_path, "save_dir": save_dir}
+    config = Config.of(**given, load=NEWEST)
+    config.validate()
+    return open_viewer(model, config, given).raw
 
 
 def _longest(data: DataConfig, recorded: Mapping[str, Any]) -> dict[str, int | None]:
@@ -159,7 +182,7 @@ def _follow(follower: Follower, viewer: Viewer, seen: object, config: Config, gi
         now = _seen(follower.model, config, given)
         if now != seen:
             viewer, seen = open_viewer(follower.model, config, given), now
-        say(f"\n{page(follower.model, viewer, config.serving.top, LATEST)}")
+        say(f"\n{page(follower.model, viewer, config.serving.top, follower.checkpoint)}")
 
     follow(follower, stop, show)
 

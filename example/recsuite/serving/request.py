@@ -24,6 +24,8 @@ from recsuite.models.recency import Members
 HISTORY_RATINGS, HISTORY_AGES = "history_ratings", "history_ages"
 # Leaves out of what is recommended what the user's own history holds.
 SEEN = "seen"
+# Leaves them out if the training did, see `Schema.seen`.
+AS_TRAINED = "as_trained"
 
 
 def length_of(name: str, given: Any, schema: Schema) -> int:
@@ -212,6 +214,13 @@ def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequen
     return values
 
 
+def rule_of(exclude: Any, schema: Schema) -> Any:
+    """What to leave out, where AS_TRAINED stands for the rule of the training."""
+    if isinstance(exclude, str) and exclude == AS_TRAINED:
+        return SEEN if schema.excludes_seen else None
+    return exclude
+
+
 def lists_of(
     exclude: Any, values: Mapping[str, Sequence[Any]], num_users: int, schema: Schema
 ) -> Sequence[Any]:
@@ -220,6 +229,7 @@ def lists_of(
     Raises:
         UserError: when there is not one list for each user.
     """
+    exclude = rule_of(exclude, schema)
     if exclude is None or (isinstance(exclude, str) and exclude == SEEN):
         nothing: list[list[Any]] = [[]] * num_users
         return nothing if exclude is None else values.get(HISTORY, nothing)

@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from recsuite.checkpoint.storage.chain import chain_at, check_chain
 from recsuite.checkpoint.storage.choice import settled
-from recsuite.checkpoint.storage.directory import BEST, LATEST, newest_in, seen_in
+from recsuite.checkpoint.storage.directory import BEST, best_in, newest_in, seen_in
 from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
@@ -34,14 +35,29 @@ from recsuite.serving.index.nearest import KeptIndex
 from recsuite.serving.model_files import put, read_change
 from recsuite.serving.reader import read_settled, read_snapshot
 from recsuite.serving.request import (
+    AS_TRAINED,
+    HISTORY_AGES,
+    HISTORY_RATINGS,
     SEEN,
     check_items,
     check_k,
+    check_values,
+    length_of,
     lists_of,
     members_of,
+    rule_of,
     values_of_users,
 )
 from recsuite.serving.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from recsuite.serving.display.events import Told
+
+LABELLED_HISTORY = {HISTORY, HISTORY_RATINGS, HISTORY_AGES}
+WITHOUT_HISTORIES = (
+    "The model takes the history of a user, and gets none, so what it recommends is worse and may be what "
+    "the user had; give --data_path (in Python: ServedModel.open(..., data_path=...)), or events."
+)
 
 
 class ServedModel:
@@ -51,15 +67,24 @@ class ServedModel:
         self._snapshot = snapshot
         self._catalogue = Catalogue(KeptIndex(snapshot.lists))
         self._lock = threading.Lock()
+        self._data: Told | None = None
 
     @classmethod
-    def open(cls, folder: Path | str, checkpoint: str = BEST) -> ServedModel:
+    def open(cls, folder: Path | str, checkpoint: str = BEST, data_path: Path | str = "") -> ServedModel:
         """The model of an export, a checkpoint, a delta with all before it, or a folder's best or latest one.
+
+        data_path: the data of the training: features and histories of users and items that are given by their
+        ids come from there.
 
         Raises:
             UserError: when anything that it needs is missing, damaged, or of another run.
         """
-        return cls(read_settled(Path(folder), checkpoint))
+        model = ServedModel(read_settled(Path(folder), checkpoint))
+        if data_path:
+            from recsuite.serving.recommend import tell
+
+            tell(model, str(data_path), str(folder))
+        return model
 
     @property
     def snapshot(self) -> Snapshot:
@@ -124,6 +149,11 @@ class ServedModel:
         with self._lock:
             self._catalogue = catalogue
 
+    def tell(self, data: Told) -> None:
+        """Take from data what users and items are that are given by their ids, and what users had."""
+        self.describe_items(data.of_items(self._snapshot))
+        self._data = data
+
     @torch.inference_mode()
     def items(self) -> Items:
         """The items of the model at one moment."""
@@ -137,7 +167,7 @@ class ServedModel:
         k: int = 10,
         *,
         events: Sequence[Sequence[tuple[Any, float]]] | None = None,
-        exclude: str | Sequence[Any] | None = SEEN,
+        exclude: str | Sequence[Any] | None = AS_TRAINED,
         candidates: Sequence[Any] | None = None,
         approximate: bool = False,
     ) -> list[list[tuple[Any, float]]]:
@@ -151,9 +181,11 @@ class ServedModel:
         user whom the training has not seen counts as unknown. events: for each user pairs of item and label,
         the oldest first: a history in another form, which alone is enough. As in `score`, all of it counts,
         also what is longer than the --history of the training.
-        exclude: "seen" for the items of each user's own history, None for nothing, or a list of raw ids for
-        each user. candidates: raw ids of the only items that may be recommended, to all of the users; without
-        them all. Ids that the training has not seen are left out of both.
+        Of users by ids the data say the rest, where they are given (`open`).
+        exclude: "seen" for the items that each user had, None for nothing, a list of raw ids for each user,
+        or "as_trained": "seen" unless the training allowed such items (--seen). candidates: raw ids of the
+        only items that may be recommended, to all of the users; without them all. Ids that the training has
+        not seen are left out of both.
         approximate: search an index of faiss instead of all items, see `recall`; deltas change it.
 
         Raises:
@@ -162,6 +194,8 @@ class ServedModel:
         """
         schema = self._snapshot.schema
         check_k(k, schema)
+        if users is not None and not isinstance(users, Mapping):
+            users, exclude = self._told(users, events, exclude)
         values = values_of_users(users, events, schema)
         vectors, items = self.vectors_of(values)
         if candidates is not None:
@@ -173,6 +207,23 @@ class ServedModel:
             places = best_places(items.head, vectors, items.vectors, k, left_out)
         places, scores = ranked(items.head, vectors, items.vectors, places)
         return items.named(places[:, :k], scores[:, :k])
+
+    def _told(self, users: Any, events: Any, exclude: Any) -> tuple[dict[str, Any], Any]:
+        """What is known of users by their ids, and the items to leave out, see `recommend`."""
+        snapshot = self._snapshot
+        schema = snapshot.schema
+        length_of(schema.user, users, schema)
+        ids = [*users]
+        check_values(schema.user, ids, snapshot.kind_of(schema.user))
+        if self._data is None:
+            if snapshot.takes_history and events is None:
+                warnings.warn(WITHOUT_HISTORIES, stacklevel=3)
+            return {schema.user: ids}, exclude
+        values = self._data.of_users(ids, snapshot)
+        if events is not None:
+            # These say what the users had.
+            return {name: values[name] for name in values.keys() - LABELLED_HISTORY}, exclude
+        return values, self._data.had(ids) if rule_of(exclude, schema) == SEEN else exclude
 
     @torch.inference_mode()
     def vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:
@@ -243,17 +294,18 @@ class ServedModel:
 class Follower:
     """Keeps a model as new as a folder of checkpoints in which a trainer continues, see `refresh`.
 
-    It follows the latest checkpoint, not the best one: deltas have an order, and the last one counts.
+    checkpoint: follows the best one by validation, or the latest, also where a best one is not there.
     """
 
-    def __init__(self, save_dir: Path | str, start: Path | str | None = None) -> None:
-        """Begin with the newest checkpoint of the folder, or with `start`, such as an export.
+    def __init__(self, save_dir: Path | str, start: Path | str | None = None, checkpoint: str = BEST) -> None:
+        """Begin with that checkpoint of the folder, or with `start`, such as an export.
 
         Raises:
             UserError: see `ServedModel.open`.
         """
         self.save_dir = Path(save_dir)
-        self.model = ServedModel.open(start or self.save_dir, LATEST)
+        self.checkpoint = checkpoint
+        self.model = ServedModel.open(start or self.save_dir, checkpoint)
         # Held while the model may become another one: whoever holds it asks the same one all the time.
         self.changing = threading.Lock()
         self._seen: set[tuple[str, int]] = set()
@@ -281,10 +333,12 @@ class Follower:
         return self.model.snapshot is not before
 
     def _take_newer(self) -> None:
-        if newest_in(self.save_dir) is None:
+        best = best_in(self.save_dir) if self.checkpoint == BEST else None
+        wanted = best or newest_in(self.save_dir)
+        if wanted is None:
             # Between two runs.
             return
-        chain = chain_at(self.save_dir)
+        chain = chain_at(wanted)
         newest, follows = check_chain(chain)[-1], self.model.snapshot.follows
         # The same base: all it takes are the deltas that the model does not have yet.
         if digest_of_manifest(chain.base) == follows.base_digest:

@@ -12,15 +12,14 @@ import numpy as np
 
 from recsuite.checkpoint.storage.recorded import checked_flags
 from recsuite.config.config import Config
-from recsuite.config.sections.checkpoint import NEWEST
 from recsuite.config.sections.model import TOP
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics, measure_ranks
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import HISTORY, ITEM, USER, RawData
 from recsuite.errors import UserError
-from recsuite.serving.display.viewer import values_of
-from recsuite.serving.recommend import open_viewer
+from recsuite.serving.display.events import Known
+from recsuite.serving.recommend import tell
 from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
 from recsuite.serving.served import ServedModel
 
@@ -94,13 +93,11 @@ def cases_of_models(models: Sequence[ServedModel], data_path: str) -> Iterator[C
         raise UserError(
             "The models were trained on other events of these data; give their trainings the same --split."
         )
-    for model in models:
-        given = {"data_path": data_path, "save_dir": str(model.snapshot.trained.parent)}
-        viewer = open_viewer(model, Config.of(**given, load=NEWEST), given)
+    raws = [tell(model, data_path, str(model.snapshot.trained.parent)) for model in models]
     for split, part in (("validation", columns[0].num_validation), ("test", columns[0].num_test)):
         if part == 0:
             raise UserError(f"There is no event for the {split}; give --validation_fraction 0.01, say.")
-        yield cases_of(columns[0], viewer.raw, split, max(config.data.history for config in configs))
+        yield cases_of(columns[0], raws[-1], split, max(config.data.history for config in configs))
 
 
 def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> Cases:
@@ -119,14 +116,15 @@ def cases_of(columns: Columns, raw: RawData, split: str, longest: int) -> Cases:
     begins, ends = offsets[rows["user"]], offsets[rows["user"] + 1]
     starts = np.maximum(begins, before - longest)
     ids = raw.items[schema.column_of(ITEM)].to_numpy()
-    users = raw.users.iloc[rows["user"]]
     read = [slice(start, end) for start, end in zip(starts.tolist(), before.tolist(), strict=True)]
-    values: dict[str, list[Any]] = values_of(users, schema.features, USER)
+    users = Known(raw.users, schema, USER).values
+    values = {name: [column[user] for user in rows["user"].tolist()] for name, column in users.items()}
     values[HISTORY] = [ids[seen[part]].tolist() for part in read]
     labels = [np.ascontiguousarray(history[part, 1]).view(np.float32) for part in read]
     values[HISTORY_RATINGS] = [[schema.shown(label) for label in of_event.tolist()] for of_event in labels]
     values[HISTORY_AGES] = [
         np.maximum(time - history_time[part], 0).tolist() for time, part in zip(times, read, strict=True)
     ]
+    ends = ends if schema.excludes_seen else begins
     had = [ids[seen[begin:end]].tolist() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
     return Cases(values, had, ids[rows["item"]].tolist())

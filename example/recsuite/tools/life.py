@@ -113,7 +113,7 @@ def restore_and_report(config: Config, context: RuntimeContext) -> None:
             say_rest(evaluator, train_state.model, restored.progress, data.columns, context)
             return
         test = evaluator.test(train_state.model, restored.progress.epoch)
-    say_results(describe_step(restored.progress), test, data.columns, config.model, context)
+    say_results(describe_step(restored.progress), test, data.columns, config, context)
 
 
 def compact_checkpoints(config: Config, context: RuntimeContext) -> None:

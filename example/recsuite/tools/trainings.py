@@ -105,7 +105,7 @@ def newest(
     Raises:
         UserError: see `have_ended`, and `Follower`.
     """
-    from recsuite.checkpoint.storage.directory import newest_in, step_of
+    from recsuite.checkpoint.storage.directory import LATEST, newest_in, step_of
     from recsuite.serving.served import Follower
 
     followers: dict[str, Follower] = {}
@@ -117,7 +117,7 @@ def newest(
             if name in followers:
                 is_newer |= followers[name].refresh()
             elif found is not None and step_of(found) > 0:
-                followers[name], is_newer = Follower(folder), True
+                followers[name], is_newer = Follower(folder, checkpoint=LATEST), True
         if is_newer and len(followers) == len(folders):
             yield followers
         elif ended:

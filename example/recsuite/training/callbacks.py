@@ -106,6 +106,11 @@ class Run:
     is_stream: bool = False
     num_empty: int = 0
 
+    @property
+    def validation(self) -> Metrics:
+        """The validation metrics of the weights that were tested; nothing where another process had them."""
+        return next((each.validation for each in self.epochs if each.number == self.test_epoch), {})
+
 
 class Callback:
     """Looks at a training while it runs. Not collective: each rank has its own, or none.

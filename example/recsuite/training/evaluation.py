@@ -6,8 +6,8 @@ with one entry for each event of the split, in their order, the same on every ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,14 +19,18 @@ from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching.places import places_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import (
+    KNOWN,
+    NEW,
     Calibration,
+    Measured,
     Metrics,
     fit_calibration,
     measure,
     measure_probabilities,
     measure_ranks,
+    never_found,
 )
-from recsuite.datasets.schema import ITEM, USER
+from recsuite.datasets.schema import ITEM, LISTS, USER
 from recsuite.models.tasks.task import Task, task_named
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
@@ -48,7 +52,7 @@ class Evaluator(Protocol):
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """The metrics on the validation events, all NaN where there are none."""
 
-    def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+    def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
         """The metrics on the test events."""
 
 
@@ -62,6 +66,38 @@ def make_evaluator(
     return PredictionEvaluator(task, input_pipeline, columns, context)
 
 
+class Users:
+    """The users of the events of splits, and which events have a user, or an item, of the training."""
+
+    def __init__(self, columns: Columns) -> None:
+        rows = columns.column("rows")
+        has_trained = [np.diff(columns.column(f"{name}_offsets")) > 0 for name in LISTS]
+        self.of: dict[str, np.ndarray] = {}
+        self._is_known: dict[str, list[np.ndarray]] = {}
+        for split in ("validation", "test"):
+            part = columns.range_of(split)
+            events = rows[part.start : part.stop]
+            self.of[split] = np.array(events[USER])
+            self._is_known[split] = [
+                known[events[entity]] for known, entity in zip(has_trained, (USER, ITEM), strict=True)
+            ]
+
+    def described(self, found: Measured, split: str) -> Measured:
+        """Metrics of a split, with the shares of its new users and items."""
+        found.new_users, found.new_items = (float(1 - known.mean()) for known in self._is_known[split])
+        return found
+
+    def with_parts(self, of_some: Callable[[Any], Measured]) -> Measured:
+        """Metrics of the test, with those of the users with and without a training event.
+
+        of_some: the metrics of some of the cases, bool [cases] or a slice.
+        """
+        found, is_known = self.described(of_some(slice(None)), "test"), self._is_known["test"][0]
+        if is_known.any() and not is_known.all():
+            found.parts = {KNOWN: of_some(is_known), NEW: of_some(~is_known)}
+        return found
+
+
 class PredictionEvaluator:
     """Holds predicted labels against the labels."""
 
@@ -73,20 +109,32 @@ class PredictionEvaluator:
         self.context = context
         self.labels = {split: columns.labels(split) for split in ("validation", "test")}
         self.liked_label = columns.schema.liked_label
+        self.users = Users(columns)
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """See `Evaluator`."""
         predictions, labels = self.predict(model, "validation", epoch), self.labels["validation"]
         if len(labels) == 0:
             return self.task.no_metrics()
-        return self._measure(predictions, labels, self._calibration(predictions, labels))
+        calibration = self._calibration(predictions, labels)
+        found = self._measure(predictions, labels, calibration, self.users.of["validation"])
+        return self.users.described(found, "validation")
 
-    def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+    def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
         """See `Evaluator`; probabilities come from the calibration on the validation events."""
         # Predicted anew: the test is read with the best epoch's weights, and the last validation may have
         # been of others.
         calibration = self._calibration(self.predict(model, "validation", epoch), self.labels["validation"])
-        return self._measure(self.predict(model, "test", epoch), self.labels["test"], calibration)
+        predictions, labels, users = (
+            self.predict(model, "test", epoch),
+            self.labels["test"],
+            self.users.of["test"],
+        )
+
+        def of_some(some: Any) -> Measured:
+            return self._measure(predictions[some], labels[some], calibration, users[some])
+
+        return self.users.with_parts(of_some)
 
     def window(
         self, model: DistributedModelParallel, number: int, window: tuple[int, int], labels: np.ndarray
@@ -94,12 +142,18 @@ class PredictionEvaluator:
         """The metrics on the events of a stream from one position to before another; labels: of them."""
         return self._measure(self.predict(model, "validation", number, window), labels, UNCALIBRATED)
 
-    def _measure(self, predictions: np.ndarray, labels: np.ndarray, calibration: Calibration) -> Metrics:
+    def _measure(
+        self,
+        predictions: np.ndarray,
+        labels: np.ndarray,
+        calibration: Calibration,
+        users: np.ndarray | None = None,
+    ) -> Measured:
         liked = labels >= self.liked_label
         if self.task.evaluation == "answers":
             # The probabilities as they are: what is served is not calibrated again.
-            return measure_probabilities(predictions, liked)
-        return measure(predictions, labels, liked, calibration)
+            return measure_probabilities(predictions, liked, users)
+        return measure(predictions, labels, liked, calibration, users)
 
     def _calibration(self, predictions: np.ndarray, labels: np.ndarray) -> Calibration:
         return fit_calibration(predictions, labels >= self.liked_label)
@@ -164,7 +218,8 @@ class Cases:
     """What a rank ranks: the events of its batches of a split, each with a user who has seen other items.
 
     items: positions of the items that were chosen, int64 [n], in the order of the batches. What a
-    user has seen are the items of the training events, and for the test also those of the validation events.
+    user has seen are the items of the training events, and for the test also those of the validation events;
+    nothing where the data allow such items, see `Schema.seen`.
     """
 
     def __init__(self, columns: Columns, dataset: EventBatches, split: str) -> None:
@@ -178,25 +233,24 @@ class Cases:
         self.number = len(positions)
         self.items = rows[ITEM].astype(np.int64)
         self._users = rows[USER].astype(np.int64)
+        self._excludes = columns.schema.excludes_seen
         prefix = "test_" if split == "test" else ""
         self._seen, self._offsets = (
             columns.column(f"{prefix}{name}") for name in ("seen", "history_offsets")
         )
 
-    def not_competing(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
-        """The items that some cases are not ranked against, those seen and their own: numbers of cases,
-        counted from the first of the part, and positions of items, int64 [k] both.
+    def seen(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
+        """The items that are not ranked for some cases: numbers of cases, counted from the first of the part,
+        and positions of items, int64 [k] both.
         """
-        users, own = self._users[part], self.items[part]
+        users = self._users[part] if self._excludes else self._users[:0]
         starts = self._offsets[users]
         counts = self._offsets[users + 1] - starts
-        case = np.arange(len(users))
-        seen = self._seen[places_of(starts, counts)].astype(np.int64)
-        return np.concatenate([case.repeat(counts), case]), np.concatenate([seen, own])
+        return np.arange(len(users)).repeat(counts), self._seen[places_of(starts, counts)].astype(np.int64)
 
 
 class RankingEvaluator:
-    """Ranks the item of each event among all items that its user has not seen.
+    """Ranks the item of each event among all items that may be recommended to its user.
 
     Each rank keeps the vectors of its own users, and the items are collected in blocks, so no array has a
     number for every user and item. Scores are float64 products, rounded to float32 before they are compared:
@@ -213,19 +267,24 @@ class RankingEvaluator:
         self.cases = {
             split: Cases(columns, input_pipeline.loader.dataset, split) for split in ("validation", "test")
         }
+        self.users, self.num_items = Users(columns), columns.num_items
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
         """See `Evaluator`."""
-        return measure_ranks(self.ranks(model, "validation", epoch))
+        ranks = self.ranks(model, "validation", epoch)
+        found = measure_ranks(ranks, self.users.of["validation"])
+        return self.users.described(found, "validation") if len(ranks) else found
 
-    def test(self, model: DistributedModelParallel, epoch: int) -> Metrics:
+    def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
         """See `Evaluator`."""
-        return measure_ranks(self.ranks(model, "test", epoch))
+        ranks, users = self.ranks(model, "test", epoch), self.users.of["test"]
+        return self.users.with_parts(lambda some: measure_ranks(ranks[some], users[some]))
 
     @torch.no_grad()
     def ranks(self, model: DistributedModelParallel, split: str, epoch: int) -> np.ndarray:
         """For all events of a split, in their order, the rank of the item for the user, int64, from 1 on:
-        every other item that the user has not seen and that scores as high counts. The same on every rank.
+        every other item that may be recommended and that scores as high counts. An item that may not be,
+        since the user has seen it, is below all. The same on every rank.
         """
         cases = self.cases[split]
         if cases.number == 0:
@@ -242,10 +301,17 @@ class RankingEvaluator:
             for part in (slice(start, start + step) for start in range(0, len(mine), step)):
                 # A score that is not a number counts against the item too.
                 is_above = ~((users[part].double() @ items.T).float() < own[part].unsqueeze(1))
-                case, item = cases.not_competing(part)
-                here = (item >= first) & (item < first + len(items))
-                is_above[torch.from_numpy(case[here]), torch.from_numpy(item[here] - first)] = False
+                # The item itself is in the first place, which it takes from the beginning.
+                own_case, own_item = np.arange(len(is_above)), cases.items[part]
+                case, item = cases.seen(part)
+                is_own = own_item[case] == item
+                for cases_of, items_of in ((own_case, own_item), (case, item)):
+                    here = (items_of >= first) & (items_of < first + len(items))
+                    is_above[torch.from_numpy(cases_of[here]), torch.from_numpy(items_of[here] - first)] = (
+                        False
+                    )
                 mine[part] += is_above.sum(dim=1)
+                mine[part][torch.from_numpy(case[is_own])] = never_found(self.num_items)
         return in_order(found, cases.number, self.context)
 
     def _embed(

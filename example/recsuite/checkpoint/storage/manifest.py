@@ -143,7 +143,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     if not manifest.dynamic:
         del fields["dynamic"]
     # Sealed: as long as no delta builds on it, only its own digest can show that a manifest is damaged.
-    path.write_text(json.dumps(sealed({"format": FORMAT, **fields}), indent=1))
+    path.write_text(json.dumps(sealed({"format": FORMAT, **fields}), indent=1, allow_nan=False))
     flush(path)
     # A power cut could otherwise take the names of files whose bytes are on the disk.
     flush(folder)

@@ -35,6 +35,7 @@ DATA_FLAGS = (
     "bad_rows",
     "max_bad_rows",
     "duplicates",
+    "seen",
     "seed",
     "stream",
 )

@@ -42,8 +42,8 @@ class CheckpointConfig(Section):
     # The last epoch is often the best, but not always. A follower takes the latest all the same: deltas have
     # an order, and it could return to an earlier state only by reading all of it anew.
     checkpoint: str = "best"
-    """Which checkpoint in --save_dir --load, --export and --recommend take: the best on the validation
-    ratings, or the latest. --resume and --follow always take the latest; --until, or a folder after --load,
+    """Which checkpoint in --save_dir --load, --export, --recommend and serve.py take: the best on the
+    validation ratings, or the latest. --resume always takes the latest; --until, or a folder after --load,
     names one instead."""
 
     save_dir: str = "dumps"

@@ -35,6 +35,7 @@ class DataConfig(Section):
         "split": ("time", "random", "leave_one_out", "files", *OFFICIAL_SPLITS),
         "bad_rows": ("error", "skip"),
         "duplicates": ("last", "first", "mean", "keep"),
+        "seen": ("auto", "exclude", "allow"),
         "days": ("none", "user"),
     }
     MOST: ClassVar = {"history": 10_000, "audience": 10_000, "others": 10_000}
@@ -92,6 +93,11 @@ class DataConfig(Section):
     duplicates: str = "last"
     """Which of several ratings of one item by one user counts: the last in time, the first, or their mean,
     which has the time of the last; or keep, all of them, also where the split comes between them."""
+
+    seen: str = "auto"
+    """Items that a user already had, in a ranking: neither negatives, nor ranked, nor recommended (exclude),
+    or like any other item (allow); auto allows them if a tenth of the training events repeat an item of their
+    user, which --duplicates keep leaves. Serving follows it."""
 
     history: int = 30
     """How many of the items that the user rated last, strictly before a rating, the model receives with it,

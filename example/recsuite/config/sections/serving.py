@@ -28,7 +28,7 @@ class ServingConfig(Section):
     """How many items --recommend prints."""
 
     follow: bool = False
-    """Have --recommend take the newest checkpoint, and print again whenever a newer one is written."""
+    """Have --recommend print again whenever the trainer writes another --checkpoint."""
 
     def validate(self) -> None:
         """Refuse impossible values.

@@ -1,7 +1,7 @@
 """Which items compete for an event beside its own: those of its group, and some that are drawn for a step;
 and which of them its user had before.
 
-What a user had is no competitor: nobody chooses again what he had, and who is shown items is not shown those.
+What a user had is no competitor where it is not recommended, see `Schema.seen`.
 A worker imports this module: no torch, no pandas.
 """
 

@@ -164,7 +164,9 @@ def _write_files(folder: Path, num_ratings: int, seed: int, world: World) -> Non
         **({} if world.NAME == World.NAME else {"world": world.NAME}),
         **world.describe(stars, oracles),
     }
-    (folder / "oracle.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="ascii", newline="\n")
+    (folder / "oracle.json").write_text(
+        json.dumps(summary, indent=2, allow_nan=False) + "\n", encoding="ascii", newline="\n"
+    )
 
 
 def _generator(seed: int, purpose: int) -> np.random.Generator:

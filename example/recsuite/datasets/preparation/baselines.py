@@ -8,18 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.datasets.metrics import Metrics, fit_calibration, log_loss_of, measure, measure_ranks
+from recsuite.datasets.metrics import (
+    KNOWN,
+    NEW,
+    Metrics,
+    fit_calibration,
+    log_loss_of,
+    measure,
+    measure_ranks,
+    never_found,
+    ranks_by_chance,
+)
 from recsuite.datasets.preparation.arrays.groups import Groups
 from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of, release
 from recsuite.datasets.preparation.arrays.order import among, sorted_places
 from recsuite.datasets.preparation.histories import Stored
 
 if TYPE_CHECKING:
-    from recsuite.datasets.schema import RawData
+    from recsuite.datasets.schema import RawData, Schema
 
 # Damping of the bias baseline: a user or item with this many events is believed half-way. The usual
 # value; weaker and stronger ones gave a weaker baseline on ml-latest-small.
@@ -54,10 +64,11 @@ def baselines_of(
     by_item: Groups,
     sizes: tuple[int, int, int],
     oracle: Oracle,
-    liked_label: float,
+    schema: Schema,
     done: Callable[[float], object],
 ) -> dict[str, dict[str, Metrics]]:
-    """What a model has to beat on the test events, for each way of evaluation.
+    """What a model has to beat on the test events, for each way of evaluation, and for each "/known" and
+    "/new": on those of the users with and without a training event, where there are both.
 
     Fitted on all that is not the test, which makes them harder to beat; but the calibration of a log loss is
     that of predictions of the validation labels, made without them, as for the model.
@@ -69,17 +80,30 @@ def baselines_of(
     fitted = fit_biases(
         by_user, by_item, stored.label, (sizes[0], num_known), lambda share: done(SHARE_OF_BIASES * share)
     )
-    of_labels, of_answers = _measured(stored, sizes, fitted, oracle.labels, liked_label)
-    ranks = popularity_ranks(
+    ranks, candidates = popularity_ranks(
         by_user,
         counts_of(stored.item[:num_known], num_items),
         num_known,
+        schema.excludes_seen,
         lambda share: done(1 - (1 - share) * (1 - SHARE_OF_BIASES)),
     )
-    of_ranks = {"popularity": measure_ranks(ranks)}
-    if oracle.ranks is not None:
-        of_ranks["oracle"] = measure_ranks(oracle.ranks)
-    return {"predictions": of_labels, "ranks": of_ranks, "answers": of_answers}
+    num_users = by_user.ranges[-1].stop
+    is_known = (counts_of(stored.user[: sizes[0]], num_users) > 0)[stored.user[num_known:]]
+    parts: dict[str, Any] = {"": slice(None)}
+    if is_known.any() and not is_known.all():
+        parts |= {KNOWN: is_known, NEW: ~is_known}
+    found: dict[str, dict[str, Metrics]] = {}
+    for part, some in parts.items():
+        of_labels, of_answers = _measured(stored, sizes, fitted, oracle.labels, schema.liked_label, some)
+        of_ranks: dict[str, Metrics] = {
+            "a random order": ranks_by_chance(candidates[some]),
+            "popularity": measure_ranks(ranks[some]),
+        }
+        if oracle.ranks is not None:
+            of_ranks["oracle"] = measure_ranks(oracle.ranks[some])
+        ways = {"predictions": of_labels, "ranks": of_ranks, "answers": of_answers}
+        found |= {way + part: of_part for way, of_part in ways.items()}
+    return found
 
 
 def _measured(
@@ -88,9 +112,11 @@ def _measured(
     fitted: Sequence[Biases],
     oracle: np.ndarray | None,
     liked_label: float,
+    some: Any,
 ) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
     """What predictions of the labels are worth on the test, and what they are worth as probabilities once
-    they are calibrated. fitted: without the validation events, and with them.
+    they are calibrated. fitted: without the validation events, and with them; some: of which test events,
+    bool or a slice.
     """
     num_train, num_validation, num_test = sizes
     num_known = num_train + num_validation
@@ -112,7 +138,8 @@ def _measured(
 
     def measured(name: str) -> Metrics:
         on_validation, on_test = predictions[name]
-        return measure(on_test, label[test], liked, fit_calibration(on_validation, liked_before))
+        calibration = fit_calibration(on_validation, liked_before)
+        return measure(on_test[some], label[test][some], liked[some], calibration)
 
     of_labels = {name: measured(name) for name in predictions}
     of_answers = {
@@ -121,7 +148,8 @@ def _measured(
     }
     # The share of yes is one already, and that of the few validation events only lies around it.
     num_liked = sum(int((label[part] >= liked_label).sum()) for part in chunks(num_known, label))
-    of_share = {**of_answers.pop("global mean"), "log_loss": log_loss_of(num_liked / num_known, liked)}
+    log_loss = log_loss_of(num_liked / num_known, liked[some])
+    of_share = {**of_answers.pop("global mean"), "log_loss": log_loss}
     of_answers = {"share of yes": of_share, **of_answers}
     release(user, item, label)
     return of_labels, of_answers
@@ -131,10 +159,13 @@ def popularity_ranks(
     by_user: Groups,
     counts: np.ndarray,
     num_known: int,
+    excludes: bool = True,
     done: Callable[[float], object] = lambda share: None,
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray]:
     """Ranks, int64, of the events from number `num_known` on, when items are ranked by their number of
-    known events; of those that the user is known to have had only the test item itself is ranked.
+    known events; and how many items are ranked, int64, 0 where that of the event is not.
+
+    excludes: True if items that the user is known to have had are not ranked.
 
     by_user: all events by ranges of users, then their users and items. counts: the known events of each item,
     int64 [items]. Ties count against an item.
@@ -142,38 +173,49 @@ def popularity_ranks(
     num_items = len(counts)
     # From the left, so that an item which is as popular counts as above, as it does for a model.
     popular = num_items - np.sort(counts).searchsorted(counts)
-    ranks = np.empty(len(by_user.columns[0]) - num_known, np.int64)
+    ranks, candidates = (np.empty(len(by_user.columns[0]) - num_known, np.int64) for _ in range(2))
 
     def rank(users: range, places: np.ndarray, user: np.ndarray, item: np.ndarray, *_: np.ndarray) -> None:
         # (user, item) as one number of 64 bits, as users times items exceed 32.
         pairs = (user.astype(np.int64) - users.start) * num_items + item
         first = int(places.searchsorted(num_known))
-        known, cases = pairs[:first], pairs[first:]
+        if not excludes:
+            ranks[places[first:] - num_known], candidates[places[first:] - num_known] = (
+                popular[item[first:]],
+                num_items,
+            )
+            return
+        known, cases = np.sort(pairs[:first]), pairs[first:]
+        known = known[np.flatnonzero(np.diff(known, prepend=-1))]
         # Sorted cases are looked up where the one before was.
         order = sorted_places(cases)
-        popular_seen = _popular_seen(np.sort(known), cases[order], counts)
+        cases, places = cases[order], places[first:][order] - num_known
+        is_seen = among(cases, known)
         # The test item counts once: among the popular ones, where it takes the place of the 1 of the first
         # rank.
-        ranks[places[first:][order] - num_known] = popular[item[first:][order]] - popular_seen
+        found = popular[item[first:][order]] - _popular_seen(known, cases, counts)
+        ranks[places] = np.where(is_seen, never_found(num_items), found)
+        begins = cases // num_items * num_items
+        num_seen = known.searchsorted(begins + num_items) - known.searchsorted(begins)
+        candidates[places] = np.where(is_seen, 0, num_items - num_seen)
 
     by_user.each(rank, done)
-    return ranks
+    return ranks, candidates
 
 
 def _popular_seen(known: np.ndarray, cases: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """How many items the users of the cases are known to have had that are as popular as the item of the case
-    or more, that one left out, int64 [cases].
+    or more, int64 [cases].
 
-    Takes numbers of user and item, int64, in ascending order; counts: how popular the items are.
+    Takes numbers of user and item, int64, in ascending order, each known one once; counts: how popular the
+    items are.
     """
     num_items, step = len(counts), int(counts.max(initial=0)) + 1
-    known = known[np.flatnonzero(np.diff(known, prepend=-1))]
     # (user, popularity) as one number each.
     user, item = _divided(known, num_items)
     seen = np.sort(user * step + counts[item])
     user, item = _divided(cases, num_items)
-    popular = seen.searchsorted((user + 1) * step) - seen.searchsorted(user * step + counts[item])
-    return popular - among(cases, known)
+    return seen.searchsorted((user + 1) * step) - seen.searchsorted(user * step + counts[item])
 
 
 def _divided(pairs: np.ndarray, num_items: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,7 +16,7 @@ import numpy as np
 from recsuite.config.sections.data import DataConfig
 from recsuite.config.sections.model import EVALUATIONS
 from recsuite.datasets.columns import MANIFEST, Columns
-from recsuite.datasets.metrics import Metrics
+from recsuite.datasets.metrics import Metrics, finite
 from recsuite.datasets.preparation.arrays.mapped import (
     chunks,
     counts_of,
@@ -26,6 +26,7 @@ from recsuite.datasets.preparation.arrays.mapped import (
 )
 from recsuite.datasets.preparation.arrays.records import Own, write_counts, write_records
 from recsuite.datasets.preparation.baselines import baselines_of, oracle_of
+from recsuite.datasets.preparation.duplicates import rule_for_seen
 from recsuite.datasets.preparation.histories import (
     Stored,
     by_items,
@@ -96,7 +97,9 @@ def make_columns(
         written = [flushed(path) for path in sorted(making.iterdir())]
         files = [dataclasses.asdict(entry) for entry in written]
         # Last, as it holds the digests of all others: columns without it count as none.
-        (making / MANIFEST).write_text(json.dumps(sealed({**manifest, "files": files}), indent=1))
+        (making / MANIFEST).write_text(
+            json.dumps(sealed({**manifest, "files": files}), indent=1, allow_nan=False)
+        )
         flush(making / MANIFEST)
         flush(making)
         # Whoever uses whole columns may open one of their files at any time, and must not find other bits.
@@ -166,6 +169,10 @@ def _write_columns(
     # As much memory as a column.
     del order
     by_user, by_item = by_users(folder, stored), by_items(folder, stored, len(raw.items))
+    seen, said = rule_for_seen(config, by_user, num_train, schema, is_stream=past is not None)
+    schema = dataclasses.replace(schema, seen=seen)
+    features = [*(table.feature for table in written.tables), *written.numbers]
+    (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
     rows, progress = _rows_of_ids(folder, written, schema), _done(reached, "lists")
     places, longest = write_all_lists(folder, stored, (by_user, by_item), rows, sizes, progress)
     fields = {"user": stored.user, "item": stored.item, "label": stored.label}
@@ -174,8 +181,8 @@ def _write_columns(
     baselines: dict[str, dict[str, Metrics]] = {name: {} for name in EVALUATIONS}
     if not past:
         with flushing(folder):
-            liked, progress = schema.liked_label, _done(reached, "baselines")
-            baselines = baselines_of(stored, by_user, by_item, sizes, oracle, liked, progress)
+            progress = _done(reached, "baselines")
+            baselines = baselines_of(stored, by_user, by_item, sizes, oracle, schema, progress)
     return {
         # Of all that a position of the training stands for, which is how a checkpoint says how far it is.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
@@ -189,9 +196,13 @@ def _write_columns(
         "mean_rating": float(stored.label[:num_head].mean(dtype=np.float64)),
         "tables": [_recorded(table, schema) for table in written.tables],
         "numbers": [plain(schema.recorded(feature)) for feature in written.numbers],
-        "baselines": baselines,
+        "baselines": {
+            way: {name: finite(metrics) for name, metrics in found.items()}
+            for way, found in baselines.items()
+        },
+        "seen": schema.seen,
         "told": told,
-        "notes": [*raw.skipped, *notes, *_notes_on(written)],
+        "notes": [*raw.skipped, *notes, *said, *_notes_on(written)],
         "num_late": num_late,
         "events_per_file": raw.events_per_file if past else {},
     }
@@ -222,8 +233,9 @@ def _write_features(
     schema: Schema,
     past: Past | None,
 ) -> tuple[Written, Own]:
-    """Write the features of users and items, and what all features and the schema are; returns those of
-    events too. past: of a stream, with what its earlier columns say of them.
+    """Write the features of users and items, and what all features are; returns those of events too.
+
+    past: of a stream, with what its earlier columns say of them.
     """
     entities = {
         entity: (frame, np.flatnonzero(counts_of(column[:num_train], len(frame))))
@@ -235,8 +247,6 @@ def _write_features(
     write_counts(folder, written.tables[len(written.tables) - len(own.features) :], own, num_train)
     write_vocabulary(folder, written)
     written.tables.sort(key=lambda table: table.feature.multi)
-    features = [*(table.feature for table in written.tables), *written.numbers]
-    (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1))
     return written, own
 
 

@@ -242,6 +242,7 @@ def _name(
         "files": digests,
         "bad_rows": (config.bad_rows, config.max_bad_rows),
         "duplicates": config.duplicates,
+        "seen": config.seen,
         "test_fraction": config.test_fraction if drawn else None,
         "validation_fraction": config.validation_fraction,
         # Always: whatever the split, validation is drawn by it.
@@ -249,7 +250,7 @@ def _name(
     }
     if past is not None:
         made_from["past"] = past.key
-    digest = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps(made_from, allow_nan=False).encode()).hexdigest()[:12]
     whose = f"{config.split}_{past.owner}" if past is not None and past.owner else config.split
     # Two digests, for what other versions of the program made to be told from columns of other data.
     return f"{whose}-{digest}-{digest_of_program()}"

@@ -11,10 +11,21 @@ from pathlib import Path
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays.groups import grouped
+from recsuite.config.sections.data import DataConfig
+from recsuite.datasets.preparation.arrays.groups import Groups, grouped
 from recsuite.datasets.preparation.arrays.mapped import MOST, highest, keep, release, writeable
 from recsuite.datasets.preparation.arrays.order import among, sorted_places
-from recsuite.datasets.schema import CLICKS, COUNT, RATING, Events, RawData, Schema, with_columns
+from recsuite.datasets.schema import (
+    ALLOW,
+    CLICKS,
+    COUNT,
+    EXCLUDE,
+    RATING,
+    Events,
+    RawData,
+    Schema,
+    with_columns,
+)
 from recsuite.errors import UserError, an, counted
 from recsuite.runtime.progress_bar import stage
 
@@ -25,6 +36,9 @@ COUNTS = {
     "mean": "their mean counts, at the time of the last",
     "keep": "all of them count",
 }
+
+# The share of repeats among the training events from which on items that a user had are allowed.
+LEAST_REPEATS = 0.1
 
 
 def settle(raw: RawData, how: str, schema: Schema, folder: Path | None = None) -> RawData:
@@ -135,8 +149,36 @@ def describe_leak(
         return []
     return [
         f"{sum(leaks):,} of {int(is_test.sum()):,} test {schema.labels} are of {an(schema.user)} and "
-        f"{an(schema.item)} that training or validation has {an(schema.label)} of too: the metrics "
-        "flatter the model"
+        f"{an(schema.item)} that training or validation has {an(schema.label)} of too: the metrics of "
+        "predicted labels flatter the model"
+    ]
+
+
+def rule_for_seen(
+    config: DataConfig, by_user: Groups, num_train: int, schema: Schema, is_stream: bool
+) -> tuple[str, list[str]]:
+    """The rule for items that a user had, EXCLUDE or ALLOW, and what to say where it was guessed.
+
+    by_user: all events by ranges of users, then their users and items.
+    """
+    if config.seen != "auto":
+        return config.seen, []
+    if config.duplicates != "keep" or is_stream:
+        return EXCLUDE, []
+    repeats: list[int] = []
+
+    def count(users: range, places: np.ndarray, user: np.ndarray, item: np.ndarray, *_: np.ndarray) -> None:
+        known = slice(int(places.searchsorted(num_train)))
+        pairs = (user[known].astype(np.int64) - users.start) << 32 | item[known]
+        repeats.append(int(np.count_nonzero(np.diff(np.sort(pairs)) == 0)))
+
+    by_user.each(count)
+    share = sum(repeats) / num_train
+    seen = ALLOW if share >= LEAST_REPEATS else EXCLUDE
+    does = "are ranked and recommended again" if seen == ALLOW else "are not recommended again"
+    return seen, [
+        f"--seen {seen}: {share:.1%} of the training {schema.labels} repeat {an(schema.item)} of their "
+        f"{schema.user} (limit: {LEAST_REPEATS:.0%}), so {schema.items} that {an(schema.user)} had {does}"
     ]
 
 

@@ -208,7 +208,7 @@ def _encoded(
 
 def write_vocabulary(folder: Path, written: Written) -> None:
     """Write what table rows and scaled numbers stand for, and the ids of dynamic features."""
-    (folder / "vocabulary.json").write_text(json.dumps(written.vocabulary))
+    (folder / "vocabulary.json").write_text(json.dumps(written.vocabulary, allow_nan=False))
     for name in (table.name for table in written.tables if table.feature.is_dynamic):
         values = written.vocabulary[name]
         ids = ids_of(values)

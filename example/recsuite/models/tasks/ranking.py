@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from recsuite.config.sections.model import TOP
 from recsuite.datasets.schema import Feature, Schema
 from recsuite.models.head import Head
 from recsuite.models.heads import TwoTower
@@ -221,13 +220,6 @@ class Ranking(Task):
     def describe_loss(self, train_loss: float) -> str:
         """See `Task`."""
         return f"loss {train_loss:.4f}"
-
-    def weakest(self, data: TrainingData) -> dict[str, float]:
-        """See `Task`."""
-        # The NDCG@10 to expect where each place is as likely for the one item.
-        chance = sum(1 / math.log2(1 + rank) for rank in range(1, TOP + 1)) / data.num_items
-        popularity = data.baselines[self.evaluation]["popularity"][self.main_metric]
-        return {"popularity": popularity, "a random order": chance}
 
 
 TASK = Ranking()

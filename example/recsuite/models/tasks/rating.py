@@ -62,10 +62,5 @@ class Rating(Task):
         # The loss is a mean square, and the main metric its root.
         return np.sqrt(losses)
 
-    def weakest(self, data: TrainingData) -> dict[str, float]:
-        """See `Task`."""
-        mean = data.baselines[self.evaluation]["global mean"][self.main_metric]
-        return {f"the mean of all {data.schema.labels}": mean}
-
 
 TASK = Rating()

@@ -59,9 +59,5 @@ class ResponseTask(Task):
         """See `Task`."""
         return losses
 
-    def weakest(self, data: TrainingData) -> dict[str, float]:
-        """See `Task`."""
-        return {"the share of yes": data.baselines[self.evaluation]["share of yes"][self.main_metric]}
-
 
 TASK = ResponseTask()

@@ -58,14 +58,6 @@ class TrainingData(Protocol):
     def schema(self) -> Schema:
         """What the data call users and items."""
 
-    @property
-    def num_items(self) -> int:
-        """How many items there are."""
-
-    @property
-    def baselines(self) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
-        """Way of evaluation to name to metrics on the test."""
-
     def item_ids(self) -> np.ndarray | None:
         """The ids of items that are known by such, int64; None where batches have their table rows."""
 
@@ -127,10 +119,6 @@ class Task(ABC):
     @abstractmethod
     def describe_loss(self, train_loss: float) -> str:
         """The training loss of an epoch in words."""
-
-    @abstractmethod
-    def weakest(self, data: TrainingData) -> dict[str, float]:
-        """What any model has to beat, by name: the main metric of what knows no user."""
 
     def training_curve(self, losses: np.ndarray) -> np.ndarray | None:
         """Losses, float [n], in the unit of the main metric; None where they have none in common."""

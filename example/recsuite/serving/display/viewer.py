@@ -7,32 +7,17 @@ damped by DAMPING events at the mean of all, so that one enthusiast makes no fav
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from recsuite.datasets.schema import (
-    AUDIENCE,
-    CLICKS,
-    COUNT,
-    HISTORY,
-    ITEM,
-    RATING,
-    USER,
-    Feature,
-    RawData,
-    Schema,
-)
+from recsuite.datasets.schema import CLICKS, COUNT, ITEM, RATING, USER, RawData, Schema
 from recsuite.errors import UserError, counted
-from recsuite.serving.display.events import EventsOf, ages_in, last_of
-from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
+from recsuite.serving.display.events import Told
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    import pandas
 
 DAMPING = 20
 MOST_SHOWN = 5
@@ -48,26 +33,14 @@ class Listing:
     numbers: np.ndarray
 
 
-def values_of(frame: pandas.DataFrame, features: Sequence[Feature], entity: str) -> dict[str, list[Any]]:
-    """What a model takes of users or items: a feature's name to raw values, those that the data have."""
-    return {
-        feature.name: frame[feature.column].tolist()
-        for feature in features
-        if feature.entity == entity and feature.column in frame
-    }
-
-
 class Viewer:
-    """One user, in the data or not: what was rated, and what a model is told.
+    """One user, in the data or not: what was rated. told: what a model is told by the data."""
 
-    longest: how long the lists are at most that it is told, by their names; None is all.
-    """
-
-    def __init__(self, raw: RawData, schema: Schema, user: str, longest: Mapping[str, int | None]) -> None:
+    def __init__(self, raw: RawData, schema: Schema, user: str, told: Told) -> None:
         self.raw = raw
         self.schema = schema
         self.name = user
-        self.longest = longest
+        self.told = told
         # Ids are texts in some data sets; there any name is one.
         self.id = _id_of(user) if self._ids.dtype.kind in "iu" else user
         events = raw.events
@@ -100,7 +73,7 @@ class Viewer:
             raise UserError(f"No {self.schema.user} had {counted(least, self.schema.item)}; give more data.")
         some = found[np.linspace(0, len(found) - 1, min(number, len(found))).astype(np.int64)]
         names = [str(name) for name in self._ids[some].tolist()]
-        return [Viewer(self.raw, self.schema, name, self.longest) for name in names]
+        return [Viewer(self.raw, self.schema, name, self.told) for name in names]
 
     @property
     def item_ids(self) -> np.ndarray:
@@ -133,38 +106,16 @@ class Viewer:
         )
 
     def unseen(self, model: ServedModel) -> np.ndarray:
-        """The items that the user has not rated and the training has seen, int64 [n]."""
+        """The items that may be shown: the training has seen them and the user has not, int64 [n]."""
         ids = self.raw.items[self.schema.column_of(ITEM)].to_numpy()
         # Of any other item the model has no row that it learned.
         trained = model.snapshot.known(self.schema.item, ids.tolist()).numpy()
-        trained[self.items] = False
+        trained[self.items] &= not self.schema.excludes_seen
         return np.flatnonzero(trained)
-
-    def described(self, features: Sequence[Feature]) -> dict[str, list[Any]]:
-        """What a model takes of all items of the data."""
-        values = values_of(self.raw.items, features, ITEM)
-        if AUDIENCE in [feature.name for feature in features]:
-            values[AUDIENCE] = audiences_of(self.raw, self._ids.tolist(), self.longest[AUDIENCE])
-        return values
 
     def values(self, snapshot: Snapshot) -> dict[str, list[Any]]:
         """What the model is told about this user."""
-        of_user = self.raw.users[self._is_user()]
-        values = values_of(of_user, snapshot.features, USER)
-        if snapshot.takes_history:
-            last = last_of(len(self.labels), self.longest[HISTORY])
-            values[HISTORY] = [self.item_ids.tolist()[last]]
-            values[HISTORY_RATINGS] = [[self.schema.shown(label) for label in self.labels[last].tolist()]]
-            if snapshot.head.takes_ages:
-                values[HISTORY_AGES] = [ages_in(self.times[last])]
-        return values
-
-
-def audiences_of(raw: RawData, ids: Sequence[Any], longest: int | None) -> list[list[Any]]:
-    """The raw ids of the users who had each item, the last `longest` of them; ids: of all users."""
-    number = len(raw.items)
-    audiences = EventsOf(raw.events.item, raw.events.user, raw, number)
-    return [[ids[user] for user in audiences.of(place, longest)[0].tolist()] for place in range(number)]
+        return self.told.of_users([self.id], snapshot)
 
 
 def _id_of(user: str) -> int | None:
@@ -176,13 +127,13 @@ def _id_of(user: str) -> int | None:
 
 
 def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = False) -> Listing:
-    """The items with the highest predictions for a user, of those that the user has not rated.
+    """The items with the highest predictions for a user, of those that may be shown.
 
     approximate: see `ServedModel.recommend`.
     """
-    # All that were rated: the history that the model is told may be shorter.
-    rated = [viewer.item_ids.tolist()]
-    (found,) = model.recommend(viewer.values(model.snapshot), top, exclude=rated, approximate=approximate)
+    # Of the items to leave out the history that the model is told may have fewer.
+    had = [viewer.item_ids.tolist()] if viewer.schema.excludes_seen else None
+    (found,) = model.recommend(viewer.values(model.snapshot), top, exclude=had, approximate=approximate)
     places = viewer.places([item for item, _ in found])
     scores = np.array([score for _, score in found], np.float32)
     schema = model.snapshot.schema
@@ -193,8 +144,8 @@ def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = F
 
 
 def popular(viewer: Viewer, model: ServedModel, top: int) -> Listing:
-    """The items with the highest damped means, or of clicks and counts the most events, of those that a user
-    has not had.
+    """The items with the highest damped means, or of clicks and counts the most events, of those that may be
+    shown to a user.
     """
     events, number = viewer.raw.events, len(viewer.raw.items)
     counts = np.bincount(events.item, minlength=number)

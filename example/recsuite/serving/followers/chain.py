@@ -17,7 +17,7 @@ import torch
 
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.errors import UserError, printable
-from recsuite.serving.request import SEEN, check_k
+from recsuite.serving.request import AS_TRAINED, check_k
 from recsuite.serving.served import ServedModel
 
 # How many items are ranked, and how much the score of the ranker counts beside that of the retriever.
@@ -53,7 +53,7 @@ class Chain:
         users: Mapping[str, Sequence[Any]],
         k: int = 10,
         *,
-        exclude: str | Sequence[Any] | None = SEEN,
+        exclude: str | Sequence[Any] | None = AS_TRAINED,
         approximate: bool = False,
     ) -> list[list[tuple[Any, float]]]:
         """For each of U users the k of the candidates with the highest sums of scores; fewer where there are

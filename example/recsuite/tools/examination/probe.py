@@ -70,7 +70,7 @@ class Probe:
             imported=self.imported,
             made=time.time(),
         )
-        return [np.frombuffer(json.dumps(report.__dict__).encode(), np.uint8)]
+        return [np.frombuffer(json.dumps(report.__dict__, allow_nan=False).encode(), np.uint8)]
 
 
 def time_interpreter() -> float:

@@ -209,7 +209,7 @@ def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.RecordBat
         "faults": [writer.faults.unit, writer.faults.number, writer.faults.first],
         "files": [vars(entry) for entry in entries],
     }
-    (folder / DESCRIPTION).write_text(json.dumps(found))
+    (folder / DESCRIPTION).write_text(json.dumps(found, allow_nan=False))
 
 
 def open_part(folder: Path, file: File, wanted: tuple[Wanted, ...]) -> Part | None:
