@@ -38,6 +38,7 @@ from recsuite.datasets.tables.schema_file import (
     LabelColumn,
     TableSchema,
 )
+from recsuite.datasets.tables.values import DROP
 
 TYPES = {"str": (str, "text"), "float": (float, "a number")}
 ENCODINGS = ("utf-8", "utf-16", "latin-1")
@@ -146,6 +147,10 @@ def _check_label(place: Place, label: LabelColumn) -> None:
         raise place.wrong("noun", label.noun, "is not one word")
     if not label.column and label.kind != CLICKS:
         raise place.fault("has no column; write one")
+    if label.drop and not all(DROP.fullmatch(each) for each in label.drop.split(",")):
+        raise place.wrong(
+            "drop", label.drop, 'is not numbers with commas between, such as "-1", "-1, 99" or "<0"'
+        )
     if label.kind == RATING:
         _check_scale(place, label)
     if label.kind == COUNT and not 0 <= label.liked <= LARGEST_END:

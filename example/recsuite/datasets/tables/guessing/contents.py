@@ -12,11 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recsuite.datasets.tables.description.validator import can_be_named
-from recsuite.datasets.tables.values import plain
+from recsuite.datasets.tables.values import NO_VALUE, plain
 from recsuite.errors import UserError
 
-# What writers of text files put where there is nothing.
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 # Numbers as they are written where the point stands between thousands.
@@ -126,7 +124,7 @@ def content_of(name: str, column: pa.ChunkedArray) -> Content:
 def present(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """A column of texts in which what stands for nothing is null."""
     column = pc.utf8_trim_whitespace(column.cast(pa.string()))
-    missing = pc.is_in(column, value_set=pa.array(MISSING, pa.string()))
+    missing = pc.is_in(column, value_set=pa.array(NO_VALUE, pa.string()))
     return pc.if_else(missing, pa.scalar(None, pa.string()), column)
 
 
