@@ -152,7 +152,7 @@ def test_zeros_that_are_no_answers_are_left_out_by_the_line_that_a_note_names(tm
     [
         ('[label]\nkind = "clicks"\n', {"label": LabelColumn("clicks")}),
         ('[label]\ncolumn = "stars"\n', {}),
-        ("[label]\nhighest = 7\n", {"label": LabelColumn("rating", "stars", 1.0, 7.0, 5.5)}),
+        ("[label]\nhighest = 7\n", {"label": LabelColumn("rating", "stars", 1.0, 7.0, 5.5, "rating")}),
         ('[timestamp]\nformat = "%m.%d.%Y"\n', {"timestamp": TimestampColumn("day", "%m.%d.%Y")}),
         ('[timestamp]\ncolumn = "day"\n', {}),
         ('[item]\ncolumn = "color"', {"item": ItemColumn("color")}),
@@ -206,7 +206,7 @@ def test_the_schema_of_tables_in_a_folder_that_forbids_writing_lies_with_their_c
     folder.mkdir()
     write(folder / "events.csv", EVENTS)
     folder.chmod(0o555)
-    config = Config.of(data_path=str(folder))
+    config = Config.of(data_path=str(folder), split="random")
     try:
         first = open_columns(config)
         written = schema_path(folder)
@@ -225,7 +225,7 @@ def test_columns_that_were_prepared_beside_tables_that_cannot_be_written_are_use
     folder = tmp_path / "data"
     folder.mkdir()
     write(folder / "events.csv", EVENTS)
-    config = Config.of(data_path=str(folder))
+    config = Config.of(data_path=str(folder), split="random")
     prepared = open_columns(config)
     folder.chmod(0o555)
     try:

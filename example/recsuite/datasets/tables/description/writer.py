@@ -141,7 +141,7 @@ def completed(text: str, given: Mapping[str, Any], schema: TableSchema, left_out
     sections = _sections_of(schema)
     for name in (name for name in given if name in sections):
         # Whoever wrote the ends of a scale leaves open from where on an item is liked.
-        lacking = sections[name].keys() - given[name].keys() - {"noun", "liked"}
+        lacking = sections[name].keys() - given[name].keys() - {"liked", "noun" if name != "label" else ""}
         lines = "".join(
             f"{key} = {_value(sections[name][key])}\n" for key in sections[name] if key in lacking
         )
