@@ -80,7 +80,9 @@ def _kind(feature: FeatureColumn) -> str:
 def _values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:
     """The first different values of a column, of the table that it is read from."""
     tables = [
-        samples[role] for role in TABLES_OF[of] if role in samples and column in samples[role].column_names
+        samples[role]
+        for role in TABLES_OF[of]
+        if role in samples and samples[role].schema.get_field_index(column) >= 0
     ]
     if not tables:
         return "-" if not column else f"not in the {EVENTS}"

@@ -36,6 +36,8 @@ from recsuite.errors import UserError, counted, printable
 
 # Labels by which all items are ranked, whatever else is known of an event.
 RANKED = (CLICKS, COUNT)
+# Values of a table that are looked at, and rows, however many columns it has.
+MOST_VALUES, LEAST_ROWS = 4_000_000, 200
 # Names of tables that ids have.
 TAKEN = (USER, ITEM, EVENT)
 TABLES = {USER: USERS, ITEM: ITEMS, EVENT: EVENTS}
@@ -63,7 +65,11 @@ def guess(
     Raises:
         UserError: when no column is recognised as that of the users or the items, or there are no rows.
     """
-    samples = {role: plain_table(table) for role, table in samples.items()}
+    # Of very many columns fewer rows are looked at: each value takes its time.
+    samples = {
+        role: plain_table(table.slice(0, max(LEAST_ROWS, MOST_VALUES // max(1, table.num_columns))))
+        for role, table in samples.items()
+    }
     events = samples[EVENTS]
     if not len(events):
         raise UserError("The events have no rows, so nothing can be told about their columns.")
@@ -138,7 +144,7 @@ def _owned(
     for name, content in contents[EVENTS].items():
         if name in roles.columns:
             continue
-        values = codes_of(events[name])
+        values = codes_of(events[name]) if content.codes is None else content.codes
         found = {of: number for of in groups if (number := contradictions(values, groups[of])) is not None}
         owner = min(found, key=lambda of: found[of], default=EVENT)
         if found.get(owner) and name not in owned[owner]:
@@ -183,10 +189,9 @@ def _features(
 
 
 def _values(samples: Mapping[str, pa.Table], of: str, column: str) -> str:
-    own = samples.get(TABLES[of])
-    return values_of(
-        own[column] if own is not None and column in own.column_names else samples[EVENTS][column]
-    )
+    own = samples.get(TABLES[of], samples[EVENTS])
+    # To look for a name in a list takes time in proportion to all of them.
+    return values_of((own if own.schema.get_field_index(column) >= 0 else samples[EVENTS])[column])
 
 
 def _numbers(

@@ -13,7 +13,7 @@ import pyarrow as pa
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO
 from recsuite.datasets.tables.description.validator import LARGEST_END
 from recsuite.datasets.tables.guessing import words
-from recsuite.datasets.tables.guessing.contents import Content, is_text, present, tells_time_of_day
+from recsuite.datasets.tables.guessing.contents import Content, encoded, is_text, tells_time_of_day
 from recsuite.datasets.tables.schema_file import LIKED_SHARE, LabelColumn
 from recsuite.errors import UserError, counted, printable
 
@@ -244,7 +244,7 @@ def place_of_label(content: Content) -> tuple[int, int] | None:
 
 
 def _is_answer(numbers: np.ndarray) -> bool:
-    return {*np.unique(numbers).tolist()} <= {0.0, 1.0}
+    return bool(np.all((numbers == 0) | (numbers == 1)))
 
 
 def _label_of(content: Content, given: Mapping[str, Any]) -> LabelColumn:
@@ -356,7 +356,7 @@ def contradictions(values: np.ndarray, groups: Groups) -> int | None:
     ids, found = groups.ids[known], found[known]
     is_again = ids[1:] == ids[:-1]
     shares = np.bincount(found) / max(1, len(found))
-    by_chance = is_again.sum() * (1 - np.square(shares).sum())
+    by_chance = is_again.sum() * (1 - np.dot(shares, shares))
     if by_chance < LEAST_BY_CHANCE:
         return None
     most = min(MOST_CONTRADICTING * len(found), OF_CHANCE * by_chance)
@@ -377,7 +377,7 @@ def codes_of(column: pa.ChunkedArray) -> np.ndarray:
     if pa.types.is_nested(array.type):
         array = pa.array([None if value is None else repr(value) for value in array.to_pylist()], pa.string())
     elif is_text(array.type):
-        array = present(array)
-    encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-    codes: np.ndarray = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return codes.astype(np.int64)
+        return encoded(column)[0]
+    found = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+    codes: np.ndarray = found.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return codes
