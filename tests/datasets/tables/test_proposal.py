@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow
@@ -233,6 +234,49 @@ def test_columns_that_were_prepared_beside_tables_that_cannot_be_written_are_use
         assert not (tmp_path / "elsewhere").exists()
     finally:
         folder.chmod(0o755)
+
+
+COLUMNS_OF_ANY_KIND = (
+    *("rating", "title", "note", "price", "when", "released", "tags", "is_new", "session_id", "Unnamed: 0"),
+    *("age", "user", "weekday", "hour", "history_of", "item_2", "quantity", "label", "name", "size (cm)"),
+)
+VALUES_OF_ANY_KIND: tuple[Callable[[int], object], ...] = (
+    lambda row: row % 5 + 1,
+    lambda row: ("", "NA", -1, 99)[row % 4],
+    lambda row: f"{row % 23 * 1.5:.2f}",
+    lambda row: f"2024-0{row % 9 + 1}-1{row % 9}",
+    lambda row: f"2024-0{row % 23 % 9 + 1}-11",
+    lambda row: "a|b|c"[: 2 * (row % 3) + 1],
+    lambda row: "abc"[row % 17 % 3],
+    lambda row: f"{row % 9},5",
+    lambda row: f"it is the {row} time that I write how well it fits me",
+    lambda row: row % 2,
+    lambda row: row - 7,
+    lambda row: "",
+    lambda row: "x" if row else "\x1b[0m",
+)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_schema_that_is_guessed_is_one_that_reading_takes(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    columns = draw.sample(COLUMNS_OF_ANY_KIND, 8)
+    values = draw.choices(VALUES_OF_ANY_KIND, k=8)
+    rows = [[r % 17, f"p{r % 23}", *(value(r) for value in values)] for r in range(300)]
+    write(tmp_path / "events.csv", [["user_id", "item_id", *columns], *rows])
+    items = [[f"p{r}", *(value(r) for value in values[4:])] for r in range(23)]
+    write(tmp_path / "items.csv", [["item_id", *draw.sample(columns, 4)], *items])
+    try:
+        schema = propose(tmp_path).schema
+    except UserError as error:
+        # A column that is called a time and is none is asked about.
+        assert not (tmp_path / "schema.toml").exists()
+        assert "time" in str(error)
+        return
+    config = DataConfig(data_path=str(tmp_path), bad_rows="skip", max_bad_rows=1.0)
+    found = locate(config, tmp_path)
+    assert found.table_schema == schema
+    assert len(found.read().events.user) > 0
 
 
 ODD_NAMES = [

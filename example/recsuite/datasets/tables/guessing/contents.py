@@ -37,7 +37,7 @@ MOST_DAMAGED, LEAST_SEVERAL = 0.01, 0.05
 LEAST_COMMAS = 0.9
 # Texts with more characters on average are sentences, and so are entries of a list with more words.
 LONG_TEXT, LONG_ENTRY = 40, 3
-# Values of which one at least is of the form that nearly all are of; yes and no have fewer spellings than these.
+# Values of which one at least is of the form that nearly all are of; fewer than yes and no have spellings.
 LOOKED_AT, MOST_ANSWERS = 5, 20
 # What a name becomes a part of, as a date.
 LONGEST_CALL = "age_days(user.)"
@@ -126,7 +126,7 @@ def content_of(name: str, column: pa.ChunkedArray) -> Content:
 
 
 def encoded(column: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A column of texts as codes, int32 [n], -1 where what stands there means nothing, and what they count."""
+    """A column of texts as codes, int32 [n], -1 where a value is missing, and the texts that they count."""
     found = column.combine_chunks().dictionary_encode()
     places: dict[str, int] = {}
     table = [
