@@ -233,7 +233,7 @@ def change_value(chance: random.Random, folder: Path, path: Path) -> None:
         where = parent[key]
         if chance.random() < 0.3:
             break
-    others = [None, -1, 2**70, "x", [], {}, [[]], {"a": 1}, 0.5, True]
+    others: list[object] = [None, -1, 2**70, "x", [], {}, [[]], {"a": 1}, 0.5, True]
     parent[key] = chance.choice([each for each in others if each != parent[key]])
     path.write_text(json.dumps(found))
 

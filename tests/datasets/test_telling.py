@@ -55,7 +55,7 @@ def test_features_that_nearly_say_the_label_are_found_and_named_above_the_metric
     clicked = (stars > 3).astype(np.float32)
     play_time = np.where(clicked == 1, draw.exponential(60, size), 0).astype(np.float32)
     honest = (stars + draw.normal(0, 2, size)).astype(np.float32)
-    columns = {
+    columns: dict[str, np.ndarray | Codes] = {
         "headline": Codes(headline, [*range(15)]),
         "play_time": play_time,
         "device": Codes(draw.integers(0, 4, size).astype(np.int32), [*range(4)]),
@@ -68,7 +68,7 @@ def test_features_that_nearly_say_the_label_are_found_and_named_above_the_metric
     ]
     schema = Schema((*FEATURES[:2], *features), "user", "item", "title", "label", 1.0, 5.0, 4.0)
     nobody = np.zeros(size, np.int32)
-    told = {}
+    told: dict[int, set[str]] = {}
     for label in (stars, clicked):
         events = Events(nobody, nobody, label, nobody.astype(np.int64), None, columns)
         found = label_told_by_features(events, np.arange(size), label, schema)

@@ -220,6 +220,32 @@ def test_of_one_time_or_of_none_the_last_row_counts(tmp_path: Path) -> None:
     assert read(path, timed).items["price"].tolist() == [2.0]
 
 
+def test_the_value_of_most_events_of_an_item_stays_and_others_are_counted(tmp_path: Path) -> None:
+    table = {"user": [*range(8)], "item": [1, 1, 2, 1, 2, 2, 2, 3], "time": [*range(8)]}
+    table |= {
+        "genre": ["a", "a", "b", "x", "b", "y", "", "c"],
+        "price": [1.0, 1.0, 2.0, 9.0, 3.0, 3.0, 2.0, 4.0],
+    }
+    features = {
+        "genre": FeatureColumn("item", "genre", "category"),
+        "price": FeatureColumn("item", "price", "number"),
+    }
+    schema = dataclasses.replace(PLAIN, features=features, timestamp=TimestampColumn("time", "unix"))
+    for file in range(2):
+        write(
+            tmp_path / f"part-{file}.csv",
+            {name: values[4 * file : 4 * file + 4] for name, values in table.items()},
+        )
+    raw = read(tmp_path, schema)
+    assert raw.items["genre"].tolist() == ["a", "b", "c"]
+    # Of the second item no price has more than half.
+    assert raw.items["price"].tolist() == [1.0, 2.0, 4.0]
+    assert (
+        "genre varies within 2 items: the value of most rows counts, else the newest one, and 2 rows"
+        in raw.skipped[0]
+    )
+
+
 def test_a_title_that_is_a_feature_too_loses_no_value(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", {"user": [1, 2, 3], "item": [10, 11, 12], "color": [1, None, 3]})
     schema = dataclasses.replace(

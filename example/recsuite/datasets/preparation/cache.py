@@ -81,7 +81,7 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
         columns = columns or _unchanged(found, source, past)
     # Without the lock first: most runs find their columns, also in a folder that they may not write.
     if columns is None and not _is_due(data, cache, name, launch):
-        columns = _found(cache, name, source)
+        columns = _found(cache, name, source, bool(data.cache_dir))
     if columns is None:
         advice = "give --cache_dir a folder with space that can be written"
         with explained(f"The columns of {source.folder} cannot be stored in {cache}", advice):
@@ -180,7 +180,7 @@ def find_columns(config: Config) -> tuple[Path, Columns | None]:
     cache = _cache_folder(folder, data)
     past = BEGINNING if config.stream.stream else None
     name = _name(_digests(source.files), source.key, data, config.runtime.seed, past)
-    columns = _found(cache, name, source, every_byte=False)
+    columns = _found(cache, name, source, bool(data.cache_dir), every_byte=False)
     return cache, None if columns is None else _checked(columns, config.data, config.model.reads_order)
 
 
@@ -222,9 +222,10 @@ def _cache_folder(source: Path, config: DataConfig) -> Path:
     return Path(config.cache_dir) if config.cache_dir else place_for(source, COLUMNS)
 
 
-def _found(cache: Path, name: str, source: Source, every_byte: bool = True) -> Columns | None:
+def _found(cache: Path, name: str, source: Source, is_named: bool, every_byte: bool = True) -> Columns | None:
     """Columns of this name in their folder, or beside the files, where others may have prepared them."""
-    for place in dict.fromkeys((cache, source.folder / COLUMNS)):
+    # Whoever names a folder means that one.
+    for place in (cache,) if is_named else dict.fromkeys((cache, source.folder / COLUMNS)):
         columns, _ = load_columns(newest_of(place, name), source.folder, source.schema, every_byte)
         if columns is not None:
             return columns

@@ -133,7 +133,8 @@ def _schema(place: Place, found: dict[str, Any]) -> TableSchema:
             raise place.fault(
                 f"[{shortened(name)}] is not a known section; {nearest(name, (*SECTIONS, FEATURES))}"
             )
-    features, read, lacking = _features(place, found.get(FEATURES, {})), {}, None
+    features, lacking = _features(place, found.get(FEATURES, {})), None
+    read: dict[str, Any] = {}
     for name, kind in SECTIONS.items():
         try:
             if name in found:

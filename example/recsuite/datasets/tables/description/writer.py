@@ -185,9 +185,9 @@ def _sections(
     if left_out:
         yield LEFT_OUT
     for omission in left_out[:MOST_FEATURES]:
-        section = _section(f"features.{omission.name}", _of_feature(omission.feature))
+        written = _section(f"features.{omission.name}", _of_feature(omission.feature))
         lines = [f"{printable(omission.why)}; values, say: {printable(omission.values)}"]
-        yield "\n" + _commented([*lines, *section.split("\n")[:-1]])
+        yield "\n" + _commented([*lines, *written.split("\n")[:-1]])
     if len(left_out) > MOST_FEATURES:
         yield f"\n# {len(left_out) - MOST_FEATURES:,} columns more are not listed.\n"
 

@@ -60,7 +60,8 @@ def propose(path: str | Path) -> Proposal:
         UserError: when there is a whole schema already, there are no tables, one cannot be read, or no name
             says which columns have the users and the items.
     """
-    written, text, given = schema_path(path), "", {}
+    written, text = schema_path(path), ""
+    given: dict[str, Any] = {}
     if written.exists():
         text, given = given_in(written)
         with suppress(IncompleteSchemaError):

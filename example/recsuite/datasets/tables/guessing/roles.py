@@ -97,7 +97,7 @@ def roles_of(
     found = _label(events, contents[label] if label else rest, (user, item), given.get("label", {}))
     rest.pop(found.column, None)
     weight = weight or _weight(events, rest, item)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if found.column:
         found, notes = _set_apart(found, contents[found.column], "drop" in given.get("label", {}))
     return Roles(user, item, found, weight, timestamp, notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,51 +77,32 @@ def property_of(
 
     for block in blocks():
         taken.add(*block)
-    num_others = _settle(taken, blocks) if taken.varied.any() else 0
+    num_others = _settle(taken, blocks()) if taken.varied.any() else 0
     untyped = all(part.is_untyped(wanted) for part in parts)
     return Property(taken.newest, int(taken.varied.sum()), num_others, values, untyped)
 
 
-def _settle(taken: _Taken, blocks: Callable[[], Iterator[tuple[np.ndarray, ...]]]) -> int:
+def _settle(taken: _Taken, blocks: Iterator[tuple[np.ndarray, ...]]) -> int:
     """Give those with several values that of more than half of their rows; return how many have another."""
-    # The vote of Boyer and Moore: rows with different values cancel each other, and a majority is left over.
-    candidate, votes = taken.first.copy(), np.zeros(len(taken.first), np.int64)
-    for places, found, _ in blocks():
+    pairs = []
+    for places, found, _ in blocks:
         is_varied = taken.varied[places]
-        if not is_varied.any():
-            continue
-        owners, values, counts = _counted(places[is_varied], found[is_varied])
-        first = np.flatnonzero(np.diff(owners, prepend=-1))
-        totals = np.add.reduceat(counts, first)
-        last = np.append(first[1:], len(owners)) - 1
-        owners, values, counts = owners[last], values[last], counts[last]
-        votes_here = np.maximum(2 * counts - totals, totals % 2)
-        is_same = candidate[owners] == values
-        left = np.where(is_same, votes[owners] + votes_here, votes[owners] - votes_here)
-        candidate[owners] = np.where(left < 0, values, candidate[owners])
-        votes[owners] = np.abs(left)
-    own, total = np.zeros_like(votes), np.zeros_like(votes)
-    num_others = 0
-    for places, found, _ in blocks():
-        np.add.at(own, places[candidate[places] == found], 1)
-        np.add.at(total, places, 1)
-    is_majority = taken.varied & (2 * own > total)
-    taken.newest[is_majority] = candidate[is_majority]
-    for places, found, _ in blocks():
-        num_others += int((taken.newest[places] != found).sum())
-    return num_others
+        if is_varied.any():
+            pairs.append(_counted(places[is_varied], found[is_varied], np.ones(is_varied.sum(), np.int64)))
+    owners, values, counts = _counted(*map(np.concatenate, zip(*pairs, strict=True)))
+    totals = np.zeros(len(taken.newest), np.int64)
+    np.add.at(totals, owners, counts)
+    is_most = 2 * counts > totals[owners]
+    taken.newest[owners[is_most]] = values[is_most]
+    return int(counts[taken.newest[owners] != values].sum())
 
 
-def _counted(places: np.ndarray, found: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each pair of an owner and a value, and how often it comes: by owner, the most frequent value last."""
-    order = np.lexsort((found, places))
-    places, found = places[order], found[order]
-    is_new = np.ones(len(places), bool)
-    is_new[1:] = (np.diff(places) != 0) | (np.diff(found) != 0)
-    starts = np.flatnonzero(is_new)
-    counts = np.diff(np.append(starts, len(places)))
-    order = np.lexsort((counts, places[starts]))
-    return places[starts][order], found[starts][order], counts[order]
+def _counted(places: np.ndarray, values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Each pair of an owner and a value once, with the sum of its counts."""
+    order = np.lexsort((values, places))
+    places, values = places[order], values[order]
+    is_new = np.append(True, (np.diff(places) != 0) | (np.diff(values) != 0))
+    return places[is_new], values[is_new], np.add.reduceat(counts[order], np.flatnonzero(is_new))
 
 
 @dataclass(frozen=True)
