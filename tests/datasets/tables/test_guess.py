@@ -292,7 +292,8 @@ def test_values_apart_from_the_scale_are_counted_with_the_line_to_write(
             *ends,
             drop,
         )
-        assert (line in "".join(found.notes)) and len(found.notes) == bool(line)
+        assert line in "".join(found.notes)
+        assert len(found.notes) == bool(line)
 
 
 def test_returns_are_counted_and_left_out_of_quantities() -> None:

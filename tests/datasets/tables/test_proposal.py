@@ -118,7 +118,7 @@ def test_the_encoding_that_a_message_names_is_all_that_has_to_be_written(tmp_pat
         *(f'"{r % 17}";"P{r % 23}";"{r % 5 + 1}";"Málaga"' for r in range(300)),
     ]
     (tmp_path / "events.csv").write_text("\n".join(rows), encoding="latin-1")
-    with pytest.raises(UserError, match='write encoding = "latin-1" .* under') as refused:
+    with pytest.raises(UserError, match=r'write encoding = "latin-1" .* under') as refused:
         propose(tmp_path)
     assert 'encoding = "latin-1"' in str(refused.value)
     text = '# My tables.\n[files]\nencoding = "latin-1"  # as Windows has it\ndelimiter = ";"\n'
@@ -270,8 +270,8 @@ def test_a_schema_that_is_guessed_is_one_that_reading_takes(tmp_path: Path, seed
         schema = propose(tmp_path).schema
     except UserError as error:
         # A column that is called a time and is none is asked about.
-        assert not (tmp_path / "schema.toml").exists()
-        assert "time" in str(error)
+        if "time" not in str(error) or (tmp_path / "schema.toml").exists():
+            raise
         return
     config = DataConfig(data_path=str(tmp_path), bad_rows="skip", max_bad_rows=1.0)
     found = locate(config, tmp_path)

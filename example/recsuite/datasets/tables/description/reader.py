@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,10 +84,8 @@ def given_in(path: Path) -> tuple[str, dict[str, Any]]:
     """
     place, text = place_of(path), _text(path)
     found = _parsed(place, text)
-    try:
+    with suppress(IncompleteSchemaError):
         _schema(place, found)
-    except IncompleteSchemaError:
-        pass
     return text, found
 
 
