@@ -405,7 +405,7 @@ def test_a_cache_of_somebody_else_is_used_while_it_is_whole_and_refused_in_a_sen
 
 
 def test_a_folder_that_forbids_writing_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recsuite.datasets.preparation.cache.DATA_ROOT", folder.parent / "elsewhere")
+    monkeypatch.setattr("recsuite.checkout.DATA_ROOT", folder.parent / "elsewhere")
     folder.chmod(0o555)
     try:
         found = open_columns(Config.of(data_path=str(folder)))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from recsuite.datasets import telling as measure
-from recsuite.datasets.schema import EVENT, ITEM, USER, Events, Feature, Schema
-from recsuite.datasets.telling import MOST_TOLD, telling, told_by_features
+from recsuite.datasets.schema import EVENT, ITEM, USER, Codes, Events, Feature, Schema
+from recsuite.datasets.telling import (
+    MOST_OF_LABEL,
+    MOST_TOLD,
+    label_told_by_features,
+    telling,
+    told_by_features,
+)
+from recsuite.monitoring.results import describe_leaks
 
 FEATURES = (
     Feature("user", USER, "user"),
@@ -23,7 +32,7 @@ def test_a_rare_flag_that_has_nothing_to_do_with_items_says_nothing_of_them(size
         draw = np.random.default_rng(seed)
         items = draw.choice(500, size, p=popularity / popularity.sum())
         flags = (draw.random(size) < share).astype(np.int64)
-        assert telling(flags, items, is_number=False).share < MOST_TOLD, seed
+        assert telling(flags, items, is_number=False) < MOST_TOLD, seed
 
 
 @pytest.mark.parametrize("hot", [0, 7, 99])
@@ -37,3 +46,36 @@ def test_an_item_with_nearly_all_events_hides_nothing(hot: int, monkeypatch: pyt
     schema = Schema(FEATURES, "user", "item", "title", "label", 1.0, 5.0, 4.0)
     told = told_by_features(events, np.arange(len(items)), items, 200, schema)
     assert told["price"] > 0.9
+
+
+def test_features_that_nearly_say_the_label_are_found_and_named_above_the_metrics() -> None:
+    draw, size = np.random.default_rng(0), 5_000
+    stars = draw.integers(1, 6, size).astype(np.float32)
+    headline = (3 * (stars - 1) + draw.integers(0, 3, size)).astype(np.int32)
+    clicked = (stars > 3).astype(np.float32)
+    play_time = np.where(clicked == 1, draw.exponential(60, size), 0).astype(np.float32)
+    honest = (stars + draw.normal(0, 2, size)).astype(np.float32)
+    columns: dict[str, np.ndarray | Codes] = {
+        "headline": Codes(headline, [*range(15)]),
+        "play_time": play_time,
+        "device": Codes(draw.integers(0, 4, size).astype(np.int32), [*range(4)]),
+        "honest": honest,
+        "rare": Codes(draw.permutation(size).astype(np.int32), [*range(size)]),
+    }
+    features = [
+        Feature(name, EVENT, name, number="" if isinstance(each, Codes) else "dense")
+        for name, each in columns.items()
+    ]
+    schema = Schema((*FEATURES[:2], *features), "user", "item", "title", "label", 1.0, 5.0, 4.0)
+    nobody = np.zeros(size, np.int32)
+    told: dict[int, set[str]] = {}
+    for label in (stars, clicked):
+        events = Events(nobody, nobody, label, nobody.astype(np.int64), None, columns)
+        found = label_told_by_features(events, np.arange(size), label, schema)
+        told[len(told)] = {name for name, share in found.items() if share > MOST_OF_LABEL}
+    assert told == {0: {"headline"}, 1: {"headline", "play_time"}}
+    (sentence,) = describe_leaks(SimpleNamespace(schema=schema, label_told={"headline": 0.97, "x": 0.4}))  # type: ignore[arg-type]
+    assert sentence.startswith(
+        "the feature headline of the event says 97% of what there is to know of the label"
+    )
+    assert "take [features.headline] out of schema.toml" in sentence

@@ -271,7 +271,9 @@ def walks_from_a_table_to_recommendations(lines: Lines, clone: Path) -> None:
     assert make == lines
     succeeded(shell(make, clone))
     first = succeeded(shell(train, clone))
-    assert "the column referrer of the events is left out" in first
+    assert re.search(r"^not taken +referrer .* it holds long texts", first, re.MULTILINE)
+    assert re.search(r"^not taken +device +category +event ", first, re.MULTILINE)
+    assert "\n[features.device]\n" in (clone / "shop" / "schema.toml").read_text()
     assert "user_id" in (clone / "shop" / "schema.toml").read_text()
     reached = read_json(clone / "shop" / "oracle.json")
     # With other inputs the same is to be shown, for which fewer epochs do.
@@ -365,7 +367,7 @@ CHECKS: dict[str, Check] = {
     "python example/pipeline.py --epochs 2": is_run_by_the_test_of_the_script,
     # your_data.md
     "./run.sh setup": walks_from_a_table_to_recommendations,
-    "./run.sh train --data_path shop --batch_size 512": is_a_step_of_the_walk,
+    "./run.sh schema shop": is_a_step_of_the_walk,
     'sed -i \'s/input = "buckets"/input = "dense"/\' shop/schema.toml': is_a_step_of_the_walk,
     (
         "./run.sh recommend --data_path shop --user 38aa04f2-8767-4060-a484-a93f487beb49"

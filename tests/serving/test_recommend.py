@@ -159,6 +159,10 @@ def test_what_the_user_liked_comes_first(model: ServedModel) -> None:
         ("\u0667", None),
         ("1_000", None),
         ("", None),
+        # As files have them in which some are missing.
+        ("7.0", 7),
+        ("-5.00", -5),
+        ("7.5", None),
     ],
 )
 def test_a_user_is_a_whole_number_of_64_bits_or_nobody(user: str, number: int | None) -> None:

@@ -106,8 +106,8 @@ class Columns:
     numbers: the features that are dense inputs; baselines: way of evaluation, such as "ranks", to name to
     metrics on the test, and "ranks/known" and "ranks/new" to those of the users with and without a training
     event, where there are both; told: feature of the event to how much it says of which item that is of, see
-    `datasets.telling`; num_late: events of a stream that came too late, and are left out;
-    events_per_file: of a stream, those included; digest: of the events in their order, and of where the
+    `datasets.telling`; label_told: likewise of the label; num_late: events of a stream that came too late,
+    and are left out; events_per_file: of a stream, those included; digest: of the events in their order, and of where the
     splits begin; files: name to digest, of the columns.
     """
 
@@ -128,6 +128,7 @@ class Columns:
     baselines: dict[str, dict[str, Metrics]]
     notes: tuple[str, ...]
     told: dict[str, float] = field(default_factory=dict)
+    label_told: dict[str, float] = field(default_factory=dict)
     num_late: int = 0
     events_per_file: dict[str, int] = field(default_factory=dict)
     digest: str = ""

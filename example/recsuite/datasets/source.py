@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from recsuite.checkout import DATA_ROOT
 from recsuite.config.sections.data import DataConfig
 from recsuite.config.sections.tables import TablesConfig
 from recsuite.datasets.movielens import formats as movielens
-from recsuite.datasets.movielens.formats import DATA_DEADLINE, DATA_ROOT, PREPARATION_DEADLINE
+from recsuite.datasets.movielens.formats import DATA_DEADLINE, PREPARATION_DEADLINE
 from recsuite.datasets.movielens.formats import NUM_RATINGS as NUM_EVENTS
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.preparation.duplicates import settle
@@ -23,7 +24,7 @@ from recsuite.datasets.tables.derived import add_user_days, with_user_day
 from recsuite.errors import UserError
 from recsuite.files import explained
 
-__all__ = ["DATA_DEADLINE", "DATA_ROOT", "NUM_EVENTS", "PREPARATION_DEADLINE"]
+__all__ = ["DATA_DEADLINE", "NUM_EVENTS", "PREPARATION_DEADLINE"]
 
 # The files of sets of a known form that have their ratings.
 RATINGS_FILES = [layout.ratings for layout in movielens.LAYOUTS]

@@ -7,7 +7,6 @@ it away, in the training and in every metric, and is not there when something is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,9 +14,11 @@ from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of, relea
 from recsuite.datasets.schema import EVENT, ITEM, Codes, Events, Feature, Schema
 from recsuite.datasets.tables.derived import derived
 
-# From this share on, what a column says of the item is too much; from the other one on it is the item's own.
+# From this share on, what a column says of the item is too much.
 # The choice is in docs/decisions.md.
-MOST_TOLD, NEARLY_CONSTANT = 0.1, 0.9
+MOST_TOLD = 0.1
+# From here on a feature is named that says so much of what there is to know of the label.
+MOST_OF_LABEL = 0.5
 # So many standard errors, of about one by the root of the repeated events, are put down to chance.
 ERRORS = 2
 # In nats: of less information that chance leaves over, no share is taken.
@@ -30,46 +31,42 @@ NUM_RANGES = 32
 MOST_EVENTS, MOST_OF_ITEM = 2**18, 2**10
 
 
-class Telling(NamedTuple):
-    """What a column says of the items.
+def telling(values: np.ndarray, items: np.ndarray, is_number: bool) -> float:
+    """The share of what a column could say of the items, 0 where it is not surely more than chance would.
 
-    share: of what it could say, 0 where it is not surely more than chance would. constant: how nearly it is
-    the same in all events of an item, at most 1.
-    """
-
-    share: float
-    constant: float
-
-    @property
-    def is_too_much(self) -> bool:
-        """Whether items cannot be ranked for an event of which this is known."""
-        return self.share > MOST_TOLD
-
-    @property
-    def is_of_item(self) -> bool:
-        """Whether the column is rather one of the items."""
-        return self.is_too_much and self.constant >= NEARLY_CONSTANT
-
-
-def telling(values: np.ndarray, items: np.ndarray, is_number: bool) -> Telling:
-    """What a column says: of numbers, float [n], or codes of categories, int [n]; items: int [n], from 0 on.
-
-    Looks at events of items that come again: the others say nothing about how much a value varies.
+    values: numbers, float [n], or codes of categories, int [n]; items: int [n], from 0 on. Looks at events of
+    items that come again: the others say nothing about how much a value varies.
     """
     again = np.bincount(items)[items] > 1 if len(items) else np.empty(0, bool)
     items, found = np.unique(items[again], return_inverse=True)[1], values[again]
     num_repeats = len(items) - len(np.unique(items))
     if num_repeats == 0 or len(np.unique(found)) == 1:
-        return Telling(0.0, 0.0)
+        return 0.0
     if is_number:
-        ranks = _ranks(found)
-        between = _share_between(ranks, items)
         # Items may differ in how far from the middle their numbers lie, and not in where the middle is.
-        ranges = (ranks * NUM_RANGES / len(ranks)).astype(np.int64)
-        share, constant = max(between, _share_of_information(ranges, items)), between
+        share = max(_share_between(_ranks(found), items), _share_of_information(_ranges(found), items))
     else:
-        share, constant = _share_of_information(found, items), _share_of_most_frequent(found, items)
-    return Telling(max(0.0, share - ERRORS / np.sqrt(num_repeats)), constant)
+        share = _share_of_information(found, items)
+    return max(0.0, share - ERRORS / np.sqrt(num_repeats))
+
+
+def label_told_by_features(
+    events: Events, order: np.ndarray, labels: np.ndarray, schema: Schema
+) -> dict[str, float]:
+    """The share of what there is to know of the labels that each feature of the event says, by its name.
+
+    order: the places of training events among `events`; labels: theirs, float32 [len(order)].
+    """
+    places = np.arange(len(labels))
+    if len(labels) > MOST_EVENTS:
+        places = np.sort(np.random.default_rng(0).choice(len(labels), MOST_EVENTS, replace=False))
+    told = {}
+    for feature in _features_of_events(events, schema):
+        values, known, is_number = _values_of(events.features[feature.column], order[places])
+        found = _ranges(values[known]) if is_number else values[known]
+        label = _ranges(labels[places][known])
+        told[feature.name] = max(0.0, _share_of_information(found, label, is_of_both=False))
+    return told
 
 
 def told_by_features(
@@ -79,17 +76,21 @@ def told_by_features(
 
     order: the places of training events among `events`; items: theirs, int32 [len(order)].
     """
-    # The time of an event is known whenever somebody asks, whatever it says.
-    features = [
-        feature
-        for feature in schema.features
-        if feature.entity == EVENT and not _is_of_time(feature) and feature.column in events.features
-    ]
+    features = _features_of_events(events, schema)
     if not features:
         return {}
     places = _sampled(items, num_items)
     found, rows = items[places], order[places]
     return {feature.name: _told(feature, events.features, rows, found) for feature in features}
+
+
+def _features_of_events(events: Events, schema: Schema) -> list[Feature]:
+    # The time of an event is known whenever somebody asks, whatever it says.
+    return [
+        feature
+        for feature in schema.features
+        if feature.entity == EVENT and not _is_of_time(feature) and feature.column in events.features
+    ]
 
 
 def _is_of_time(feature: Feature) -> bool:
@@ -100,16 +101,22 @@ def _is_of_time(feature: Feature) -> bool:
 def _told(
     feature: Feature, columns: Mapping[str, np.ndarray | Codes], rows: np.ndarray, items: np.ndarray
 ) -> float:
-    call, column = derived(feature.column), columns[feature.column]
+    call = derived(feature.column)
     # With its date of release an age at any time tells the item, though few ages are the same.
     if call is not None and call.of == ITEM:
         return 1.0
+    values, known, is_number = _values_of(columns[feature.column], rows)
+    return telling(values[known], items[known], is_number)
+
+
+def _values_of(column: np.ndarray | Codes, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Some rows of a column, which of them have a value, and whether they are numbers."""
     stored = column.codes if isinstance(column, Codes) else column
     values = stored[rows]
     # These lie anywhere, so their pages are nearly all there are.
     release(stored)
-    known = values >= 0 if isinstance(column, Codes) else np.isfinite(values)
-    return telling(values[known], items[known], not isinstance(column, Codes)).share
+    is_number = not isinstance(column, Codes)
+    return values, np.isfinite(values) if is_number else values >= 0, is_number
 
 
 def _sampled(items: np.ndarray, num_items: int) -> np.ndarray:
@@ -141,6 +148,14 @@ def _ranks(numbers: np.ndarray) -> np.ndarray:
     return ranks
 
 
+def _ranges(numbers: np.ndarray) -> np.ndarray:
+    """Numbers as the ranges that they lie in, int64 [n]: few different ones stay apart."""
+    values, places = np.unique(numbers, return_inverse=True)
+    if len(values) <= NUM_RANGES:
+        return places
+    return (_ranks(numbers) * NUM_RANGES / len(numbers)).astype(np.int64)
+
+
 def _share_between(ranks: np.ndarray, items: np.ndarray) -> float:
     """The share of the variance that lies between items (eta squared), 0 for a column unrelated to them.
 
@@ -153,8 +168,9 @@ def _share_between(ranks: np.ndarray, items: np.ndarray) -> float:
     return (between - by_chance) / (1 - by_chance)
 
 
-def _share_of_information(values: np.ndarray, items: np.ndarray) -> float:
-    """How much of what one of a category and an item can say of the other is said, 0 if they are unrelated.
+def _share_of_information(values: np.ndarray, items: np.ndarray, is_of_both: bool = True) -> float:
+    """The share of what one of a category and an item can say of the other, or of all there is to know of the
+    item; 0 if they are unrelated.
 
     Either may have more values: a brand has many items, and an item many sizes with a code for each.
     """
@@ -164,7 +180,7 @@ def _share_of_information(values: np.ndarray, items: np.ndarray) -> float:
     alone = _entropy(values), _entropy(items)
     found, *by_chance = (sum(alone) - _entropy(values * len(items) + order) for order in orders)
     mean, deviation = np.mean(by_chance), np.std(by_chance, ddof=1)
-    left = min(alone) - mean
+    left = (min(alone) if is_of_both else alone[1]) - mean
     # Of little that is left, the error of chance would be a large share.
     return float((found - mean - DEVIATIONS * deviation) / left) if left > LEAST_INFORMATION else 0.0
 
@@ -172,11 +188,3 @@ def _share_of_information(values: np.ndarray, items: np.ndarray) -> float:
 def _entropy(codes: np.ndarray) -> float:
     shares = np.unique(codes, return_counts=True)[1] / len(codes)
     return float(-np.sum(shares * np.log(shares)))
-
-
-def _share_of_most_frequent(values: np.ndarray, items: np.ndarray) -> float:
-    """How many events have the value that is the most frequent of their item."""
-    pairs, counts = np.unique(np.stack([items, values]), axis=1, return_counts=True)
-    most = np.zeros(items.max() + 1)
-    np.maximum.at(most, pairs[0], counts)
-    return float(most.sum()) / len(items)

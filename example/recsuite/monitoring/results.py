@@ -10,6 +10,7 @@ from recsuite.config.sections.model import ModelConfig
 from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics
+from recsuite.datasets.telling import MOST_OF_LABEL
 from recsuite.errors import an, counted, four_places
 from recsuite.runtime.process import RuntimeContext
 
@@ -43,6 +44,8 @@ def say_results(
     from recsuite.models.tasks.task import task_named
 
     task = task_named(config.model.task)
+    for sentence in describe_leaks(columns):
+        context.say(sentence)
     context.say(results_table(columns, task, f"this model, {when}", test, "test", validation), tagged=False)
     for sentence in (
         *describe_failures(columns, task, test),
@@ -62,6 +65,17 @@ def say_stream(run: Run, config: ModelConfig, context: RuntimeContext) -> None:
     context.say(f"{learned} learned{passed}")
     name = f"predicted before learned, {counted(number, 'window')}"
     context.say(results_table(run.columns, task, name, run.test, "stream"), tagged=False)
+
+
+def describe_leaks(columns: Columns) -> list[str]:
+    """Sentences on features of the event that nearly say the label, to stand above metrics."""
+    return [
+        f"the feature {name} of the event says {share:.0%} of what there is to know of the "
+        f"{columns.schema.label}: unless it is known before that, the metrics below are too good; take "
+        f"[features.{name}] out of schema.toml"
+        for name, share in columns.label_told.items()
+        if share > MOST_OF_LABEL
+    ]
 
 
 def describe_nothing_left(result: Run, config: TrainingConfig) -> str:

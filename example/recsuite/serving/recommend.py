@@ -142,7 +142,8 @@ def _check_ids(folder: Path, model: ServedModel, name: str, ids: list[Any]) -> N
     strange = trained.keys() - set(ids)
     if strange:
         raise UserError(
-            f"{folder} has no {name} {min(strange)}, and the model was trained on one; give the --data_path "
+            f"{folder} has no {name} {printable(min(strange))}, and the "
+            f"model was trained on one; give the --data_path "
             "of its training."
         )
     # Who has a row in a dynamic table may have left the data, but not all of them.
@@ -206,7 +207,9 @@ def page(
         # Of an order the end says what comes next.
         reads_order = model.snapshot.task.reads_order
         which, shown = ("and last", viewer.latest()) if reads_order else (which, viewer.liked())
-        lines.append(f"user {viewer.name} {verb} {counted(len(viewer.labels), schema.item)}, {which}:")
+        lines.append(
+            f"user {printable(viewer.name)} {verb} {counted(len(viewer.labels), schema.item)}, {which}:"
+        )
         stars = zip(shown.numbers, titles[shown.items], strict=True)
         lines += [f"  {rating:.1f}  {title}" for rating, title in stars]
     if not known:
@@ -215,7 +218,10 @@ def page(
             if is_happening
             else f"the mean of their {schema.labels} damped by {DAMPING} at the mean of all"
         )
-        lines.append(f"the model knows no user {viewer.name}; these are the popular {schema.items}, by {how}")
+        lines.append(
+            f"the model knows no user {printable(viewer.name)}; these are the popular {schema.items}, "
+            f"by {how}"
+        )
     score = model.snapshot.task.score_label.format(answer=schema.answer)
     heading = score if known else "events" if is_happening else "mean"
     return "\n".join([*lines, _table(found, titles[found.items].tolist(), heading)])

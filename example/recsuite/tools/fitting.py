@@ -159,13 +159,13 @@ def _frames(events: Any, users: Any, items: Any) -> dict[str, pandas.DataFrame]:
 
 
 def _check_schema(schema: Any) -> None:
-    from recsuite.datasets.tables.description.reader import read_schema
+    from recsuite.datasets.tables.description.reader import given_in
     from recsuite.datasets.tables.schema_file import TableSchema
 
     if isinstance(schema, (str, Path)):
         if not Path(schema).is_file():
             raise UserError(f"The schema {printable(schema)} is not a file; give the path of a schema.toml.")
-        read_schema(Path(schema))
+        given_in(Path(schema))
     elif schema is not None and not isinstance(schema, TableSchema):
         raise UserError(
             f"schema takes the path of a schema.toml or what it says, and got {printable(repr(schema))}."

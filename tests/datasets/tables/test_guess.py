@@ -16,7 +16,7 @@ from recsuite.datasets.tables.description.overview import describe
 from recsuite.datasets.tables.description.reader import parse_schema
 from recsuite.datasets.tables.description.validator import validate
 from recsuite.datasets.tables.description.writer import text_of
-from recsuite.datasets.tables.guessing.features import AGE_TELLS, TELLS, LeftOut
+from recsuite.datasets.tables.guessing.features import AGE_TELLS, OF_EVENT, OUTCOME, LeftOut
 from recsuite.datasets.tables.guessing.guess import SAME_NAME, guess
 from recsuite.datasets.tables.guessing.words import table_name, words_of
 from recsuite.datasets.tables.schema_file import FeatureColumn, LabelColumn, TableSchema, TimestampColumn
@@ -103,10 +103,9 @@ def test_a_shop_with_texts_as_ids_and_features_of_all_three(typed: bool) -> None
         "country": FeatureColumn("user", "country", "category"),
         "price": FeatureColumn("item", "price", "number"),
         "category": FeatureColumn("item", "category", "category"),
-        "device": FeatureColumn("event", "device", "category"),
-        "discount": FeatureColumn("event", "discount", "number"),
         **TIMES,
     }
+    assert left_out(SHOP) == {"device": OF_EVENT, "discount": OF_EVENT}
 
 
 def test_clicks_are_events_without_a_label() -> None:
@@ -152,11 +151,9 @@ def test_reviews_with_texts() -> None:
     assert schema.label == LabelColumn("rating", "overall", 1.0, 5.0, 4.0, "rating")
     assert schema.timestamp == TimestampColumn("unixReviewTime", "unix")
     # The times are days, so there is no hour.
-    assert schema.features == {
-        "style": FeatureColumn("event", "style", "category"),
-        "weekday": TIMES["weekday"],
-    }
+    assert schema.features == {"weekday": TIMES["weekday"]}
     assert left_out(REVIEWS) == {
+        "style": OF_EVENT,
         "reviewTime": "it holds times, and the events have others",
         "reviewText": "it holds long texts, and nothing reads texts yet",
     }
@@ -201,55 +198,111 @@ def test_music_with_lists_and_dates_in_a_table_of_its_own() -> None:
     assert rated.features["released_age"] == FeatureColumn("event", "age_days(item.released)", "number")
 
 
-# What depends on the item, exactly and nearly, and what does not.
-PRICE = np.exp(RNG.normal(3, 1, ITEMS))[ITEM] * RNG.normal(1, 0.02, ROWS)
-VISIT = {
-    "user_id": USER,
-    "item_id": ITEM,
-    "time": SECONDS,
-    "price": PRICE,
-    "brand": np.where(RNG.random(ROWS) < 0.02, "b0", [f"b{item % 12}" for item in ITEM]),
-    "paid": PRICE * RNG.choice([1, 0.4, 0.1], ROWS),
-    "variant": [f"{item}/{size}" for item, size in zip(ITEM, RNG.integers(0, 6, ROWS), strict=True)],
-    "copy_of_item": ITEM,
-    "device": RNG.choice(["phone", "desktop", "tablet"], ROWS),
-    "delay": RNG.exponential(1, ROWS),
-    # One event in five is on the screen that the item belongs to, and the others are on any.
-    "screen": np.where(RNG.random(ROWS) < 0.2, ITEM % 3, RNG.integers(0, 3, ROWS)),
-}
+def test_a_column_of_the_event_is_written_as_a_comment_with_its_reason_and_three_values() -> None:
+    events = {**RATINGS, "device": ["phone", "desktop", "tablet", "tv"] * (ROWS // 4)}
+    schema, omissions, _ = guess({"events": texts(events)})
+    assert "device" not in schema.features
+    comment = (
+        f"# {OF_EVENT}; values, say: phone, desktop, tablet\n"
+        '# [features.device]\n# of = "event"\n# column = "device"\n# kind = "category"\n'
+    )
+    assert comment in text_of(schema, omissions)
+    (row,) = [
+        line
+        for line in describe(schema, {"events": texts(events)}, omissions).splitlines()
+        if "phone" in line
+    ]
+    assert row.startswith("not taken")
+    assert row.endswith(OF_EVENT)
 
 
-@pytest.mark.parametrize("typed", [False, True])
-@pytest.mark.parametrize("label", [{}, {"plays": np.minimum(RNG.zipf(1.6, ROWS), 5_000)}])
-def test_what_says_which_item_is_chosen_is_no_feature_of_an_event_to_rank_by(
-    typed: bool, label: dict[str, Any]
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("is_like", "isLike", "long_view", "play_time_ms", "helpful_vote", "Review-Count", "average_stars"),
+        *("useful", "num_reviews", "popularity", "ratings_count", "members", "returned", "liked_at_all"),
+    ],
+)
+def test_what_could_be_a_label_is_no_feature_wherever_it_stands(name: str) -> None:
+    people = texts({"user": range(USERS), name: RNG.random(USERS), "age": RNG.random(USERS)})
+    events = {"user": USER, "item": ITEM, "is_click": RNG.integers(0, 2, ROWS), "x": RNG.random(ROWS)}
+    of_items = 7 * (ITEM % 9) + 1
+    for found in (
+        left_out(events, users=people),
+        left_out({**events, name: of_items}),
+        left_out({**events, name: RNG.random(ROWS)}),
+    ):
+        assert found[name] == OUTCOME
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_a_few_contradictions_leave_a_property_with_its_item_and_are_counted(number: int) -> None:
+    genre = np.array([f"g{item % 7}" for item in ITEM], object)
+    genre[50 : 50 + number] = "other"
+    found = guess({"events": texts({**RATINGS, "genre": genre})})
+    assert found.schema.features["genre"] == FeatureColumn("item", "genre", "category")
+    (note,) = found.notes
+    assert note.startswith(f"the column genre of the items: in {number} event")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        # Nearly always the same, whoever and whatever it is of.
+        (RNG.random(ROWS) < 0.004).astype(int),
+        # Of the item in nine of ten events.
+        np.where(RNG.random(ROWS) < 0.1, "other", [f"g{item % 7}" for item in ITEM]),
+    ],
+)
+def test_what_contradicts_as_often_as_by_chance_or_very_often_is_of_the_event(values: np.ndarray) -> None:
+    assert left_out({**RATINGS, "promo": values})["promo"] == OF_EVENT
+
+
+@pytest.mark.parametrize("values", [["NA", "u"], ["", "u"], ["null", "u"], ["None", "u"], ["\\N", "u"]])
+def test_events_without_a_user_are_counted_with_what_leaves_them_out(values: list[str]) -> None:
+    users = [values[row % 3 > 1] + str(row % 90) * (row % 3 > 1) for row in range(ROWS)]
+    found = guess({"events": texts({**RATINGS, "userId": users})})
+    (note,) = found.notes
+    assert "the column userId has no id in 1,334 of 2,000 events" in note
+    assert "--bad_rows skip --max_bad_rows 0.75 leaves them out" in note
+
+
+@pytest.mark.parametrize(
+    ("values", "ends", "drop", "line"),
+    [
+        ([-1, 2, 4, 6, 8, 10], (1, 10), "-1", '[label] drop = "-1"'),
+        ([-1, 1, 2, 3, 4, 5], (1, 5), "-1", '[label] drop = "-1"'),
+        ([1, 2, 3, 4, 5, 99], (1, 5), "99", '[label] drop = "99"'),
+        ([-9.5, -3, 0.5, 9.5, 99], (-10, 10), "99", '[label] drop = "99"'),
+        ([0, 0, 0, 0, 0, 2, 4, 6, 8, 10], (0, 10), "", 'write drop = "0" and lowest = 1 under [label]'),
+        ([0, 0, 0, 0, 1, 2, 3, 4, 5], (0, 5), "", 'write drop = "0" and lowest = 1 under [label]'),
+        ([-1, 0, 1], (-1, 1), "", ""),
+        ([-2, -1, 0, 1, 2], (-2, 2), "", ""),
+        ([0, 1, 2, 3, 4, 5], (0, 5), "", ""),
+        ([1, 2, 3, 4, 5], (1, 5), "", ""),
+    ],
+)
+def test_values_apart_from_the_scale_are_counted_with_the_line_to_write(
+    values: list[float], ends: tuple[float, float], drop: str, line: str
 ) -> None:
-    features = guessed({**VISIT, **label}, typed).features
-    assert features["price"] == FeatureColumn("item", "price", "number")
-    assert features["brand"] == FeatureColumn("item", "brand", "category")
-    events = {name for name, feature in features.items() if feature.of == "event"}
-    assert events == {"device", "delay", "screen", *TIMES}
-    reasons = left_out({**VISIT, **label})
-    assert (reasons["paid"], reasons["variant"]) == (TELLS, TELLS)
+    for name in ("rating", "Book-Rating"):
+        found = guess({"events": texts({"user": USER, "item": ITEM, name: RNG.choice(values, ROWS)})})
+        label = found.schema.label
+        assert (label.kind, label.column, label.lowest, label.highest, label.drop) == (
+            "rating",
+            name,
+            *ends,
+            drop,
+        )
+        assert line in "".join(found.notes)
+        assert len(found.notes) == bool(line)
 
 
-def test_ratings_and_answers_keep_what_depends_on_the_item() -> None:
-    for label in ({"rating": RNG.integers(1, 6, ROWS)}, {"clicked": RNG.integers(0, 2, ROWS)}):
-        features = guessed({**VISIT, **label}).features
-        assert all(features[name].of == "event" for name in ("price", "brand", "paid", "variant", "delay"))
-
-
-@pytest.mark.parametrize("repeated", [2, 5])
-def test_of_a_few_events_an_item_chance_is_taken_away(repeated: int) -> None:
-    items = np.arange(ROWS) // repeated
-    events = {"user": USER, "item": items, "delay": VISIT["delay"], "device": VISIT["device"]}
-    town = [f"t{each}" for each in RNG.integers(0, 300, ROWS)]
-    features = guessed(
-        {**events, "town": town, "price": np.sqrt(items + 1) * RNG.normal(1, 0.02, ROWS)}
-    ).features
-    assert {name: feature.of for name, feature in features.items()} == {
-        **{"price": "item", "delay": "event", "device": "event", "town": "event"}
-    }
+def test_returns_are_counted_and_left_out_of_quantities() -> None:
+    quantity = np.where(RNG.random(ROWS) < 0.02, -6, RNG.integers(1, 12, ROWS))
+    found = guess({"events": texts({"Customer ID": USER, "StockCode": ITEM, "Quantity": quantity})})
+    assert (found.schema.label.kind, found.schema.label.drop) == ("count", "<0")
+    assert f"{(quantity < 0).sum()} of 2,000 values are below 0" in found.notes[0]
 
 
 def test_lists_and_times_of_typed_files() -> None:
@@ -270,7 +323,6 @@ def test_lists_and_times_of_typed_files() -> None:
     assert schema.features == {
         "tags": FeatureColumn("item", "tags", "list"),
         "shelf": FeatureColumn("item", "shelf", "category"),
-        "color": FeatureColumn("event", "color", "category"),
         **TIMES,
     }
 
@@ -312,8 +364,8 @@ def test_a_weight_is_of_the_event_and_not_of_the_product() -> None:
 def test_a_few_damaged_values_and_missing_ones_do_not_change_what_a_column_is() -> None:
     price = [str(each) for each in RNG.random(ROWS)]
     price[7], price[9] = "?", "NA"
-    schema = guessed({"user": USER, "item": ITEM, "price": price})
-    assert schema.features == {"price": FeatureColumn("event", "price", "number")}
+    (omission,) = guess({"events": texts({"user": USER, "item": ITEM, "price": price})}).left_out
+    assert omission.feature == FeatureColumn("event", "price", "number")
 
 
 def test_one_id_is_known_by_both_tables() -> None:
@@ -502,25 +554,70 @@ def test_where_nothing_is_recognised_one_sentence_names_the_columns_and_what_to_
         guess({"events": texts({"temperature": RNG.random(9), "town": ["Rome"] * 9})})
     assert str(refused.value) == (
         "Nothing says where the ids of users and items are among 2 columns: temperature, town; write a "
-        'schema.toml beside the data with these parts, each on a line: [user] column = "NAME" [item] '
-        'column = "NAME" [label] kind = "clicks"'
+        'schema.toml beside the data with the lines [user] and column = "NAME", then [item] and column = '
+        '"NAME"; what it does not say is guessed.'
     )
-    with pytest.raises(
-        UserError, match=r'ids of items are among 2 columns: user, x; .* column = "user" \[item'
-    ):
+    with pytest.raises(UserError, match=r"ids of items are among 2 columns: user, x; .* lines \[item\] and"):
         guess({"events": texts({"user": USER, "x": RNG.random(ROWS)})})
     with pytest.raises(UserError, match="The events have no rows"):
         guess({"events": texts({"user": [], "item": []})})
 
 
-def test_the_label_that_is_there_is_in_the_text_to_copy() -> None:
-    events = {"who": ["a", "b"] * 10, "what": ["c", "d"] * 10, "stars": [1, 2, 4, 5] * 5, "when": ISO[:20]}
-    with pytest.raises(UserError) as refused:
-        guess({"events": texts(events)})
-    assert str(refused.value).endswith(
-        'each on a line: [user] column = "NAME" [item] column = "NAME" [label] kind = "rating" '
-        'column = "stars" lowest = 1 highest = 5'
-    )
+# Forms of public data: columns with values, then user, item, label and its kind, or what is asked for.
+STARS_OF, TEXTS = RNG.integers(1, 6, ROWS), [f"t{each}" for each in range(ROWS)]
+FORMS: list[tuple[dict[str, Any], Any]] = [
+    (
+        {"User-ID": USER, "ISBN": [f"0{item:05}X" for item in ITEM], "Book-Rating": 2 * STARS_OF},
+        ("User-ID", "ISBN", "Book-Rating", "rating"),
+    ),
+    (
+        {"review_id": TEXTS, "user_id": USER, "business_id": ITEM, "stars": STARS_OF, "useful": STARS_OF},
+        ("user_id", "business_id", "stars", "rating"),
+    ),
+    (
+        {
+            **{"beer_beerid": ITEM, "review_overall": STARS_OF, "review_aroma": STARS_OF},
+            **{"review_profilename": [f"n{user}" for user in USER], "beer_style": ITEM % 5},
+        },
+        ("review_profilename", "beer_beerid", "review_overall", "rating"),
+    ),
+    (
+        {"Invoice": TEXTS, "StockCode": ITEM, "Quantity": STARS_OF, "Price": 2.5 * ITEM, "Customer ID": USER},
+        ("Customer ID", "StockCode", "Quantity", "count"),
+    ),
+    (
+        {"app_id": ITEM, "user_id": USER, "is_recommended": STARS_OF > 2, "hours": RNG.random(ROWS)},
+        ("user_id", "app_id", "is_recommended", "yes_no"),
+    ),
+    (
+        {"customer_id": USER, "article_id": ITEM, "price": RNG.random(ROWS)},
+        ("customer_id", "article_id", "", "clicks"),
+    ),
+    (
+        {"visitorid": USER, "event": ["view", "buy"] * (ROWS // 2), "itemid": ITEM, "transactionid": TEXTS},
+        ("visitorid", "itemid", "", "clicks"),
+    ),
+    ({"user_id": USER, "movie_id": ITEM, "rating": STARS_OF}, ("user_id", "movie_id", "rating", "rating")),
+    ({"user_id": USER, "gadget_id": ITEM, "rating": STARS_OF}, ("user_id", "gadget_id", "rating", "rating")),
+    ({"user-id": USER, "game-title": [f"g{item}" for item in ITEM]}, ("user-id", "game-title", "", "clicks")),
+    # The users of orders stand in another table.
+    ({"order_id": USER, "product_id": ITEM, "reordered": STARS_OF > 2}, "users"),
+    ({"user_id": USER, "gadget_id": ITEM, "gizmo_id": ITEM // 2}, "items"),
+    ({"id": TEXTS, "click": STARS_OF > 2, "site_id": ITEM, "device_id": USER}, "users and items"),
+]
+
+
+@pytest.mark.parametrize(("columns", "roles"), FORMS)
+def test_roles_of_forms_that_people_have_are_those_that_names_say_or_are_asked_for(
+    columns: dict[str, Any], roles: Any
+) -> None:
+    if isinstance(roles, str):
+        with pytest.raises(UserError, match=f"Nothing says where the ids of {roles} are"):
+            guess({"events": texts(columns)})
+        return
+    schema = guessed(columns)
+    found = schema.user.column, schema.item.column, schema.label.column, schema.label.kind
+    assert found == roles
 
 
 def test_times_of_the_day_come_before_the_days_of_partitions() -> None:
@@ -564,7 +661,9 @@ def test_names_of_labels_come_before_answers_and_these_before_small_amounts(
     columns: dict[str, Any], labels: list[tuple[str, str]]
 ) -> None:
     found = guess({"events": texts({"user": USER, "item": ITEM, **columns})})
-    assert [(each.kind, each.column) for each in (found.schema.label, *found.other_labels)] == labels
+    assert (found.schema.label.kind, found.schema.label.column) == labels[0]
+    # Nothing else that could be the label is a feature.
+    assert {column for _, column in labels[1:]} <= {each.feature.column for each in found.left_out}
 
 
 def test_indices_of_pandas_and_numbers_of_orders_are_left_out() -> None:
@@ -573,7 +672,7 @@ def test_indices_of_pandas_and_numbers_of_orders_are_left_out() -> None:
     assert left_out(orders) == {
         "Unnamed: 0": "it is the index that pandas wrote, and numbers the rows",
         "__index_level_0__": "it is the index that pandas wrote, and numbers the rows",
-        "order_number": "nearly all of its values differ, as those of an id do",
+        "order_number": OF_EVENT,
     }
     guessed(orders)
 

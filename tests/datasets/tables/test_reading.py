@@ -113,7 +113,8 @@ def test_every_format_gives_the_same_data_set(tmp_path: Path, end: str) -> None:
         "age_days(item.released)": [2.0, 2.0, 2.0, 2.0, None],
     }
     assert raw.skipped == [
-        "price varies within 1 item: the newest counts; name it a feature of the event to keep each"
+        "price varies within 1 item: the value of most rows counts, else the newest one, and 1 row has "
+        "another; name it a feature of the event to keep each"
     ]
     assert [raw.events.user.dtype, raw.events.label.dtype, raw.events.time.dtype] == [
         np.int32,
@@ -163,8 +164,8 @@ def test_properties_come_from_the_tables_of_users_and_items(tmp_path: Path) -> N
     assert raw.skipped == [
         "1 user of the events has no row in the table of users: what it says of others is missing there",
         "1 item of the events has no row in the table of items: what it says of others is missing there",
-        "name varies within 1 item: the last one counts",
-        "year varies within 1 item: the last one counts",
+        "name varies within 1 item: the value of most rows counts, else the last one, and 1 row has another",
+        "year varies within 1 item: the value of most rows counts, else the last one, and 1 row has another",
     ]
 
 
@@ -204,7 +205,7 @@ def test_the_newest_event_counts_whatever_the_order_of_the_rows_and_files(tmp_pa
             found = plain(raw)
             for column in ("price", "tags", "in_stock", "number"):
                 assert found[f"items.{column}"] == whole[f"items.{column}"]
-            assert raw.skipped[0].startswith("price varies within 1 item: the newest counts;")
+            assert raw.skipped[0].startswith("price varies within 1 item: ")
 
 
 def test_of_one_time_or_of_none_the_last_row_counts(tmp_path: Path) -> None:
@@ -214,9 +215,35 @@ def test_of_one_time_or_of_none_the_last_row_counts(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", table)
     raw = read(path, schema)
     assert raw.items["price"].tolist() == [3.0]
-    assert "the last one counts" in raw.skipped[0]
+    assert "else the last one, and 2 rows have another" in raw.skipped[0]
     timed = dataclasses.replace(schema, timestamp=TimestampColumn("time", "unix"))
     assert read(path, timed).items["price"].tolist() == [2.0]
+
+
+def test_the_value_of_most_events_of_an_item_stays_and_others_are_counted(tmp_path: Path) -> None:
+    table = {"user": [*range(8)], "item": [1, 1, 2, 1, 2, 2, 2, 3], "time": [*range(8)]}
+    table |= {
+        "genre": ["a", "a", "b", "x", "b", "y", "", "c"],
+        "price": [1.0, 1.0, 2.0, 9.0, 3.0, 3.0, 2.0, 4.0],
+    }
+    features = {
+        "genre": FeatureColumn("item", "genre", "category"),
+        "price": FeatureColumn("item", "price", "number"),
+    }
+    schema = dataclasses.replace(PLAIN, features=features, timestamp=TimestampColumn("time", "unix"))
+    for file in range(2):
+        write(
+            tmp_path / f"part-{file}.csv",
+            {name: values[4 * file : 4 * file + 4] for name, values in table.items()},
+        )
+    raw = read(tmp_path, schema)
+    assert raw.items["genre"].tolist() == ["a", "b", "c"]
+    # Of the second item no price has more than half.
+    assert raw.items["price"].tolist() == [1.0, 2.0, 4.0]
+    assert (
+        "genre varies within 2 items: the value of most rows counts, else the newest one, and 2 rows"
+        in raw.skipped[0]
+    )
 
 
 def test_a_title_that_is_a_feature_too_loses_no_value(tmp_path: Path) -> None:

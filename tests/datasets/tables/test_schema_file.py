@@ -492,7 +492,7 @@ def test_a_file_that_cannot_be_a_schema_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not UTF-8 at byte 0; save it as UTF-8"):
         read_schema(path)
     path.write_bytes(b"#" * (MOST_BYTES + 1))
-    with pytest.raises(UserError, match="is larger than 1,048,576 bytes"):
+    with pytest.raises(UserError, match="is larger than 16,777,216 bytes"):
         read_schema(path)
 
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.checkout import checkout
+from recsuite.checkout import DATA_ROOT
 from recsuite.config.sections.data import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.movielens.parsing.entities import read_movies, read_users
 from recsuite.datasets.movielens.parsing.ratings import read_ratings
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import pandas
 
 # Below the working directory where there is no repository, as --save_dir and --report_dir are.
-DATA_ROOT = (checkout() or Path()) / "data"
 # Long enough for the largest archive on a slow line; a wait beyond it is a fault.
 DATA_DEADLINE = 3600.0
 # Waiting for another launch, a download, waiting for its columns, and parsing, one after the other.

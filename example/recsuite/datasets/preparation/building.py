@@ -42,7 +42,7 @@ from recsuite.datasets.preparation.vocabulary import (
 )
 from recsuite.datasets.schema import ITEM, SCHEMA_FILE, USER, Schema, Table, record_of
 from recsuite.datasets.streams.past import HEAD, Past, digests_of, keys_of
-from recsuite.datasets.telling import told_by_features
+from recsuite.datasets.telling import label_told_by_features, told_by_features
 from recsuite.errors import UserError
 from recsuite.files import digest_of, flush, flushed, flushing
 from recsuite.records import plain, sealed
@@ -166,6 +166,7 @@ def _write_columns(
     num_head = min(num_train, HEAD) if past else num_train
     weight = _weight(folder, raw, order, num_head)
     told = _told_or_keys(folder, raw, stored, order[:num_train], schema, past)
+    label_told = label_told_by_features(raw.events, order[:num_head], stored.label[:num_head], schema)
     # As much memory as a column.
     del order
     by_user, by_item = by_users(folder, stored), by_items(folder, stored, len(raw.items))
@@ -202,6 +203,7 @@ def _write_columns(
         },
         "seen": schema.seen,
         "told": told,
+        "label_told": label_told,
         "notes": [*raw.skipped, *notes, *said, *_notes_on(written)],
         "num_late": num_late,
         "events_per_file": raw.events_per_file if past else {},

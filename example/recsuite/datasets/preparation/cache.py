@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from recsuite.checkout import place_for
 from recsuite.config.config import Config
 from recsuite.config.sections.data import DataConfig
 from recsuite.config.sections.model import TOP
@@ -21,7 +21,6 @@ from recsuite.datasets.preparation.program import digest_of_program
 from recsuite.datasets.schema import AUDIENCE, HISTORY, RawData, Table
 from recsuite.datasets.source import (
     DATA_DEADLINE,
-    DATA_ROOT,
     NUM_EVENTS,
     Source,
     SourceFile,
@@ -38,6 +37,8 @@ from recsuite.runtime.progress_bar import stage
 
 # The one part that a stream has, by which its columns are called.
 STREAM, VOCABULARY = "stream", "vocabulary.json"
+# Where columns lie in the folder of the files.
+COLUMNS = ".columns"
 # What `_name` gives, and what it gave before the digest of the program was in it; then the number of a
 # successor.
 NAME = re.compile(r"\w+-[0-9a-f]{12}(?:-(?P<program>[0-9a-f]{12})(?:\.\d+)?)?")
@@ -80,7 +81,7 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
         columns = columns or _unchanged(found, source, past)
     # Without the lock first: most runs find their columns, also in a folder that they may not write.
     if columns is None and not _is_due(data, cache, name, launch):
-        columns, _ = load_columns(newest_of(cache, name), source.folder, source.schema)
+        columns = _found(cache, name, source, bool(data.cache_dir))
     if columns is None:
         advice = "give --cache_dir a folder with space that can be written"
         with explained(f"The columns of {source.folder} cannot be stored in {cache}", advice):
@@ -174,12 +175,12 @@ def find_columns(config: Config) -> tuple[Path, Columns | None]:
     data = _data_of(config)
     folder, source = look(data, config.runtime.seed)
     if source is None:
-        return Path(data.cache_dir or folder / ".columns"), None
+        return Path(data.cache_dir or folder / COLUMNS), None
     source = as_wanted(source, config.tables, data)
     cache = _cache_folder(folder, data)
     past = BEGINNING if config.stream.stream else None
     name = _name(_digests(source.files), source.key, data, config.runtime.seed, past)
-    columns, _ = load_columns(newest_of(cache, name), folder, source.schema, every_byte=False)
+    columns = _found(cache, name, source, bool(data.cache_dir), every_byte=False)
     return cache, None if columns is None else _checked(columns, config.data, config.model.reads_order)
 
 
@@ -218,14 +219,17 @@ def _checked(columns: Columns, config: DataConfig, reads_order: bool) -> Columns
 
 
 def _cache_folder(source: Path, config: DataConfig) -> Path:
-    if config.cache_dir:
-        return Path(config.cache_dir)
-    # Root may write anywhere; a folder whose mode forbids it is still not ours to write to.
-    if os.access(source, os.W_OK) and source.stat().st_mode & 0o222:
-        return source / ".columns"
-    # Folders elsewhere may have the same name and hold other files.
-    name = hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:12]
-    return (DATA_ROOT / "columns" / f"{source.resolve().name}-{name}").absolute()
+    return Path(config.cache_dir) if config.cache_dir else place_for(source, COLUMNS)
+
+
+def _found(cache: Path, name: str, source: Source, is_named: bool, every_byte: bool = True) -> Columns | None:
+    """Columns of this name in their folder, or beside the files, where others may have prepared them."""
+    # Whoever names a folder means that one.
+    for place in (cache,) if is_named else dict.fromkeys((cache, source.folder / COLUMNS)):
+        columns, _ = load_columns(newest_of(place, name), source.folder, source.schema, every_byte)
+        if columns is not None:
+            return columns
+    return None
 
 
 def _name(

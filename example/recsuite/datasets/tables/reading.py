@@ -30,7 +30,7 @@ from recsuite.datasets.tables.parts.store import kept, parts_of, unfinished
 from recsuite.datasets.tables.parts.wanted import DATE, ID, LABEL, TABLE_OF, TIME, WEIGHT, Wanted, wanted_of
 from recsuite.datasets.tables.schema_file import CATEGORY, COUNT, NUMBER, TableSchema
 from recsuite.datasets.tables.times import FIRST_LIKELY
-from recsuite.errors import UserError, counted
+from recsuite.errors import UserError, counted, printable
 from recsuite.runtime.progress_bar import stage
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ class _Reading:
         ids = joined([(part, keys[role]) for role in roles for part in self.parts[role]])
         if ids.is_mixed:
             self.notes.append(
-                f"the ids of the column {keys[EVENTS].column} are whole numbers in some files and texts in "
-                "others: all are taken as texts"
+                f"the ids of the column {printable(keys[EVENTS].column)} are whole numbers in some files and "
+                "texts in others: all are taken as texts"
             )
         places = iter(ids.places)
         entity = _Entity(name, keys, ids, {role: [next(places) for _ in self.parts[role]] for role in roles})
@@ -173,9 +173,11 @@ class _Reading:
         number = len(entity.ids.values)
         found = property_of(wanted, self.parts[role], entity.places[role], entity.keys[role], number, time)
         if found.num_varied:
+            newest, others = "newest" if time else "last", counted(found.num_others, "row")
             self.notes.append(
-                f"{wanted.column} varies within {counted(found.num_varied, entity.name)}: "
-                f"the {'newest' if time else 'last one'} counts"
+                f"{printable(wanted.column)} varies within {counted(found.num_varied, entity.name)}: the "
+                f"value of most rows counts, else the {newest} one, and {others} "
+                f"{'has' if found.num_others == 1 else 'have'} another"
                 + ("; name it a feature of the event to keep each" if role == EVENTS else "")
             )
         return found.values(wanted)

@@ -18,6 +18,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from recsuite.checkout import place_for
 from recsuite.datasets.schema import (
     BUCKETS,
     COUNT,
@@ -45,11 +46,16 @@ LIKED_COUNT = 1.0
 
 
 def schema_path(path: str | Path) -> Path:
-    """Where the schema of some tables is: in their folder, or that of a file; of a URL in the working one."""
+    """Path of the schema of some tables: in their folder, or that of a file; of a URL in the working one.
+
+    Where it is not there and cannot be written there, it is where the columns of such tables are.
+    """
     if is_remote(str(path)):
         return Path.cwd() / FILENAME
     with explained(f"{printable(path)} cannot be looked at"):
-        return Path(path, FILENAME) if Path(path).is_dir() else Path(path).parent / FILENAME
+        folder = Path(path) if Path(path).is_dir() else Path(path).parent
+        beside = folder / FILENAME
+        return beside if beside.exists() or not folder.is_dir() else place_for(folder, FILENAME)
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,7 @@ class LabelColumn:
 
     lowest, highest: the ends of the scale of a rating. liked: from here on an item counts as liked, of a
     rating or a count, in the unit of the column. noun: what one event is called; empty means by the column.
+    drop: values that are no labels, whose events are left out: numbers, "<0" or ">5", with commas between.
     """
 
     kind: str
@@ -122,6 +129,7 @@ class LabelColumn:
     highest: float = 1.0
     liked: float = 0.5
     noun: str = ""
+    drop: str = ""
 
     @property
     def range(self) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.schema import RawData, Schema
-from recsuite.datasets.tables.description.reader import read_schema
+from recsuite.datasets.tables.description.reader import IncompleteSchemaError, read_schema
 from recsuite.datasets.tables.description.validator import validate
 from recsuite.datasets.tables.files import columns_of, find_tables
 from recsuite.datasets.tables.guessing.proposal import propose
@@ -83,7 +83,8 @@ class OwnTables:
 
 
 def locate(config: DataConfig, root: Path) -> OwnTables:
-    """The tables of --data_path; where no schema.toml lies beside them, one is guessed, written and shown.
+    """The tables of --data_path; where their schema.toml lacks sections, or there is none, what it lacks is
+    guessed, written and shown.
 
     root: where a folder is made for the columns of tables that lie on a server.
 
@@ -91,17 +92,20 @@ def locate(config: DataConfig, root: Path) -> OwnTables:
         UserError: when there are none, when they cannot be read, or when the schema does not fit them.
     """
     path, written = config.data_path, schema_path(config.data_path)
-    if not written.exists():
+    if not _is_complete(written):
         # Before anything is written beside them: a folder may hold no tables at all.
-        find_tables(path)
+        if not written.exists():
+            find_tables(path)
         lock = written.with_name(f".{written.name}.lock")
+        with explained(f"{printable(written)} cannot be written"):
+            written.parent.mkdir(parents=True, exist_ok=True)
         # Several launches may start at once.
         with (
             explained(f"{printable(written)} cannot be written"),
             locked(lock, f"writing {written}", SCHEMA_DEADLINE),
         ):
             try:
-                if not written.exists():
+                if not _is_complete(written):
                     propose(path).show()
             finally:
                 # Nothing of ours stays beside the tables but the schema. Whoever takes a new lock meanwhile
@@ -113,14 +117,22 @@ def locate(config: DataConfig, root: Path) -> OwnTables:
     return found
 
 
+def _is_complete(path: Path) -> bool:
+    """Whether there is a schema that says all that it has to."""
+    try:
+        return path.exists() and read_schema(path) is not None
+    except IncompleteSchemaError:
+        return False
+
+
 def look(config: DataConfig, root: Path) -> OwnTables | None:
-    """The tables of --data_path, if a schema.toml lies beside them that says what they are; writes nothing.
+    """The tables of --data_path, if they have a schema.toml that says what they are; writes nothing.
 
     Raises:
         UserError: see `locate`.
     """
     path, written = config.data_path, schema_path(config.data_path)
-    if not written.exists():
+    if not _is_complete(written):
         find_tables(path)
         return None
     schema = read_schema(written)

@@ -6,6 +6,7 @@ a fault, int8 [n], 0 where nothing is. The values of faulty rows mean nothing.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,15 +31,17 @@ FAULTS = (
     "is below zero",
     "is neither yes nor no",
     "is in another unit than",
+    "is no label, as drop says",
 )
-MISSING, NO_NUMBER, INFINITE, NOT_WHOLE, NO_TIME, FAR_TIME, OFF_SCALE, NEGATIVE, NO_ANSWER, OTHER_UNIT = (
-    range(1, 11)
-)
-# Texts that say that there is no number.
-NO_VALUE = ("", "NA", "N/A", "null", "NULL", "NaN", "nan", "None")
+MISSING, NO_NUMBER, INFINITE, NOT_WHOLE, NO_TIME, FAR_TIME, OFF_SCALE, NEGATIVE, NO_ANSWER = range(1, 10)
+OTHER_UNIT, DROPPED = 10, 11
+# Texts that say that there is no value, whatever it would be: a number, a category or an id.
+NO_VALUE = ("", "NA", "N/A", "null", "NULL", "NaN", "nan", "None", "\\N")
 YES, NO = ("1", "true", "yes", "1.0", "t", "y"), ("0", "false", "no", "0.0", "f", "n")
 # From here on a float does not tell two whole numbers apart.
 EXACT = 2.0**53
+# What `LabelColumn.drop` may have between its commas.
+DROP = re.compile(r"\s*([<>]?)\s*([-+]?\d+(?:\.\d+)?)\s*")
 # What Arrow casts to a float: what it says must not depend on the values beside one.
 DECIMAL = r"^[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:inf|infinity|nan))$"
 # What stands between the entries of a list in its one text: no text has it by chance.
@@ -110,7 +113,7 @@ def categories(column: pyarrow.Array, name: str) -> Parsed:
     elif not types.is_string(column.type):
         column = column.cast(pyarrow.string())
     if types.is_string(column.type):
-        column = pc.if_else(pc.equal(column, ""), None, column)
+        column = pc.if_else(pc.is_in(column, pyarrow.array(NO_VALUE)), None, column)
     return Parsed(column, np.zeros(num_rows, np.int8))
 
 
@@ -250,23 +253,30 @@ def labels(column: pyarrow.Array, name: str, label: LabelColumn) -> Parsed:
     if label.kind == YES_NO and types.is_string(column.type):
         texts = pc.utf8_lower(pc.utf8_trim_whitespace(column))
         is_yes, is_no = (pc.is_in(texts, pyarrow.array(words)) for words in (YES, NO))
-        is_missing = pc.or_(texts.is_null(), pc.equal(texts, "")).fill_null(True)
-        values = is_yes.to_numpy(zero_copy_only=False).astype(np.float32)
-        faults = np.where(pc.or_(is_yes, is_no).to_numpy(zero_copy_only=False), 0, NO_ANSWER).astype(np.int8)
-        faults[is_missing.to_numpy(zero_copy_only=False)] = MISSING
-        return Parsed(values, faults)
+        column = pc.if_else(is_yes, "1", pc.if_else(is_no, "0", column))
     found = numbers(column, name)
     values, faults = found.values, found.faults
+    is_dropped = dropped(values, label.drop)
     faults[np.isnan(values) & (faults == 0)] = MISSING
     is_fine = faults == 0
     if label.kind == YES_NO:
-        faults[is_fine & (values != 0) & (values != 1)] = NO_ANSWER
+        faults[(is_fine & (values != 0) & (values != 1)) | (faults == NO_NUMBER)] = NO_ANSWER
     elif label.kind == COUNT:
         faults[is_fine & (values < 0)] = NEGATIVE
         values = np.log1p(np.where(faults == 0, values, 0))
     else:
         faults[is_fine & ((values < label.lowest) | (values > label.highest))] = OFF_SCALE
+    faults[is_dropped] = DROPPED
     return Parsed(values.astype(np.float32), faults)
+
+
+def dropped(values: np.ndarray, drop: str) -> np.ndarray:
+    """Where values are among those that `LabelColumn.drop` names, bool [n]."""
+    found = np.zeros(len(values), bool)
+    for sign, number in DROP.findall(drop):
+        number = float(number)
+        found |= values < number if sign == "<" else values > number if sign == ">" else values == number
+    return found
 
 
 def weights(column: pyarrow.Array, name: str) -> Parsed:

@@ -119,9 +119,9 @@ class Viewer:
 
 
 def _id_of(user: str) -> int | None:
-    """The id that a user's name is: a whole number of 64 bits in every set. Any other name is nobody's."""
+    """The id that a user's name is, a whole number of 64 bits: 5, or 5.0 as in a file; None for others."""
     # Python refuses to read a number of some thousand digits.
-    found = re.fullmatch(r"([+-]?)0*(\d{1,19})", user.strip(), re.ASCII)
+    found = re.fullmatch(r"([+-]?)0*(\d{1,19})(?:\.0+)?", user.strip(), re.ASCII)
     number = int(found[1] + found[2]) if found else 2**63
     return number if -(2**63) <= number < 2**63 else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from recsuite.datasets.tables.schema_file import (
     UserColumn,
     WeightColumn,
 )
-from recsuite.errors import printable
+from recsuite.errors import UserError, printable
 from recsuite.files import explained
 
 # Python 3.10 has it under the name that it had before it was Python's own.
@@ -44,22 +45,26 @@ SECTIONS = {
     "timestamp": TimestampColumn,
 }
 FEATURES = "features"
-# A schema of a thousand features has a tenth of this.
-MOST_BYTES = 2**20
+# A schema of a thousand features and a thousand more as comments has a hundredth of this.
+MOST_BYTES = 2**24
 # The keys of one kind of label, or of feature, besides those of all: with another kind they say nothing.
 KEYS_OF_LABELS = {
-    RATING: ("column", "lowest", "highest", "liked"),
-    YES_NO: ("column",),
+    RATING: ("column", "lowest", "highest", "liked", "drop"),
+    YES_NO: ("column", "drop"),
     CLICKS: (),
-    COUNT: ("column", "liked"),
+    COUNT: ("column", "liked", "drop"),
 }
 KEYS_OF_FEATURES = {CATEGORY: ("ids",), LIST: ("separator", "ids"), NUMBER: ("input",)}
 # What may be left out of them.
-OPTIONAL = ("liked", "separator", "input", "ids")
+OPTIONAL = ("liked", "drop", "separator", "input", "ids")
 # What to write of a rating without its scale.
 ENDS = "both ends of the scale, such as lowest = 1 and highest = 5"
 
 S = TypeVar("S")
+
+
+class IncompleteSchemaError(UserError):
+    """A schema without a section or a key that there must be; what it says may be right."""
 
 
 def read_schema(path: Path) -> TableSchema:
@@ -69,6 +74,19 @@ def read_schema(path: Path) -> TableSchema:
         UserError: one sentence with the section, the key, its value and the nearest one that exists.
     """
     return parse_schema(_text(path), path)
+
+
+def given_in(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of a schema.toml that may lack sections and keys, and those that it has, by their names.
+
+    Raises:
+        UserError: for what is wrong with those, as far as that is known without the others.
+    """
+    place, text = place_of(path), _text(path)
+    found = _parsed(place, text)
+    with suppress(IncompleteSchemaError):
+        _schema(place, found)
+    return text, found
 
 
 def parse_schema(text: str, path: Path | str = "schema.toml") -> TableSchema:
@@ -114,13 +132,20 @@ def _schema(place: Place, found: dict[str, Any]) -> TableSchema:
             raise place.fault(
                 f"[{shortened(name)}] is not a known section; {nearest(name, (*SECTIONS, FEATURES))}"
             )
-    for name in ("user", "item", "label"):
-        if name not in found:
-            raise place.fault(f"has no section [{name}]; write one")
-    read: dict[str, Any] = {
-        name: _section(place.at(name), found[name], SECTIONS[name]) for name in found if name in SECTIONS
-    }
-    return TableSchema(**read, features=_features(place, found.get(FEATURES, {})))
+    features, lacking = _features(place, found.get(FEATURES, {})), None
+    read: dict[str, Any] = {}
+    for name, kind in SECTIONS.items():
+        try:
+            if name in found:
+                read[name] = _section(place.at(name), found[name], kind)
+            elif name in ("user", "item", "label"):
+                raise IncompleteSchemaError(str(place.fault(f"has no section [{name}]; write one")))
+        except IncompleteSchemaError as error:
+            # What is wrong with other sections comes first: a guess cannot mend it.
+            lacking = lacking or error
+    if lacking:
+        raise lacking
+    return TableSchema(**read, features=features)
 
 
 def _features(place: Place, found: object) -> dict[str, FeatureColumn]:
@@ -140,6 +165,8 @@ def _section(place: Place, found: object, kind: type[S]) -> S:
     for key in found:
         if key not in fields:
             raise place.wrong(key, found[key], f"is not a key of this section; {nearest(key, fields)}")
+        if fields[key].type == "str" and not isinstance(found[key], str):
+            raise place.wrong(key, found[key], "is not text")
     _require(place, found, [name for name, field in fields.items() if field.default is dataclasses.MISSING])
     values = {key: _float(value) if fields[key].type == "float" else value for key, value in found.items()}
     if isinstance(values.get("columns"), list):
@@ -155,7 +182,8 @@ def _section(place: Place, found: object, kind: type[S]) -> S:
 def _require(place: Place, found: Mapping[str, object], names: Iterable[str]) -> None:
     for name in names:
         if name not in found:
-            raise place.fault(f"has no {name}; write {ENDS if name in ('lowest', 'highest') else 'one'}")
+            what = ENDS if name in ("lowest", "highest") else "one"
+            raise IncompleteSchemaError(str(place.fault(f"has no {name}; write {what}")))
 
 
 def _float(value: object) -> object:

@@ -39,6 +39,7 @@ from recsuite.datasets.tables.schema_file import (
     TableSchema,
 )
 from recsuite.datasets.tables.times import ISO, UNITS
+from recsuite.datasets.tables.values import DROP
 
 TYPES = {"str": (str, "text"), "float": (float, "a number"), "tuple[str, ...]": (tuple, "a list of texts")}
 ENCODINGS = ("utf-8", "utf-16", "latin-1")
@@ -157,6 +158,10 @@ def _check_label(place: Place, label: LabelColumn) -> None:
         raise place.wrong("noun", label.noun, "is not one word")
     if not label.column and label.kind != CLICKS:
         raise place.fault("has no column; write one")
+    if label.drop and not all(DROP.fullmatch(each) for each in label.drop.split(",")):
+        raise place.wrong(
+            "drop", label.drop, 'is not numbers with commas between, such as "-1", "-1, 99" or "<0"'
+        )
     if label.kind == RATING:
         _check_scale(place, label)
     if label.kind == COUNT and not 0 <= label.liked <= LARGEST_END:

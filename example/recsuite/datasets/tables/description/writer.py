@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, VOCABULARY, YES_NO
-from recsuite.datasets.tables.description.validator import validate
+from recsuite.datasets.tables.description.validator import MOST_FEATURES, validate
 from recsuite.datasets.tables.schema_file import (
     LIKED_COUNT,
     LIST,
@@ -44,7 +45,8 @@ ITEM = """
 LABEL = """
 # What is predicted of an event. kind: rating (a number on a scale), yes_no (0 or 1), clicks (there is no
 # column: that the event happened is all that is known), count (how often: 1, 2, 3 ...).
-# noun: what one event is called.
+# noun: what one event is called. drop: labels that are none, whose events are left out and counted: numbers
+# such as "-1" or "-1, 99", or what is below or above one, as in "<0".
 """
 # What a kind of label needs besides.
 LABELS = {
@@ -79,7 +81,23 @@ FEATURES = """
 # where nothing is written) or dynamic (the table takes in values as they come).
 """
 LEFT_OUT = """
-# Columns that are not learned from, and why. Take the # away from a section to use it all the same.
+# Columns that are not learned from, with the reason and some values. Take the # away from the lines of a
+# section to use it. A column of the event has to be known before the label is: what happens with it or later
+# gives the label away.
+"""
+
+
+COMMENTS = {
+    "files": FILES,
+    "user": USER,
+    "item": ITEM,
+    "label": LABEL,
+    "weight": WEIGHT,
+    "timestamp": TIMESTAMP,
+}
+# Between what a person wrote and what a guess completed.
+ADDED = """\
+# What the lines above do not say was guessed from the first rows; correct here what is wrong.
 """
 
 
@@ -98,6 +116,10 @@ class Omission(Protocol):
     def why(self) -> str:
         """The reason, without a full stop."""
 
+    @property
+    def values(self) -> str:
+        """Some values of the column, as text."""
+
 
 def write_schema(schema: TableSchema, path: Path, left_out: Sequence[Omission] = ()) -> None:
     """Write a schema.toml with comments; a reader gets back the same schema. Appears in one step.
@@ -112,30 +134,63 @@ def write_schema(schema: TableSchema, path: Path, left_out: Sequence[Omission] =
         replace_file(path, text_of(schema, left_out).encode())
 
 
+def completed(text: str, given: Mapping[str, Any], schema: TableSchema, left_out: Sequence[Omission]) -> str:
+    """The text of a schema.toml with what it lacks of another schema; its own lines stay.
+
+    given: the sections and keys that the text has.
+    """
+    sections = _sections_of(schema)
+    for name in (name for name in given if name in sections):
+        # Whoever wrote the ends of a scale leaves open from where on an item is liked.
+        lacking = sections[name].keys() - given[name].keys() - {"liked", "noun" if name != "label" else ""}
+        lines = "".join(
+            f"{key} = {_value(sections[name][key])}\n" for key in sections[name] if key in lacking
+        )
+        header = re.search(rf"^[ \t]*\[[ \t]*{name}[ \t]*\][^\n]*", text, re.MULTILINE)
+        if header and lines:
+            text = f"{text[: header.end()]}\n{lines}{text[header.end() :].removeprefix(chr(10))}"
+    return f"{text.rstrip()}\n\n{ADDED}{''.join(_sections(schema, left_out, given))}"
+
+
 def text_of(schema: TableSchema, left_out: Sequence[Omission] = ()) -> str:
     """What `write_schema` writes."""
-    return "".join(_sections(schema, left_out))
+    return HEAD + "".join(_sections(schema, left_out))
 
 
-def _sections(schema: TableSchema, left_out: Sequence[Omission]) -> Iterator[str]:
-    yield HEAD
-    if schema.files != Files():
-        yield FILES + _section("files", _changed(schema.files, Files()))
-    yield USER + _section("user", _of_user(schema.user))
-    yield ITEM + _section("item", _of_item(schema.item))
-    yield LABEL + LABELS[schema.label.kind] + _section("label", _of_label(schema.label))
-    if schema.weight:
-        yield WEIGHT + _section("weight", {"column": schema.weight.column})
-    if schema.timestamp:
-        yield TIMESTAMP + _section("timestamp", vars(schema.timestamp))
+def _sections_of(schema: TableSchema) -> dict[str, dict[str, str | float]]:
+    """What is written of each section but the features, by its name."""
+    found = {
+        "files": _changed(schema.files, Files()),
+        "user": _of_user(schema.user),
+        "item": _of_item(schema.item),
+        "label": _of_label(schema.label),
+        "weight": vars(schema.weight) if schema.weight else {},
+        "timestamp": vars(schema.timestamp) if schema.timestamp else {},
+    }
+    return {name: section for name, section in found.items() if section}
+
+
+def _sections(
+    schema: TableSchema, left_out: Sequence[Omission], given: Collection[str] = ()
+) -> Iterator[str]:
+    for name, section in _sections_of(schema).items():
+        if name not in given:
+            yield (
+                COMMENTS[name]
+                + LABELS.get(schema.label.kind, "") * (name == "label")
+                + _section(name, section)
+            )
     yield FEATURES
     for name, feature in schema.features.items():
         yield "\n" + _section(f"features.{name}", _of_feature(feature))
     if left_out:
         yield LEFT_OUT
-    for omission in left_out:
-        section = _section(f"features.{omission.name}", _of_feature(omission.feature))
-        yield "\n" + _commented([f"{printable(omission.why)}:", *section.splitlines()])
+    for omission in left_out[:MOST_FEATURES]:
+        written = _section(f"features.{omission.name}", _of_feature(omission.feature))
+        lines = [f"{printable(omission.why)}; values, say: {printable(omission.values)}"]
+        yield "\n" + _commented([*lines, *written.split("\n")[:-1]])
+    if len(left_out) > MOST_FEATURES:
+        yield f"\n# {len(left_out) - MOST_FEATURES:,} columns more are not listed.\n"
 
 
 def _section(name: str, values: Mapping[str, Any]) -> str:
@@ -178,6 +233,8 @@ def _of_label(label: LabelColumn) -> dict[str, str | float]:
     # What is the usual one need not be taken out by who corrects the kind.
     if label.kind == RATING or (label.kind == COUNT and label.liked != LIKED_COUNT):
         values["liked"] = label.liked
+    if label.drop:
+        values["drop"] = label.drop
     return {**values, **({"noun": label.noun} if label.noun else {})}
 
 

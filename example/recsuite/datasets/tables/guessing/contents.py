@@ -13,22 +13,23 @@ import pyarrow.compute as pc
 from recsuite.datasets.tables.description.validator import can_be_named
 from recsuite.datasets.tables.guessing import words
 from recsuite.datasets.tables.times import forms_of, times
-from recsuite.datasets.tables.values import plain
+from recsuite.datasets.tables.values import NO_VALUE, plain
 from recsuite.errors import UserError
 
-# What writers of text files put where there is nothing.
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 # Numbers as they are written where the point stands between thousands.
 DECIMAL_COMMA = r"^\s*[+-]?\d+(\.\d{3})*,\d{1,2}\s*$"
 SEPARATORS = ("|", ";", ",")
+NOTHING = {*NO_VALUE}
 # Of the values of a column: how many may be damaged, and how many of a list have several entries.
 MOST_DAMAGED, LEAST_SEVERAL = 0.01, 0.05
 # Values with a decimal comma are no lists of two entries where so many are such.
 LEAST_COMMAS = 0.9
 # Texts with more characters on average are sentences, and so are entries of a list with more words.
 LONG_TEXT, LONG_ENTRY = 40, 3
+# Values of which one at least is of the form that nearly all are of; fewer than yes and no have spellings.
+LOOKED_AT, MOST_ANSWERS = 5, 20
 # What a name becomes a part of, as a date.
 LONGEST_CALL = "age_days(user.)"
 # Values that forms of times are tried on, and the share of times in a column whose name says that it is one.
@@ -44,7 +45,7 @@ class Content:
     aside; distinct: how many of these differ. numbers: float64, the finite ones of numbers and flags.
     texts: its distinct values as texts, in the order of their first places. time_format: how a timestamp is
     written, empty where it is none; of numbers too, which may be times. separator: between entries of lists
-    in texts.
+    in texts. codes: of a column of texts, see `encoded`.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Content:
     texts: tuple[str, ...] = ()
     time_format: str = ""
     separator: str = ""
+    codes: np.ndarray | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -114,11 +116,17 @@ def content_of(name: str, column: pa.ChunkedArray) -> Content:
     return Content(name, "other", len(column), len(column), np.empty(0))
 
 
-def present(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """A column of texts in which what stands for nothing is null."""
-    column = pc.utf8_trim_whitespace(column.cast(pa.string()))
-    missing = pc.is_in(column, value_set=pa.array(MISSING, pa.string()))
-    return pc.if_else(missing, pa.scalar(None, pa.string()), column)
+def encoded(column: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A column of texts as codes, int32 [n], -1 where a value is missing, and the texts that they count."""
+    found = column.combine_chunks().dictionary_encode()
+    places: dict[str, int] = {}
+    table = [
+        -1 if (text := each.strip()) in NOTHING else places.setdefault(text, len(places))
+        for each in found.dictionary.to_pylist()
+    ]
+    rows = found.indices.fill_null(-1) if found.null_count else found.indices
+    # The last is the place of -1.
+    return np.array([*table, -1], np.int32)[rows.to_numpy(zero_copy_only=False)], tuple(places)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -129,35 +137,47 @@ def is_text(kind: pa.DataType) -> bool:
 def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
     # Of integers with 64 bits the distinct ones are counted before they become floats.
     texts = tuple(str(value) for value in pc.unique(column).to_pylist())
-    return _numeric(name, kind, column.cast(pa.float64(), safe=False), texts)
+    return _numeric(name, kind, column.cast(pa.float64(), safe=False).to_numpy(), texts)
 
 
-def _numeric(name: str, kind: str, column: pa.ChunkedArray, texts: tuple[str, ...]) -> Content:
-    numbers = column.to_numpy()
-    numbers = numbers[np.isfinite(numbers)]
-    return Content(name, kind, len(column), len(texts), numbers, texts, _time_format(name, texts))
+def _numeric(
+    name: str, kind: str, numbers: np.ndarray, texts: tuple[str, ...], codes: np.ndarray | None = None
+) -> Content:
+    size, numbers = len(numbers), numbers[np.isfinite(numbers)]
+    return Content(name, kind, size, len(texts), numbers, texts, _time_format(name, texts), codes=codes)
 
 
 def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
-    column = present(column).drop_null()
-    texts = tuple(pc.unique(column).to_pylist())
-    if texts and _share(column, NUMBER) >= 1 - MOST_DAMAGED:
-        numeric = column.filter(pc.match_substring_regex(column, NUMBER))
-        return _numeric(name, "number", pc.utf8_ltrim(numeric, "+").cast(pa.float64()), texts)
-    if texts and {text.lower() for text in texts} <= {*TRUE, *FALSE}:
-        numbers = np.array([text.lower() in TRUE for text in column.to_pylist()], np.float64)
-        return Content(name, "flag", len(column), len(texts), numbers, texts)
+    # Each distinct value is looked at once, however many rows have it: there may be very many columns.
+    codes, texts = encoded(column)
+    size = int((codes >= 0).sum())
+    counts, column = np.bincount(codes[codes >= 0], minlength=len(texts)), pa.array(texts, pa.string())
+    if _may_be(texts, NUMBER) and _share(column, NUMBER, counts) >= 1 - MOST_DAMAGED:
+        is_number = pc.match_substring_regex(column, NUMBER)
+        numbers = pc.utf8_ltrim(pc.if_else(is_number, column, None), "+").cast(pa.float64())
+        numbers = numbers.to_numpy(zero_copy_only=False)[codes[codes >= 0]]
+        return _numeric(name, "number", numbers, texts, codes)
+    if 0 < len(texts) < MOST_ANSWERS and {text.lower() for text in texts} <= {*TRUE, *FALSE}:
+        numbers = np.array([text.lower() in TRUE for text in texts], np.float64)[codes[codes >= 0]]
+        return Content(name, "flag", size, len(texts), numbers, texts, codes=codes)
     if form := _time_format(name, texts):
-        return Content(name, "time", len(column), len(texts), np.empty(0), texts, form)
-    if texts and _share(column, DECIMAL_COMMA) >= LEAST_COMMAS:
-        return Content(name, "comma", len(column), len(texts), np.empty(0), texts)
-    separator = _separator_of(column, texts)
+        return Content(name, "time", size, len(texts), np.empty(0), texts, form, codes=codes)
+    if _may_be(texts, DECIMAL_COMMA) and _share(column, DECIMAL_COMMA, counts) >= LEAST_COMMAS:
+        return Content(name, "comma", size, len(texts), np.empty(0), texts, codes=codes)
+    separator = _separator_of(column, texts, counts)
     kind = "list" if separator else "text"
-    return Content(name, kind, len(column), len(texts), np.empty(0), texts, "", separator)
+    return Content(name, kind, size, len(texts), np.empty(0), texts, "", separator, codes)
 
 
-def _share(column: pa.ChunkedArray, pattern: str) -> float:
-    return pc.mean(pc.match_substring_regex(column, pattern).cast(pa.float64())).as_py() or 0.0
+def _may_be(texts: Sequence[str], pattern: str) -> bool:
+    """Whether one of the first values is of a form, as of those that nearly all are of."""
+    return any(re.match(pattern, text) for text in texts[:LOOKED_AT])
+
+
+def _share(column: pa.Array, pattern: str, counts: np.ndarray | None = None) -> float:
+    """The share of values of a form; counts: of how many rows each is, int64 [n]."""
+    matches = pc.match_substring_regex(column, pattern).to_numpy(zero_copy_only=False)
+    return float(np.average(matches, weights=counts)) if len(matches) else 0.0
 
 
 def _time_format(name: str, texts: Sequence[str]) -> str:
@@ -175,10 +195,12 @@ def some_of(texts: Sequence[str]) -> Sequence[str]:
     return texts[:: 1 + len(texts) // TRIED]
 
 
-def _separator_of(column: pa.ChunkedArray, texts: Sequence[str]) -> str:
+def _separator_of(column: pa.Array, texts: Sequence[str], counts: np.ndarray) -> str:
     """What stands between the entries of lists, which are short and come again; empty without any."""
     for separator in SEPARATORS:
-        several = _share(column, re.escape(separator))
+        if not any(separator in text for text in texts):
+            continue
+        several = _share(column, re.escape(separator), counts)
         entries = [entry.strip() for text in texts for entry in text.split(separator)]
         is_short = sum(len(entry.split()) for entry in entries) <= LONG_ENTRY * len(entries)
         # Parts of a sentence hardly ever come again.

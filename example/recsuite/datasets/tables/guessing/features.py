@@ -1,4 +1,4 @@
-"""Which other columns are features, of whom, and of what kind; and which are none, with the reason."""
+"""Features by default, of users and items alone, and the columns that are none, each with the reason."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import pyarrow as pa
-
-from recsuite.datasets.schema import EVENT, ITEM, USER
+from recsuite.datasets.schema import EVENT, ITEM
 from recsuite.datasets.tables.guessing import words
 from recsuite.datasets.tables.guessing.contents import Content
-from recsuite.datasets.tables.guessing.roles import LEAST_REPEATS, Roles, repeats
 from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, FeatureColumn
 from recsuite.datasets.tables.times import ISO
 
@@ -21,29 +18,22 @@ FEW_NUMBERS = 10
 INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 # A property that differs for nearly every user or item says no more than its id; of fewer, nothing is known.
 NEARLY_ALL, LEAST_KNOWN = 0.9, 20
-# Why what depends on the item is no feature of an event by which all items are ranked.
-TELLS = "it differs between items and says which one an event is of, which is not known before one is chosen"
 NO_ISO = "it holds dates of another form than 2026-11-20, which are not read"
 AGE_TELLS = "its age at an event says which item that is of, which is not known before one is chosen"
+OF_EVENT = "it differs from event to event; use it only if it is known before the label"
+OUTCOME = "by its name it could be a label itself, or be counted from labels"
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A column that is no feature: the name and the section that it would have, and why it has not."""
+    """A column that is no feature: the name and the section that it would have, and why it has not; values:
+    some of its values, as text.
+    """
 
     name: str
     feature: FeatureColumn
     why: str
-
-    def __str__(self) -> str:
-        return f"the column {self.feature.column} of the {self.feature.of}s is left out: {self.why}"
-
-
-def owner_of(events: pa.Table, column: str, roles: Roles) -> str:
-    """Of whom a column of the events tells: an item or a user, where it is the same in each of theirs."""
-    confirmed = {ITEM: repeats(events, column, roles.item), USER: repeats(events, column, roles.user)}
-    owner = max(confirmed, key=lambda each: confirmed[each])
-    return owner if confirmed[owner] >= LEAST_REPEATS else EVENT
+    values: str = ""
 
 
 def feature_of(
@@ -59,8 +49,9 @@ def feature_of(
         why = why or AGE_TELLS
     if content.is_time and not why:
         return FeatureColumn(EVENT, f"age_days({of}.{content.name})", NUMBER), ""
+    kind = kind_of(content)
     # A list of an event can be no feature, but may be used as it stands there.
-    kind = CATEGORY if why and of == EVENT else kind_of(content)
+    kind = CATEGORY if of == EVENT and kind == LIST else kind
     return FeatureColumn(of, content.name, kind, separator=content.separator or "|"), why
 
 
@@ -90,13 +81,14 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
         return _reason_of_dates(of, has_times) or NO_ISO * (content.time_format != ISO)
     if content.is_long:
         return "it holds long texts, and nothing reads texts yet"
-    if content.kind == "list":
-        return "it holds lists, which only users and items can have" if of == EVENT else ""
+    if words.has_word(content.name, words.OUTCOMES):
+        return OUTCOME
+    if of == EVENT:
+        return OF_EVENT
     # Of those that have one at all.
     num_known = min(num_owners, content.size)
-    # Whole numbers of an event count orders or lines where nearly all differ.
-    tells_apart = kind_of(content) == CATEGORY or (of == EVENT and content.is_whole)
-    if tells_apart and num_known >= LEAST_KNOWN and content.distinct > NEARLY_ALL * num_known:
+    is_id = kind_of(content) == CATEGORY and num_known >= LEAST_KNOWN
+    if is_id and content.distinct > NEARLY_ALL * num_known:
         return "nearly all of its values differ, as those of an id do"
     return ""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 # The first that fits is taken.
 USERS = (
     *("user", "customer", "member", "visitor", "client", "buyer", "reviewer", "shopper", "subscriber"),
     *("listener", "viewer", "reader", "player", "person", "people", "account", "household", "uid"),
-    "session",
+    *("username", "profilename", "nickname", "session"),
 )
 ITEMS = (
     *("item", "product", "sku", "asin", "article", "song", "track", "artist", "book", "isbn", "film"),
+    *("movie", "anime", "manga", "episode", "album", "podcast", "beer", "wine", "toy", "joke", "stock"),
     *("video", "game", "recipe", "course", "show", "post", "story", "news", "doc", "document", "listing"),
     *("business", "restaurant", "hotel", "place", "venue", "app", "ad", "offer", "content", "iid", "pid"),
     *("goods", "catalogue", "catalog"),
@@ -21,11 +22,20 @@ RATINGS = ("rating", "ratings", "star", "stars", "score", "overall", "label", "t
 ANSWERS = (
     *("click", "clicked", "clicks", "purchased", "purchase", "bought", "converted", "conversion", "like"),
     *("liked", "watched", "played", "read", "ordered", "response", "interaction", "feedback"),
+    *("recommended", "recommends"),
 )
 COUNTS = ("count", "counts", "plays", "playcount", "listens", "views", "times", "quantity", "qty")
 # Those that tell how often something happened whatever their values are, and not how many were bought.
 HOW_OFTEN = ("plays", "playcount", "listens", "views")
 LABELS = (*RATINGS, *ANSWERS, *COUNTS)
+# Columns with such a word could be labels too, or were counted from labels.
+OUTCOMES = (
+    *LABELS,
+    *("review", "reviews", "votes", "likes", "liked", "upvotes", "helpful", "useful", "funny", "cool"),
+    *("view", "viewed", "watch", "dwell", "play", "follow", "share", "comment", "forward", "hate", "buy"),
+    *("sales", "sold", "returned", "refund", "recommended", "favorites", "favourites", "members", "fans"),
+    *("followers", "subscribers", "compliment", "popularity", "conversions", "completion", "rank"),
+)
 # Labels whose name is a noun for an event.
 NOUNS = ("rating", "ratings", "score", "grade", "vote")
 WEIGHTS = ("weight", "confidence")
@@ -42,10 +52,17 @@ TIME_OF_EVENT = re.compile(
 OF_LABELS = (
     *("is", "has", "was", "did", "n", "num", "number", "of", "total", "value", "user", "customer", "item"),
     *("product", "play", "listen", "view", "click", "watch", "purchase", "review"),
+    *ITEMS,
 )
 # Beside a word for a thing, these say that the column tells such things apart.
 IDS = ("id", "ids", "uuid", "guid", "key", "code", "no", "nr", "num", "number", "hash", "idx", "index")
 TITLES = ("title", "name")
+BESIDE_IDS = (*IDS, "review")
+# An id with such a word tells events apart, and neither users nor items.
+EVENTS = (
+    *("event", "order", "transaction", "invoice", "basket", "cart", "line", "row", "review", "request"),
+    *("impression", "visit", "log", "rating", "session", "record", "message", "index", "parent"),
+)
 # A thing without a word above, as in "songid"; a word such as "paid" is too short for one.
 ID_AT_END = re.compile(r"(?!unpaid|invalid)\w{4,}id")
 # Whole numbers under such names are names themselves.
@@ -83,8 +100,10 @@ def rank(name: str, known: Sequence[str], beside: Sequence[str] = ()) -> int | N
     beside: words that may stand there too. A name that is longer than that, such as "user_name", says
     something else.
     """
-    words = [word for word in words_of(name) if word in known or word not in beside]
-    return known.index(words[0]) if len(words) == 1 and words[0] in known else None
+    words = dict.fromkeys(words_of(name))
+    # Of several that are known, such as "stars" of "review_stars", those that stand beside others go first.
+    left = [word for word in words if word not in beside] or [word for word in words if word in known]
+    return known.index(left[0]) if len(left) == 1 and left[0] in known else None
 
 
 def says_time(name: str) -> bool:
@@ -103,7 +122,7 @@ def has_thing(name: str, things: Sequence[str]) -> bool:
     return has_word(name, (*things, *(f"{thing}s" for thing in things)))
 
 
-def table_name(name: str, taken: Sequence[str]) -> str:
+def table_name(name: str, taken: Collection[str]) -> str:
     """A name for a feature: letters, digits and _, none of those taken."""
     plain = re.sub(r"[^a-z0-9]+", "_", "_".join(words_of(name))).strip("_")[:50] or "feature"
     if plain[0].isdigit() or plain.startswith(("history", "audience")):

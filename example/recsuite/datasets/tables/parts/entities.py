@@ -1,9 +1,9 @@
-"""Properties of users or items from the rows of a table: of those with a value the newest counts."""
+"""Properties of users or items from the rows of a table: the value of most rows counts, else the newest."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,13 @@ from recsuite.datasets.tables.values import ENTRY
 
 @dataclass(frozen=True)
 class Property:
-    """A column of users or items: of each its value, or the place of it among `joined`; and of how many of
-    them several values were found.
+    """A column of users or items: of each its value, or the place of it among `joined`; of how many of them
+    several values were found, and how many rows have another than counts.
     """
 
     newest: np.ndarray
     num_varied: int
+    num_others: int
     joined: Joined | None = None
     # Whether entries of lists may be meant as numbers.
     is_untyped: bool = False
@@ -53,6 +54,8 @@ def property_of(
 ) -> Property:
     """A column of so many users or items, from all parts that have it.
 
+    Of several values of one of them that of more than half of its rows counts; if there is none, the newest.
+
     entity: of each part, which of them a code of the column `key` is, int32, with -1 at the end. time: the
     times of the rows; of one time, and without times, the last row is the newest.
     """
@@ -60,16 +63,46 @@ def property_of(
     missing = -1 if values else np.nan
     first = np.full(number, missing, np.int32 if values else np.float64)
     taken = _Taken(first, first.copy(), np.full(number, np.iinfo(np.int64).min), np.zeros(number, bool))
-    for order, part in enumerate(parts):
-        for begin, rows in spans(part.num_rows):
-            places = entity[order][part.column(key, begin, rows)]
-            found = part.column(wanted, begin, rows)
-            found = values.places[order][found] if values else found
-            is_there = found != -1 if values else ~np.isnan(found)
-            times = part.column(time, begin, rows) if time else np.zeros(rows, np.int64)
-            taken.add(places[is_there], found[is_there], times[is_there])
+
+    def blocks() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Of the rows with a value: whose they are, the value and the time."""
+        for order, part in enumerate(parts):
+            for begin, rows in spans(part.num_rows):
+                places = entity[order][part.column(key, begin, rows)]
+                found = part.column(wanted, begin, rows)
+                found = values.places[order][found] if values else found
+                is_there = found != -1 if values else ~np.isnan(found)
+                times = part.column(time, begin, rows) if time else np.zeros(rows, np.int64)
+                yield places[is_there], found[is_there], times[is_there]
+
+    for block in blocks():
+        taken.add(*block)
+    num_others = _settle(taken, blocks()) if taken.varied.any() else 0
     untyped = all(part.is_untyped(wanted) for part in parts)
-    return Property(taken.newest, int(taken.varied.sum()), values, untyped)
+    return Property(taken.newest, int(taken.varied.sum()), num_others, values, untyped)
+
+
+def _settle(taken: _Taken, blocks: Iterator[tuple[np.ndarray, ...]]) -> int:
+    """Give those with several values that of more than half of their rows; return how many have another."""
+    pairs = []
+    for places, found, _ in blocks:
+        is_varied = taken.varied[places]
+        if is_varied.any():
+            pairs.append(_counted(places[is_varied], found[is_varied], np.ones(is_varied.sum(), np.int64)))
+    owners, values, counts = _counted(*map(np.concatenate, zip(*pairs, strict=True)))
+    totals = np.zeros(len(taken.newest), np.int64)
+    np.add.at(totals, owners, counts)
+    is_most = 2 * counts > totals[owners]
+    taken.newest[owners[is_most]] = values[is_most]
+    return int(counts[taken.newest[owners] != values].sum())
+
+
+def _counted(places: np.ndarray, values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Each pair of an owner and a value once, with the sum of its counts."""
+    order = np.lexsort((values, places))
+    places, values = places[order], values[order]
+    is_new = np.append(True, (np.diff(places) != 0) | (np.diff(values) != 0))
+    return places[is_new], values[is_new], np.add.reduceat(counts[order], np.flatnonzero(is_new))
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER
 from recsuite.datasets.tables.sources.bad_rows import BadRow, Faults
 from recsuite.datasets.tables.sources.batch import Batch, Source
 from recsuite.datasets.tables.sources.file import File
-from recsuite.datasets.tables.values import beyond_int64
-from recsuite.errors import UserError, printable
+from recsuite.datasets.tables.values import DROPPED, beyond_int64
+from recsuite.errors import UserError, counted, printable
 from recsuite.files import FileEntry, check_file, digest_of, written_aside
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ class _Writer:
     ) -> None:
         self.source, self.wanted, self.files = source, wanted, files
         self.coders = {place: Coder(files[place], pool) for place, each in enumerate(wanted) if each.is_coded}
-        self.num_rows, self.broken = 0, 0
+        # Rows whose label is none, as the schema says, are no bad ones.
+        self.num_rows, self.broken, self.dropped = 0, 0, 0
         self.faults = Faults(source.unit)
         texts = set(source.names) if source.file.is_text else set()
         texts |= {*names_of(source)} - {*source.names}
@@ -132,14 +133,16 @@ class _Writer:
         parsed = [each.parse(batch.columns.column(each.column)) for each in self.wanted]
         self.note_broken(batch.num_bad)
         is_good = np.ones(batch.columns.num_rows, bool)
+        is_dropped = ~is_good
         for each in parsed:
             is_good &= each.faults == 0
+            is_dropped |= each.faults == DROPPED
         is_whole = bool(is_good.all())
-        if not is_whole:
-            bad = int(np.argmin(is_good))
-            self.faults.add(
-                [self._bad_row(batch, bad, [each.faults for each in parsed])], int((~is_good).sum())
-            )
+        self.dropped += int(is_dropped.sum())
+        is_bad = ~(is_good | is_dropped)
+        if is_bad.any():
+            bad = int(np.argmax(is_bad))
+            self.faults.add([self._bad_row(batch, bad, [each.faults for each in parsed])], int(is_bad.sum()))
         for place, each in enumerate(parsed):
             if place in self.coders:
                 self._note_type(place, batch)
@@ -160,6 +163,13 @@ class _Writer:
 
     def end(self) -> dict[int, pyarrow.RecordBatch]:
         """Write what is left; the distinct values of the coded columns, with their codes."""
+        label = next((each.label for each in self.wanted if each.label), None)
+        if label and self.dropped:
+            rows = counted(self.dropped, "event")
+            self.source.notes.append(
+                f"left out {rows} of {Path(str(self.source.file)).name} whose {printable(label.column)} is "
+                f'"{label.drop}", as drop says'
+            )
         return {place: coder.end() for place, coder in self.coders.items()}
 
     def _note_type(self, place: int, batch: Batch) -> None:
@@ -187,7 +197,7 @@ class _Writer:
         column = batch.columns.column(wanted.column)
         value = column[place].as_py()
         shown = "" if value is None or value == "" else f"{printable(value)[:60]!r} "
-        reason = f"{wanted.column} {shown}{wanted.reason(fault, column)}"
+        reason = f"{printable(wanted.column)} {shown}{wanted.reason(fault, column)}"
         return BadRow(self.source.number_of(batch, place), "", reason)
 
 

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from recsuite.checkout import place_for
 from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.preparation.program import digest_of_program
 from recsuite.datasets.tables.parts.part import Part, make_part, open_part
@@ -31,7 +32,8 @@ UNFINISHED = re.compile(r"\.(?:[0-9a-f]{32}|reading)\.(\d+)(?:\.\w+)?")
 def kept(tables: Tables, config: DataConfig) -> Iterator[Path]:
     """The folder of the parts of these tables: beside their columns, or one that ends where it cannot be."""
     root = Path(tables.root)
-    beside = None if is_remote(tables.root) else (root if root.is_dir() else root.parent) / ".columns"
+    home = root if root.is_dir() else root.parent
+    beside = None if is_remote(tables.root) else place_for(home, ".columns")
     cache = Path(config.cache_dir) if config.cache_dir else beside
     if cache is not None:
         # Several data sets may share one folder for their columns.
