@@ -444,3 +444,43 @@ def test_what_two_ranks_trained_is_served_with_the_same_predictions(folder: Path
     np.testing.assert_allclose(model.score(values), predictions[str(model.progress.step)], atol=1e-5)
     with pytest.raises(UserError, match="The feature discount takes numbers, and got 'much'"):
         model.score({"user": ["user-1"], "item": ["SKU-01"], "discount": ["much"]})
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes"),
+    [
+        (("train.csv", "valid.csv", "test.csv"), (60, 20, 30)),
+        (
+            ("train_test/shop-training.csv", "train_test/shop-dev.csv", "train_test/shop-testing.csv"),
+            (60, 20, 30),
+        ),
+        (("ratings_train.csv", "ratings_train_2.csv", "ratings_test.csv"), (79, 1, 30)),
+    ],
+)
+def test_the_files_of_a_split_are_that_split(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: tuple[str, ...], sizes: tuple[int, int, int]
+) -> None:
+    for name, first, number in zip(names, (0, 60, 80), (60, 20, 30), strict=True):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        # Each pair comes in several files, and the test is no later than the training.
+        rows = [
+            f"{row % 7},{row % 5},{row % 3 + 1},{1_600_000_000 + row % 60}"
+            for row in range(first, first + number)
+        ]
+        (tmp_path / name).write_text("\n".join(["user,item,rating,time", *rows]))
+    label = '[label]\nkind = "rating"\ncolumn = "rating"\nlowest = 1\nhighest = 3\n'
+    time = '[timestamp]\ncolumn = "time"\nformat = "unix"\n'
+    ids = '[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n'
+    (tmp_path / "schema.toml").write_text(ids + label + time)
+    config = fitted_to_tables(Config.of(data_path=str(tmp_path), task="rating"), ["task"])
+    assert config.data.split == "files"
+    assert "--split files, because the files are called train and test" in capsys.readouterr().out
+    columns = open_columns(config)
+    assert (columns.num_train, columns.num_validation, columns.num_test) == sizes
+    assert sorted(columns.column("time")[-30:]) == sorted(1_600_000_000 + row % 60 for row in range(80, 110))
+    # Whoever names another split has it.
+    named = config.replaced(split="random")
+    assert fitted_to_tables(named, ["task", "split"]).data.split == "random"
+    (tmp_path / names[-1]).unlink()
+    with pytest.raises(UserError, match="--split files needs files that are called train, valid"):
+        open_columns(config)

@@ -107,8 +107,8 @@ class Columns:
     metrics on the test, and "ranks/known" and "ranks/new" to those of the users with and without a training
     event, where there are both; told: feature of the event to how much it says of which item that is of, see
     `datasets.telling`; label_told: likewise of the label; num_late: events of a stream that came too late,
-    and are left out; events_per_file: of a stream, those included; digest: of the events in their order, and of where the
-    splits begin; files: name to digest, of the columns.
+    and are left out; events_per_file: of a stream, those included; digest: of the events in their order, and
+    of where the splits begin; files: name to digest, of the columns.
     """
 
     folder: str

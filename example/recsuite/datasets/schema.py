@@ -302,9 +302,9 @@ class RawData:
     items: pandas.DataFrame
     users: pandas.DataFrame
     official_test: np.ndarray | None = None
-    official_validation: np.ndarray | None = None
     oracle: np.ndarray | None = None
     skipped: list[str] = field(default_factory=list)
     num_skipped: int = 0
     events_per_file: dict[str, int] = field(default_factory=dict)
     oracle_ranks: np.ndarray | None = None
+    official_validation: np.ndarray | None = None

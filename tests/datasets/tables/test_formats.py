@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pytest
 
+from recsuite.datasets.tables.description.reader import tomllib
 from recsuite.datasets.tables.files import File, find_tables
 from recsuite.datasets.tables.formats import ahead, batches, names_of, opened
 from recsuite.datasets.tables.schema_file import Files
+from recsuite.datasets.tables.sources import delimited, text
 from recsuite.datasets.tables.sources.bad_rows import BadRow
 from recsuite.errors import UserError
 from tests.support.tables import ENDS, encoded
@@ -22,7 +26,7 @@ ROWS = b'a,b\n1,2\n\n3,4,5\n"x\ny",6\n7\n8,9\n'
 PARQUET, ARROW = encoded(TABLE, "parquet"), encoded(TABLE, "arrow")
 
 
-def file_of(path: Path, content: bytes, **files: str) -> File:
+def file_of(path: Path, content: bytes, **files: Any) -> File:
     path.write_bytes(content)
     return find_tables(path, Files(**files)).events[0]
 
@@ -183,3 +187,109 @@ def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path) -> 
     file = file_of(tmp_path / "a.csv", b"user,item\n1,2\n")
     with opened(file) as source, pytest.raises(UserError, match="has no column 'rating'; it has user, item"):
         next(batches(source, ["user", "rating"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "user item rating\n1 2 3\n4 5 1\n"),
+        ("a.dat", "user  item rating\n   1   2    3 \n4\t5 1\n"),
+        ("a.dat", "user::item::rating\n1::2::3\n4::5::1\n"),
+        ("a.data", "user\titem\trating\r\n1\t2\t3\r\n4\t5\t1\r\n"),
+        ("a.csv", "user|item|rating\n1|2|3\n4|5|1\n"),
+        ("a.inter", "user:token\titem:token\trating:float\n1\t2\t3\n4\t5\t1\n"),
+        # A column without a name is skipped, wherever it stands.
+        ("a.csv", "user,item,rating,\n1,2,3,x\n4,5,1,y\n"),
+        ("a.csv", ",user,item,,rating\n0,1,2,x,3\n1,4,5,y,1\n"),
+    ],
+)
+def test_the_separator_and_the_names_are_found_in_the_text(tmp_path: Path, name: str, content: str) -> None:
+    rows, numbers, bad = read(file_of(tmp_path / name, content.encode()))
+    expected = [{"user": "1", "item": "2", "rating": "3"}, {"user": "4", "item": "5", "rating": "1"}]
+    assert (rows, numbers, bad) == (expected, [2, 3], [])
+
+
+def test_columns_without_a_name_are_counted(tmp_path: Path) -> None:
+    with opened(file_of(tmp_path / "a.csv", b"user,item,,\n1,2,3,4\n")) as source:
+        assert [note.partition(": ")[2] for note in source.notes] == ["2 columns without a name skipped"]
+
+
+def test_other_separators_within_values_are_no_separators(tmp_path: Path) -> None:
+    rows, _, _ = read(file_of(tmp_path / "a.dat", b'id::title::genres\n1::"Up", a|film::a|b\n2::Him::a|c\n'))
+    assert rows == [
+        {"id": "1", "title": '"Up", a|film', "genres": "a|b"},
+        {"id": "2", "title": "Him", "genres": "a|c"},
+    ]
+
+
+def test_a_separator_may_lie_across_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(delimited, "BLOCK_BYTES", 101)
+    content = "user::item\n" + "".join(f"u{row}::i{row}\n" for row in range(200))
+    rows, _, bad = read(file_of(tmp_path / "a.dat", content.encode()))
+    assert (rows, bad) == ([{"user": f"u{row}", "item": f"i{row}"} for row in range(200)], [])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "U8,I7,2,1600000000\nU9,I1,5,1600000007\n",
+        "U8::I7::2::1600000000\nU9::I1::5::1600000007\n",
+        "U8 I7 2 1600000000\nU9 I1 5 1600000007",
+    ],
+)
+def test_the_advice_for_a_file_without_a_header_works(tmp_path: Path, content: str) -> None:
+    file = file_of(tmp_path / "a.csv", content.encode())
+    with pytest.raises(UserError, match=r"Line 1 of .* looks like data") as refused, opened(file):
+        pass
+    line = re.search(r"columns = \[.*?\]", str(refused.value))
+    assert line
+    advised = tomllib.loads(line[0])["columns"]
+    assert advised == ["user", "item", "rating", "timestamp"]
+    rows, numbers, _ = read(file_of(tmp_path / "a.csv", content.encode(), columns=tuple(advised)))
+    assert rows[0] == {"user": "U8", "item": "I7", "rating": "2", "timestamp": "1600000000"}
+    assert numbers == [1, 2]
+    short = file_of(tmp_path / "a.csv", content.encode(), columns=("user", "item"))
+    with pytest.raises(UserError, match=r"must name each of the 4 columns of .*, and names 2"), opened(short):
+        pass
+
+
+@pytest.mark.parametrize("header", ["user,item,0,1", "user,2019,2020,2021", "user,item,v1,v2"])
+def test_names_that_count_are_no_data(tmp_path: Path, header: str) -> None:
+    with opened(file_of(tmp_path / "a.csv", f"{header}\n1,5,0.25,0.5\n".encode())) as source:
+        assert source.names == header.split(",")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            b'[\n{"user": 1},\n{"user": 2}\n]\n',
+            "line 1: not a JSON object: .*: '\\['; write one object on each",
+        ),
+        (b'{"user": 1,}\n{"user": 2,}\n', "line 1: not a JSON object: .*jq -c"),
+        (b"\n// log\n# of users\n", "line 2: not a JSON object: .*: '// log'; "),
+    ],
+)
+def test_other_json_than_lines_is_named_with_its_first_bad_line(
+    tmp_path: Path, content: bytes, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence) as refused, opened(file_of(tmp_path / "a.json", content)):
+        pass
+    assert "\n" not in str(refused.value)
+
+
+def test_a_list_among_single_values_is_a_bad_row(tmp_path: Path) -> None:
+    lines = [{"user": 1, "item": "a"}, {"user": 2, "item": ["b"]}, {"user": 3, "item": None}]
+    content = "".join(json.dumps(line) + "\n" for line in lines)
+    rows, numbers, bad = read(file_of(tmp_path / "a.jsonl", content.encode()))
+    assert ([row["user"] for row in rows], numbers) == ([1, 3], [1, 3])
+    assert [(row.number, row.reason) for row in bad] == [
+        (2, "item is a list or object, and one value in rows before")
+    ]
+
+
+def test_a_file_that_is_not_packed_as_its_name_says_is_named(tmp_path: Path) -> None:
+    file = file_of(tmp_path / "a.csv.gz", b"\x01\x00\xff\xfe" * 100)
+    with pytest.raises(UserError, match=r"a\.csv\.gz is not packed with gzip, as the end of its name says"):
+        read(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import gzip
 import random
 import re
@@ -16,7 +17,7 @@ from pyarrow import parquet
 from recsuite.config.config import Config
 from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.tables.description.reader import read_schema
+from recsuite.datasets.tables.description.reader import parse_schema, read_schema
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.guessing.proposal import propose
 from recsuite.datasets.tables.reading import read_tables
@@ -434,3 +435,40 @@ def test_parts_of_one_table_are_all_taken(tmp_path: Path) -> None:
     for part in range(3):
         write(tmp_path / f"part-{part}.csv", [EVENTS[0], *EVENTS[1 + 100 * part : 101 + 100 * part]])
     assert propose(tmp_path).schema.files == Files()
+
+
+def test_tables_with_other_names_are_no_parts_and_the_advice_for_the_other_one_works(tmp_path: Path) -> None:
+    head: list[object] = ["User_ID", "Toy_ID", "Rating"]
+    pairs = [[each % 59 + 1, each % 39 + 1] for each in range(600)]
+    write(tmp_path / "toy_history.csv", [head, *([*pair, 1] for pair in pairs)])
+    write(tmp_path / "toy_ratings.csv", [head, *([*pair, sum(pair) % 5 + 1] for pair in pairs)])
+    write(tmp_path / "toy_info.csv", counted("toy_ids", 40, "price"))
+    proposal = propose(tmp_path)
+    assert proposal.schema.files == Files("toy_ratings.csv", "", "toy_info.csv")
+    (note,) = (note for note in proposal.notes if "toy_history" in note)
+    assert note.startswith("toy_ratings.csv is read as the events; toy_history.csv has the same columns")
+    line = re.search('events = ".*?"', note)
+    assert line
+    text = proposal.path.read_text().replace('events = "toy_ratings.csv"', line[0])
+    schema = parse_schema(text)
+    (events,) = find_tables(tmp_path, schema.files).events
+    assert Path(events.path).name == "toy_history.csv"
+
+
+def test_a_part_of_one_row_or_with_another_column_does_not_decide_for_all(tmp_path: Path) -> None:
+    head: list[object] = ["user_id", "item_id", "rating", "device"]
+    rows = [[each % 59 + 1, each % 39 + 1, each % 5 + 1, "web"] for each in range(600)]
+    write(tmp_path / "ratings_2019.csv", [["user_id", "item_id", "rating"], [1, 1, 1]])
+    write(tmp_path / "ratings_2020.csv", [head, *rows[:300]])
+    # In another order of columns.
+    write(tmp_path / "ratings_2021.csv", [head[::-1], *(row[::-1] for row in rows[300:])])
+    proposal = propose(tmp_path)
+    assert proposal.schema.files == Files()
+    assert (proposal.schema.label.kind, proposal.schema.label.column) == ("rating", "rating")
+    schema = dataclasses.replace(
+        proposal.schema, features={"device": FeatureColumn("event", "device", "category")}
+    )
+    raw = read_tables(find_tables(tmp_path), schema, DataConfig())
+    assert len(raw.events.user) == 601
+    assert [int(label) for label in raw.events.label[1:6]] == [1, 2, 3, 4, 5]
+    assert sum("ratings_2019.csv has no column device: it is missing" in note for note in raw.skipped) == 1

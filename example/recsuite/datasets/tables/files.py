@@ -284,6 +284,6 @@ def _file(path: str, folder: str, files: Files, role: str = "") -> File:
         size,
         tuple((match[1], unquote(match[2])) for match in matches),
         files.encoding,
-        "\t" if {".tsv", ".tab"} & set(ends) else files.delimiter,
+        files.delimiter or "\t" * bool({".tsv", ".tab"} & set(ends)),
         files.columns if role == EVENTS else (),
     )

@@ -63,7 +63,7 @@ class Files:
     """Which files hold what, relative to the folder of the schema; empty means what is found there.
 
     events, users, items: a file, a folder of parts or a glob pattern. encoding, delimiter: of text files;
-    the delimiter of a comma means that the lines say it. columns: the names of the events' columns, in their
+    no delimiter means that it is found. columns: the names of the events' columns, in their
     order, where text files have no header.
     """
 
@@ -71,7 +71,7 @@ class Files:
     users: str = ""
     items: str = ""
     encoding: str = "utf-8"
-    delimiter: str = ","
+    delimiter: str = ""
     columns: tuple[str, ...] = ()
 
 

@@ -130,7 +130,7 @@ def _check_files(place: Place, schema: TableSchema) -> None:
     _choose(place, "encoding", files.encoding, ENCODINGS)
     mark = files.delimiter
     is_one = len(mark) == 1 and mark.isascii() and (mark.isprintable() or mark == "\t") and mark != '"'
-    if not is_one and mark != "::":
+    if mark and not is_one and mark != "::":
         raise place.wrong(
             "delimiter", mark, 'is no delimiter; write one character such as ";", "\\t", or "::"'
         )

@@ -71,7 +71,7 @@ def files_of(tables: Tables) -> tuple[Files, list[str]]:
         return Files("", _named(tables, users), _named(tables, items)), notes
     # But where it names the events, nothing else is looked for.
     users, items = users or tables.users or None, items or tables.items or None
-    return Files(*(_named(tables, part) for part in (events, users, items))), notes
+    return Files(_named(tables, events), _named(tables, users), _named(tables, items)), notes
 
 
 def _parts_of(files: Sequence[File]) -> list[Part]:
@@ -88,7 +88,7 @@ def _of_same_columns(tables: Tables, events: Part, same: Sequence[Part]) -> str:
     return (
         f"{_named(tables, events)} is read as the events; {' and '.join(others)} "
         f"{'has' if len(same) == 1 else 'have'} the same columns and could be: write {lines} under [files] "
-        'of schema.toml to read that instead, or events = "*" with a pattern for all of them'
+        "of schema.toml to read that instead"
     )
 
 

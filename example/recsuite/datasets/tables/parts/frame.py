@@ -51,7 +51,7 @@ def frame_of(values: Any, name: str) -> pandas.DataFrame:
     for column, kind in values.dtypes.items():
         # Plain numbers, truths and times are of one type each.
         if kind.kind not in "biufM":
-            column_of(values[column], column)
+            column_of(values[column], str(column))
     return values
 
 

@@ -1,19 +1,18 @@
-"""Delimited text by Arrow's reader, every column as text; the lines of bad rows are looked up when needed."""
+"""CSV and TSV: by Arrow's reader, every column as text; the lines of bad rows are looked up when needed."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import io
-import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from recsuite.datasets.tables.sources.bad_rows import BadRow
 from recsuite.datasets.tables.sources.batch import Batch, Source, check_names
-from recsuite.datasets.tables.sources.text import REPLACED, REPLACEMENT, TextFile, explained_damage
+from recsuite.datasets.tables.sources.text import TextFile, explained_damage
 from recsuite.errors import UserError, counted, printable
 
 if TYPE_CHECKING:
@@ -21,73 +20,72 @@ if TYPE_CHECKING:
 
 # Of bytes that Arrow parses at once; no row may be longer.
 BLOCK_BYTES = 2**23
-# Of two that fit, the first.
-DELIMITERS = (",", "\t", ";", "|", "::", " ")
-NAMES = {",": "a comma", "\t": "a tab", ";": "a semicolon", "|": "a bar", "::": "two colons", " ": "a blank"}
-# Rows by which delimiter and header are judged.
-LOOKED_AT = 20
-NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
-# What numbers of this many digits count is time, in seconds or parts of them.
-DIGITS_OF_TIMES = 9
-# As RecBole writes names: https://recbole.io/docs/user_guide/data/atomic_files.html
-TYPED_NAME = re.compile(r"(.+):(?:token|token_seq|float|float_seq)")
-# What Arrow calls a column that has no name in the file.
-UNNAMED = "\x1f"
+# Blanks come last: they stand in names and values too.
+NAMES = {",": "a comma", "\t": "a tab", ";": "a semicolon", "|": "a bar", "::": "::", " ": "blanks"}
+# Stands for separators that are no single character: no text has it.
+JOINT = "\x1f"
+# Of the first rows, so many have as many fields as the first one.
+SNIFFED_ROWS, LEAST_ALIKE = 50, 0.8
+# How RecBole writes the type of a column behind its name.
+TYPED = re.compile(r"(.+):(?:token|token_seq|float|float_seq)")
+VALUE = re.compile(r"\s*(?:[+-]?\d+\.?\d*(?:[eE][+-]?\d+)?|\d{4}-\d{2}-\d{2}.*)\s*")
+# Seconds to nanoseconds since 1970.
+UNIX = re.compile(r"\d{9,19}(?:\.\d+)?|\d{4}-\d{2}-\d{2}.*")
+# Of a line, in a message.
+SHOWN = 100
+# With more columns, blocks are as large as Arrow asks for.
+WIDE = 500
 # What Arrow says of a row that is longer than a block.
 STRADDLING = "straddling"
 
 
 class Delimited(Source):
-    """A text file of rows with a delimiter, whose first row names the columns, or `file.columns` does."""
+    """A file of CSV or TSV, whose first row names the columns."""
 
     unit = "line"
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
-        self._text, delimiter = TextFile(file), file.delimiter
-        if delimiter == ",":
-            delimiter = _found_delimiter(self._text.head.decode("utf-8", "ignore"))
-            if delimiter != ",":
-                self.notes.append(f"{file} has {NAMES[delimiter]} between its columns")
-        self._delimiter, self._replaced = delimiter, ""
-        if delimiter in REPLACED:
-            self._text.close()
-            self._text = TextFile(file, delimiter)
-            self._delimiter, self._replaced = REPLACEMENT.decode(), delimiter
-        head = self._text.head.decode("utf-8", "ignore")
-        reader = csv.reader(io.StringIO(head, newline=""), delimiter=self._delimiter)
-        rows = _rows(reader)
+        text = TextFile(file)
+        head = text.head.decode("utf-8", "ignore")
+        self._mark = file.delimiter or _sniffed(head)
+        if self._mark not in (",", file.delimiter):
+            self.notes.append(f"{file} has {NAMES[self._mark]} between its columns")
+        # Each batch costs time for each column.
+        text.is_wide = head.partition("\n")[0].count(self._mark) > WIDE
+        self._text = _one_character(text, self._mark)
+        self._delimiter = JOINT if self._mark in ("::", " ") else self._mark
+        rows = _rows(head, self._mark)
         first = next(rows, [])
-        self._num_header_lines = 0 if file.columns else reader.line_num
-        sample = [*itertools.islice(rows, LOOKED_AT)]
-        if not first:
+        if not any(first):
             raise UserError(f"{file} has no first line with the names of its columns; add one.")
+        self._has_header = not file.columns or first == [*file.columns]
+        names = [*(file.columns or first)]
+        if len(names) != len(first):
+            raise UserError(
+                f"columns under [files] of schema.toml must name each of the {len(first)} columns of {file}, "
+                f"and names {len(names)}. Line 1 is {printable(self._mark.join(first)[:SHOWN])!r}."
+            )
+        second = next(rows, [])
         # Of a header alone Arrow says that it is no table.
-        self._has_rows = bool(file.columns or sample)
-        if file.columns and len(file.columns) != len(first):
-            raise UserError(
-                f"{file} has {counted(len(first), 'column')}, and columns under [files] names "
-                f"{len(file.columns)}; name each of them."
-            )
-        if not file.columns and _is_data(first, sample):
-            raise UserError(
-                f"{file} has no line with the names of its columns: its first line looks like data "
-                f"({printable(delimiter.join(first)[:80])!r}); write columns = "
-                f"{json.dumps(_suggested(first))} under [files] of schema.toml, with the right name in each "
-                "place."
-            )
-        self._all_names = [*(file.columns or _plain_names(first))]
-        self._names = [name for name in self._all_names if not name.startswith(UNNAMED)]
-        if len(self._names) < len(self._all_names):
-            number = len(self._all_names) - len(self._names)
-            self.notes.append(f"{file} has {counted(number, 'column')} without a name, skipped")
+        self._has_rows = bool(second) or not self._has_header
+        if not file.columns and _is_data(first, second):
+            raise UserError(_of_data(file, first, self._mark))
+        if all(TYPED.fullmatch(name) for name in names):
+            names = [name.rpartition(":")[0] for name in names]
+        self._names = [name for name in names if name.strip()]
+        if len(self._names) < len(names):
+            number = counted(len(names) - len(self._names), "column without a name", "columns without a name")
+            self.notes.append(f"{file}: {number} skipped")
         check_names(file, self._names)
+        # Arrow asks for a name of each.
+        self._all_names = [name if name.strip() else f"{JOINT}{place}" for place, name in enumerate(names)]
         # The numbers of the rows that are left out.
         self._invalid: list[int] = []
 
     @property
     def names(self) -> list[str]:
-        """The names of the columns that have one."""
+        """Those of the first row, or of the schema, without the unnamed ones."""
         return self._names
 
     @property
@@ -116,14 +114,17 @@ class Delimited(Source):
                 use_threads=False,
                 block_size=BLOCK_BYTES,
                 column_names=self._all_names,
-                skip_rows=self._num_header_lines,
+                skip_rows_after_names=int(self._has_header),
             ),
             arrow_csv.ParseOptions(
-                delimiter=self._delimiter, newlines_in_values=True, invalid_row_handler=self._note_invalid
+                delimiter=self._delimiter,
+                quote_char=False if self._mark == "::" else '"',
+                newlines_in_values=True,
+                invalid_row_handler=self._note_invalid,
             ),
             arrow_csv.ConvertOptions(
                 check_utf8=False,
-                column_types={name: pyarrow.string() for name in columns},
+                column_types={name: pyarrow.string() for name in self._names},
                 include_columns=list(columns),
                 strings_can_be_null=False,
             ),
@@ -144,7 +145,7 @@ class Delimited(Source):
     def number_of(self, batch: Batch, place: int) -> int:
         """The line on which a row begins."""
         # The header is a row; so are those that were left out.
-        row = batch.first + place + 1 + (not self.file.columns)
+        row = batch.first + place + 1 + self._has_header
         for invalid in self._invalid:
             if invalid > row:
                 break
@@ -153,9 +154,9 @@ class Delimited(Source):
 
     def _line_of(self, wanted: int) -> int:
         """The line on which a row begins, both counted from 1; empty lines are no rows."""
-        text = TextFile(self.file, self._replaced)
+        text = _one_character(TextFile(self.file), self._mark)
         lines = io.TextIOWrapper(io.BufferedReader(_Raw(text)), encoding="utf-8", newline="")
-        rows = csv.reader(lines, delimiter=self._delimiter)
+        rows = csv.reader(lines, delimiter=self._delimiter, quoting=_quoting(self._mark))
         number, before = 0, 0
         # Of a field of a megabyte Python's reader wants nothing; the row is then as good a place as any.
         with contextlib.suppress(csv.Error):
@@ -201,68 +202,100 @@ def _explained_length(file: File) -> Iterator[None]:
         ) from None
 
 
-def _rows(reader: Any) -> Iterator[list[str]]:
-    """Rows of Python's reader, without empty lines; a field that is too long for it is a row of its own."""
+class _Joined:
+    """A text whose separators are several characters, with one in their place."""
+
+    def __init__(self, text: TextFile, mark: str) -> None:
+        self._text, self._mark, self._ready, self._rest = text, mark, b"", b""
+        self.closed = False
+
+    @property
+    def done(self) -> int:
+        return self._text.done
+
+    def read(self, size: int) -> bytes:
+        while not self._ready:
+            block = self._text.read(BLOCK_BYTES)
+            lines, end, rest = (self._rest + block).rpartition(b"\n")
+            self._ready, self._rest = (lines + end, rest) if block else (self._rest, b"")
+            self._ready = joined(self._ready.decode(), self._mark).encode()
+            if not block:
+                break
+        found, self._ready = self._ready[:size], self._ready[size:]
+        return found
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+        self._text.close()
+
+
+def joined(text: str, mark: str) -> str:
+    """Whole lines with one character between their columns."""
+    if mark == "::":
+        return text.replace(mark, JOINT)
+    return re.sub("[ \t]+", JOINT, re.sub("^[ \t]+|[ \t]+(?=\r?$)", "", text, flags=re.MULTILINE))
+
+
+def _one_character(text: TextFile, mark: str) -> Any:
+    return _Joined(text, mark) if mark in ("::", " ") else text
+
+
+def _quoting(mark: str) -> Literal[0, 3]:
+    return csv.QUOTE_NONE if mark == "::" else csv.QUOTE_MINIMAL
+
+
+def _rows(head: str, mark: str) -> Iterator[list[str]]:
+    """The rows of a text, without empty lines; a field that Python finds too long is a row of its own."""
+    if mark in ("::", " "):
+        head, delimiter = joined(head, mark), JOINT
+    else:
+        delimiter = mark
+    rows = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter, quoting=_quoting(mark))
     try:
-        yield from (row for row in reader if row)
+        yield from (row for row in rows if row)
     except csv.Error:
         yield [""]
 
 
-def _found_delimiter(head: str) -> str:
-    """Find the delimiter that all first lines have equally often, else the most frequent one of the first."""
-    # What stands in quotes separates nothing. The last line may be cut off.
-    lines = [re.sub(r'"[^"]*"', "", line) for line in head.splitlines()[: LOOKED_AT + 1] if line.strip()]
-    lines = lines[:-1] if len(lines) > LOOKED_AT else lines
-    counts = {mark: [_num_delimiters(line, mark) for line in lines] for mark in DELIMITERS}
-    same = {mark: found[0] for mark, found in counts.items() if len({*found}) == 1 and found[0]}
-    # Blanks stand within texts too, and are taken where nothing else fits.
-    plain = {mark: number for mark, number in same.items() if mark != " "}
-    if len(lines) > 1 and (plain or same):
-        return max(plain or same, key=lambda mark: (plain or same)[mark])
-    first = {mark: found[0] for mark, found in counts.items() if found and mark != " "}
-    return max(first, key=lambda mark: first[mark], default=",")
+def _sniffed(head: str) -> str:
+    """What stands between the columns: of the separators that most of the first rows have as often as the
+    first one, that which makes the most columns; blanks where there is no other.
+    """
+    # A row may be a megabyte; the last one may be cut.
+    lines = head[: 2**20].lstrip("\r\n").split("\n", SNIFFED_ROWS)
+    head = "\n".join(lines[: max(1, min(SNIFFED_ROWS, len(lines) - 1))])
+    found: dict[str, tuple[bool, int]] = {}
+    for mark in NAMES:
+        if mark == " " and any(number > 1 for _, number in found.values()):
+            continue
+        counts = [len(row) for row in _rows(head, mark)] or [0]
+        found[mark] = (counts.count(counts[0]) >= LEAST_ALIKE * len(counts) and counts[0] > 1, counts[0])
+    return max(found, key=lambda mark: found[mark])
 
 
-def _num_delimiters(line: str, mark: str) -> int:
-    return len(line.split()) - 1 if mark == " " else line.count(mark)
+def _is_data(first: list[str], second: list[str]) -> bool:
+    """Whether a first row has numbers or times where the second has, so that it names no columns."""
+    values = [bool(VALUE.fullmatch(field)) for field in first]
+    numbers = [field for field, is_value in zip(first, values, strict=True) if is_value]
+    # Beside names, columns of vectors, or of years, are called by numbers that count.
+    if len(numbers) > 1 and not all(values) and all(field.isdecimal() for field in numbers):
+        counted_on = [*range(int(numbers[0]), int(numbers[0]) + len(numbers))]
+        if [int(field) for field in numbers] == counted_on:
+            return False
+    return bool(numbers) and values == [bool(VALUE.fullmatch(field)) for field in second or first]
 
 
-def _is_data(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Return true for a row of values: a number over numbers, or fields that all look like those below."""
-    columns = [[row[place] for row in rows if place < len(row)] for place in range(len(first))]
-    is_number = [
-        bool(NUMBER.fullmatch(field)) and any(NUMBER.fullmatch(value) for value in column)
-        for field, column in zip(first, columns, strict=True)
-    ]
-    forms = [re.sub(r"\d+", "9", field) for field in first]
-    is_alike = [
-        "9" in form and form in {re.sub(r"\d+", "9", value) for value in column}
-        for form, column in zip(forms, columns, strict=True)
-    ]
-    return any(is_number) or all(is_alike)
-
-
-def _suggested(first: Sequence[str]) -> list[str]:
-    """Names for the columns of a file without a header, for a person to correct."""
-    free, names = ["user", "item", "rating"], []
-    for place, field in enumerate(first, start=1):
-        digits = re.sub(r"\D", "", field)
-        is_time = re.match(r"\d{4}-\d\d-\d\d", field) or (
-            NUMBER.fullmatch(field) and len(digits) >= DIGITS_OF_TIMES
-        )
-        if is_time and "timestamp" not in names:
-            names.append("timestamp")
-        elif free and (free[0] != "rating" or NUMBER.fullmatch(field)):
-            names.append(free.pop(0))
-        else:
-            names.append(f"column_{place}")
-    return names
-
-
-def _plain_names(header: Sequence[str]) -> list[str]:
-    """The names of a header: those of RecBole without their types, and a mark for each that is empty."""
-    typed = [TYPED_NAME.fullmatch(name) for name in header]
-    if all(typed):
-        return [match[1] for match in typed if match]
-    return [name if name.strip() else f"{UNNAMED}{place}" for place, name in enumerate(header)]
+def _of_data(file: File, first: list[str], mark: str) -> str:
+    """What to say of a file without a header, with names of its columns that may be right."""
+    names = ["user", "item"][: len(first)]
+    for place, field in enumerate(first[2:], start=3):
+        name = "timestamp" if UNIX.fullmatch(field) else "rating" if VALUE.fullmatch(field) else ""
+        names.append(name if name and name not in names else f"column_{place}")
+    return (
+        f"Line 1 of {file} looks like data, not like the names of columns: "
+        f"{printable(mark.join(first)[:SHOWN])!r}. Write the names of its {len(first)} columns in their "
+        f"order under [files] of schema.toml, such as columns = {json.dumps(names)}; or add a line of names."
+    )

@@ -39,7 +39,7 @@ class File:
     size: int = 0
     partitions: tuple[tuple[str, str], ...] = ()
     encoding: str = "utf-8"
-    delimiter: str = ","
+    delimiter: str = ""
     columns: tuple[str, ...] = ()
 
     def __str__(self) -> str:

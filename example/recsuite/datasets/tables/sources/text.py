@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +28,6 @@ FOREIGN = {
     b"ARROW1": "an Arrow file",
     b"FEA1": "a Feather file of version 1",
 }
-# Delimiters that Arrow does not know, and the character that takes their place: no text has it.
-REPLACED = {"::": re.compile(rb"::"), " ": re.compile(rb"[ \t]+")}
-REPLACEMENT = b"\x1f"
 # What a schema.toml may name; the most usual besides UTF-8 first.
 ENCODINGS = ("latin-1", "utf-16", "utf-8")
 UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -76,15 +72,14 @@ class CountedFile(io.BufferedReader):
 class TextFile:
     """The text of a file, in UTF-8 without a mark, in blocks. Not for random access.
 
-    replaced: a delimiter of several characters, such as one of `REPLACED`, that becomes `REPLACEMENT`.
+    is_wide: whether blocks are as large as is asked for, where that is worth the memory.
 
     Raises:
         UserError: for a file that is empty, not text, or not in its encoding.
     """
 
-    def __init__(self, file: File, replaced: str = "") -> None:
-        self.file, self.closed = file, False
-        self._pattern, self._cut = REPLACED.get(replaced), b""
+    def __init__(self, file: File) -> None:
+        self.file, self.closed, self.is_wide = file, False, False
         with explained_damage(file):
             self._counted = CountedFile(file.path)
         start = self._counted.peek(8)
@@ -118,10 +113,11 @@ class TextFile:
         """Up to so many bytes, none at the end; all that is left for -1."""
         if size < 0:
             return b"".join(iter(lambda: self.read(BLOCK_BYTES), b""))
-        # As much as is asked for: a wide table has few rows in a small block.
-        while len(self._rest) < size and (block := self._raw_block()):
+        while not self._rest or (self.is_wide and len(self._rest) < size):
+            block = self._raw_block()
             self._rest += self._decoded(block)
-        self._rest += b"" if self._rest else self._decoded(b"")
+            if not block:
+                break
         found, self._rest = self._rest[:size], self._rest[size:]
         return found
 
@@ -176,11 +172,4 @@ class TextFile:
                 f"{self.file} holds zero bytes, as a damaged file does, or one in UTF-16 without a mark, for "
                 'which encoding = "utf-16" under [files] helps.'
             )
-        found = text.encode()
-        if self._pattern:
-            found = self._cut + found
-            # What may be the first half of a delimiter waits for the next block.
-            cut = re.search(rb"[: \t]*$", found) if block else None
-            self._cut = cut[0] if cut else b""
-            found = self._pattern.sub(REPLACEMENT, found[: len(found) - len(self._cut)])
-        return found
+        return text.encode()
