@@ -265,7 +265,7 @@ def test_names_that_count_are_no_data(tmp_path: Path, header: str) -> None:
     [
         (
             b'[\n{"user": 1},\n{"user": 2}\n]\n',
-            "line 1: not a JSON object: .*: '\\['; write one object on each",
+            "line 1: not a JSON object: .*; write one object on each line",
         ),
         (b'{"user": 1,}\n{"user": 2,}\n', "line 1: not a JSON object: .*jq -c"),
         (b"\n// log\n# of users\n", "line 2: not a JSON object: .*: '// log'; "),

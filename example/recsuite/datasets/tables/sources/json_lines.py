@@ -86,7 +86,8 @@ class JsonLines(Source):
         for line in lines[:1000]:
             found = _object(line)
             names.update(dict.fromkeys(found if isinstance(found, dict) else ()))
-        if not names:
+        # The last line of a list is an object too.
+        if not names or self._text.head.lstrip().startswith(b"["):
             number, first = next(((k, line) for k, line in enumerate(lines, 1) if line.strip()), (1, b""))
             raise UserError(
                 f"{self.file}, line {number}: {_object(first)}: {_shown(first[:60])!r}; write one object on "
