@@ -18,7 +18,7 @@ from recsuite.datasets.tables.guessing.features import title_of
 from recsuite.datasets.tables.guessing.roles import Roles, roles_of
 from recsuite.datasets.tables.schema_file import Files
 from recsuite.datasets.tables.sources.file import File
-from recsuite.errors import UserError
+from recsuite.errors import UserError, printable
 
 # More tables than this are parts of one.
 MOST_TABLES = 20
@@ -32,12 +32,14 @@ EVENT_WORDS = (*words.LABELS, "event", "interaction", "transaction", "review", "
 Part = tuple[File, ...]
 
 
-def files_of(tables: Tables) -> tuple[Files, list[str]]:
+def files_of(tables: Tables, is_named: bool = False) -> tuple[Files, list[str]]:
     """The section that names the tables of a folder, where these have different columns, else the usual one;
     and what to say of files that could be the events as well.
 
+    is_named: whether a schema names columns of users or items.
+
     Raises:
-        UserError: for a file that cannot be read.
+        UserError: for a file that cannot be read, and where no table has users and items.
     """
     others = beside(tables) if len(tables.events) == 1 else ()
     if len(tables.events) + len(others) < 2 or any(file.partitions for file in (*tables.events, *others)):
@@ -46,13 +48,22 @@ def files_of(tables: Tables) -> tuple[Files, list[str]]:
     samples = {part: plain_table(first_rows(part, SAMPLED_ROWS)) for part in parts}
     samples.update(_readable(_parts_of(others)))
     roles = {part: found for part in parts if (found := _roles(samples[part]))}
-    if not 2 <= len(samples) <= MOST_TABLES or not roles:
+    headers = {part: {*sample.column_names} for part, sample in samples.items()}
+    is_one = len({frozenset(header) for header in headers.values()}) == 1
+    if not 2 <= len(samples) <= MOST_TABLES or (not roles and (is_one or is_named)):
         return Files(), []
+    if not roles:
+        found = [
+            f"{_named(tables, part)} has {', '.join(samples[part].column_names[:5])}" for part in samples
+        ]
+        raise UserError(
+            f"No table has columns that are called after users and after items: {printable('; '.join(found))}. "
+            'Write events = "FILE" under [files] of schema.toml, and [user] and [item] with column = "NAME"; '
+            "where users stand in another table than items, such as one of orders, join the two first."
+        )
     called = {
         part: any(words.has_thing(Path(part[0].name).stem, [word]) for word in EVENT_WORDS) for part in roles
     }
-    headers = {part: {*sample.column_names} for part, sample in samples.items()}
-    is_one = len({frozenset(header) for header in headers.values()}) == 1
     # Of files with the same columns whose names say nothing, none can be taken before the others.
     if is_one and not any(called.values()):
         return Files(), []

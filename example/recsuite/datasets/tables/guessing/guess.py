@@ -37,7 +37,7 @@ from recsuite.errors import UserError, counted, printable
 # Labels by which all items are ranked, whatever else is known of an event.
 RANKED = (CLICKS, COUNT)
 # Values of a table that are looked at, and rows, however many columns it has.
-MOST_VALUES, LEAST_ROWS = 4_000_000, 200
+MOST_VALUES, LEAST_ROWS = 2_000_000, 200
 # Names of tables that ids have.
 TAKEN = (USER, ITEM, EVENT)
 TABLES = {USER: USERS, ITEM: ITEMS, EVENT: EVENTS}

@@ -71,7 +71,7 @@ def propose(path: str | Path) -> Proposal:
                 "another one guessed."
             )
     tables = find_tables(path, Files(**given.get("files", {})))
-    files, notes = _files(path, tables)
+    files, notes = _files(path, tables, bool({"user", "item"} & given.keys()))
     files = replace(files, **given.get("files", {}))
     chosen = find_tables(path, files)
     samples = sample(chosen, SAMPLED_ROWS)
@@ -101,9 +101,9 @@ def _check_given(given: Mapping[str, Mapping[str, Any]], columns: Sequence[str],
             raise place_of(path).at(name).wrong("column", column, where)
 
 
-def _files(path: str | Path, tables: Tables) -> tuple[Files, list[str]]:
+def _files(path: str | Path, tables: Tables, is_named: bool) -> tuple[Files, list[str]]:
     """The section that finds what the path stands for, from the folder of the schema."""
     if is_remote(str(path)):
         return Files(events=str(path)), []
     # What is in a folder is found again, and so is what comes into it later.
-    return files_of(tables) if Path(path).is_dir() else (Files(events=Path(path).name), [])
+    return files_of(tables, is_named) if Path(path).is_dir() else (Files(events=Path(path).name), [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Sequence
 
@@ -69,6 +70,8 @@ ID_AT_END = re.compile(r"(?!unpaid|invalid)\w{4,}id")
 CODES = ("id", "code", "zip", "zipcode", "postal", "postcode", "type", "class", "category", "group", "kind")
 
 
+# A guess asks for the words of a column many times.
+@functools.lru_cache(2**15)
 def words_of(name: str) -> list[str]:
     """The words of a column's name, in small letters: "userId", "USER_ID", "userid" are user and id."""
     apart = re.sub(r"([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3 \2\4", name)
