@@ -30,7 +30,7 @@ def sealed(fields: dict[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in fields.items() if name != SEAL}
     # In one form, whatever the order and the spaces in the file: other programs may write it in their own
     # way.
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return {**rest, SEAL: digest_of_bytes(text.encode())}
 
 

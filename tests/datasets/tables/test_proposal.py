@@ -477,5 +477,5 @@ def test_a_part_of_one_row_or_with_another_column_does_not_decide_for_all(tmp_pa
 def test_tables_of_which_none_has_users_and_items_are_not_joined_unseen(tmp_path: Path) -> None:
     write(tmp_path / "lines.csv", [["order_id", "product_id"], *([row // 5, row % 7] for row in range(100))])
     write(tmp_path / "orders.csv", [["order_id", "user_id"], *([row, row % 9] for row in range(20))])
-    with pytest.raises(UserError, match="No table has columns that are called after users and after items"):
+    with pytest.raises(UserError, match="No table has columns that are called after users and items"):
         propose(tmp_path)

@@ -163,7 +163,7 @@ def popularity_ranks(
     done: Callable[[float], object] = lambda share: None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ranks, int64, of the events from number `num_known` on, when items are ranked by their number of
-    known events; and how many items are ranked, int64, 0 where that of the event is not.
+    known events; and how many items are ranked, int32, 0 where that of the event is not.
 
     excludes: True if items that the user is known to have had are not ranked.
 
@@ -173,7 +173,9 @@ def popularity_ranks(
     num_items = len(counts)
     # From the left, so that an item which is as popular counts as above, as it does for a model.
     popular = num_items - np.sort(counts).searchsorted(counts)
-    ranks, candidates = (np.empty(len(by_user.columns[0]) - num_known, np.int64) for _ in range(2))
+    num_cases = len(by_user.columns[0]) - num_known
+    # Numbers of items, of which there may be as many as an int32 counts.
+    ranks, candidates = np.empty(num_cases, np.int64), np.empty(num_cases, np.int32)
 
     def rank(users: range, places: np.ndarray, user: np.ndarray, item: np.ndarray, *_: np.ndarray) -> None:
         # (user, item) as one number of 64 bits, as users times items exceed 32.

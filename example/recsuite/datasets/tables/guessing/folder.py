@@ -57,7 +57,7 @@ def files_of(tables: Tables, is_named: bool = False) -> tuple[Files, list[str]]:
             f"{_named(tables, part)} has {', '.join(samples[part].column_names[:5])}" for part in samples
         ]
         raise UserError(
-            f"No table has columns that are called after users and after items: {printable('; '.join(found))}. "
+            f"No table has columns that are called after users and items: {printable('; '.join(found))}. "
             'Write events = "FILE" under [files] of schema.toml, and [user] and [item] with column = "NAME"; '
             "where users stand in another table than items, such as one of orders, join the two first."
         )
