@@ -17,6 +17,7 @@ class Flags(TypedDict, total=False):
     bad_rows: str
     max_bad_rows: float
     duplicates: str
+    seen: str
     history: int
     audience: int
     others: int
