@@ -183,7 +183,9 @@ pip() {
 logged() {
   local step="$1" log="$venv/.setup.log" status=0 shown
   shift
-  exec {shown}> >(tee "$log" | awk '/^(Collecting|Installing) / { print "run.sh:   " $0; fflush() }' >&2)
+  exec {shown}> >(tee "$log" | while IFS= read -r line; do
+    case "$line" in "Collecting "* | "Installing "*) say "  $line" ;; esac
+  done)
   local showing=$!
   "$@" >&"$shown" 2>&1 || status=$?
   exec {shown}>&-

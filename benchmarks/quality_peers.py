@@ -32,6 +32,7 @@ from quality_peers_tables import MARKS, PAGE, PICTURE, draw, render
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.metrics import finite
 from recsuite.datasets.preparation.cache import open_columns
 
 NUM_RANKS = 2
@@ -75,7 +76,7 @@ class Case:
         report = report_of(self.command, NUM_RANKS, self.folder / name)
         kind, baseline = ("predictions", "biases") if self.task == "rating" else ("ranks", "popularity")
         # Of other events these would hardly be the same to the last digit.
-        if report["baselines"][baseline] != columns.baselines[kind][baseline]:
+        if report["baselines"][baseline] != finite(columns.baselines[kind][baseline]):
             raise RuntimeError(f"the {baseline} of the report are not those of the columns")
         return report
 

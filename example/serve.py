@@ -1,7 +1,8 @@
-"""Answer over HTTP from the newest model of a training that goes on: an example of a service, not a product.
+"""Answer over HTTP from the best model of a training that goes on: an example of a service, not a product.
 
-    ./run.sh dump --save_dir dumps       a training that writes checkpoints; with --inc_dump deltas too
+    ./run.sh dump --save_dir dumps       a training that writes checkpoints
     python serve.py --save_dir dumps     beside it, before or after it has begun
+    python serve.py --checkpoint latest  with --inc_dump its deltas too, validated or not
     python serve.py --data_path FOLDER   and of users and items all is known that the data of the training say
 
     curl localhost:8000/health
@@ -76,6 +77,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def serve(flags: argparse.Namespace) -> int:
     """Wait for the first model, then answer from the newest one."""
     try:
+        import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UserError(f"serve.py needs {error.name}, which is not installed; run {INSTALL}") from None
@@ -257,7 +259,7 @@ def service(follower: "Follower", is_following: Callable[[], bool] = lambda: Tru
 
 def bodies(snapshot: "Snapshot") -> tuple[dict[str, Any], dict[str, Any]]:
     """The bodies of /score and /recommend in the form of OpenAPI, with the features of a model."""
-    from recsuite.serving.request import SEEN
+    from recsuite.serving.request import AS_TRAINED, SEEN
     from recsuite.serving.snapshot import EVERYTHING
 
     lists, array = {feature.name for feature in snapshot.features if feature.multi}, {"type": "array"}
@@ -272,7 +274,7 @@ def bodies(snapshot: "Snapshot") -> tuple[dict[str, Any], dict[str, Any]]:
         "users": {"anyOf": [array, values_of((USER, EVENT, HISTORY))]},
         "k": {"type": "integer", "minimum": 1, "default": 10},
         "events": nested,
-        "exclude": {"anyOf": [{"enum": [SEEN, None]}, nested]},
+        "exclude": {"anyOf": [{"enum": [AS_TRAINED, SEEN, None]}, nested], "default": AS_TRAINED},
         "candidates": array,
     }
     wanted = {"type": "object", "additionalProperties": False, "properties": fields}

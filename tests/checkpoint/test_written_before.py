@@ -2,11 +2,12 @@
 
 written_before/ was written on two ranks with --dataset synthetic --synthetic_ratings 1000 --embedding_dim 4
 --mlp_dims 4 --batch_size 64 --epochs 1 --inc_dump, before flags had sections and progress had its name. That
-program printed these metrics when it loaded the two.
+program printed these metrics when it loaded the two, and a log loss, for which there are too few events.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from tests.support.launch import EXAMPLE, ROOT, succeeded, torchrun
 
 WRITTEN = ROOT / "tests" / "checkpoint" / "written_before"
-METRICS = "| this model, step 7               | 1.1088 | 0.9307 | 0.5764 |   8.5587 |"
+METRICS = r"\| this model, step 7 +\| +1\.1088 \| +0\.9307 \| +0\.5764 \| +- \|"
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -25,7 +26,7 @@ def test_what_an_older_program_wrote_has_the_same_metrics_on_any_number_of_ranks
     shutil.copytree(WRITTEN, tmp_path / "dumps")
     data = ("--dataset", "synthetic", "--synthetic_ratings", 1000, "--data_path", tmp_path / "data")
     said = succeeded(torchrun(num_ranks, EXAMPLE, "--load", "--save_dir", tmp_path / "dumps", *data))
-    assert METRICS in said
+    assert re.search(METRICS, said)
     assert (
         "missing 0, unexpected 0; best: epoch 1, validation RMSE 0.8357 (step 7), written by 2 ranks" in said
     )

@@ -101,7 +101,7 @@ def test_a_training_learns_the_same_for_any_order_of_the_table(
     # In another order the same numbers add up to other last bits.
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
     for name, value in tests[0].items():
-        assert tests[1][name] == pytest.approx(value, rel=5e-3)
+        assert tests[1][name] == pytest.approx(value, rel=5e-3, nan_ok=True)
 
 
 def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(

@@ -31,6 +31,8 @@ LEAST_CALIBRATED, LEAST_OF_EACH = 50, 5
 # Bootstrap of intervals: samples; groups of cases that are drawn together, those of one user always; and bins
 # of scores, by which samples differ in their AUC.
 SAMPLES, GROUPS, SCORE_BINS = 200, 512, 128
+# Groups of users from which an interval is computed.
+LEAST_GROUPS = 20
 # Predictions that differ by less than this many stars are one.
 LEAST_SPREAD = 1e-6
 # A float32 next to 1 is so far from it; what came true against all odds costs no more.
@@ -174,6 +176,9 @@ def _means(
     sums = np.einsum("sg,gm->sm", _draws(), groups)
     with np.errstate(invalid="ignore", divide="ignore"):
         samples = sums[:, 1:] / sums[:, :1]
+    # Of a few users a sample says nothing on others.
+    if np.count_nonzero(groups[:, 0]) < LEAST_GROUPS:
+        samples[:] = np.nan
     return Measured(means, number, {name: _ends(samples[:, place]) for place, name in enumerate(names)})
 
 

@@ -139,11 +139,14 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
     from recsuite.datasets.tables.schema_file import schema_path
 
     source = locate(config.data, config.runtime.seed)
-    # It may be an older one, and of other files.
-    say(f"the tables are read as {schema_path(config.data.data_path)} says")
+    # It may be an older one, and of other files. Tables in memory have one that does not stay.
+    if "data_path" in given or config.checkpoint.reads:
+        say(f"the tables are read as {schema_path(config.data.data_path)} says")
     if not source.has_times and config.stream.stream:
         raise UserError("The events have no times, so --stream has no order to follow; leave it out.")
-    if config.data.is_default("split") and not {"split", "stream"} & {*given} and has_split(source.files):
+    named = {"split", "stream", "duplicates", "test_fraction"} & {*given}
+    # The flags of a checkpoint hold, whatever the files are called.
+    if config.data.is_default("split") and not (named or config.checkpoint.reads) and has_split(source.files):
         say("--split files, because the files are called train and test; give --split time for another one")
         config = config.replaced(split="files")
     if not source.has_times and config.data.split == "time":

@@ -199,10 +199,8 @@ def read(source: Source, config: DataConfig, folder: Path | None = None) -> RawD
         UserError: see `Source.read`.
     """
     # Here, so that no family of data sets has to remember it.
-    raw = source.read()
-    # What the files have for the test is the test.
-    how = "keep" if config.split == "files" else config.duplicates
-    raw = settle(raw, how, source.schema, folder)
+    how = "keep" if config.keeps_repeats else config.duplicates
+    raw = settle(source.read(), how, source.schema, folder)
     if config.days != "none" and source.has_times:
         add_user_days(raw, source.schema, folder)
     return raw

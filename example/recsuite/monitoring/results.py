@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -169,7 +170,9 @@ def _better(baselines: Mapping[str, Metrics], task: Task, found: Metrics, labels
     return " and ".join(
         f"{names.get(known, known)} ({four_places(metrics[name])})"
         for known, metrics in baselines.items()
-        if known != "oracle" and not sign * (found[name] - metrics[name]) <= 0
+        if known != "oracle"
+        and math.isfinite(metrics[name])
+        and not sign * (found[name] - metrics[name]) <= 0
     )
 
 

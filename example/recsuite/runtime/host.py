@@ -88,9 +88,11 @@ def spinning_briefly() -> Iterator[None]:
     has_team, end = threading.Event(), threading.Event()
 
     def run() -> None:
-        # Large enough for a team.
-        torch.zeros(2**20).add_(1)
-        has_team.set()
+        try:
+            # Large enough for a team.
+            torch.zeros(2**20).add_(1)
+        finally:
+            has_team.set()
         end.wait()
 
     thread = threading.Thread(target=run, name="spin", daemon=True)

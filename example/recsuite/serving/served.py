@@ -217,7 +217,7 @@ class ServedModel:
         check_values(schema.user, ids, snapshot.kind_of(schema.user))
         if self._data is None:
             if snapshot.takes_history and events is None:
-                warnings.warn(WITHOUT_HISTORIES, stacklevel=3)
+                warnings.warn(WITHOUT_HISTORIES, stacklevel=4)
             return {schema.user: ids}, exclude
         values = self._data.of_users(ids, snapshot)
         if events is not None:

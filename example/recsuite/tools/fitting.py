@@ -13,6 +13,7 @@ makes the same call.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -208,6 +209,7 @@ def _write(
 ) -> None:
     import pyarrow
 
+    from recsuite.datasets.tables.description.reader import IncompleteSchemaError, read_schema
     from recsuite.datasets.tables.description.writer import write_schema
     from recsuite.datasets.tables.guessing.proposal import propose
 
@@ -223,15 +225,18 @@ def _write(
             ) from None
     if isinstance(schema, (str, Path)):
         shutil.copyfile(schema, folder / "schema.toml")
+        with contextlib.suppress(IncompleteSchemaError):
+            read_schema(folder / "schema.toml")
+            return
     elif schema is not None:
         write_schema(schema, folder / "schema.toml")
-    else:
-        # What is shown names a file that stays: the folder goes.
-        proposal = propose(folder)
-        kept = shutil.copy(
-            proposal.path, Path(tempfile.gettempdir(), f"recsuite-{launch_name()}-schema.toml")
-        )
-        dataclasses.replace(proposal, path=Path(kept)).show()
+        return
+    # What is shown names a file that stays: the folder goes.
+    proposal = propose(folder)
+    kept, path = tempfile.mkstemp("-schema.toml", "recsuite-")
+    with open(kept, "wb") as file:
+        file.write(proposal.path.read_bytes())
+    dataclasses.replace(proposal, path=Path(path)).show()
 
 
 def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 from recsuite.config.config import ALONE, TRAINING, Config
 from recsuite.runtime.collectives import raise_on_all
-from recsuite.runtime.console import say
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import shown, stage
 from recsuite.tools import script
@@ -65,7 +64,7 @@ def run(config: Config, given: frozenset[str] = frozenset(), after_modes: AfterM
         for mode in config.modes:
             modes[mode](config, context)
         if not given:
-            say(NEXT)
+            context.say(NEXT)
         if after_modes is not None:
             # One rank may fail where the others have nothing to do, and all are to end with its sentence.
             raise_on_all(lambda: after_modes(config, context))

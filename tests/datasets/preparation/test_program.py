@@ -18,13 +18,13 @@ from tests.support.launch import python, succeeded
 # What that code takes from modules outside of the digest, and why a change there makes no other columns.
 ELSEWHERE = {
     # Read and written, not computed; the digests of files are of a known kind.
-    "recsuite.checkout": {"checkout"},
+    "recsuite.checkout": {"DATA_ROOT", "place_for"},
     "recsuite.errors": {"UserError", "an", "counted", "printable"},
     "recsuite.files": {
         *("FileEntry", "check_file", "digest_of", "explained", "flush", "flushed", "locked", "reason_of"),
         *("flushing", "digest_of_bytes", "remove", "replace_file", "written_aside"),
     },
-    "recsuite.records": {"OPTIONAL", "SEAL", "plain", "sealed", "typed"},
+    "recsuite.records": {"OPTIONAL", "SEAL", "parsed", "plain", "sealed", "typed"},
     "recsuite.runtime.console": {"say"},
     "recsuite.runtime.progress_bar": {"stage"},
     # Their values are in the name of the folder; a manifest without an evaluation is refused.

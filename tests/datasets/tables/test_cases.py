@@ -117,7 +117,7 @@ def test_a_column_that_may_tell_the_label_is_written_as_a_comment_and_shown(
             "in 1 event of 1,500 it differs from most of the same item",
             "whose value counts",
         ),
-        ("same_columns", "toy_history.dat has the same columns and could be", 'events = "toy_history.dat"'),
+        ("same_columns", "toy_history.dat has users and items too", 'events = "toy_history.dat"'),
     ],
 )
 def test_what_is_unusual_is_counted_and_the_line_to_write_is_shown(

@@ -446,7 +446,7 @@ def test_tables_with_other_names_are_no_parts_and_the_advice_for_the_other_one_w
     proposal = propose(tmp_path)
     assert proposal.schema.files == Files("toy_ratings.csv", "", "toy_info.csv")
     (note,) = (note for note in proposal.notes if "toy_history" in note)
-    assert note.startswith("toy_ratings.csv is read as the events; toy_history.csv has the same columns")
+    assert note.startswith("toy_ratings.csv is read as the events; toy_history.csv has users and items too")
     line = re.search('events = ".*?"', note)
     assert line
     text = proposal.path.read_text().replace('events = "toy_ratings.csv"', line[0])

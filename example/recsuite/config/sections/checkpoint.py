@@ -39,8 +39,8 @@ class CheckpointConfig(Section):
     until: int = -1
     """Step after which --load applies no more deltas; -1 means all of them."""
 
-    # The last epoch is often the best, but not always. A follower takes the latest all the same: deltas have
-    # an order, and it could return to an earlier state only by reading all of it anew.
+    # The last epoch is often the best, but not always. One default wherever a model is served, so that all
+    # give the same answer.
     checkpoint: str = "best"
     """Which checkpoint in --save_dir --load, --export, --recommend and serve.py take: the best on the
     validation ratings, or the latest. --resume always takes the latest; --until, or a folder after --load,

@@ -131,6 +131,11 @@ class DataConfig(Section):
         return self.others > 0 and self.is_unordered
 
     @property
+    def keeps_repeats(self) -> bool:
+        """Whether all events of one user and one item count: what the files have for the test is the test."""
+        return self.duplicates == "keep" or self.split == "files"
+
+    @property
     def is_unordered(self) -> bool:
         """Whether what came later than a rating is no secret, because the test is no later than training."""
         return self.split == "random" or self.split in OFFICIAL_SPLITS

@@ -163,7 +163,7 @@ def rule_for_seen(
     """
     if config.seen != "auto":
         return config.seen, []
-    if config.duplicates != "keep" or is_stream:
+    if not config.keeps_repeats or is_stream:
         return EXCLUDE, []
     repeats: list[int] = []
 

@@ -57,7 +57,7 @@ def split(
             f"no {schema.label} is for validation: no validation after each epoch, and no early stopping"
         )
     # With any other value no pair has two events that could lie on both sides.
-    if config.duplicates == "keep" or config.split == "files":
+    if config.keeps_repeats:
         in_file = np.zeros(number, bool)
         in_file[by_time[is_test]] = True
         notes += describe_leak(raw.events, in_file, schema, folder)

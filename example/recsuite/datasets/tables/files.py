@@ -99,7 +99,8 @@ def beside(tables: Tables) -> tuple[File, ...]:
 
 def split_part(name: str) -> str:
     """Return "train", "validation" or "test" for a file that is called so, else an empty text."""
-    words = re.split(r"[^a-z]+", name.rpartition("/")[2].lower())
+    # The file's own name comes before that of a folder.
+    words = [word for part in reversed(name.lower().split("/")) for word in re.split(r"[^a-z]+", part)]
     return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "")
 
 

@@ -53,11 +53,11 @@ def files_of(tables: Tables, is_named: bool = False) -> tuple[Files, list[str]]:
     if not 2 <= len(samples) <= MOST_TABLES or (not roles and (is_one or is_named)):
         return Files(), []
     if not roles:
-        found = [
+        listed = [
             f"{_named(tables, part)} has {', '.join(samples[part].column_names[:5])}" for part in samples
         ]
         raise UserError(
-            f"No table has columns that are called after users and items: {printable('; '.join(found))}. "
+            f"No table has columns that are called after users and items: {printable('; '.join(listed))}. "
             'Write events = "FILE" under [files] of schema.toml, and [user] and [item] with column = "NAME"; '
             "where users stand in another table than items, such as one of orders, join the two first."
         )
@@ -68,8 +68,9 @@ def files_of(tables: Tables, is_named: bool = False) -> tuple[Files, list[str]]:
     if is_one and not any(called.values()):
         return Files(), []
     events = max(roles, key=lambda part: (called[part], sum(file.size for file in part), part[0].name))
-    same = [part for part in roles if part is not events and headers[part] == headers[events]]
-    notes = [_of_same_columns(tables, events, same)] if same else []
+    # A table of users or items may have columns that are called after both, each of its rows once.
+    same = [part for part in roles if part is not events and _comes_again(samples[part], roles[part])]
+    notes = [_of_others(tables, events, same)] if same else []
     rest = {part: sample for part, sample in samples.items() if part is not events and part not in same}
     contents = contents_of(samples[events])
     user, item = contents[roles[events].user], contents[roles[events].item]
@@ -93,13 +94,18 @@ def _parts_of(files: Sequence[File]) -> list[Part]:
     return [tuple(part) for part in found.values()]
 
 
-def _of_same_columns(tables: Tables, events: Part, same: Sequence[Part]) -> str:
+def _comes_again(sample: pa.Table, roles: Roles) -> bool:
+    """Return true for a table in which several rows have one user, and several one item."""
+    return all(len(sample[name].unique()) < len(sample) for name in (roles.user, roles.item))
+
+
+def _of_others(tables: Tables, events: Part, same: Sequence[Part]) -> str:
     others = [_named(tables, part) for part in same]
     lines = " or ".join(f'events = "{name}"' for name in others)
     return (
         f"{_named(tables, events)} is read as the events; {' and '.join(others)} "
-        f"{'has' if len(same) == 1 else 'have'} the same columns and could be: write {lines} under [files] "
-        "of schema.toml to read that instead"
+        f"{'has' if len(same) == 1 else 'have'} users and items too: write {lines} under [files] of "
+        "schema.toml to read that instead"
     )
 
 
@@ -110,8 +116,9 @@ def _named(tables: Tables, part: Part | None) -> str:
         return "".join(names)
     # Of characters, as a pattern is.
     begin = os.path.commonprefix(names)  # noqa: RUF071
-    end = os.path.commonprefix([name[len(begin) :][::-1] for name in names])[::-1]  # noqa: RUF071
-    return f"{glob.escape(begin)}*{glob.escape(end)}"
+    # More than the ends of the names that are there may be in those to come.
+    ends = {"".join(Path(name).suffixes) for name in names}
+    return f"{glob.escape(begin)}*{glob.escape(ends.pop()) if len(ends) == 1 else ''}"
 
 
 def _readable(parts: Sequence[Part]) -> dict[Part, pa.Table]:

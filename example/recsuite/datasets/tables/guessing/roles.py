@@ -101,15 +101,19 @@ def roles_of(
     rest = {name: content for name, content in contents.items() if name not in taken}
     if "timestamp" not in given:
         timestamp = _timestamp(events, rest, user, item)
-    elif not timestamp:
-        timestamp = _named_time(rest)
+    else:
+        timestamp = timestamp or _named_time(rest)
+        if timestamp in contents and "format" not in given["timestamp"]:
+            _check_form(contents[timestamp])
     rest.pop(timestamp, None)
     found = _label(events, contents[label] if label else rest, (user, item), given.get("label", {}))
     rest.pop(found.column, None)
     weight = weight or _weight(events, rest, item)
     notes: tuple[str, ...] = ()
     if found.column:
-        found, notes = _set_apart(found, contents[found.column], "drop" in given.get("label", {}))
+        # A scale or a drop that was written by hand says itself what is an answer.
+        is_given = bool({"drop", "lowest", "highest"} & given.get("label", {}).keys())
+        found, notes = _set_apart(found, contents[found.column], is_given)
     return Roles(user, item, found, weight, timestamp, notes)
 
 

@@ -49,6 +49,8 @@ TIME_OF_EVENT = re.compile(
     r"unix|epoch|utc|local|server|start|begin|access|log|[a-z]+ed(?=at$))*(timestamp|datetime|time|date|ts|at)+"
     r"(utc|gmt|unix|ms|us|ns|sec|seconds|millis|micros|nanos)*"
 )
+# Of dates that are properties of users and items.
+OTHER_DATES = {"birth", "born", "release", "released", "publication", "published", "expiry", "due"}
 # Beside a word for a label: "is_click", "play_count", "user_rating".
 OF_LABELS = (
     *("is", "has", "was", "did", "n", "num", "number", "of", "total", "value", "user", "customer", "item"),
@@ -111,8 +113,14 @@ def rank(name: str, known: Sequence[str], beside: Sequence[str] = ()) -> int | N
 
 def says_time(name: str) -> bool:
     """Whether a name is one for times of events: "eventdate" or "visit_date", and not "play_time"."""
+    found = words_of(name)
+    if OTHER_DATES & {*found}:
+        return False
     is_one = TIME_OF_EVENT.fullmatch(re.sub(r"[\W_]", "", name.lower())) is not None
-    return is_one or words_of(name)[-1:] in (["timestamp"], ["datetime"], ["date"])
+    ends = found[-1:] in (["timestamp"], ["datetime"], ["date"], ["dt"], ["modified"])
+    begins = found[:1] in (["date"], ["timestamp"], ["datetime"]) or found[:2] == ["time", "of"]
+    is_done = len(found) > 1 and found[-2].endswith("ed") and found[-1] in ("on", "at")
+    return is_one or ends or is_done or (begins and found[-1] not in IDS)
 
 
 def has_word(name: str, known: Sequence[str]) -> bool:

@@ -236,7 +236,11 @@ def joined(text: str, mark: str) -> str:
     """Whole lines with one character between their columns."""
     if mark == "::":
         return text.replace(mark, JOINT)
-    return re.sub("[ \t]+", JOINT, re.sub("^[ \t]+|[ \t]+(?=\r?$)", "", text, flags=re.MULTILINE))
+    text = re.sub("^[ \t]+|[ \t]+(?=\r?$)", "", text, flags=re.MULTILINE)
+    if '"' not in text:
+        return re.sub("[ \t]+", JOINT, text)
+    # Blanks within quotes are of a value.
+    return re.sub('("[^"\n]*")|[ \t]+', lambda found: found[1] or JOINT, text)
 
 
 def _one_character(text: TextFile, mark: str) -> Any:
