@@ -86,9 +86,12 @@ def frames(number: int = 3_000) -> tuple[pandas.DataFrame, pandas.DataFrame]:
 
 
 @pytest.fixture(scope="module")
-def model() -> recsuite.FittedModel:
+def model(tmp_path_factory: pytest.TempPathFactory) -> recsuite.FittedModel:
     events, items = frames()
-    return recsuite.fit(events, items=items, **FLAGS)
+    # The rest is guessed, and no column of the event is taken by itself.
+    schema = tmp_path_factory.mktemp("schema") / "schema.toml"
+    schema.write_text('[features.device]\nof = "event"\ncolumn = "device"\nkind = "category"\n')
+    return recsuite.fit(events, items=items, schema=schema, **FLAGS)
 
 
 def test_a_model_of_frames_scores_their_rows_on_the_scale_of_the_labels(model: recsuite.FittedModel) -> None:
@@ -202,8 +205,11 @@ def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descripto
     rows = events.head(5)
     assert found[0].score(Streamed(rows)).tolist() == found[0].score(rows).tolist()
     assert repr(found[0]).startswith("FittedModel(60 users, 40 items, test: rmse ")
-    (schema,) = set(re.findall(r"wrote (\S+) from", capsys.readouterr().out))
-    assert Path(schema).is_file()
+    schemas = {Path(path) for path in re.findall(r"wrote (\S+) from", capsys.readouterr().out)}
+    assert len(schemas) == 3
+    for schema in schemas:
+        assert "[user]" in schema.read_text()
+        schema.unlink()
 
 
 @pytest.mark.parametrize(

@@ -194,8 +194,12 @@ class ServedModel:
         """
         schema = self._snapshot.schema
         check_k(k, schema)
-        if users is not None and not isinstance(users, Mapping):
-            users, exclude = self._told(users, events, exclude)
+        given = users if isinstance(users, Mapping) else {}
+        ids = given.get(schema.user) if isinstance(users, Mapping) else users
+        if ids is not None:
+            # What is given counts before what the data say.
+            told, exclude = self._told(ids, given.get(HISTORY, events), exclude)
+            users = {**told, **given}
         values = values_of_users(users, events, schema)
         vectors, items = self.vectors_of(values)
         if candidates is not None:

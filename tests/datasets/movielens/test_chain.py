@@ -128,7 +128,7 @@ def test_the_oracle_is_among_the_baselines_of_rankings_where_each_users_newest_i
     ranks = np.load(world.folder / "ranks.npy")
     newest = np.flatnonzero(np.diff(world.user_ids, append=0))
     found = columns.baselines["ranks"]
-    assert list(found) == ["popularity", "oracle"]
+    assert list(found) == ["a random order", "popularity", "oracle"]
     assert found["oracle"] == pytest.approx(measure_ranks(ranks[newest].astype(int)), abs=1e-12)
     assert found["oracle"]["ndcg_at_10"] > 10 * found["popularity"]["ndcg_at_10"]
     # There it would know of events that the ranking does not.

@@ -270,10 +270,10 @@ def test_events_without_a_user_are_counted_with_what_leaves_them_out(values: lis
 @pytest.mark.parametrize(
     ("values", "ends", "drop", "line"),
     [
-        ([-1, 2, 4, 6, 8, 10], (1, 10), "-1", '[label] drop = "-1"'),
-        ([-1, 1, 2, 3, 4, 5], (1, 5), "-1", '[label] drop = "-1"'),
-        ([1, 2, 3, 4, 5, 99], (1, 5), "99", '[label] drop = "99"'),
-        ([-9.5, -3, 0.5, 9.5, 99], (-10, 10), "99", '[label] drop = "99"'),
+        ([-1, 2, 4, 6, 8, 10], (1, 10), "-1", 'drop = "-1"'),
+        ([-1, 1, 2, 3, 4, 5], (1, 5), "-1", 'drop = "-1"'),
+        ([1, 2, 3, 4, 5, 99], (1, 5), "99", 'drop = "99"'),
+        ([-9.5, -3, 0.5, 9.5, 99], (-10, 10), "99", 'drop = "99"'),
         ([0, 0, 0, 0, 0, 2, 4, 6, 8, 10], (0, 10), "", 'write drop = "0" and lowest = 1 under [label]'),
         ([0, 0, 0, 0, 1, 2, 3, 4, 5], (0, 5), "", 'write drop = "0" and lowest = 1 under [label]'),
         ([-1, 0, 1], (-1, 1), "", ""),

@@ -479,3 +479,34 @@ def test_tables_of_which_none_has_users_and_items_are_not_joined_unseen(tmp_path
     write(tmp_path / "orders.csv", [["order_id", "user_id"], *([row, row % 9] for row in range(20))])
     with pytest.raises(UserError, match="No table has columns that are called after users and items"):
         propose(tmp_path)
+
+
+def test_files_of_a_split_are_named_one_by_one_beside_a_table_of_items(tmp_path: Path) -> None:
+    rows = [[f"u{row % 17}", f"p{row % 23}", row % 5 + 1] for row in range(300)]
+    for name, part in (("train", rows[:200]), ("test", rows[200:])):
+        write(tmp_path / f"{name}.csv", [["user_id", "product_id", "stars"], *part])
+    write(tmp_path / "products.csv", PRODUCTS)
+    proposal = propose(tmp_path)
+    assert proposal.schema.files == Files("test.csv, train.csv", "", "products.csv")
+    tables = find_tables(tmp_path, proposal.schema.files)
+    assert [Path(file.path).name for file in tables.files] == ["test.csv", "train.csv", "products.csv"]
+
+
+def test_a_table_of_items_is_found_beside_events_whose_columns_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "log.csv", [[f"u{row % 17}", f"p{row % 23}", row % 5 + 1] for row in range(300)])
+    write(tmp_path / "products.csv", PRODUCTS)
+    lines = 'events = "log.csv"\ncolumns = ["user_id", "product_id", "stars"]\n'
+    (tmp_path / "schema.toml").write_text(f"[files]\n{lines}")
+    proposal = propose(tmp_path)
+    assert proposal.schema.files.items == "products.csv"
+    assert "tags" in proposal.schema.features
+
+
+def test_files_without_a_header_can_be_several(tmp_path: Path) -> None:
+    for part in range(2):
+        write(
+            tmp_path / f"part-{part}.csv",
+            [[f"u{row % 17}", f"p{row % 23}", row % 5 + 1] for row in range(99)],
+        )
+    (tmp_path / "schema.toml").write_text('[files]\ncolumns = ["user", "item", "rating"]\n')
+    assert len(find_tables(tmp_path, propose(tmp_path).schema.files).events) == 2

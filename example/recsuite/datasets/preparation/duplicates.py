@@ -149,8 +149,8 @@ def describe_leak(
         return []
     return [
         f"{sum(leaks):,} of {int(is_test.sum()):,} test {schema.labels} are of {an(schema.user)} and "
-        f"{an(schema.item)} that training or validation has {an(schema.label)} of too: the metrics of "
-        "predicted labels flatter the model"
+        f"{an(schema.item)} that training or validation has {an(schema.label)} of too: metrics of "
+        "predicted labels flatter the model, and rankings without what a user had cannot find these"
     ]
 
 

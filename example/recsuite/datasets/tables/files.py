@@ -28,6 +28,8 @@ __all__ = ["EVENTS", "ITEMS", "USERS", "File", "Tables", "columns_of", "find_tab
 MAX_FILES = 100_000
 # The ends by which RecBole tells its tables apart: https://recbole.io/docs/user_guide/data/atomic_files.html
 RECBOLE = {".inter": EVENTS, ".user": USERS, ".item": ITEMS}
+# Between several files or patterns of one role.
+SEVERAL = ", "
 # Names of the files of a split.
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -164,8 +166,10 @@ def _is_file(root: str) -> bool:
 
 
 def _named(folder: str, pattern: str, role: str) -> list[str]:
-    """The files that a section of the schema names: a file, a folder, or a glob pattern."""
+    """The files that a section of the schema names: a file, a folder, a glob pattern, or several of these."""
     path = pattern if is_remote(pattern) or os.path.isabs(pattern) else f"{folder.rstrip('/')}/{pattern}"
+    if SEVERAL in pattern and not os.path.exists(path):
+        return [found for each in pattern.split(SEVERAL) for found in _named(folder, each, role)]
     if is_remote(path):
         found = [path] if _is_file(path) else [each for each in list_files(path) if _is_table(each)]
     elif os.path.isdir(path):

@@ -62,9 +62,9 @@ def schema_path(path: str | Path) -> Path:
 class Files:
     """Which files hold what, relative to the folder of the schema; empty means what is found there.
 
-    events, users, items: a file, a folder of parts or a glob pattern. encoding, delimiter: of text files;
-    no delimiter means that it is found. columns: the names of the events' columns, in their
-    order, where text files have no header.
+    events, users, items: a file, a folder of parts or a glob pattern; several have ", " between them.
+    encoding, delimiter: of text files; no delimiter means that it is found. columns: the names of the events'
+    columns, in their order, where text files have no header.
     """
 
     events: str = ""
@@ -73,6 +73,11 @@ class Files:
     encoding: str = "utf-8"
     delimiter: str = ""
     columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # As TOML has it.
+        if isinstance(self.columns, list):
+            object.__setattr__(self, "columns", tuple(self.columns))
 
 
 @dataclass(frozen=True)

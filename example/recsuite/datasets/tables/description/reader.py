@@ -169,8 +169,6 @@ def _section(place: Place, found: object, kind: type[S]) -> S:
             raise place.wrong(key, found[key], "is not text")
     _require(place, found, [name for name, field in fields.items() if field.default is dataclasses.MISSING])
     values = {key: _float(value) if fields[key].type == "float" else value for key, value in found.items()}
-    if isinstance(names := values.get("columns"), list):
-        values["columns"] = tuple(names)
     if kind is LabelColumn:
         _check_keys_of_kind(place, values, KEYS_OF_LABELS)
         values = {**_defaults_of_label(values), **values}

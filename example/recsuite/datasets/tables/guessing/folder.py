@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import glob
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from recsuite.datasets.tables.files import Tables, beside, stem_of
+from recsuite.datasets.tables.files import SEVERAL, Tables, beside, stem_of
 from recsuite.datasets.tables.formats import first_rows
 from recsuite.datasets.tables.guessing import words
 from recsuite.datasets.tables.guessing.contents import Content, contents_of, plain_table
@@ -22,6 +23,8 @@ from recsuite.errors import UserError, printable
 
 # More tables than this are parts of one.
 MOST_TABLES = 20
+# Characters with which all files of a pattern begin.
+LEAST_BEGINNING = 3
 # Enough to tell ids from properties.
 SAMPLED_ROWS = 2_000
 # Of the ids in the first rows, so many are in those of the table that tells of them, where no name says so.
@@ -32,16 +35,16 @@ EVENT_WORDS = (*words.LABELS, "event", "interaction", "transaction", "review", "
 Part = tuple[File, ...]
 
 
-def files_of(tables: Tables, is_named: bool = False) -> tuple[Files, list[str]]:
+def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()) -> tuple[Files, list[str]]:
     """The section that names the tables of a folder, where these have different columns, else the usual one;
     and what to say of files that could be the events as well.
 
-    is_named: whether a schema names columns of users or items.
+    is_named: whether a schema names columns of users or items. others: tables beside events that it names.
 
     Raises:
         UserError: for a file that cannot be read, and where no table has users and items.
     """
-    others = beside(tables) if len(tables.events) == 1 else ()
+    others = others or (beside(tables) if len(tables.events) == 1 else ())
     if len(tables.events) + len(others) < 2 or any(file.partitions for file in (*tables.events, *others)):
         return Files(), []
     parts = _parts_of(tables.events)
@@ -118,7 +121,11 @@ def _named(tables: Tables, part: Part | None) -> str:
     begin = os.path.commonprefix(names)  # noqa: RUF071
     # More than the ends of the names that are there may be in those to come.
     ends = {"".join(Path(name).suffixes) for name in names}
-    return f"{glob.escape(begin)}*{glob.escape(ends.pop()) if len(ends) == 1 else ''}"
+    pattern = f"{glob.escape(begin)}*{glob.escape(ends.pop()) if len(ends) == 1 else ''}"
+    others = {os.path.relpath(file.path, tables.root) for file in tables.files} - {*names}
+    # A short beginning would match whatever comes to lie there.
+    is_wide = len(begin) < LEAST_BEGINNING or any(fnmatch.fnmatch(other, pattern) for other in others)
+    return SEVERAL.join(names) if is_wide else pattern
 
 
 def _readable(parts: Sequence[Part]) -> dict[Part, pa.Table]:

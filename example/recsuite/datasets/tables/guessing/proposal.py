@@ -13,7 +13,7 @@ from recsuite.datasets.tables.description.overview import describe
 from recsuite.datasets.tables.description.reader import IncompleteSchemaError, given_in, parse_schema
 from recsuite.datasets.tables.description.validator import validate
 from recsuite.datasets.tables.description.writer import completed, text_of
-from recsuite.datasets.tables.files import EVENTS, Tables, find_tables, sample
+from recsuite.datasets.tables.files import EVENTS, File, Tables, find_tables, sample
 from recsuite.datasets.tables.guessing.features import LeftOut
 from recsuite.datasets.tables.guessing.folder import files_of
 from recsuite.datasets.tables.guessing.guess import guess
@@ -71,7 +71,13 @@ def propose(path: str | Path) -> Proposal:
                 "another one guessed."
             )
     tables = find_tables(path, Files(**given.get("files", {})))
-    files, notes = _files(path, tables, bool({"user", "item"} & given.keys()))
+    others: list[File] = []
+    if given.get("files", {}).get("events") and Path(path).is_dir():
+        # Users and items may lie beside them.
+        read = {file.path for file in tables.files}
+        with suppress(UserError):
+            others = [file for file in find_tables(path).files if file.path not in read]
+    files, notes = _files(path, tables, bool({"user", "item"} & given.keys()), others)
     files = replace(files, **given.get("files", {}))
     chosen = find_tables(path, files)
     samples = sample(chosen, SAMPLED_ROWS)
@@ -101,9 +107,11 @@ def _check_given(given: Mapping[str, Mapping[str, Any]], columns: Sequence[str],
             raise place_of(path).at(name).wrong("column", column, where)
 
 
-def _files(path: str | Path, tables: Tables, is_named: bool) -> tuple[Files, list[str]]:
+def _files(
+    path: str | Path, tables: Tables, is_named: bool, others: Sequence[File]
+) -> tuple[Files, list[str]]:
     """The section that finds what the path stands for, from the folder of the schema."""
     if is_remote(str(path)):
         return Files(events=str(path)), []
     # What is in a folder is found again, and so is what comes into it later.
-    return files_of(tables, is_named) if Path(path).is_dir() else (Files(events=Path(path).name), [])
+    return files_of(tables, is_named, others) if Path(path).is_dir() else (Files(events=Path(path).name), [])

@@ -346,8 +346,8 @@ def _set_apart(label: LabelColumn, content: Content, is_given: bool) -> tuple[La
     if label.kind == COUNT and (numbers < 0).any():
         number = int((numbers < 0).sum())
         note = (
-            f'{place}: {number:,} {total} are below 0, as those of returns: [label] drop = "<0" leaves their '
-            "events out"
+            f'{place}: {number:,} {total} are below 0, as those of returns: drop = "<0", written under '
+            "[label], leaves their events out"
         )
         return replace(label, drop="<0"), (note,)
     found = apart_from(numbers) if label.kind == RATING else []
@@ -356,8 +356,8 @@ def _set_apart(label: LabelColumn, content: Content, is_given: bool) -> tuple[La
         number = int(np.isin(numbers, found).sum())
         note = (
             f"{place}: {number:,} {total} are {shown}, apart from the scale from {label.lowest:g} to "
-            f'{label.highest:g}: [label] drop = "{shown}" leaves their events out; take the line out, and '
-            "widen lowest and highest, where they are answers"
+            f'{label.highest:g}: drop = "{shown}", written under [label], leaves their events out; take '
+            "it out, and widen lowest and highest, where they are answers"
         )
         return replace(label, drop=shown), (note,)
     least, counts = np.unique(numbers, return_counts=True)

@@ -30,7 +30,7 @@ SNIFFED_ROWS, LEAST_ALIKE = 50, 0.8
 TYPED = re.compile(r"(.+):(?:token|token_seq|float|float_seq)")
 VALUE = re.compile(r"\s*(?:[+-]?\d+\.?\d*(?:[eE][+-]?\d+)?|\d{4}-\d{2}-\d{2}.*)\s*")
 # Seconds to nanoseconds since 1970.
-UNIX = re.compile(r"\d{9,19}(?:\.\d+)?|\d{4}-\d{2}-\d{2}.*")
+UNIX = re.compile(r"\d{9,19}(?:\.\d+)?|\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*")
 # Of a line, in a message.
 SHOWN = 100
 # With more columns, blocks are as large as Arrow asks for.
@@ -64,7 +64,8 @@ class Delimited(Source):
         if len(names) != len(first):
             raise UserError(
                 f"columns under [files] of schema.toml must name each of the {len(first)} columns of {file}, "
-                f"and names {len(names)}. Line 1 is {printable(self._mark.join(first)[:SHOWN])!r}."
+                f"and names {len(names)}; if that is another table than the events, write events = "
+                f'"FILE" there too. Line 1 is {printable(self._mark.join(first)[:SHOWN])!r}.'
             )
         second = next(rows, [])
         # Of a header alone Arrow says that it is no table.
