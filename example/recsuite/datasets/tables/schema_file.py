@@ -37,6 +37,10 @@ from recsuite.files import explained
 # What the file is called, beside the data.
 FILENAME = "schema.toml"
 CATEGORY, LIST, NUMBER = "category", "list", "number"
+# Forms of times: texts, and numbers that count from 1970, with how many of each make a second.
+ISO, UNITS = "iso", {"unix": 1, "unix_ms": 10**3, "unix_us": 10**6, "unix_ns": 10**9}
+# What `LabelColumn.drop` may have between its commas.
+DROP = re.compile(r"\s*([<>]?)\s*([-+]?\d+(?:\.\d+)?)\s*")
 # A count is kept as log(1 + count); no count of 64 bits goes beyond this.
 HIGHEST_COUNT = 44.0
 # The share of a scale from which on an item counts as liked, where nothing else is said: 4 of 1 to 5.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from recsuite.datasets.tables.schema_file import ISO, UNITS
 from recsuite.datasets.tables.values import (
     FAR_TIME,
     MISSING,
@@ -26,9 +27,6 @@ from recsuite.datasets.tables.values import (
 if TYPE_CHECKING:
     import pyarrow
 
-ISO = "iso"
-# Numbers that count from 1970: how many of each make a second.
-UNITS = {"unix": 1, "unix_ms": 10**3, "unix_us": 10**6, "unix_ns": 10**9}
 # The seconds at which the years 1 and 10000 begin.
 FIRST_SECOND, LAST_SECOND = -62_135_596_800, 253_402_300_799
 # Numbers that are taken for times are of the years 1976 to 2103.

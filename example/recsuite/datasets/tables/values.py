@@ -6,13 +6,12 @@ a fault, int8 [n], 0 where nothing is. The values of faulty rows mean nothing.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from recsuite.datasets.schema import CLICKS, COUNT, YES_NO
-from recsuite.datasets.tables.schema_file import LabelColumn
+from recsuite.datasets.tables.schema_file import DROP, LabelColumn
 from recsuite.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,8 +39,6 @@ NO_VALUE = ("", "NA", "N/A", "null", "NULL", "NaN", "nan", "None", "\\N")
 YES, NO = ("1", "true", "yes", "1.0", "t", "y"), ("0", "false", "no", "0.0", "f", "n")
 # From here on a float does not tell two whole numbers apart.
 EXACT = 2.0**53
-# What `LabelColumn.drop` may have between its commas.
-DROP = re.compile(r"\s*([<>]?)\s*([-+]?\d+(?:\.\d+)?)\s*")
 # What Arrow casts to a float: what it says must not depend on the values beside one.
 DECIMAL = r"^[-+]?((\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:inf|infinity|nan))$"
 # What stands between the entries of a list in its one text: no text has it by chance.

@@ -32,14 +32,15 @@ from recsuite.datasets.tables.description.columns import check_columns
 from recsuite.datasets.tables.description.faults import Place, meant, nearest, place_of
 from recsuite.datasets.tables.schema_file import (
     CATEGORY,
+    DROP,
+    ISO,
     LIST,
     NUMBER,
+    UNITS,
     FeatureColumn,
     LabelColumn,
     TableSchema,
 )
-from recsuite.datasets.tables.times import ISO, UNITS
-from recsuite.datasets.tables.values import DROP
 
 TYPES = {"str": (str, "text"), "float": (float, "a number"), "tuple[str, ...]": (tuple, "a list of texts")}
 ENCODINGS = ("utf-8", "utf-16", "latin-1")

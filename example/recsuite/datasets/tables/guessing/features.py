@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from recsuite.datasets.schema import EVENT, ITEM
 from recsuite.datasets.tables.guessing import words
 from recsuite.datasets.tables.guessing.contents import Content
-from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, FeatureColumn
-from recsuite.datasets.tables.times import ISO
+from recsuite.datasets.tables.schema_file import CATEGORY, ISO, LIST, NUMBER, FeatureColumn
 
 # Fewer different whole numbers than this are rather names of classes.
 FEW_NUMBERS = 10
