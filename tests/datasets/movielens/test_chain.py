@@ -132,7 +132,10 @@ def test_the_oracle_is_among_the_baselines_of_rankings_where_each_users_newest_i
     assert found["oracle"] == pytest.approx(measure_ranks(ranks[newest].astype(int)), abs=1e-12)
     assert found["oracle"]["ndcg_at_10"] > 10 * found["popularity"]["ndcg_at_10"]
     # There it would know of events that the ranking does not.
-    assert list(columns_of(world.folder, "--split", "time").baselines["ranks"]) == ["popularity"]
+    assert list(columns_of(world.folder, "--split", "time").baselines["ranks"]) == [
+        "a random order",
+        "popularity",
+    ]
 
 
 def test_the_oracle_follows_its_ratings_when_some_are_left_out(world: World, tmp_path: Path) -> None:
