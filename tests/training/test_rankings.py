@@ -5,7 +5,6 @@ and come back.
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-import recsuite
 from recsuite.checkpoint.session import checkpointing
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
@@ -28,7 +26,6 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.export import write_export
 from recsuite.serving.served import ServedModel
-from recsuite.tools.cases import cases_of_models
 from recsuite.training.evaluation import RankingEvaluator
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.loops.epochs import EpochLoop
@@ -258,51 +255,3 @@ def test_ids_without_a_vocabulary_are_ranked_by_learned_weights_too(
     assert "| this model, epoch 1" in said
     shown = succeeded(torchrun(1, EXAMPLE, "--recommend", "--user", 1, *data))
     assert "| rank | title" in shown
-
-
-def world_with_repeats(folder: Path) -> Path:
-    """Clicks of users who come back to few items."""
-    draw = np.random.default_rng(0)
-    users = draw.integers(0, 40, 1500)
-    again = (users * 7 + draw.integers(0, 3, 1500)) % 30
-    items = np.where(draw.random(1500) < 0.7, again, draw.integers(0, 30, 1500))
-    times = 1_600_000_000 + 60 * np.arange(1500)
-    lines = [f"{user},{item},{time}" for user, item, time in zip(users, items, times, strict=True)]
-    (folder / "events.csv").write_text("\n".join(["user_id,item_id,timestamp", *lines]))
-    (folder / "schema.toml").write_text(
-        '[files]\nevents = "events.csv"\n[user]\ncolumn = "user_id"\n[item]\ncolumn = "item_id"\n'
-        '[label]\nkind = "clicks"\n[timestamp]\ncolumn = "timestamp"\nformat = "unix"\n'
-    )
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("flags", "rule"),
-    [
-        ({}, "allow"),
-        ({"seen": "exclude"}, "exclude"),
-        ({"task": "sequence"}, "allow"),
-        ({"task": "sequence", "seen": "exclude"}, "exclude"),
-    ],
-)
-def test_the_reported_metrics_of_a_world_with_repeats_are_those_of_what_is_served(
-    flags: dict[str, str], rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data, dumps = world_with_repeats(tmp_path), tmp_path / "dumps"
-    sizes = {"epochs": 1, "batch_size": 256, "embedding_dim": 8, "mlp_dims": (), "history": 20}
-    fitted = recsuite.fit(data, duplicates="keep", save_dir=dumps, validation_fraction=0.05, **sizes, **flags)
-    guessed = r"--seen allow: [\d.]+% of the training clicks repeat an item of their user \(limit: 10%\)"
-    assert bool(re.search(guessed, capsys.readouterr().out)) == ("seen" not in flags)
-    # The checkpoint tells the rule, and so does an export.
-    fitted.save(tmp_path / "export")
-    assert ServedModel.open(tmp_path / "export").snapshot.schema.seen == rule
-    model = ServedModel.open(dumps)
-    _, test = cases_of_models([model], str(data))
-    assert test.metrics(model.recommend) == pytest.approx(dict(fitted.metrics), abs=1e-12)
-    # Without a word about it, a user is shown what the rule says.
-    (of_all, by_rule, unseen) = (
-        {item for item, _ in model.recommend([test.values["user"][0]], 30, **asked)[0]}
-        for asked in ({"exclude": None}, {}, {"exclude": "seen"})
-    )
-    assert unseen < of_all
-    assert by_rule == (of_all if rule == "allow" else unseen)
