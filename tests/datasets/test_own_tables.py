@@ -484,3 +484,13 @@ def test_the_files_of_a_split_are_that_split(
     (tmp_path / names[-1]).unlink()
     with pytest.raises(UserError, match="--split files needs files that are called train, valid"):
         open_columns(config)
+
+
+def test_the_split_of_a_checkpoint_holds_whatever_the_files_are_called(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        rows = [f"{row % 7},{row % 5},{row % 3 + 1},{1_600_000_000 + row}" for row in range(50)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["user,item,rating,timestamp", *rows]))
+    config = Config.of(data_path=str(tmp_path), split="time")
+    assert fitted_to_tables(config, [], is_recorded=True).data.split == "time"
+    # A training that is to be resumed, and has no checkpoint yet, begins as any other.
+    assert fitted_to_tables(config.replaced(resume=True), []).data.split == "files"

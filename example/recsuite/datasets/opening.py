@@ -123,11 +123,12 @@ def describe_data(columns: Columns, config: Config) -> str:
     return "\n".join([sizes, *columns.notes])
 
 
-def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
+def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool = False) -> Config:
     """The configuration with a task that the labels of own tables are for, and a split that their events
     allow. Looks at the schema alone, and where the tables have none, writes it. Not collective.
 
-    given: the flags of the command line.
+    given: the flags of the command line. is_recorded: whether the others are those of a checkpoint, which
+    hold whatever the files are called.
 
     Raises:
         UserError: when a flag asks for what the tables do not say.
@@ -145,8 +146,7 @@ def fitted_to_tables(config: Config, given: Collection[str]) -> Config:
     if not source.has_times and config.stream.stream:
         raise UserError("The events have no times, so --stream has no order to follow; leave it out.")
     named = {"split", "stream", "duplicates", "test_fraction"} & {*given}
-    # The flags of a checkpoint hold, whatever the files are called.
-    if config.data.is_default("split") and not (named or config.checkpoint.reads) and has_split(source.files):
+    if config.data.is_default("split") and not (named or is_recorded) and has_split(source.files):
         say("--split files, because the files are called train and test; give --split time for another one")
         config = config.replaced(split="files")
     if not source.has_times and config.data.split == "time":

@@ -188,7 +188,7 @@ def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
         from recsuite.checkpoint.storage.recorded import with_recorded
 
         found = with_recorded(config, given)
-        fitted = fitted_to_tables(found, given)
+        fitted = fitted_to_tables(found, given, is_recorded=found is not config)
         # Where there is a checkpoint its flags hold, the defaults of its training too.
         if found is config:
             return _with_best_known(fitted, given)
