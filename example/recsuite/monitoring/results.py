@@ -153,10 +153,8 @@ def describe_failures(columns: Columns, task: Task, test: Metrics) -> list[str]:
         return []
     of_whom = {KNOWN: f"users with training {labels}", NEW: "other users"}
     for part, better in of_parts.items():
-        value, cases = (
-            four_places(parts[part][task.main_metric]),
-            counted(parts[part].cases, columns.schema.label),
-        )
+        value = four_places(parts[part][task.main_metric])
+        cases = counted(parts[part].cases, columns.schema.label)
         worse = f"worse than {better}" if better else "better than all baselines"
         lines.append(f"{of_whom[part]} ({cases}): its test {label} is {value}, {worse}")
     return lines

@@ -27,7 +27,7 @@ from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.errors import UserError, printable
 from recsuite.serving.display.events import Told
 from recsuite.serving.export import write_export
-from recsuite.serving.request import AS_TRAINED, check_values, length_of, type_of
+from recsuite.serving.request import check_values, length_of, type_of
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
 
@@ -85,14 +85,10 @@ class FittedModel(ServedModel):
         event: features of the event that is to come, such as {"device": "phone"}, the same for all users.
         """
         coming = self._coming(event)
-        if users is None or isinstance(users, Mapping):
-            return super().recommend(_with(users, coming, options), k, **options)
-        length_of(self.snapshot.schema.user, users, self.snapshot.schema)
-        known = self._ids([*users], USER)
-        exclude = options.pop("exclude", AS_TRAINED)
-        values, exclude = self._told(known, options.get("events"), exclude)
-        values |= {name: [value] * len(known) for name, value in coming.items()}
-        return super().recommend(values, k, exclude=exclude, **options)
+        if users is not None and not isinstance(users, Mapping):
+            length_of(self.snapshot.schema.user, users, self.snapshot.schema)
+            users = {self.snapshot.schema.user: self._ids([*users], USER)}
+        return super().recommend(_with(users, coming, options), k, **options)
 
     def score(self, values: Any) -> torch.Tensor:
         """As `ServedModel.score`; or of a table of events as `fit` takes it, with its columns.

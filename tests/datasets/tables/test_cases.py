@@ -134,27 +134,26 @@ def test_a_scale_is_that_of_the_values_that_are_answers(tmp_path: Path) -> None:
     assert (len(raw.events.label), float(raw.events.label.min())) == (ROWS - 300, 2.0)
 
 
+def advised(name: str, sentence: str, line: str, folder: Path) -> Proposal:
+    """The schema of a case that is refused, once the line that the sentence names is written."""
+    write_case(name, folder)
+    with pytest.raises(UserError, match=sentence) as refused:
+        propose(folder)
+    found = re.search(line, str(refused.value))
+    assert found
+    (folder / "schema.toml").write_text(f"[files]\n{found[0]}\n")
+    return propose(folder)
+
+
 def test_a_file_without_a_header_is_read_once_its_columns_are_named_as_told(tmp_path: Path) -> None:
-    write_case("noheader", tmp_path)
-    with pytest.raises(UserError, match=r"Line 1 of .* looks like data") as refused:
-        propose(tmp_path)
-    line = re.search(r"columns = \[.*?\]", str(refused.value))
-    assert line
-    (tmp_path / "schema.toml").write_text(f"[files]\n{line[0]}\n")
-    proposal = propose(tmp_path)
+    proposal = advised("noheader", r"Line 1 of .* looks like data", r"columns = \[.*?\]", tmp_path)
     assert roles(proposal) == ("rating", "rating", "user", "item")
     assert proposal.schema.timestamp is not None
     assert len(source.locate(DataConfig(data_path=str(tmp_path)), tmp_path).read().events.user) == ROWS
 
 
 def test_a_text_in_latin_1_is_read_once_its_encoding_is_named_as_told(tmp_path: Path) -> None:
-    write_case("latin", tmp_path)
-    with pytest.raises(UserError, match='write encoding = "latin-1"') as refused:
-        propose(tmp_path)
-    line = re.search(r'encoding = ".*?"', str(refused.value))
-    assert line
-    (tmp_path / "schema.toml").write_text(f"[files]\n{line[0]}\n")
-    proposal = propose(tmp_path)
+    proposal = advised("latin", 'write encoding = "latin-1"', 'encoding = ".*?"', tmp_path)
     assert roles(proposal) == ("rating", "Rating", "User-ID", "Product")
     assert features(proposal) == {"town"}
     raw = source.locate(DataConfig(data_path=str(tmp_path)), tmp_path).read()

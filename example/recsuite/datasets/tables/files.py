@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from recsuite.datasets.tables.schema_file import FILENAME, Files
@@ -47,14 +47,6 @@ PROSE = re.compile(
     r"readme|licen[cs]e|copying|notice|changelog|description|about|citation|terms", re.IGNORECASE
 )
 PARTITION = re.compile(r"([^=]+)=(.*)")
-
-
-class Named(Protocol):
-    """A file of a data set, by its name."""
-
-    @property
-    def name(self) -> str:
-        """The path, or a part of it."""
 
 
 def find_tables(path: str | Path, files: Files | None = None) -> Tables:
@@ -106,9 +98,9 @@ def split_part(name: str) -> str:
     return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "")
 
 
-def has_split(files: Iterable[Named]) -> bool:
+def has_split(names: Iterable[str]) -> bool:
     """Return true for files of which some are called train and others test."""
-    return {split_part(file.name) for file in files} >= {"train", "test"}
+    return {split_part(name) for name in names} >= {"train", "test"}
 
 
 def stem_of(path: str) -> str:
@@ -123,7 +115,9 @@ def columns_of(tables: Tables) -> dict[str, list[str]]:
     Raises:
         UserError: for a file that cannot be read, or names a column twice.
     """
-    return {role: table.column_names for role, table in sample(tables, 1).items()}
+    from recsuite.datasets.tables.formats import names_in
+
+    return {role: names_in(files) for role, files in tables.roles.items() if files}
 
 
 def sample(tables: Tables, rows: int) -> dict[str, pyarrow.Table]:
@@ -232,8 +226,9 @@ def _roles(folder: str, paths: list[str], others: list[str]) -> tuple[dict[str, 
 def _role_of(path: str) -> str:
     """Users, items or events, where the first part of a path below the folder says so; else empty."""
     first = path.split("/")[0].partition(".")[0].lower()
-    roles = {role for end, role in RECBOLE.items() if end in _ends_of(path)}
-    return first if first in (EVENTS, USERS, ITEMS) else "".join(roles)
+    if first in (EVENTS, USERS, ITEMS):
+        return first
+    return next((role for end, role in RECBOLE.items() if end in _ends_of(path)), "")
 
 
 def _ends_of(path: str) -> list[str]:

@@ -68,8 +68,8 @@ def batches(source: Source, columns: Sequence[str], optional: Collection[str] = 
         has = printable(", ".join(names_of(source)[:20]))
         raise UserError(f"{source.file} has no column {needed[0]!r}; it has {has}.")
     source.notes += [f"{source.file} has no column {column}: it is missing in its rows" for column in missing]
-    known = {*source.names}
-    own = [column for column in columns if column in known]
+    of_file = {*source.names}
+    own = [column for column in columns if column in of_file]
     # Of a file without one of the columns, the rows are still to be counted.
     for batch in source.batches(own or source.names[:1]):
         yield Batch(_completed(batch.columns, source, columns), batch.first, batch.num_bad, batch.lines)
@@ -111,6 +111,25 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
         thread.join()
 
 
+def names_in(files: Sequence[File]) -> list[str]:
+    """The columns of up to `MOST_SAMPLED` files of a table, in the order in which they appear. Reads no rows.
+
+    Raises:
+        UserError: for a file that cannot be read, or names a column twice.
+    """
+    names: dict[str, None] = {}
+    for file in _sampled(files):
+        with opened(file) as source:
+            names.update(dict.fromkeys(names_of(source)))
+    return [*names]
+
+
+def _sampled(files: Sequence[File]) -> list[File]:
+    """The files that tell what a table holds: the first, the last and some between."""
+    places = {len(files) * number // MOST_SAMPLED for number in range(MOST_SAMPLED)} | {len(files) - 1}
+    return [files[place] for place in sorted(places)]
+
+
 def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
     """First rows of up to `MOST_SAMPLED` files of a table, as many of each as there are, `rows` together.
 
@@ -122,10 +141,7 @@ def first_rows(files: Sequence[File], rows: int) -> pyarrow.Table:
     """
     import pyarrow
 
-    places = sorted(
-        {len(files) * number // MOST_SAMPLED for number in range(MOST_SAMPLED)} | {len(files) - 1}
-    )
-    found = [_first_rows_of(files[place], rows) for place in places]
+    found = [_first_rows_of(file, rows) for file in _sampled(files)]
     left = rows
     # What small files do not fill is left to the large ones.
     order = sorted(range(len(found)), key=lambda place: found[place].num_rows)
@@ -187,11 +203,10 @@ def _completed(batch: pyarrow.RecordBatch, source: Source, columns: Sequence[str
     if batch.schema.names == list(columns):
         return batch
     values, places = dict(source.file.partitions), {name: k for k, name in enumerate(batch.schema.names)}
-    own = {*source.names}
     # By place: by name each of thousands of columns would be looked for among all.
     arrays = [
         batch.column(places[column])
-        if column in own
+        if column in places
         else pyarrow.repeat(pyarrow.scalar(_partition(values.get(column)), pyarrow.string()), batch.num_rows)
         for column in columns
     ]

@@ -22,9 +22,7 @@ def leave_for_torchrun(message: str, text: str, is_said: bool = False) -> None:
         # Renamed into its place, for torchrun ends with a traceback where it finds half a file.
         aside = Path(f"{error_file}.{threading.get_ident()}")
         with contextlib.suppress(OSError):
-            aside.write_text(
-                json.dumps({"message": {"message": message, "extraInfo": details}}, allow_nan=False)
-            )
+            aside.write_text(json.dumps({"message": {"message": message, "extraInfo": details}}))
             aside.replace(error_file)
 
 

@@ -132,7 +132,7 @@ class Peers:
 
     def _meet(self, store: dist.Store, world_size: int, deadline: float) -> list[Peer]:
         mine = self.mine
-        store.set(f"peer/{mine.rank}", json.dumps([mine.host, mine.address, mine.port], allow_nan=False))
+        store.set(f"peer/{mine.rank}", json.dumps([mine.host, mine.address, mine.port]))
         keys = [f"peer/{rank}" for rank in range(world_size)]
         seconds = max(1.0, deadline - time.monotonic())
         try:

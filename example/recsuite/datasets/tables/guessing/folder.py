@@ -51,8 +51,7 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
     samples = {part: plain_table(first_rows(part, SAMPLED_ROWS)) for part in parts}
     samples.update(_readable(_parts_of(others)))
     roles = {part: found for part in parts if (found := _roles(samples[part]))}
-    headers = {part: {*sample.column_names} for part, sample in samples.items()}
-    is_one = len({frozenset(header) for header in headers.values()}) == 1
+    is_one = len({frozenset(sample.column_names) for sample in samples.values()}) == 1
     if not 2 <= len(samples) <= MOST_TABLES or (not roles and (is_one or is_named)):
         return Files(), []
     if not roles:
@@ -64,17 +63,15 @@ def files_of(tables: Tables, is_named: bool = False, others: Sequence[File] = ()
             'Write events = "FILE" under [files] of schema.toml, and [user] and [item] with column = "NAME"; '
             "where users stand in another table than items, such as one of orders, join the two first."
         )
-    called = {
-        part: any(words.has_thing(Path(part[0].name).stem, [word]) for word in EVENT_WORDS) for part in roles
-    }
+    called = {part: words.has_thing(Path(part[0].name).stem, EVENT_WORDS) for part in roles}
     # Of files with the same columns whose names say nothing, none can be taken before the others.
     if is_one and not any(called.values()):
         return Files(), []
     events = max(roles, key=lambda part: (called[part], sum(file.size for file in part), part[0].name))
     # A table of users or items may have columns that are called after both, each of its rows once.
-    same = [part for part in roles if part is not events and _comes_again(samples[part], roles[part])]
-    notes = [_of_others(tables, events, same)] if same else []
-    rest = {part: sample for part, sample in samples.items() if part is not events and part not in same}
+    candidates = [part for part in roles if part is not events and _comes_again(samples[part], roles[part])]
+    notes = [_of_candidates(tables, events, candidates)] if candidates else []
+    rest = {part: sample for part, sample in samples.items() if part not in (events, *candidates)}
     contents = contents_of(samples[events])
     user, item = contents[roles[events].user], contents[roles[events].item]
     items = None if tables.items else _own_table(rest, item, user.name, words.ITEMS)
@@ -102,12 +99,13 @@ def _comes_again(sample: pa.Table, roles: Roles) -> bool:
     return all(len(sample[name].unique()) < len(sample) for name in (roles.user, roles.item))
 
 
-def _of_others(tables: Tables, events: Part, same: Sequence[Part]) -> str:
-    others = [_named(tables, part) for part in same]
+def _of_candidates(tables: Tables, events: Part, candidates: Sequence[Part]) -> str:
+    """A line on other tables that could be the events, and how each is named."""
+    others = [_named(tables, part) for part in candidates]
     lines = " or ".join(f'events = "{name}"' for name in others)
     return (
         f"{_named(tables, events)} is read as the events; {' and '.join(others)} "
-        f"{'has' if len(same) == 1 else 'have'} users and items too: write {lines} under [files] of "
+        f"{'has' if len(candidates) == 1 else 'have'} users and items too: write {lines} under [files] of "
         "schema.toml to read that instead"
     )
 

@@ -74,9 +74,9 @@ def propose(path: str | Path) -> Proposal:
     others: list[File] = []
     if given.get("files", {}).get("events") and Path(path).is_dir():
         # Users and items may lie beside them.
-        read = {file.path for file in tables.files}
+        named = {file.path for file in tables.files}
         with suppress(UserError):
-            others = [file for file in find_tables(path).files if file.path not in read]
+            others = [file for file in find_tables(path).files if file.path not in named]
     files, notes = _files(path, tables, bool({"user", "item"} & given.keys()), others)
     files = replace(files, **given.get("files", {}))
     chosen = find_tables(path, files)
