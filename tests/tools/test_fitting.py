@@ -187,6 +187,7 @@ def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descripto
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     events, items = frames(300)
+    hook = sys.excepthook
     found: list[recsuite.FittedModel] = []
     kept = []
     for seed in range(3):
@@ -201,7 +202,7 @@ def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descripto
         kept.append([len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task")])
     assert len(found) == 3
     assert all(after <= before for before, after in zip(kept[1], kept[2], strict=True))
-    assert sys.excepthook is sys.__excepthook__
+    assert sys.excepthook is hook
     rows = events.head(5)
     assert found[0].score(Streamed(rows)).tolist() == found[0].score(rows).tolist()
     assert repr(found[0]).startswith("FittedModel(60 users, 40 items, test: rmse ")
