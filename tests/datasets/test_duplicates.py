@@ -9,6 +9,7 @@ import pandas
 import pytest
 
 from recsuite.config.config import Config
+from recsuite.config.sections.data import DataConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation import duplicates, vocabulary
 from recsuite.datasets.preparation.cache import open_columns
@@ -98,6 +99,26 @@ def test_the_weights_of_clicks_add_up_but_for_those_after_the_first(how: str, ad
     assert (raw.events.weight.dtype, raw.events.weight.tolist()) == (np.float32, [1, 3, 2])
     # Of many events this array lies in a file.
     assert np.shares_memory(raw.events.weight, label)
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "how"),
+    [
+        # The last click would take an item of the test out of the training of a user who had it before.
+        ({}, "clicks", "first"),
+        ({"split": "leave_one_out"}, "count", "first"),
+        ({"split": "random"}, "clicks", "last"),
+        ({}, "rating", "last"),
+        ({}, "yes_no", "last"),
+        ({"duplicates": "mean"}, "count", "mean"),
+        ({"duplicates": "keep"}, "clicks", "keep"),
+        ({"split": "files"}, "clicks", "keep"),
+    ],
+)
+def test_of_repeats_the_first_click_or_the_last_rating_counts_unless_a_flag_says_otherwise(
+    flags: dict[str, str], kind: str, how: str
+) -> None:
+    assert DataConfig(**flags).duplicates_of(kind) == how
 
 
 def test_ratings_without_duplicates_stay_as_they_are_and_nothing_is_said(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def read(source: Source, config: DataConfig, folder: Path | None = None) -> RawD
         UserError: see `Source.read`.
     """
     # Here, so that no family of data sets has to remember it.
-    how = "keep" if config.keeps_repeats else config.duplicates
+    how = config.duplicates_of(source.schema.label_kind)
     raw = settle(source.read(), how, source.schema, folder)
     if config.days != "none" and source.has_times:
         add_user_days(raw, source.schema, folder)

@@ -34,7 +34,7 @@ class DataConfig(Section):
         "world": ("fixed", "moving", "chain"),
         "split": ("time", "random", "leave_one_out", "files", *OFFICIAL_SPLITS),
         "bad_rows": ("error", "skip"),
-        "duplicates": ("last", "first", "mean", "keep"),
+        "duplicates": ("auto", "last", "first", "mean", "keep"),
         "seen": ("auto", "exclude", "allow"),
         "days": ("none", "user"),
     }
@@ -89,10 +89,12 @@ class DataConfig(Section):
     """Share of the rows of a file that --bad_rows skip may leave out; more stop."""
 
     # Several ratings of one pair would lie on both sides of a random split, which then tests on what it
-    # trained on. The last one is what a model in use would know.
-    duplicates: str = "last"
-    """Which of several ratings of one item by one user counts: the last in time, the first, or their mean,
-    which has the time of the last; or keep, all of them, also where the split comes between them."""
+    # trained on. The last rating is what a model in use would know. Of clicks the last would take an item out
+    # of the training of a user who had it before, and the model would learn that it is still to come.
+    duplicates: str = "auto"
+    """Which of several events of one item and one user counts: the last in time, the first, or their mean,
+    which has the time of the last; keep counts all of them, also where the split comes between them; auto
+    counts the first of clicks and counts where the test is newer than the training, and else the last."""
 
     seen: str = "auto"
     """Items that a user already had, in a ranking: neither negatives, nor ranked, nor recommended (exclude),
@@ -134,6 +136,14 @@ class DataConfig(Section):
     def keeps_repeats(self) -> bool:
         """Whether all events of one user and one item count: what the files have for the test is the test."""
         return self.duplicates == "keep" or self.split == "files"
+
+    def duplicates_of(self, label_kind: str) -> str:
+        """Return which of several events of one pair counts, of labels of one of `schema.LABEL_KINDS`."""
+        if self.keeps_repeats:
+            return "keep"
+        if self.duplicates != "auto":
+            return self.duplicates
+        return "first" if label_kind in ("clicks", "count") and not self.is_unordered else "last"
 
     @property
     def is_unordered(self) -> bool:
