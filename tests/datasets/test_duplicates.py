@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -116,7 +117,7 @@ def test_the_weights_of_clicks_add_up_but_for_those_after_the_first(how: str, ad
     ],
 )
 def test_of_repeats_the_first_click_or_the_last_rating_counts_unless_a_flag_says_otherwise(
-    flags: dict[str, str], kind: str, how: str
+    flags: dict[str, Any], kind: str, how: str
 ) -> None:
     assert DataConfig(**flags).duplicates_of(kind) == how
 

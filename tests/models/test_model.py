@@ -18,7 +18,6 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.errors import UserError
 from recsuite.models.heads import Interaction
-from recsuite.models.recency import Members
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan as sharding
 from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
@@ -102,7 +101,7 @@ def test_different_users_get_different_rankings(
         keys=features.keys(), values=torch.cat(values), lengths=torch.tensor(new_lengths, dtype=torch.int32)
     )
     with torch.no_grad():
-        scores = model.recommender(crossed, Members(*[torch.zeros(0)] * 5), torch.zeros(0, 0))
+        scores = model.recommender(dataclasses.replace(batch, features=crossed))
     scores = scores.view(num_users, num_movies)
     rankings = {tuple(row.argsort().tolist()) for row in scores}
     assert len(rankings) == num_users

@@ -10,7 +10,7 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, USER, Feature
-from recsuite.models.heads import Interaction
+from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.lists import held_by_prior
 from recsuite.models.prior import (
     BIAS,
@@ -25,6 +25,8 @@ from recsuite.models.prior import (
     learned_spreads,
 )
 from recsuite.models.recency import Members
+from recsuite.models.rows import Inputs
+from tests.support.feature_rows import feature_rows
 
 DIM = 3
 NO_SPREADS = torch.zeros(len(GROUPS))
@@ -110,7 +112,7 @@ def test_directions_are_the_derivatives_by_the_logarithm_of_what_rows_are_multip
         Feature(AUDIENCE, AUDIENCE, "user", multi=True),
     ]
     torch.manual_seed(0)
-    head = Interaction(features, DIM, (4,), mean_label=3.0, ids=["user", "movie"]).double()
+    head = CoOccurrence(features, DIM, (4,), 3.0, 1.0, ["user", "movie"]).double()
     groups = {"user": 0, "movie": 0, HISTORY: 1, AUDIENCE: 1}
     head.prior = Prior({}, noise=1.0, unit=1.0, groups=groups)
     rows = {
@@ -121,7 +123,7 @@ def test_directions_are_the_derivatives_by_the_logarithm_of_what_rows_are_multip
         AUDIENCE: drawn_rows(2, [0, 2], 5),
     }
     labels, none = torch.tensor([5.0, 3.0, 1.0, 4.0], dtype=torch.float64), torch.zeros(0, dtype=torch.int32)
-    members, numbers = Members(labels, *[none] * 4), torch.zeros(2, 0)
+    inputs = Inputs(Members(labels, *[none] * 4), torch.zeros(2, 0))
 
     def predicted(times: list[float]) -> torch.Tensor:
         more = {}
@@ -130,10 +132,10 @@ def test_directions_are_the_derivatives_by_the_logarithm_of_what_rows_are_multip
             if name in groups:
                 values[:, 1 if groups[name] == 0 else 0 :] *= times[groups[name]]
             more[name] = JaggedTensor(values, lengths=found.lengths())
-        return head.predict(more, members, numbers)
+        return head.predict(feature_rows(more), inputs)
 
     with torch.no_grad():
-        predictions, directions = head.predict_with_directions(rows, members, numbers, None)
+        predictions, directions = head.predict_with_directions(feature_rows(rows), inputs)
         torch.testing.assert_close(predictions, predicted([1, 1]))
         step = 1e-5
         for group in range(len(GROUPS)):

@@ -9,6 +9,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 from recsuite.models.heads import TwoTower
 from recsuite.models.recency import Members, Recency
+from recsuite.models.rows import Inputs
+from tests.support.feature_rows import feature_rows
 
 DIM, LENGTHS, NUM_PLACES = 6, [3, 0, 1, 5], 4
 
@@ -94,7 +96,6 @@ def test_the_gradient_of_the_weights_is_that_of_rows_as_they_are_scaled(rows: to
         Feature(HISTORY, HISTORY, "movie", multi=True),
     ]
     head = TwoTower(features, DIM, (), NUM_PLACES).double()
-    head.row_scale.fill_(0.5)
     assert head.recency is not None
     ones = torch.ones(len(LENGTHS), dtype=torch.int32)
     looked_up = {
@@ -105,7 +106,7 @@ def test_the_gradient_of_the_weights_is_that_of_rows_as_they_are_scaled(rows: to
 
     def total(gaps: torch.Tensor) -> torch.Tensor:
         parameters = {"recency.gaps": gaps}
-        given = (looked_up, members(), torch.zeros(len(LENGTHS), 0))
+        given = feature_rows(looked_up, 0.5), Inputs(members(), torch.zeros(len(LENGTHS), 0))
         vectors: torch.Tensor = torch.func.functional_call(head, parameters, given)
         return vectors.square().sum()
 

@@ -17,6 +17,7 @@ from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 from recsuite.gaps import OLDEST, gaps_of
 from recsuite.models.lists import Links
 from recsuite.models.recency import Members
+from recsuite.models.rows import Inputs
 from recsuite.models.sequences import head as sequence_head
 from recsuite.models.sequences.blocks import Attention, PointwiseAttention
 from recsuite.models.sequences.dropout import Dropout, kept
@@ -27,6 +28,7 @@ from recsuite.models.tasks.ranking import drawn_softmax, sampled_softmax
 from recsuite.models.tasks.sequence import TASK
 from recsuite.models.tasks.task import Sizes
 from recsuite.training.input_pipeline import with_histories
+from tests.support.feature_rows import feature_rows
 
 DIM, WIDTH, HEADS = 8, 5, 2
 # Some are longer than what an item looks back, and blocks end within lists.
@@ -230,11 +232,11 @@ def test_events_of_a_run_have_the_vectors_that_each_would_have_alone(block: str)
     packed = looked_up([2, 0, 0, 4, 0], rows)
     links = links_of([0, 0, 0, 3, 4], [0, 1, 2, 4, 0])
     numbers = torch.zeros(5, 0)
-    found = head.user_vectors(packed, members_of(ages), numbers, links)
+    found = head.user_vectors(feature_rows(packed), Inputs(members_of(ages), numbers, links))
     # The event that reads one item came when the second one did.
     own_ages = torch.cat([ages[:1] - ages[1:2], ages])
     own = looked_up([0, 1, 2, 4, 0], torch.cat([rows[:1], rows]))
-    alone = head.user_vectors(own, members_of(own_ages), numbers)
+    alone = head.user_vectors(feature_rows(own), Inputs(members_of(own_ages), numbers))
     torch.testing.assert_close(found, alone)
     assert len({*map(tuple, found.tolist())}) == 5
 
@@ -245,7 +247,7 @@ def test_an_evaluation_by_some_histories_at_once_is_that_of_all(
 ) -> None:
     lengths = [min(length, WIDTH) for length in LENGTHS]
     head, ages, rows = make_head(block, 0.5).eval(), random_ages(lengths), normal(sum(lengths), DIM)
-    given = looked_up(lengths, rows), members_of(ages), torch.zeros(len(lengths), 0)
+    given = feature_rows(looked_up(lengths, rows)), Inputs(members_of(ages), torch.zeros(len(lengths), 0))
     whole = head.user_vectors(*given)
     for at_once in (1, 2 * WIDTH, 3 * WIDTH):
         monkeypatch.setattr(sequence_head, "ITEMS_AT_ONCE", at_once)
@@ -258,8 +260,8 @@ def test_an_evaluation_by_some_histories_at_once_is_that_of_all(
 def test_losses_and_gradients_are_finite_where_nobody_had_anything(block: str, lengths: list[int]) -> None:
     head, ages = make_head(block, 0.2), random_ages(lengths)
     rows = normal(sum(lengths), DIM).requires_grad_()
-    numbers = torch.zeros(len(lengths), 0)
-    user, item = head(looked_up(lengths, rows), members_of(ages), numbers).unbind(1)
+    inputs = Inputs(members_of(ages), torch.zeros(len(lengths), 0))
+    user, item = head(feature_rows(looked_up(lengths, rows)), inputs).unbind(1)
     # All of it pads.
     for weight in (0.0, 1.0):
         loss = (weight * drawn_softmax(user, item, item, torch.eye(len(item)).bool())).mean()

@@ -26,6 +26,7 @@ from recsuite.training.optimizer import table_rate
 from recsuite.training.state import TrainState, build_train_state
 from recsuite.training.steps import train_epoch
 from recsuite.training.weights import fold_scale, local_parts
+from tests.support.feature_rows import feature_rows
 from tests.support.steps import tell
 from tests.support.trained import Trained
 
@@ -64,7 +65,7 @@ class Reference:
             name: Rows(self.tables[name], jagged.values(), jagged.lengths())
             for name, jagged in batch.features.to_dict().items()
         }
-        predictions = self.interaction.predict(looked_up, batch.members, batch.numbers)
+        predictions = self.interaction.predict(feature_rows(looked_up), batch)
         loss = (batch.weights * (predictions - batch.labels) ** 2).mean()
         self.dense.zero_grad()
         loss.backward()

@@ -9,6 +9,7 @@ import torch
 
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink, Progress
 from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.models.rows import with_row_scale
 from recsuite.models.tasks.task import Sizes, task_named
 from recsuite.serving.snapshot import Snapshot
 
@@ -44,7 +45,7 @@ def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         sizes = Sizes(DIM, (7, 5), 20 if task == "sequence" else 0, num_blocks=2)
-        head = task_named(task).make_head(SCHEMA, features, sizes, 3.5)
+        head = with_row_scale(task_named(task).make_head(SCHEMA, features, sizes, 3.5))
     return Snapshot(
         folder=Path("none"),
         schema=SCHEMA,

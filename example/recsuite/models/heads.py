@@ -1,29 +1,27 @@
-"""The heads of the tasks: from vectors of users and items to a predicted label, or to a score for ranking.
+"""Models of two sides: a predicted label, the chance of a yes, or a score for ranking.
 
 Shapes: B events, D numbers in a table row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import nn
 
 from recsuite.datasets.schema import HISTORY, Feature
-from recsuite.models.head import Head, LookedUp
-from recsuite.models.layers import make_mlp, repeated, scaled
-from recsuite.models.lists import Links
-from recsuite.models.recency import Members, Recency
+from recsuite.models.layers import make_mlp, repeated
+from recsuite.models.recency import Recency
+from recsuite.models.rows import FeatureRows, Inputs
+from recsuite.models.two_sided import Head
 
 # Logarithms of probabilities spread wider than stars. Rows count so many times, which is the same as so many
 # times the learning rate and the initial spread, so one --lr is right for both tasks.
 SCALE = 5.0
 # The logit of a share is taken of no lower one.
 LEAST_SHARE = 1e-4
-# By how much more an item of a history counts for a label that is one unit above the mean.
-LIKING = 0.3
 
 
 class Interaction(Head):
@@ -31,11 +29,7 @@ class Interaction(Head):
 
     The product of the factors is what makes the ranking of items differ from user to user. A history counts
     by how far its labels are above the mean (after Koren, "Factorization Meets the Neighborhood", 2008, who
-    divides by the root of their number; the mean predicted better). With an audience too it counts as Koren
-    has it, whatever its labels, and somewhat more the higher they are: who had what says much about both
-    (Rendle, Zhang and Koren, "On the Difficulty of Evaluating Baselines", 2019, call the other side flipped).
-
-    unit: that by which differences of labels are measured, see `Schema.unit`.
+    divides by the root of their number; the mean predicted better).
     """
 
     # What checkpoints call the layers, which tells what a head that is read was trained for.
@@ -47,27 +41,17 @@ class Interaction(Head):
         embedding_dim: int,
         mlp_dims: Sequence[int],
         mean_label: float,
-        unit: float = 1.0,
-        ids: Sequence[str] = (),
     ) -> None:
-        super().__init__(features, embedding_dim, ids)
+        super().__init__(features, embedding_dim)
         # The factors of three vectors; the biases are added by themselves.
         setattr(self, self.layers_name, make_mlp([3 * (embedding_dim - 1), *mlp_dims, 1]))
         # The name that it has in checkpoints.
         self.mean_rating: torch.Tensor
         self.register_buffer("mean_rating", torch.tensor(mean_label, dtype=torch.float32))
-        if self.is_two_sided:
-            # Where nothing is measured by it checkpoints have none.
-            self.label_unit: torch.Tensor
-            self.register_buffer("label_unit", torch.tensor(unit, dtype=torch.float32))
 
-    def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
+    def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """See `Head`."""
-        return labels - self.mean_rating
-
-    def liking(self, labels: torch.Tensor) -> torch.Tensor:
-        """See `Head`."""
-        return 1 + LIKING / self.label_unit * (labels - self.mean_rating)
+        return batch.history_labels - self.mean_rating
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Predicted labels, see `Head`."""
@@ -123,27 +107,19 @@ class Response(Interaction):
         embedding_dim: int,
         mlp_dims: Sequence[int],
         mean_label: float,
-        ids: Sequence[str] = (),
     ) -> None:
-        super().__init__(features, embedding_dim, mlp_dims, mean_label, ids=ids)
+        super().__init__(features, embedding_dim, mlp_dims, mean_label)
         # Where all labels are alike their logit would be infinite.
         mean = torch.tensor(mean_label, dtype=torch.float32).clamp(LEAST_SHARE, 1 - LEAST_SHARE)
         self.mean_rating = mean.logit()
 
-    def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
+    def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """See `Head`."""
-        return labels - self.mean_rating.sigmoid()
+        return batch.history_labels - self.mean_rating.sigmoid()
 
-    def forward(
-        self,
-        looked_up: Mapping[str, LookedUp],
-        members: Members,
-        numbers: torch.Tensor,
-        links: Links | None = None,
-    ) -> torch.Tensor:
-        """Logits, float32 [B]: the logarithm in the loss is exact for them alone."""
-        users = self.user_vectors(looked_up, members, numbers, links)
-        return super().score_pairs(users, self.item_vectors(looked_up, numbers, links))
+    def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
+        """Return logits, float32 [B]: the logarithm in the loss is exact for them alone."""
+        return super().score_pairs(self.user_vectors(rows, batch), self.item_vectors(rows, batch))
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Probabilities, see `Head`."""
@@ -159,22 +135,13 @@ class ProductHead(Head):
 
     scores_are_products = True
 
-    def forward(
-        self,
-        looked_up: Mapping[str, LookedUp],
-        members: Members,
-        numbers: torch.Tensor,
-        links: Links | None = None,
-    ) -> torch.Tensor:
-        """The vectors of users and items, float32 [B, 2, D], whose product is the score."""
-        users = self.user_vectors(looked_up, members, numbers, links)
-        return torch.stack([users, self.item_vectors(looked_up, numbers, links)], dim=1)
+    def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
+        """Return the vectors of users and items, float32 [B, 2, D], whose product is the score."""
+        return torch.stack([self.user_vectors(rows, batch), self.item_vectors(rows, batch)], dim=1)
 
-    def item_vectors(
-        self, looked_up: Mapping[str, LookedUp], numbers: torch.Tensor, links: Links | None = None
-    ) -> torch.Tensor:
+    def item_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """See `Head`."""
-        return SCALE * super().item_vectors(looked_up, numbers, links)
+        return SCALE * super().item_vectors(rows, batch)
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Scores, see `Head`."""
@@ -203,34 +170,22 @@ class TwoTower(ProductHead):
         widths = [embedding_dim - 1, *mlp_dims, embedding_dim - 1]
         self.tower = nn.Sequential() if num_places and not mlp_dims else make_mlp(widths)
         self.recency = Recency(num_places) if num_places else None
+        self.takes_ages = self.recency is not None
 
-    def user_vectors(
-        self,
-        looked_up: Mapping[str, LookedUp],
-        members: Members,
-        numbers: torch.Tensor,
-        links: Links | None = None,
-    ) -> torch.Tensor:
+    def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """See `Head`."""
-        vectors = super().user_vectors(looked_up, members, numbers, links)
+        vectors = super().user_vectors(rows, batch)
         if self.recency is not None:
-            history = looked_up[HISTORY]
             # After the scale and not before: the weights are learned too, and their gradient has it.
-            rows = scaled(history.values(), self.row_scale)
-            vectors = vectors + self.recency(rows, history.lengths(), members)
+            vectors = vectors + self.recency(*rows.jagged(HISTORY), batch.members)
         factors = SCALE * vectors[:, 1:]
         if len(self.tower):
             factors = factors + self.tower(factors)
         # The bias of an item counts once.
         return torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
 
-    @property
-    def takes_ages(self) -> bool:
+    def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """See `Head`."""
-        return self.recency is not None
-
-    def history_weights(self, history: LookedUp, labels: torch.Tensor) -> torch.Tensor:
-        """See `Head`."""
-        lengths = history.lengths().to(torch.int64)
+        lengths = rows.found[HISTORY].lengths().to(torch.int64)
         # The mean, times the root of the length, is the sum over the root.
-        return repeated(lengths.to(torch.float32).sqrt(), lengths, len(labels))
+        return repeated(lengths.to(torch.float32).sqrt(), lengths, len(batch.history_labels))

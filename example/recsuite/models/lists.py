@@ -43,7 +43,7 @@ def sums_over_roots(found: DistinctRows, weights: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class DistinctRows:
-    """The rows of one feature for B events, each only once, in the place of `head.LookedUp`.
+    """The rows of one feature for B events, each only once, in the place of `rows.LookedUp`.
 
     rows: float32 [R, D], also those of other features; places: of each value its row, int64 [V]; counts:
     values of each event, int32 [B]; is_single: whether each event has one.

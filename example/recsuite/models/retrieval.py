@@ -15,7 +15,7 @@ USERS = 32
 
 
 class Scorer(Protocol):
-    """What gives users and items scores by their vectors; every `head.Head` is one."""
+    """What gives users and items scores by their vectors; every `two_sided.TwoSided` is one."""
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """float32 [B], of vectors [B, D] both."""

@@ -16,10 +16,10 @@ import torch
 
 from recsuite.datasets.schema import AUDIENCE, ITEM, Schema
 from recsuite.errors import UserError, printable
-from recsuite.models.head import Head
 from recsuite.models.retrieval import without
+from recsuite.models.rows import Inputs
 from recsuite.serving.index.nearest import KeptIndex, NearestItems
-from recsuite.serving.request import check_ids
+from recsuite.serving.request import check_ids, members_of
 from recsuite.serving.snapshot import Found, Snapshot
 
 # Whose features say what an item is.
@@ -35,7 +35,7 @@ class Items:
     and not all items.
     """
 
-    head: Head
+    head: Any
     schema: Schema
     ids: list[Any]
     keys: torch.Tensor
@@ -176,7 +176,8 @@ class Catalogue:
         # Every delta brings another head with the rows that it changes.
         if self._items is None or self._items.head is not snapshot.head:
             located = self._locate(snapshot)
-            vectors = snapshot.head.item_vectors(snapshot.rows_of(located.found), located.numbers)
+            inputs = Inputs(members_of({}, snapshot.schema), located.numbers)
+            vectors = snapshot.head.item_vectors(snapshot.rows_of(located.found), inputs)
             item = snapshot.schema.item
             keys, kind = located.found[item].keys, snapshot.kind_of(item)
             self._items = Items(snapshot.head, snapshot.schema, located.ids, keys, vectors, kind, self.kept)

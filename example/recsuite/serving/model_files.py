@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from recsuite.checkpoint.storage.chain import check_name
 from recsuite.checkpoint.storage.manifest import Manifest, check_files, read_manifest
 from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of, shard_files_of
 from recsuite.datasets.schema import HISTORY, Feature, Schema
 from recsuite.errors import UserError, printable
-from recsuite.models.head import Head
+from recsuite.models.rows import with_row_scale
 from recsuite.models.tasks.task import Task, task_of
 from recsuite.serving.dynamic.tables import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot
@@ -53,7 +54,7 @@ def with_tables(features: Sequence[Feature], manifest: Manifest) -> list[Feature
     return [each for each in features if each.has_table and not (is_shared and each.name == HISTORY)]
 
 
-def empty_head(folder: Path, schema: Schema, features: Sequence[Feature], manifest: Manifest) -> Head:
+def empty_head(folder: Path, schema: Schema, features: Sequence[Feature], manifest: Manifest) -> nn.Module:
     """A head as wide as a model says, without memory yet."""
     task, embedding_dim = task_of_model(manifest), _embedding_dim(folder, features, manifest)
     names = [name for name in manifest.tensors if name.startswith(DENSE)]
@@ -65,7 +66,7 @@ def empty_head(folder: Path, schema: Schema, features: Sequence[Feature], manife
     # On "meta" tensors have shapes and no numbers, so what the manifest says of widths is held against the
     # model before it can cost memory.
     with torch.device("meta"):
-        empty = task.make_head(schema, features, sizes)
+        empty = with_row_scale(task.make_head(schema, features, sizes))
     for name, value in empty.state_dict().items():
         found, wanted = shape_of(folder, manifest, f"{DENSE}{name}"), list(value.shape) or [1]
         if found != wanted:
@@ -85,12 +86,12 @@ def _embedding_dim(folder: Path, features: Sequence[Feature], manifest: Manifest
     return dims.pop()
 
 
-def dense_names(head: Head) -> list[str]:
+def dense_names(head: nn.Module) -> list[str]:
     """What a checkpoint calls the tensors of the dense part."""
     return [f"{DENSE}{name}" for name in head.state_dict()]
 
 
-def filled(empty: Head, tensors: Mapping[str, torch.Tensor]) -> Head:
+def filled(empty: nn.Module, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
     """The head with the dense part of a checkpoint."""
     # A checkpoint has no tensor without a dimension. Copied: what was read may still lie in the file.
     values = {
@@ -112,7 +113,7 @@ class Change:
 
     manifest: Manifest
     tables: dict[str, tuple[torch.Tensor, torch.Tensor]]
-    head: Head
+    head: nn.Module
     dynamic: dict[str, Contents]
 
 

@@ -30,6 +30,7 @@ from recsuite.checkpoint.storage.directory import BEST, best_in, newest_in, seen
 from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
+from recsuite.models.rows import Inputs
 from recsuite.serving.catalogue import Catalogue, Items, described
 from recsuite.serving.index.nearest import KeptIndex
 from recsuite.serving.model_files import put, read_change
@@ -133,7 +134,7 @@ class ServedModel:
             looked_up = snapshot.look_up(values)
         members = members_of(values, snapshot.schema)
         check_items(values, snapshot.features, snapshot.schema)
-        return snapshot.head.predict(looked_up, members, snapshot.numbers_of(values))
+        return snapshot.head.predict(looked_up, Inputs(members, snapshot.numbers_of(values)))
 
     def describe_items(self, values: Mapping[str, Sequence[Any]]) -> None:
         """Say what the items are that are recommended from now on: a model knows the ids of its own alone.
@@ -237,7 +238,7 @@ class ServedModel:
             looked_up = snapshot.look_up(values, (USER, EVENT, HISTORY))
             items = self._catalogue.items(snapshot)
         members = members_of(values, snapshot.schema)
-        return items.head.user_vectors(looked_up, members, snapshot.numbers_of(values)), items
+        return items.head.user_vectors(looked_up, Inputs(members, snapshot.numbers_of(values))), items
 
     def recall(self, users: Any = None, k: int = 10, **others: Any) -> float:
         """The share of the items of `recommend` that an approximate search finds too, from 0 to 1.

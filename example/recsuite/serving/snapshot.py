@@ -17,7 +17,7 @@ from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
 from recsuite.datasets.preparation.vocabulary import Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
-from recsuite.models.head import Head
+from recsuite.models.rows import FeatureRows
 from recsuite.models.tasks.task import Task, task_of
 from recsuite.serving.dynamic.directory import Directory
 from recsuite.serving.index.lists import Lists
@@ -38,7 +38,7 @@ EVERYTHING = (*ENTITIES, EVENT, *LISTS)
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one feature for B ratings, see `head.LookedUp`."""
+    """The rows of one feature for B ratings, see `rows.LookedUp`."""
 
     found: torch.Tensor
     counts: torch.Tensor
@@ -86,7 +86,7 @@ class Snapshot:
     schema: Schema
     features: tuple[Feature, ...]
     tables: dict[str, torch.Tensor]
-    head: Head
+    head: Any
     vocabulary: dict[str, dict[Any, int]]
     encodings: dict[str, Encoding]
     manifest: Manifest
@@ -124,7 +124,7 @@ class Snapshot:
 
     def look_up(
         self, values: Mapping[str, Sequence[Any]], entities: Collection[str] = EVERYTHING
-    ) -> dict[str, Rows]:
+    ) -> FeatureRows:
         """The rows of raw values; those that are not given count as unknown, and a list as empty.
 
         entities: whose features are looked up, and may be given.
@@ -253,12 +253,13 @@ class Snapshot:
         table = self.table_of(name)
         return self.dynamic[table].find(keys) if table in self.dynamic else keys
 
-    def rows_of(self, found: Mapping[str, Found]) -> dict[str, Rows]:
+    def rows_of(self, found: Mapping[str, Found]) -> FeatureRows:
         """The rows that were found, copied out of their tables."""
-        return {
+        rows = {
             name: Rows(self.tables[self.table_of(name)][self._rows(name, each.keys)], each.counts)
             for name, each in found.items()
         }
+        return FeatureRows(rows, self.head.row_scale, {each.name for each in self.features if each.multi})
 
     @property
     def known_items(self) -> object:

@@ -37,6 +37,7 @@ from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import UNKNOWN_ROW, Table
 from recsuite.errors import UserError
+from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.runtime.host import allowed_memory
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu.cpu_tables import CpuTablesSharder
@@ -84,7 +85,8 @@ def build_model(
     )
     # TorchRec's own initial rows come from the generator of each rank, so they would depend on the plan.
     fill_tables(sharded, config.runtime.seed, specs)
-    model.recommender.head.add_over_ranks = add_over_ranks
+    if isinstance(model.recommender.head, CoOccurrence):
+        model.recommender.head.add_over_ranks = add_over_ranks
     return sharded
 
 

@@ -1,4 +1,4 @@
-"""From a batch to a loss: tables, the head that computes with their rows, and what is learned of its output.
+"""From a batch to a loss: tables, the model that computes with their rows, and the loss of its output.
 
 The part of the model that TorchRec knows. What is computed and learned is in `models/`, which serving shares.
 Shapes: B events.
@@ -6,7 +6,7 @@ Shapes: B events.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torchrec.streamable import Pipelineable
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import ENTITIES, EVENT, LISTS
-from recsuite.models.head import Head
+from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.lists import Links
 from recsuite.models.prior import (
     EVENT_BIAS,
@@ -32,6 +32,7 @@ from recsuite.models.prior import (
     Prior,
 )
 from recsuite.models.recency import Members
+from recsuite.models.rows import FeatureRows, LookedUp, with_row_scale
 from recsuite.models.tasks.task import Sizes, task_named
 from recsuite.runtime.ranges import named
 
@@ -68,6 +69,11 @@ class ModelInput(Pipelineable):
         for part in self._parts():
             part.record_stream(stream)
 
+    @property
+    def history_labels(self) -> torch.Tensor:
+        """Labels of the items of all histories, float32 [V]."""
+        return self.members.labels
+
     def _parts(self) -> tuple[Any, ...]:
         plain = self.features, self.labels, self.weights, self.numbers, self.had
         return *plain, *self.members, *self.links
@@ -93,37 +99,50 @@ class LossAndOutput(NamedTuple):
 
 
 class Recommender(nn.Module):
-    """Tables, which TorchRec shards over the ranks, and what is computed of their rows.
+    """Tables, which TorchRec shards over the ranks, and the model that computes with their rows.
 
-    The head and the loss are modules of their own: TorchRec's pipeline traces what is around the tables with
-    torch.fx, which takes those as they are.
+    The model and the loss are modules of their own: TorchRec's pipeline traces what is around the tables with
+    torch.fx, which takes those as they are. lists: the features with lists.
     """
 
-    def __init__(self, num_rows: Mapping[str, int], embedding_dim: int, head: Head) -> None:
+    def __init__(
+        self, num_rows: Mapping[str, int], embedding_dim: int, head: nn.Module, lists: Collection[str] = ()
+    ) -> None:
         super().__init__()
         self.embeddings = make_embeddings(num_rows, embedding_dim)
-        self.head = head
+        # Any: its methods are those of whoever wrote it.
+        self.head: Any = with_row_scale(head)
+        self.lists = frozenset(lists)
+        self.compute = _Compute(self)
 
-    def forward(
-        self,
-        features: KeyedJaggedTensor,
-        members: Members,
-        numbers: torch.Tensor,
-        links: Links | None = None,
-    ) -> Any:
-        """What the head makes of them."""
+    def forward(self, batch: ModelInput) -> Any:
+        """Return the output of the model. Collective: every rank."""
         # What is left of it without lookup and output exchange, which have names of their own.
         with named("input exchange"):
-            looked_up = self.embeddings(features)
-        return self.head(looked_up, members, numbers, links)
+            looked_up = self.embeddings(batch.features)
+        return self.compute(looked_up, batch)
 
-    def predict_with_directions(self, batch: ModelInput) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Head`. Collective: every rank."""
-        looked_up = self.embeddings(batch.features)
-        found: tuple[torch.Tensor, torch.Tensor] = self.head.predict_with_directions(
-            looked_up, batch.members, batch.numbers, batch.links
-        )
-        return found
+    def look_up(self, batch: ModelInput) -> FeatureRows:
+        """Return the rows of a batch. Collective: every rank."""
+        return self.rows_of(self.embeddings(batch.features))
+
+    def rows_of(self, looked_up: Mapping[str, LookedUp]) -> FeatureRows:
+        """Return what was looked up as the model takes it."""
+        return FeatureRows(looked_up, self.head.row_scale, self.lists)
+
+
+class _Compute(nn.Module):
+    """The call of the model, in a module of its own: torch.fx cannot trace an object as an argument."""
+
+    def __init__(self, recommender: Recommender) -> None:
+        super().__init__()
+        # In a tuple, or it would be a module of this one.
+        self._recommender = (recommender,)
+
+    def forward(self, looked_up: Mapping[str, LookedUp], batch: ModelInput) -> Any:
+        """Return the output of the model."""
+        (recommender,) = self._recommender
+        return recommender.head(recommender.rows_of(looked_up), batch)
 
 
 class TrainableModel(nn.Module):
@@ -141,12 +160,13 @@ class TrainableModel(nn.Module):
 
     @property
     def row_scale(self) -> torch.Tensor:
-        """What the rows are of what the tables hold, float32 []; see `head.Head`."""
-        return self.recommender.head.row_scale
+        """What the rows are of what the tables hold, float32 []."""
+        scale: torch.Tensor = self.recommender.head.row_scale
+        return scale
 
     def forward(self, batch: ModelInput) -> LossAndOutput:
         """The loss over this rank's B rows, and the output that stays."""
-        predictions = self.recommender(batch.features, batch.members, batch.numbers, batch.links)
+        predictions = self.recommender(batch)
         loss = self.loss(predictions, batch)
         return LossAndOutput(loss, Output(loss.detach(), predictions.detach()))
 
@@ -179,23 +199,38 @@ def _as_it_is(table: torch.Tensor) -> None:
     """Leave what is in a table."""
 
 
-def make_model(
-    columns: Columns, config: ModelConfig, history: int, num_rows: Mapping[str, int]
-) -> TrainableModel:
-    """The model of a data set with the loss of its task; its tables are not allocated yet.
+# Makes the model of a data set, an `nn.Module` that is called with `FeatureRows` and the batch.
+ModelMaker = Callable[[Columns, ModelConfig], nn.Module]
 
-    history: how long one is at most; num_rows: of each table, by its name.
+
+def make_model(
+    columns: Columns,
+    config: ModelConfig,
+    history: int,
+    num_rows: Mapping[str, int],
+    maker: ModelMaker | None = None,
+    loss: nn.Module | None = None,
+) -> TrainableModel:
+    """Return the model of a data set with its loss; its tables are not allocated yet.
+
+    history: how long one is at most; num_rows: of each table, by its name; maker, loss: those of the task
+    where they are None.
     """
     task = task_named(config.task)
     features = [*(table.feature for table in columns.tables), *columns.numbers]
-    num_places = history if config.learns_history_weights or config.reads_order else 0
-    blocks = config.block, config.num_blocks, config.num_heads, config.dropout
-    sizes = Sizes(config.embedding_dim, config.mlp_dims, num_places, *blocks)
-    head = task.make_head(columns.schema, features, sizes, columns.mean_label)
+    if maker is None:
+        num_places = history if config.learns_history_weights or config.reads_order else 0
+        blocks = config.block, config.num_blocks, config.num_heads, config.dropout
+        sizes = Sizes(config.embedding_dim, config.mlp_dims, num_places, *blocks)
+        head: nn.Module = task.make_head(columns.schema, features, sizes, columns.mean_label)
+    else:
+        head = maker(columns, config)
     noise = task.noise_of(None, columns.schema.unit)
-    if noise is not None and head.is_two_sided:
+    if noise is not None and isinstance(head, CoOccurrence):
         head.prior = make_prior(columns, noise)
-    return TrainableModel(Recommender(num_rows, config.embedding_dim, head), task.make_loss(columns))
+    lists = [feature.name for feature in features if feature.multi]
+    recommender = Recommender(num_rows, config.embedding_dim, head, lists)
+    return TrainableModel(recommender, loss or task.make_loss(columns))
 
 
 def make_prior(columns: Columns, noise: float) -> Prior:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -12,7 +13,7 @@ from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
-from recsuite.models.head import Head
+from recsuite.models.prior import Prior
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.plan import build_model
 from recsuite.training.optimizer import make_optimizer, table_optimizer
@@ -35,15 +36,19 @@ class TrainState:
         return self.model.module.row_scale
 
     @property
-    def head(self) -> Head:
-        """What computes with looked-up rows, as one that no parallel wrapper is around."""
-        head: Head = self.model.module.recommender.head
-        return head
+    def head(self) -> Any:
+        """The model that computes with looked-up rows, without a parallel wrapper."""
+        return self.model.module.recommender.head
+
+    @property
+    def prior(self) -> Prior | None:
+        """The prior of the rows, where the model has one."""
+        return getattr(self.head, "prior", None)
 
     def expect_noise(self, noise: float | None) -> None:
         """Hold rows by their prior, if they have one, as strongly as is right for this noise."""
-        if self.head.prior is not None and noise is not None:
-            self.head.prior.noise = noise
+        if self.prior is not None and noise is not None:
+            self.prior.noise = noise
 
 
 def build_train_state(columns: Columns, config: Config, context: RuntimeContext) -> TrainState:

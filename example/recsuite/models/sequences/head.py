@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 from recsuite.datasets.schema import HISTORY, Feature
-from recsuite.models.head import SIDE_SCALE, LookedUp
+from recsuite.models.co_occurrence import SIDE_SCALE
 from recsuite.models.heads import SCALE, ProductHead
-from recsuite.models.layers import repeated, scaled
-from recsuite.models.lists import DistinctRows, Links
-from recsuite.models.recency import LEAST_SUM, MOST_LOG_WEIGHT, Members
+from recsuite.models.layers import repeated
+from recsuite.models.lists import DistinctRows
+from recsuite.models.recency import LEAST_SUM, MOST_LOG_WEIGHT
+from recsuite.models.rows import FeatureRows, Inputs, LookedUp
 from recsuite.models.sequences.dropout import Dropout
 from recsuite.models.sequences.window import PairBias, Window
 
@@ -35,6 +36,8 @@ class SequenceHead(ProductHead):
     how many items of a history are read.
     """
 
+    takes_ages = True
+
     def __init__(
         self,
         features: Sequence[Feature],
@@ -46,7 +49,7 @@ class SequenceHead(ProductHead):
     ) -> None:
         super().__init__(features, embedding_dim)
         # Rows that many items or users have in common move with each event of many.
-        self.scales = {each.name: 1.0 if each.name in ids else SIDE_SCALE for each in features}
+        self.weights = {each.name: SIDE_SCALE for each in features if each.name not in ids}
         _, self.item = ids
         self.width = width
         self.nearness = PairBias(torch.tensor(SLOPES), width)
@@ -63,43 +66,29 @@ class SequenceHead(ProductHead):
         # Of whoever had nothing before.
         self.start = nn.Parameter(torch.zeros(embedding_dim))
 
-    @property
-    def takes_ages(self) -> bool:
-        """See `Head`."""
-        return True
-
-    def forward(
-        self,
-        looked_up: Mapping[str, LookedUp],
-        members: Members,
-        numbers: torch.Tensor,
-        links: Links | None = None,
-    ) -> torch.Tensor:
+    def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """See `ProductHead`."""
-        return super().forward(apart(looked_up, self.item), members, numbers, links)
+        apart_rows = FeatureRows(apart(rows.found, self.item), rows.scale, rows.lists)
+        return super().forward(apart_rows, batch)
 
-    def user_vectors(
-        self,
-        looked_up: Mapping[str, LookedUp],
-        members: Members,
-        numbers: torch.Tensor,
-        links: Links | None = None,
-    ) -> torch.Tensor:
-        """See `Head`; members: with ages, and with draws where the head trains."""
-        vectors = SCALE * super().user_vectors(looked_up, members, numbers)
-        vectors = vectors + self._states_of(looked_up[HISTORY], members, links)
+    def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
+        """See `Head`; batch.members: with ages, and with draws where the head trains."""
+        vectors = SCALE * super().user_vectors(rows, batch)
+        vectors = vectors + self._states_of(rows, batch)
         # The bias of an item counts once.
         return torch.cat([torch.ones_like(vectors[:, :1]), vectors[:, 1:]], dim=1)
 
-    def _states_of(self, history: LookedUp, members: Members, links: Links | None) -> torch.Tensor:
-        """Of each event the state after the last item that it reads, float32 [B, D]."""
-        lengths, rows, ages = history.lengths().to(torch.int64), history.values(), members.ages
+    def _states_of(self, found: FeatureRows, batch: Inputs) -> torch.Tensor:
+        """Return of each event the state after the last item that it reads, float32 [B, D]."""
+        # After the scale and not before: what is learned of rows has it.
+        rows, lengths = found.jagged(HISTORY)
+        ages, links = batch.members.ages, batch.links
         if links is None:
             # Whoever asks may know more than is read.
             is_read = after_last(lengths, len(rows)) < self.width
             lengths, rows, ages = lengths.clamp(max=self.width), rows[is_read], ages[is_read]
         if torch.is_grad_enabled():
-            states = self._states(rows, lengths, ages, members.draws)
+            states = self._states(rows, lengths, ages, batch.members.draws)
         else:
             states = self._states_in_parts(rows, lengths, ages)
         first = lengths.cumsum(0) - lengths
@@ -123,8 +112,7 @@ class SequenceHead(ProductHead):
     ) -> torch.Tensor:
         """The state after each item of histories, float32 [V, D]."""
         window = Window(lengths, ages, self.width)
-        # After the scale and not before: what is learned of rows has it.
-        rows = SCALE * scaled(rows, self.row_scale)
+        rows = SCALE * rows
         following = window.items(window.gaps.diagonal(self.width, 1, 2).view(-1, 1, self.width, 1)).view(-1)
         items = self.dropout(rows + self.following[following], draws)
         for block in self.blocks:

@@ -11,9 +11,9 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from recsuite.datasets.schema import Feature, Schema
-from recsuite.models.head import Head
 from recsuite.models.heads import TwoTower
 from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
+from recsuite.models.two_sided import Head
 
 # The weights of the places of a history, where a head has learned them.
 PLACES = "recency.places"

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from recsuite.datasets.schema import Feature, Schema
+from recsuite.datasets.schema import AUDIENCE, Feature, Schema
+from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.heads import Interaction
 from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
 
@@ -42,7 +43,10 @@ class Rating(Task):
     ) -> Interaction:
         """See `Task`."""
         # From the mean label on, so that rows and layers learn the differences from it alone.
-        return Interaction(features, sizes.embedding_dim, sizes.mlp_dims, mean_label, schema.unit, schema.ids)
+        common = features, sizes.embedding_dim, sizes.mlp_dims, mean_label
+        if AUDIENCE in [feature.name for feature in features]:
+            return CoOccurrence(*common, schema.unit, schema.ids)
+        return Interaction(*common)
 
     def noise_of(self, value: float | None, unit: float) -> float | None:
         """See `Task`."""

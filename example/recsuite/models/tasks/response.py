@@ -41,7 +41,7 @@ class ResponseTask(Task):
     ) -> Response:
         """See `Task`."""
         # From the share of yes on, so that rows and layers learn the differences from it alone.
-        return Response(features, sizes.embedding_dim, sizes.mlp_dims, mean_label, schema.ids)
+        return Response(features, sizes.embedding_dim, sizes.mlp_dims, mean_label)
 
     def make_loss(self, data: TrainingData) -> LogLoss:
         """See `Task`."""

@@ -20,7 +20,7 @@ from torch import nn
 
 from recsuite.config.sections.model import SAS, ModelConfig
 from recsuite.datasets.schema import Feature, Schema
-from recsuite.models.head import Head
+from recsuite.models.two_sided import Head
 
 
 class Sizes(NamedTuple):

@@ -27,7 +27,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recsuite.datasets.schema import AUDIENCE, LISTS
 from recsuite.models.lists import DistinctRows
-from recsuite.models.sides import SharedRows
+from recsuite.models.rows import SharedRows
 from recsuite.runtime.ranges import named
 from recsuite.sharding.cpu.groups import DynamicPart, TableGroup
 from recsuite.sharding.cpu.lookup import LookupRequest, TableLayout, learn

@@ -46,7 +46,7 @@ class EpochLoop(Loop):
         epochs: list[Epoch] = []
         while self.has_epochs_left:
             epochs.append(self.run_epoch())
-        if epochs and self.train_state.head.prior is not None:
+        if epochs and self.train_state.prior is not None:
             self.context.say(describe_spreads(self.train_state.head))
         has_stopped = stops_early(self.progress, self.config.training)
         if has_stopped:
@@ -106,7 +106,7 @@ class EpochLoop(Loop):
         """Learn from the validation events how far from zero held rows lie."""
         # After the last epoch too: a checkpoint of it may be resumed for more.
         is_warm = self.progress.epoch >= WARM_UP * self.config.training.epochs
-        if self.train_state.head.prior is not None and is_warm and self.columns.num_validation:
+        if self.train_state.prior is not None and is_warm and self.columns.num_validation:
             with self.phase("evaluation"):
                 learn_spreads(self.train_state.model, self.input_pipeline, self.progress.epoch - 1)
 
@@ -115,7 +115,7 @@ class EpochLoop(Loop):
         value, best, leeway = validation[self.task.main_metric], self.progress.best, 0.0
         # Rows that a prior holds learn more with each pass, and a few validation events may say otherwise by
         # chance.
-        if self.train_state.head.prior is not None and best is not None:
+        if self.train_state.prior is not None and best is not None:
             leeway = standard_error(best, self.columns.num_validation)
         # One rank judges: the machines of others may round otherwise.
         found: Progress = broadcast_from_rank0(lambda: judged(self.progress, value, self.task, leeway))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recsuite.models.head import Head
+from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.prior import GROUPS, learned_spreads
 from recsuite.runtime.collectives import broadcast_from_rank0
 from recsuite.sharding.recommender import Recommender
@@ -25,7 +25,7 @@ def learn_spreads(model: DistributedModelParallel, input_pipeline: InputPipeline
     epoch: what a failure of the batches is reported with.
     """
     recommender: Recommender = model.module.recommender
-    head = recommender.head
+    head: CoOccurrence = recommender.head
     assert head.prior is not None
     products, errors = _evidence(model, input_pipeline, epoch)
     spreads = head.spreads.double().cpu()
@@ -43,12 +43,13 @@ def _evidence(
     # In this mode the tracker of a delta marks no row as changed.
     model.eval()
     recommender: Recommender = model.module.recommender
-    device = recommender.head.spreads.device
+    head: CoOccurrence = recommender.head
+    device = head.spreads.device
     # One tensor for one exchange: the errors are the last column.
     sums = torch.zeros(len(GROUPS), len(GROUPS) + 1, dtype=torch.float64, device=device)
     for batch in input_pipeline.batches("validation", epoch):
         batch = batch.to(device, non_blocking=True)
-        predictions, directions = recommender.predict_with_directions(batch)
+        predictions, directions = head.predict_with_directions(recommender.look_up(batch), batch)
         # Padding has the weight 0.
         is_real = (batch.weights > 0).double()
         directions = directions.double() * is_real
@@ -59,7 +60,7 @@ def _evidence(
     return sums[:, :-1], sums[:, -1]
 
 
-def describe_spreads(head: Head) -> str:
+def describe_spreads(head: CoOccurrence) -> str:
     """One line on how far from zero rows lie."""
     times = (
         f"{group} {math.exp(spread):.2f}" for group, spread in zip(GROUPS, head.spreads.tolist(), strict=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from recsuite.models.layers import means
 from recsuite.models.lists import DistinctRows
-from recsuite.models.sides import Bag, SharedRows, side_sums
+from recsuite.models.rows import FeatureRows, SharedRows
 
 DIM, NUM_EVENTS = 3, 4
 # Of a user, of an item, of a list of the item's and of a list of the user's: rows that events share, rows
@@ -19,7 +21,7 @@ PLACES = {
 }
 COUNTS = {"user": [1] * 4, "movie": [1] * 4, "genres": [2, 1, 2, 1], "history": [3, 0, 1, 1]}
 WEIGHTS = torch.tensor([1.0, -2.0, 0.5, 3.0, -1.0], dtype=torch.float64)
-SIDES = ((Bag("user"), Bag("history", WEIGHTS)), (Bag("movie"), Bag("genres")))
+SIDES = (["user", "history"], ["movie", "genres"])
 
 
 def rows() -> torch.Tensor:
@@ -41,6 +43,12 @@ def shared(of: torch.Tensor) -> SharedRows:
     return SharedRows(found, of, lambda: (order, starts))
 
 
+def sums_of(rows: SharedRows, sides: Sequence[Sequence[str]] = SIDES) -> tuple[torch.Tensor, ...]:
+    """The sums of some sides, where the history has weights."""
+    found = FeatureRows(rows, torch.ones((), dtype=torch.float64), ("genres", "history"))
+    return tuple(found.sum(names, {"history": WEIGHTS}) for names in sides)
+
+
 def one_by_one(of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same with a copy of its row for each value."""
     found = {name: of[torch.tensor(places)] for name, places in PLACES.items()}
@@ -53,7 +61,7 @@ def one_by_one(of: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_sums_are_those_of_rows_that_are_copied_for_each_value() -> None:
-    for sums, wanted in zip(side_sums(shared(rows()), SIDES), one_by_one(rows()), strict=True):
+    for sums, wanted in zip(sums_of(shared(rows())), one_by_one(rows()), strict=True):
         torch.testing.assert_close(sums, wanted)
 
 
@@ -61,15 +69,15 @@ def test_gradients_are_those_of_rows_that_are_copied_for_each_value() -> None:
     generator = torch.Generator().manual_seed(1)
     given = [torch.randn(NUM_EVENTS, DIM, generator=generator, dtype=torch.float64) for _ in SIDES]
     found, wanted = rows(), rows()
-    torch.autograd.backward(side_sums(shared(found), SIDES), given)
+    torch.autograd.backward(sums_of(shared(found)), given)
     torch.autograd.backward(one_by_one(wanted), given)
     torch.testing.assert_close(found.grad, wanted.grad)
-    assert torch.autograd.gradcheck(lambda of: side_sums(shared(of), SIDES), rows())
+    assert torch.autograd.gradcheck(lambda of: sums_of(shared(of)), rows())
 
 
 def test_a_feature_that_is_on_no_side_gets_no_gradient() -> None:
     found = rows()
-    (of_items,) = side_sums(shared(found), (SIDES[1],))
+    (of_items,) = sums_of(shared(found), SIDES[1:])
     of_items.sum().backward()
     assert found.grad is not None
     assert not found.grad[[0, 1, 2, 7, 8, 9]].any()
@@ -83,9 +91,9 @@ def test_nothing_of_a_step_stays_when_it_is_done() -> None:
     gc.disable()
     try:
         found = shared(rows())
-        of_users, found.of_items = side_sums(found, SIDES)
+        sums = sums_of(found)
         gone = weakref.ref(found)
-        del found, of_users
+        del found, sums
         # Not found by Python's search for circles, which comes much later, but at once.
         assert gone() is None
     finally:

@@ -1,0 +1,201 @@
+"""Embedding rows of a batch, as a model sees them: by the name of the feature, pooled or jagged.
+
+Shapes: B events, V values of a feature, R distinct rows of D numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch.nn.functional import embedding_bag
+
+from recsuite.models.layers import means, scaled
+from recsuite.models.lists import DistinctRows, Links
+from recsuite.models.recency import Members
+
+# Of one value, or of each value, float32 [V].
+Weight = float | torch.Tensor
+
+
+class LookedUp(Protocol):
+    """Rows of one feature for B events, event after event; TorchRec's JaggedTensor is one."""
+
+    def values(self) -> torch.Tensor:
+        """Return the rows, float32 [V, D]."""
+
+    def lengths(self) -> torch.Tensor:
+        """Return how many of them are each event's, [B]."""
+
+
+class Inputs(NamedTuple):
+    """What a model gets of a batch beside its rows, when it is served: as a training batch, without labels.
+
+    members: of the histories; numbers: dense features, float32 [B, numbers], NaN where there is none; links:
+    of shared lists, None where each event has lists of its own.
+    """
+
+    members: Members
+    numbers: torch.Tensor
+    links: Links | None = None
+
+    @property
+    def history_labels(self) -> torch.Tensor:
+        """Labels of the items of all histories, float32 [V]."""
+        return self.members.labels
+
+
+class FeatureRows:
+    """Embedding rows of B events by the name of the feature.
+
+        rows["user"]                            float32 [B, D]: the row of each event, or the mean of a list
+        rows.sum(["user", "age"])               their sum, float32 [B, D], in one pass over the rows
+        rows.sum(names, {"history": weights})   a feature times a number, or a list times weights [V]
+        values, lengths = rows.jagged("genres") float32 [V, D] and int64 [B]
+
+    found: what was looked up; scale: what rows are of what the tables hold, float32 []; lists: the features
+    with lists, all others have one row for each event.
+    """
+
+    def __init__(self, found: Mapping[str, LookedUp], scale: torch.Tensor, lists: Collection[str]) -> None:
+        self.found, self.scale, self.lists = found, scale, lists
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.found
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.sum([name])
+
+    def jagged(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the row of each value of a feature, float32 [V, D], and the lengths of lists, int64 [B]."""
+        found = self.found[name]
+        return scaled(found.values(), self.scale), found.lengths().to(torch.int64)
+
+    def sum(self, names: Sequence[str], weights: Mapping[str, Weight] | None = None) -> torch.Tensor:
+        """Return the sum of features, float32 [B, D]; a list counts with the mean of its rows.
+
+        weights: what the rows of a feature are multiplied by, 1 where there is none; they get no gradient.
+        """
+        weights = weights or {}
+        is_plain = all(isinstance(weights.get(name), torch.Tensor | None) for name in names)
+        if isinstance(self.found, SharedRows) and is_plain:
+            found: torch.Tensor = _SharedSum.apply(self.found.rows, self.found, names, dict(weights))
+            return scaled(found, self.scale)
+        first, *others = (self._pooled(name, weights.get(name)) for name in names)
+        # The sum instead of the rows: it is the same, and there are fewer of them.
+        return scaled(sum(others, start=first), self.scale)
+
+    def _pooled(self, name: str, weight: Weight | None) -> torch.Tensor:
+        """Return what one feature adds, before the scale, float32 [B, D]."""
+        found = self.found[name]
+        rows = found.values()
+        if isinstance(weight, torch.Tensor):
+            return means(rows, weight, found.lengths())
+        # Of other features each event has one row, so the rows are the vectors already.
+        if name in self.lists:
+            rows = means(rows, torch.ones_like(rows[:, 0]), found.lengths())
+        return rows if weight is None else weight * rows
+
+
+def with_row_scale(model: nn.Module) -> nn.Module:
+    """Return the model with a buffer "row_scale", what rows are of what the tables hold.
+
+    A decay has to shrink every row in every step, also the millions that the step does not look up;
+    multiplying this one number does it for all of them at once.
+    """
+    if not hasattr(model, "row_scale"):
+        # A buffer: checkpoints hold it and it moves with the model, but no gradient changes it.
+        model.register_buffer("row_scale", torch.tensor(1.0))
+    return model
+
+
+class SharedRows(dict[str, DistinctRows]):
+    """What was looked up of all features for B events: name to rows and places, in the order of the batch.
+
+    Nothing is copied for each value: a row that many events have is read where it lies, and its gradient is
+    summed where it is sent from.
+
+    rows: float32 [R, D]; in_order: asked in a backward alone, returns the values of all features, one feature
+    after the other, those of the first row first, int32 [their number], and where in it those of each row
+    begin, int32 [R].
+    """
+
+    def __init__(
+        self,
+        found: Mapping[str, DistinctRows],
+        rows: torch.Tensor,
+        in_order: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        super().__init__(found)
+        self.rows, self.in_order = rows, in_order
+
+
+class _SharedSum(torch.autograd.Function):
+    """The sum of some features over the distinct rows; weights get no gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        found: SharedRows,
+        names: Sequence[str],
+        weights: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        ctx.found, ctx.names, ctx.weights = found, names, weights
+        single = [found[name].places for name in names if found[name].is_single and name not in weights]
+        lists = [name for name in names if not found[name].is_single or name in weights]
+        if single:
+            total = embedding_bag(torch.stack(single, dim=1), rows, mode="sum")
+        else:
+            total = rows.new_zeros(len(found[names[0]].counts), rows.size(1))
+        for name in lists:
+            each = found[name]
+            sums = embedding_bag(
+                each.places, rows, each.offsets(), mode="sum", per_sample_weights=weights.get(name)
+            )
+            total.addcmul_(sums, each.shares().unsqueeze(1))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        found, weights, number = ctx.found, ctx.weights, len(gradient)
+        # Blocks of B gradients, from which each value takes that of its event: the gradient, and for each
+        # list the gradient divided by its length.
+        blocks, events, of_values, chosen, before = [gradient], [], [], [], 0
+        for name, each in found.items():
+            size = len(each.places)
+            if name not in ctx.names:
+                chosen.append(torch.full((size,), -1, dtype=torch.int32, device=gradient.device))
+                continue
+            chosen.append(torch.arange(before, before + size, dtype=torch.int32, device=gradient.device))
+            before += size
+            block = 0 if each.is_single else len(blocks)
+            if block:
+                blocks.append(gradient * each.shares().unsqueeze(1))
+            events.append(each.events().add_(block * number))
+            weight = weights.get(name)
+            of_values.append(gradient.new_ones(size) if weight is None else weight)
+        order, starts = found.in_order()
+        if len(ctx.names) < len(found):
+            order, starts = _only(order, starts, torch.cat(chosen))
+        of_rows = embedding_bag(
+            torch.cat(events).index_select(0, order),
+            torch.cat(blocks),
+            starts,
+            mode="sum",
+            per_sample_weights=torch.cat(of_values).index_select(0, order),
+        )
+        return of_rows, None, None, None
+
+
+def _only(
+    order: torch.Tensor, starts: torch.Tensor, chosen: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `order` and `starts` for some of the values; chosen: their new numbers, -1 for the others."""
+    order = chosen.index_select(0, order)
+    is_chosen = order >= 0
+    before = is_chosen.to(starts.dtype).cumsum(0, dtype=starts.dtype) - is_chosen.to(starts.dtype)
+    # A row of which the last value begins behind the end does not exist: each row has one value at least.
+    return order[is_chosen], before.index_select(0, starts)
