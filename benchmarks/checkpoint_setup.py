@@ -101,19 +101,17 @@ def training_steps(
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.training.input_pipeline import InputPipeline
-    from recsuite.training.steps import make_pipeline
 
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         inputs = InputPipeline(loader)
         batches = (batch for epoch in itertools.count() for batch in inputs.batches("train", epoch))
         state.model.train()
-        pipeline = make_pipeline(state, config.training, context)
 
         def step() -> float:
-            batch = iter([next(batches)])
+            batch = next(batches)
             start = time.perf_counter()
-            pipeline.progress(batch)
+            state.learn(batch.to(context.device, non_blocking=True))
             return time.perf_counter() - start
 
         yield step

@@ -32,7 +32,6 @@ class Here:
     def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
         from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
         from recsuite.training.state import build_train_state
-        from recsuite.training.steps import make_pipeline
 
         self.columns = columns
         self.context = context
@@ -42,7 +41,6 @@ class Here:
         self.state = state
         self.shares = dynamic_rows(state.model)
         self.number = 0
-        self.pipeline = make_pipeline(state, config.training, context)
         self.feeds: dict[int, Iterator[Any]] = {}
 
     def _batches(self, batch_size: int) -> Iterator[Any]:
@@ -68,7 +66,7 @@ class Here:
             # These lines are what `train_epoch` does around a step, with a rate and a row scale that stay.
             set_rates(self.state.optimizer, 1.0, 1.0)
             begin_step(self.shares, self.number, 0, 1.0)
-            loss = self.pipeline.progress(self.feeds[batch_size]).loss
+            loss = self.state.learn(next(self.feeds[batch_size]).to(self.context.device))
             self.state.row_scale.fill_(1.0)
             self.number += 1
             grow(self.state.model, self.number)

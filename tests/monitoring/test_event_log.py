@@ -15,7 +15,7 @@ from recsuite.config.config import Config
 from recsuite.monitoring.event_log import EventLog
 from recsuite.monitoring.runs import numbers
 from recsuite.training.callbacks import Step
-from recsuite.training.optimizer import table_rate
+from recsuite.training.optimizer import RowWiseAdagrad
 from tests.support.event_files import scalars
 from tests.support.launch import EXAMPLE, python, read_json
 
@@ -43,7 +43,7 @@ def test_tensorboard_shows_every_step_with_its_loss_and_rates(watched: tuple[str
     assert mean == pytest.approx(report["epochs"][0]["train_loss"])
     config = Config.of(batch_size=1024)
     for name, first_rate in (
-        ("tables", table_rate(config.optimizer, 2 * config.loader.batch_size)),
+        ("tables", RowWiseAdagrad(config.optimizer.lr).rate(2 * config.loader.batch_size)),
         ("dense", config.optimizer.dense_lr),
     ):
         rates = [rate for _, rate in shown[f"learning_rate/{name}"]]

@@ -22,8 +22,8 @@ from recsuite.models.heads import Interaction
 from recsuite.runtime.process import cleanup_runtime, init_runtime
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.input_pipeline import InputPipeline
-from recsuite.training.optimizer import table_rate
-from recsuite.training.state import TrainState, build_train_state
+from recsuite.training.optimizer import RowWiseAdagrad
+from recsuite.training.state import ShardedModel, build_train_state
 from recsuite.training.steps import train_epoch
 from recsuite.training.weights import fold_scale, local_parts
 from tests.support.feature_rows import feature_rows
@@ -76,12 +76,13 @@ class Reference:
                 assert table.grad is not None
                 self.sums[name] += table.grad.square().mean(dim=1)
                 step = table.grad / (self.sums[name].sqrt() + 1e-8).unsqueeze(1)
-                table -= table_rate(self.config.optimizer, self.config.loader.batch_size) * left * step
+                rate = RowWiseAdagrad(self.config.optimizer.lr).rate(self.config.loader.batch_size)
+                table -= rate * left * step
                 table *= math.exp(-self.config.optimizer.weight_decay * left * share)
                 table.grad = None
 
 
-def rows_of(train_state: TrainState) -> dict[str, torch.Tensor]:
+def rows_of(train_state: ShardedModel) -> dict[str, torch.Tensor]:
     """Table to its rows, as the model means them."""
     return {
         name.split(".")[1]: value.local_shards()[0].tensor.detach() * train_state.row_scale

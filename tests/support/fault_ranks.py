@@ -36,7 +36,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
-from recsuite.training.state import TrainState, build_train_state
+from recsuite.training.state import ShardedModel, build_train_state
 from tests.support.killed_ranks import DYNAMIC, MODES, leftovers
 from tests.support.planted_model import differing, mark_step, tables_of, write_step
 from tests.support.planted_rows import Shares, differing_rows, ids_at, learned_at, write_rows
@@ -109,8 +109,8 @@ class Place:
 
     columns: Columns
     context: RuntimeContext
-    dumped: TrainState
-    loaded: TrainState
+    dumped: ShardedModel
+    loaded: ShardedModel
 
     @classmethod
     def of(cls, data: str, ids: str, config: Config, context: RuntimeContext) -> Place:
@@ -120,7 +120,7 @@ class Place:
         return cls(columns, context, dumped, loaded)
 
 
-def write_all(train_state: TrainState, step: int) -> None:
+def write_all(train_state: ShardedModel, step: int) -> None:
     """Make a model what it is after a step."""
     write_step(tensors_of(train_state), step)
     write_rows(dynamic_rows(train_state.model), step)

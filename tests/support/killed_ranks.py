@@ -46,7 +46,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.host import die_with_parent
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
-from recsuite.training.state import TrainState, build_train_state
+from recsuite.training.state import ShardedModel, build_train_state
 from tests.support import killed_dynamic
 from tests.support.killed_writer import ACTIONS, kill_everywhere
 from tests.support.planted_model import differing, mark_step, write_step
@@ -101,7 +101,7 @@ class Rank:
             timeout=timedelta(seconds=DEADLINE),
         )
         self.context = RuntimeContext(rank, rank, WORLD_SIZE, WORLD_SIZE, torch.device("cpu"), 1)
-        self.train_state: TrainState = build_train_state(columns, config, self.context)
+        self.train_state: ShardedModel = build_train_state(columns, config, self.context)
         self.tensors = tensors_of(self.train_state)
         self.shares = dynamic_rows(self.train_state.model)
 

@@ -5,7 +5,6 @@ python ranks.py RESULTS DATA GLOBAL_BATCH_SIZE
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from pathlib import Path
@@ -214,18 +213,15 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
 
 def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContext) -> int:
     """How many modules TorchRec's pipeline takes over."""
-    from recsuite.training.steps import PlainSteps, make_pipeline
+    from recsuite.training.steps import Overlap
 
-    config = config.replaced(pipeline="sparse_dist")
     train_state, input_pipeline = build(columns, config, context)
-    pipeline = make_pipeline(train_state, config.training, context)
-    assert not isinstance(pipeline, PlainSteps)
+    overlap = Overlap(train_state.model, train_state.optimizer, context.device)
+    train_state.after_forward = overlap.after_forward
     # To the end, for it exchanges the ids of batches ahead.
-    batches = input_pipeline.batches("test", epoch=0)
-    with contextlib.suppress(StopIteration):
-        while True:
-            pipeline.progress(batches)
-    return len(pipeline._pipelined_modules)
+    for batch in overlap.taken(input_pipeline.batches("test", epoch=0)):
+        train_state.learn(batch)
+    return len(overlap._pipelined_modules)
 
 
 if __name__ == "__main__":

@@ -74,9 +74,9 @@ def stay_in_preparation() -> None:
 
 def stay_in_training() -> None:
     """In the steps of a training."""
-    from recsuite.training.loops import epochs
+    from recsuite.training.state import ShardedModel
 
-    epochs.train_epoch = marked(epochs.train_epoch)
+    ShardedModel.step = marked(ShardedModel.step)  # type: ignore[method-assign]
 
 
 def stay_in_dumps() -> None:

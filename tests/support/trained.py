@@ -18,7 +18,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.state import TrainState, build_train_state
+from recsuite.training.state import ShardedModel, build_train_state
 from tests.support.planted_model import differing, mark_step, write_step
 from tests.support.steps import tell
 
@@ -27,7 +27,7 @@ from tests.support.steps import tell
 class Trained:
     """A train state, and a folder with full checkpoints after steps 1 and 2 and deltas to steps 3 and 4."""
 
-    train_state: TrainState
+    train_state: ShardedModel
     columns: Columns
     config: Config
     context: RuntimeContext

@@ -96,24 +96,21 @@ def advance(
     import torch.distributed as dist
 
     from recsuite.checkpoint.storage.manifest import Progress
-    from recsuite.training.steps import make_pipeline
 
     input_pipeline = input_pipeline_of(columns, config, context)
     train_state.model.train()
     losses: list[float] = []
     while len(losses) < num_steps:
-        pipeline = make_pipeline(train_state, config.training, context)
         batches = input_pipeline.batches("train", progress.epoch, progress.samples)
         sizes = input_pipeline.loader.dataset.step_sizes("train", progress.samples)
         for size in sizes[: num_steps - len(losses)]:
-            loss = pipeline.progress(batches).loss.clone()
+            loss = train_state.learn(next(batches).to(context.device)).clone()
             dist.all_reduce(loss)
             losses.append(float(loss) / context.world_size)
             progress = Progress(progress.step + 1, progress.epoch, progress.samples + size)
             if progress.samples == columns.num_train:
                 progress = Progress(progress.step, progress.epoch + 1)
             after_step(progress, losses[-1])
-        pipeline.detach()
     return losses, progress
 
 

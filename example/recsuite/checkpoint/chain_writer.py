@@ -36,7 +36,7 @@ from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import installed_versions
 from recsuite.sharding.plan import describe_plan
-from recsuite.training.state import TrainState
+from recsuite.training.state import ShardedModel
 
 # Bytes a second of the slowest disk that ranks wait for.
 SLOWEST_DISK = 5 * 10**6
@@ -52,7 +52,7 @@ class ChainWriter:
 
     def __init__(
         self,
-        train_state: TrainState,
+        train_state: ShardedModel,
         run: str,
         chain: CheckpointChain | None,
         columns: Columns,

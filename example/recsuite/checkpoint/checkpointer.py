@@ -21,7 +21,7 @@ from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0
 from recsuite.runtime.ending.termination import Termination, status_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Epoch, Step
-from recsuite.training.state import TrainState
+from recsuite.training.state import ShardedModel
 from recsuite.training.weights import check_finite, check_sound, unsound
 
 
@@ -68,7 +68,7 @@ class Checkpointer:
         # Only these rows get into a delta, and to look at all rows of large tables costs far more.
         return self.writer.touched.get_unique_ids() if self.writer.next_is_delta else None
 
-    def begin(self, train_state: TrainState) -> None:
+    def begin(self, train_state: ShardedModel) -> None:
         """Restore what is resumed, and write what deltas will build on."""
         if self.resumed is not None:
             restore(self.resumed, train_state, self.columns, self.context)
@@ -140,7 +140,7 @@ class Checkpointer:
             self.context.say(f"told to end, stopped at step {progress.step:,}; --resume continues from there")
             raise SystemExit(status_of(stop))
 
-    def restore_best(self, train_state: TrainState) -> Progress | None:
+    def restore_best(self, train_state: ShardedModel) -> Progress | None:
         """Restore the best checkpoint; where its training was then. None if there is no such
         checkpoint: it could not be written, or is not there any more.
         """

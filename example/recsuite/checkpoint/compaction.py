@@ -26,10 +26,10 @@ from recsuite.datasets.columns import Columns
 from recsuite.errors import counted
 from recsuite.runtime.collectives import broadcast_from_rank0
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.state import TrainState
+from recsuite.training.state import ShardedModel
 
 
-def compact(train_state: TrainState, columns: Columns, config: Config, context: RuntimeContext) -> None:
+def compact(train_state: ShardedModel, columns: Columns, config: Config, context: RuntimeContext) -> None:
     """Replace the newest deltas by a full checkpoint, and remove what it replaces. Collective: every rank.
 
     Raises:

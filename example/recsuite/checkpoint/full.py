@@ -52,7 +52,7 @@ from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, digest_of, digest_of_bytes, flushed
 from recsuite.runtime.collectives import all_gather_object
 from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
-from recsuite.training.state import TrainState
+from recsuite.training.state import ShardedModel
 
 # Held against the manifest at every load: the state of another optimizer may have the same names and shapes.
 OPTIMIZER = "row-wise Adagrad for the tables, AdamW for the dense part, decoupled decay of all rows"
@@ -61,7 +61,7 @@ OPTIMIZER = "row-wise Adagrad for the tables, AdamW for the dense part, decouple
 Tensors = dict[str, "torch.Tensor | ShardedTensor"]
 
 
-def tensors_of(train_state: TrainState) -> Tensors:
+def tensors_of(train_state: ShardedModel) -> Tensors:
     """All that a checkpoint holds but dynamic tables: the tensors themselves, not copies. Not collective."""
     dynamic = dynamic_rows(train_state.model)
     return {name: value for name, value in _named(train_state).items() if _table_of(name) not in dynamic}
@@ -73,13 +73,13 @@ def _table_of(name: str) -> str:
     return rest[0] if whole == "tables" else ""
 
 
-def dynamic_of(train_state: TrainState) -> DynamicTables:
+def dynamic_of(train_state: ShardedModel) -> DynamicTables:
     """The dynamic tables that a checkpoint holds, themselves. Not collective."""
     shares = dynamic_rows(train_state.model)
     return DynamicTables({name: DynamicTable(rows) for name, rows in shares.items()})
 
 
-def _named(train_state: TrainState) -> Tensors:
+def _named(train_state: ShardedModel) -> Tensors:
     found = {_name(key): value for key, value in train_state.model.state_dict().items()}
     for key, slots in train_state.optimizer.state_dict()["state"].items():
         for slot, value in slots.items():

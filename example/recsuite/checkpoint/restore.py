@@ -32,7 +32,7 @@ from recsuite.errors import UserError, counted
 from recsuite.models.tasks.task import task_named
 from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.state import TrainState
+from recsuite.training.state import ShardedModel
 
 
 class _DamagedError(UserError):
@@ -44,7 +44,7 @@ class _DamagedError(UserError):
 
 
 def restore(
-    chain: CheckpointChain, train_state: TrainState, columns: Columns, context: RuntimeContext
+    chain: CheckpointChain, train_state: ShardedModel, columns: Columns, context: RuntimeContext
 ) -> Manifest:
     """Put a train state where a checkpoint is, after all of that was checked, and say which. Collective:
     every rank.
@@ -78,7 +78,7 @@ def _check_shared(chain: CheckpointChain, context: RuntimeContext) -> list[Manif
 
 def _load(
     chain: CheckpointChain,
-    train_state: TrainState,
+    train_state: ShardedModel,
     columns: Columns,
     context: RuntimeContext,
     describe: Callable[[Progress], str],
@@ -105,7 +105,7 @@ def _load(
 def restore_chosen(
     config: CheckpointConfig,
     model: ModelConfig,
-    train_state: TrainState,
+    train_state: ShardedModel,
     columns: Columns,
     context: RuntimeContext,
 ) -> Manifest:

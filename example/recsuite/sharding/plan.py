@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from torch import nn
 from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -48,7 +49,7 @@ from recsuite.sharding.dynamic.sharded.capacity import specs_of
 from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
 from recsuite.sharding.dynamic.spec import DynamicSpec
 from recsuite.sharding.managed.tables import ManagedTablesSharder
-from recsuite.sharding.recommender import TrainableModel, make_model
+from recsuite.sharding.recommender import ModelMaker, TrainableModel, make_model
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the table.
 INIT_BLOCK_ROWS = 4096
@@ -62,11 +63,16 @@ RESERVED_FOR_DENSE = 0.15
 
 
 def build_model(
-    columns: Columns, config: Config, context: RuntimeContext, table_optimizer: Mapping[str, Any]
+    columns: Columns,
+    config: Config,
+    context: RuntimeContext,
+    table_optimizer: Mapping[str, Any],
+    maker: ModelMaker | None = None,
+    loss: nn.Module | None = None,
 ) -> DistributedModelParallel:
     """The model of a data set, sharded over all ranks, with the optimizer of its tables in the backward.
 
-    table_optimizer: FBGEMM's parameters of it. Collective: every rank.
+    table_optimizer: FBGEMM's parameters of it; maker, loss: see `make_model`. Collective: every rank.
 
     Raises:
         UserError: see `make_plan`.
@@ -76,7 +82,7 @@ def build_model(
     torch.manual_seed(config.runtime.seed)
     specs = dynamic_specs(columns, config, context)
     num_rows = rows_of_tables(columns, specs, context.world_size)
-    model = make_model(columns, config.model, config.data.history, num_rows)
+    model = make_model(columns, config.model, config.data.history, num_rows, maker, loss)
     sharder = make_sharder(table_optimizer, config, specs, context)
     plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context)
     # Tables are allocated here, each shard on the rank that owns it; before, they exist as shapes alone.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from recsuite.datasets.columns import Columns
     from recsuite.datasets.metrics import Metrics
-    from recsuite.training.state import TrainState
+    from recsuite.training.state import ShardedModel
 
 # The parts of a training that `Callback.phase` names: building the model; waiting for a batch; the rest of an
 # epoch's steps; validation and test; what the checkpointer does. A report has the seconds of each, by these
@@ -154,7 +154,7 @@ class CheckpointerProtocol(Protocol):
         where that is not known.
         """
 
-    def begin(self, train_state: TrainState) -> None:
+    def begin(self, train_state: ShardedModel) -> None:
         """Put the train state where it was at `start`."""
 
     def on_step(self, step: Step) -> None:
@@ -179,7 +179,7 @@ class CheckpointerProtocol(Protocol):
         """The data have grown, and are these from now on; no file of those before is there for long."""
         return
 
-    def restore_best(self, train_state: TrainState) -> Progress | None:
+    def restore_best(self, train_state: ShardedModel) -> Progress | None:
         """Put the train state where it was best; where the training was then, None if that was not kept."""
 
 

@@ -11,6 +11,7 @@ see `RowScale`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -34,46 +35,70 @@ EVENTS_OF_DECAY = 1_000_000
 PARAMETER_GROUPS = ("tables", "dense")
 
 
-def table_rate(config: OptimizerConfig, global_batch: int) -> float:
-    """The learning rate of the tables for the events in a step of all ranks, at the beginning of a run.
+# Makes the optimizer of the dense part from its parameters.
+DenseOptimizer = Callable[[Any], torch.optim.Optimizer]
 
-    Adagrad's steps have the size of the rate whatever the gradient, so a row moves with the root of the
-    number of steps; with the root of the batch in the rate, it learns as much on any number of ranks.
+
+@dataclass(frozen=True)
+class RowWiseAdagrad:
+    """Adagrad with one number of state for each row, in the backward of the tables.
+
+    lr: the learning rate for a global batch of 4,096 events. Adagrad's steps have the size of the rate
+    whatever the gradient, so a row moves with the root of the number of steps; with the root of the batch in
+    the rate, it learns as much on any number of ranks.
     """
-    return config.lr * math.sqrt(global_batch / REFERENCE_BATCH)
+
+    lr: float
+    eps: float = TABLE_EPS
+
+    def rate(self, global_batch: int) -> float:
+        """Return the learning rate for the events in a step of all ranks, at the beginning of a run."""
+        return self.lr * math.sqrt(global_batch / REFERENCE_BATCH)
+
+    def parameters(self, global_batch: int) -> dict[str, Any]:
+        """Return what FBGEMM takes, whose kernels the optimizer is a part of."""
+        return {
+            "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+            "learning_rate": self.rate(global_batch),
+            "eps": self.eps,
+        }
 
 
-def table_optimizer(config: OptimizerConfig, global_batch: int) -> dict[str, Any]:
-    """The optimizer of the tables, in the words of FBGEMM, whose kernels it is a part of."""
-    return {
-        "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        "learning_rate": table_rate(config, global_batch),
-        "eps": TABLE_EPS,
-    }
+def make_optimizer(
+    model: DistributedModelParallel, config: OptimizerConfig, dense: DenseOptimizer | None = None
+) -> CombinedOptimizer:
+    """Return the tables' optimizer, which the model has already, and that of the dense part, as one.
 
-
-def make_optimizer(model: DistributedModelParallel, config: OptimizerConfig) -> CombinedOptimizer:
-    """The tables' optimizer, which the model has already, and AdamW for the dense part, as one."""
-    dense = KeyedOptimizerWrapper(
-        dict(in_backward_optimizer_filter(model.named_parameters())),
-        # The rate is set below: first a step at the rate zero makes the state. Fused: one call for all
-        # tensors, instead of some ten for each.
+    dense: makes the latter from its parameters; AdamW by the flags where it is None.
+    """
+    dense = dense or (
+        # Fused: one call for all tensors, instead of some ten for each.
         lambda parameters: torch.optim.AdamW(
-            parameters, lr=0.0, weight_decay=config.dense_weight_decay, fused=True
-        ),
+            parameters, lr=config.dense_lr, weight_decay=config.dense_weight_decay, fused=True
+        )
     )
-    # Adam makes its state in its first step; made now, a checkpoint holds the same tensors at any time. A
-    # step at the rate zero changes no weight, and is not counted.
-    dense.init_state()
-    for state in dense.state.values():
-        state["step"].zero_()
-    for group in dense.param_groups:
-        group["lr"] = config.dense_lr
+    wrapped = KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())), dense)
+    _make_state(wrapped)
     # In the order of `PARAMETER_GROUPS`.
-    optimizer = CombinedOptimizer([model.fused_optimizer, dense])
+    optimizer = CombinedOptimizer([model.fused_optimizer, wrapped])
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
+
+
+def _make_state(optimizer: KeyedOptimizerWrapper) -> None:
+    """Make the state that most optimizers make in their first step: a checkpoint has the same tensors at any
+    time. The step is one at the rate zero and without decay, which changes no weight, and is not counted.
+    """
+    before = [(group["lr"], group.get("weight_decay", 0.0)) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group.update(lr=0.0, weight_decay=0.0)
+    optimizer.init_state()
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"].zero_()
+    for group, (rate, decay) in zip(optimizer.param_groups, before, strict=True):
+        group.update(lr=rate, weight_decay=decay)
 
 
 class Schedule(Protocol):

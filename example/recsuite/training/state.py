@@ -1,13 +1,16 @@
-"""What is learned, the sharded model with its optimizer, and whether there is something left to learn."""
+"""A sharded model with its loss and its optimizer, and whether there is something left to learn."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
+from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
@@ -15,25 +18,100 @@ from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.models.prior import Prior
 from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.ranges import named
 from recsuite.sharding.plan import build_model
-from recsuite.training.optimizer import make_optimizer, table_optimizer
+from recsuite.sharding.recommender import ModelInput, ModelMaker
+from recsuite.training.optimizer import DenseOptimizer, RowWiseAdagrad, make_optimizer
 
 
-@dataclass(frozen=True)
-class TrainState:
-    """All that learns: the model, the optimizer of its tables and of its dense part as one, and the decay of
-    the tables in a pass, see `RowScale`.
+class ShardedModel:
+    """A model whose tables are shared out over all ranks, with its loss and its optimizers.
+
+        loss = model(batch)      # forward; the rows come from the ranks that have them
+        loss.backward()          # the rows learn in here
+        model.step()             # the dense part learns
+
+    For a loss of your own: `output = model.output(batch)`, and `model.step(loss)` in the end. All of these
+    are collective: every rank calls them equally often.
+
+    model: what TorchRec made of it; optimizer: of the tables and of the dense part, as one; weight_decay: the
+    decay of the tables in a pass, see `RowScale`.
     """
 
-    model: DistributedModelParallel
-    optimizer: CombinedOptimizer
-    weight_decay: float
+    def __init__(
+        self, model: DistributedModelParallel, optimizer: CombinedOptimizer, weight_decay: float
+    ) -> None:
+        self.model, self.optimizer, self.weight_decay = model, optimizer, weight_decay
+        # The loss of the batch under way, without its graph.
+        self.loss: torch.Tensor | None = None
+        # What a pipeline does between a forward and its backward.
+        self.after_forward: Callable[[], None] | None = None
+        # The name of a profile for what is between a forward and its step.
+        self._between = contextlib.ExitStack()
+
+    def __call__(self, batch: ModelInput) -> torch.Tensor:
+        """Return the loss of this rank's events, float32 []. Collective: every rank."""
+        with named("dense"):
+            loss, output = self.model(batch)
+        self.loss = output.loss
+        self._end_forward()
+        return loss
+
+    def output(self, batch: ModelInput) -> Any:
+        """Return what the model computes of this rank's events, with its gradient. Collective: every rank."""
+        output = self.model.module.recommender(batch)
+        self._end_forward()
+        return output
+
+    def _end_forward(self) -> None:
+        if self.after_forward is not None:
+            self.after_forward()
+        # What follows until the step is mostly the backward.
+        self._between.close()
+        self._between.enter_context(named("backward"))
+
+    def step(self, loss: torch.Tensor | None = None) -> None:
+        """Have the dense part learn from the gradients since the last step, and forget them. Collective.
+
+        loss: of the batch, where the model did not compute it; it is reported.
+        """
+        self._between.close()
+        if loss is not None:
+            self.loss = loss.detach()
+        with named("optimizer"):
+            self.optimizer.step()
+            self.dense_optimizer.zero_grad()
+
+    def learn(self, batch: ModelInput) -> torch.Tensor:
+        """Make a whole step on a batch of the device; returns the loss, detached. Collective: every rank."""
+        # TorchRec gives the tables' rate to their kernel in here.
+        self.table_optimizer.zero_grad()
+        loss = self(batch)
+        loss.backward()
+        self.step()
+        return loss.detach()
+
+    @property
+    def dense_optimizer(self) -> Any:
+        """The optimizer of the dense part."""
+        return self.optimizer.optimizers[1][1]
+
+    @property
+    def table_optimizer(self) -> Any:
+        """The optimizer of the tables, which is a part of their backward."""
+        return self.optimizer.optimizers[0][1]
+
+    def dense_parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of the dense part, such as for the clipping of gradients."""
+        for _, value in in_backward_optimizer_filter(self.model.named_parameters()):
+            yield value
 
     @property
     def row_scale(self) -> torch.Tensor:
         """What the rows are of what the tables hold, float32 []: the model's buffer itself."""
         # DistributedModelParallel wraps our model.
-        return self.model.module.row_scale
+        scale: torch.Tensor = self.model.module.row_scale
+        return scale
 
     @property
     def head(self) -> Any:
@@ -51,16 +129,28 @@ class TrainState:
             self.prior.noise = noise
 
 
-def build_train_state(columns: Columns, config: Config, context: RuntimeContext) -> TrainState:
-    """The model of a data set and its optimizer, untrained. Collective: every rank.
+def build_train_state(
+    columns: Columns,
+    config: Config,
+    context: RuntimeContext,
+    maker: ModelMaker | None = None,
+    loss: nn.Module | None = None,
+    tables: RowWiseAdagrad | None = None,
+    dense: DenseOptimizer | None = None,
+) -> ShardedModel:
+    """Return the model of a data set and its optimizers, untrained. Collective: every rank.
+
+    maker, loss: those of the task where they are None; tables, dense: the optimizers, those of the flags
+    where they are None.
 
     Raises:
         UserError: when the tables do not fit the memory of the ranks.
     """
     global_batch = config.loader.batch_size * context.world_size
+    tables = tables or RowWiseAdagrad(config.optimizer.lr)
     # One step learns from the batches of all ranks, so the rate is for that many events.
-    model = build_model(columns, config, context, table_optimizer(config.optimizer, global_batch))
-    return TrainState(model, make_optimizer(model, config.optimizer), config.optimizer.weight_decay)
+    model = build_model(columns, config, context, tables.parameters(global_batch), maker, loss)
+    return ShardedModel(model, make_optimizer(model, config.optimizer, dense), config.optimizer.weight_decay)
 
 
 def has_epochs_left(progress: Progress, config: TrainingConfig) -> bool:

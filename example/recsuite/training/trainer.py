@@ -9,7 +9,22 @@ from recsuite.datasets.opening import Data
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Callback, CheckpointerProtocol, Run
 from recsuite.training.loops.epochs import EpochLoop
+from recsuite.training.loops.loop import Training
 from recsuite.training.loops.stream import StreamLoop
+
+
+def begin_training(
+    data: Data,
+    config: Config,
+    context: RuntimeContext,
+    checkpointer: CheckpointerProtocol | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Training:
+    """Return a training in epochs, validated after each and tested at the end, or along a stream, of which
+    each window is predicted before it is learned. The workers begin. Collective: every rank.
+    """
+    kind = StreamLoop if config.stream.stream else EpochLoop
+    return kind(data, config, context, checkpointer, callbacks)
 
 
 def train(
@@ -19,12 +34,5 @@ def train(
     checkpointer: CheckpointerProtocol | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Train a model: in epochs, validated after each and tested at the end, or along a stream, of which each
-    window is predicted before it is learned from. Collective: every rank.
-
-    Raises:
-        UserError: when the tables do not fit, the training diverges, or data that grow cannot be read.
-        WorkerError: when a data worker fails.
-    """
-    loop = StreamLoop if config.stream.stream else EpochLoop
-    return loop(data, config, context, checkpointer, callbacks).run()
+    """Train the model of the task, see `Training.run`. Collective: every rank."""
+    return begin_training(data, config, context, checkpointer, callbacks).run()

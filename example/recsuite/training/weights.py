@@ -24,7 +24,7 @@ from recsuite.sharding.dynamic.contents import LiveRows
 from recsuite.sharding.dynamic.rows import DynamicRows
 from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
-from recsuite.training.state import TrainState, has_epochs_left
+from recsuite.training.state import ShardedModel, has_epochs_left
 
 # Of the numbers of a row or of the dense part. Trained ones stay below 100; a diverged training passes this
 # within steps, and long before anything is infinite.
@@ -87,7 +87,7 @@ def local_parts(
     return shards if rows is None else [shard[rows[name.split(".")[-2]]] for shard in shards]
 
 
-def fold_scale(train_state: TrainState) -> bool:
+def fold_scale(train_state: ShardedModel) -> bool:
     """Move what is small of the row scale into the tables; whether there was something to move.
 
     By a power of two, so that no bit of a row changes. Without it the scale of a stream would end at zero.
@@ -133,7 +133,7 @@ class BestInMemory(CheckpointerProtocol):
     def changed(self) -> None:
         """See `CheckpointerProtocol`: of all rows."""
 
-    def begin(self, train_state: TrainState) -> None:
+    def begin(self, train_state: ShardedModel) -> None:
         """See `CheckpointerProtocol`."""
         self._shares = dynamic_rows(train_state.model)
         state = train_state.model.state_dict()
@@ -183,7 +183,7 @@ class BestInMemory(CheckpointerProtocol):
             )
         return needed <= free * SHARE_OF_FREE
 
-    def restore_best(self, train_state: TrainState) -> Progress | None:
+    def restore_best(self, train_state: ShardedModel) -> Progress | None:
         """See `CheckpointerProtocol`."""
         if self._copies and self._best:
             for copy, part in zip(self._copies, self._held, strict=True):

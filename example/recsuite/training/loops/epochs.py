@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -15,22 +16,22 @@ from recsuite.models.tasks.task import Task
 from recsuite.runtime.collectives import broadcast_from_rank0
 from recsuite.training.callbacks import Callback, Epoch, ProgressBar, Run
 from recsuite.training.evaluation import make_evaluator
-from recsuite.training.loops.loop import Loop, after
+from recsuite.training.loops.loop import Training, TrainingPass
 from recsuite.training.loops.spreads import WARM_UP, describe_spreads, learn_spreads
+from recsuite.training.optimizer import Falling
 from recsuite.training.state import has_epochs_left, stops_early
-from recsuite.training.steps import train_epoch
 
 
-class EpochLoop(Loop):
-    """A training in epochs. See `Loop`."""
+class EpochLoop(Training):
+    """A training in epochs. See `Training`."""
 
     def make_bar(self) -> Callback:
-        """See `Loop`."""
+        """See `Training`."""
         num_train, epochs = self.columns.num_train, self.config.training.epochs
         return ProgressBar(num_train, self.unit, epochs, quiet=self.context.rank != 0)
 
     def prepare(self) -> None:
-        """See `Loop`."""
+        """See `Training`."""
         if self.has_epochs_left:
             self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples)
 
@@ -39,15 +40,49 @@ class EpochLoop(Loop):
         """Whether there is something left to train."""
         return has_epochs_left(self.progress, self.config.training)
 
-    def run(self) -> Run:
-        """Train what is left, and test."""
+    def passes(self) -> Iterator[TrainingPass]:
+        """See `Training`."""
         # It maps its columns now: like the loader, the training continues when the files are removed.
         self.evaluator = make_evaluator(self.input_pipeline, self.columns, self.config.model, self.context)
-        epochs: list[Epoch] = []
+        self.epochs: list[Epoch] = []
         while self.has_epochs_left:
-            epochs.append(self.run_epoch())
-        if epochs and self.train_state.prior is not None:
+            self.train_state.expect_noise(self.task.noise_of(self.progress.best, self.columns.schema.unit))
+            num_train = self.columns.num_train
+            part = TrainingPass(self, Falling(num_train, self.config.training.epochs), num_train)
+            yield part
+            if part.validation is None:
+                part.end(self.validate())
+        if self.epochs and self.train_state.prior is not None:
             self.context.say(describe_spreads(self.train_state.head))
+
+    def validate(self) -> Metrics:
+        """See `Training`."""
+        with self.phase("evaluation"):
+            # Also where the loss was a number: a model may be broken and still give one.
+            self.check_weights()
+            return self.evaluator.validate(self.train_state.model, self.progress.epoch - 1)
+
+    def ended(self, part: TrainingPass) -> None:
+        """See `Training`."""
+        assert part.losses is not None
+        assert part.validation is not None
+        self.progress = self._judged(part.validation)
+        self._learn_spreads()
+        # Steps are of different sizes, so their losses are weighted with their events.
+        train_loss = float(np.average(part.losses, weights=part.step_sizes))
+        rate, wait = sum(part.step_sizes) / part.seconds, part.wait
+        epoch = Epoch(self.progress, part.losses, train_loss, part.validation, part.seconds, rate, wait)
+        # Before all others, for it may end the process; and after the checks, because what it writes replaces
+        # checkpoints that were good.
+        with self.phase(self.checkpointer.phase):
+            self.checkpointer.on_epoch(epoch)
+        self.callbacks.on_epoch(epoch)
+        self.context.say(describe_epoch(epoch, self.task, self.unit, self.config.training))
+        self.say_dynamic_tables()
+        self.epochs.append(epoch)
+
+    def finish(self) -> Run:
+        """See `Training`."""
         has_stopped = stops_early(self.progress, self.config.training)
         if has_stopped:
             self.context.say(describe_early_stop(self.progress, self.task, self.config.training))
@@ -56,51 +91,10 @@ class EpochLoop(Loop):
         # Only now: nothing may be chosen by what the test says.
         with self.phase("evaluation"):
             test = self.evaluator.test(self.train_state.model, best.epoch)
-        run = Run(self.columns, self.plan, epochs, test, best.epoch, self.progress.epoch, has_stopped)
+        number = self.progress.epoch
+        run = Run(self.columns, self.plan, self.epochs, test, best.epoch, number, has_stopped)
         self.callbacks.on_end(run)
         return run
-
-    def run_epoch(self) -> Epoch:
-        """The rest of a pass, its validation, and what is kept of it."""
-        epoch = self._train_and_validate()
-        # Before all others, for it may end the process; and after the checks, because what it writes replaces
-        # checkpoints that were good.
-        with self.phase(self.checkpointer.phase):
-            self.checkpointer.on_epoch(epoch)
-        self.callbacks.on_epoch(epoch)
-        self.context.say(describe_epoch(epoch, self.task, self.unit, self.config.training))
-        self.say_dynamic_tables()
-        return epoch
-
-    def _train_and_validate(self) -> Epoch:
-        dataset, before = self.input_pipeline.loader.dataset, self.progress
-        self.train_state.expect_noise(self.task.noise_of(before.best, self.columns.schema.unit))
-        step_sizes = dataset.step_sizes("train", before.samples)
-        losses, seconds, data_wait = self.timed(
-            lambda: train_epoch(
-                self.train_state,
-                self.input_pipeline,
-                before,
-                self.config.training,
-                self.context,
-                lambda step: self.after_step(step, self.columns.num_train),
-            )
-        )
-        # Steps are of different sizes, so their losses are weighted with their events.
-        train_loss = float(np.average(losses, weights=step_sizes))
-        self.progress = dataclasses.replace(before, **after(before, len(losses)))
-        validation = self._validate()
-        self.progress = self._judged(validation)
-        self._learn_spreads()
-        rate = sum(step_sizes) / seconds
-        return Epoch(self.progress, losses, train_loss, validation, seconds, rate, data_wait)
-
-    def _validate(self) -> Metrics:
-        """The metrics on the validation events, of weights that can be those of a trained model."""
-        with self.phase("evaluation"):
-            # Also where the loss was a number: a model may be broken and still give one.
-            self.check_weights()
-            return self.evaluator.validate(self.train_state.model, self.progress.epoch - 1)
 
     def _learn_spreads(self) -> None:
         """Learn from the validation events how far from zero held rows lie."""

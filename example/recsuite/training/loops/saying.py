@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timezone
-from types import TracebackType
 
 from recsuite.errors import counted, four_places
 from recsuite.models.tasks.task import Task
@@ -16,7 +15,7 @@ AT_LEAST = 2.0
 
 
 class WindowLines:
-    """Says what windows were, several in one line; at its end as a context manager what is left to say."""
+    """Says what windows were, several in one line."""
 
     def __init__(self, task: Task, unit: str, context: RuntimeContext) -> None:
         """unit: the noun for events."""
@@ -35,14 +34,6 @@ class WindowLines:
         if self._windows:
             self.context.say(describe_windows(self._windows, self.task, self.unit))
         self._windows, self._said_at = [], time.monotonic()
-
-    def __enter__(self) -> WindowLines:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.say()
 
 
 def describe_windows(windows: list[TrainedWindow], task: Task, unit: str) -> str:

@@ -14,6 +14,7 @@ from recsuite.checkpoint.storage.manifest import VOCABULARY
 from recsuite.checkpoint.storage.stream_progress import StreamProgress
 from recsuite.config.sections.checkpoint import CheckpointConfig
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import find_same, load
 from recsuite.datasets.preparation.cache import owner_of, remove_owned
 from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW
@@ -26,24 +27,24 @@ from recsuite.runtime.launch import launch_name
 from recsuite.training.callbacks import Callback, Run, TrainedWindow, WindowBar
 from recsuite.training.evaluation import PredictionEvaluator
 from recsuite.training.input_pipeline import InputPipeline
-from recsuite.training.loops.loop import Loop, after
+from recsuite.training.loops.loop import Training, TrainingPass
 from recsuite.training.loops.saying import WindowLines
 from recsuite.training.optimizer import Constant
-from recsuite.training.steps import train_pass
 from recsuite.training.weights import fold_scale
 
 
-class StreamLoop(Loop):
-    """A training along a stream. See `Loop`."""
+class StreamLoop(Training):
+    """A training along a stream. See `Training`."""
 
     def make_bar(self) -> Callback:
-        """See `Loop`."""
+        """See `Training`."""
         return WindowBar(self.unit, quiet=self.context.rank != 0)
 
     def prepare(self) -> None:
-        """See `Loop`: here the place in the stream is found."""
+        """See `Training`: here the place in the stream is found."""
         self.span = self.config.stream.span
         self.following = self.data.following
+        self.lines = WindowLines(self.task, self.unit, self.context)
         self.loader = contextlib.ExitStack()
         self.owner = owner_of(broadcast_from_rank0(lambda: owner_name(self.config.checkpoint)))
         # Of a training that was killed.
@@ -72,36 +73,38 @@ class StreamLoop(Loop):
         assert self.progress.stream is not None
         return self.progress.stream
 
-    def run(self) -> Run:
-        """See `Loop`."""
+    def passes(self) -> Iterator[TrainingPass]:
+        """See `Training`."""
         self.evaluator = PredictionEvaluator(self.task, self.input_pipeline, self.columns, self.context)
-        with self._making_columns():
-            windows = list(self._run_windows())
+        self.windows: list[TrainedWindow] = []
+        while (window := self._next(self.lines)) is not None:
+            part = self._begin(window)
+            yield part
+            if part.validation is None:
+                part.end(self.validate())
+        self.close()
         self.say_dynamic_tables()
+
+    def validate(self) -> Metrics:
+        """See `Training`."""
+        return {**self.task.no_metrics(), **self.stream.predicted}
+
+    def finish(self) -> Run:
+        """See `Training`."""
         overall = {**self.task.no_metrics(), **self.stream.overall()}
         empty = num_empty(self.times, self.stream.end, self.span)
         number = self.progress.epoch
-        run = Run(self.columns, self.plan, windows, overall, number, number, False, True, empty)
+        run = Run(self.columns, self.plan, self.windows, overall, number, number, False, True, empty)
         self.callbacks.on_end(run)
         return run
 
-    @contextlib.contextmanager
-    def _making_columns(self) -> Iterator[None]:
-        try:
-            with self.loader:
-                yield
-        finally:
-            # Checkpoints that are still being written copy the vocabulary of the last ones.
-            if not self.config.checkpoint.writes and self.context.local_rank == 0:
-                remove_owned(Path(self.columns.folder).parent, self.owner)
-
-    def _run_windows(self) -> Iterator[TrainedWindow]:
-        with WindowLines(self.task, self.unit, self.context) as lines:
-            while (window := self._next(lines)) is not None:
-                done = self._run_window(window)
-                lines.add(done)
-                # An endless stream must not keep all of its losses.
-                yield dataclasses.replace(done, losses=done.losses[:0])
+    def close(self) -> None:
+        """See `Training`."""
+        self.lines.say()
+        self.loader.close()
+        # Checkpoints that are still being written copy the vocabulary of the last ones.
+        if not self.config.checkpoint.writes and self.context.local_rank == 0:
+            remove_owned(Path(self.columns.folder).parent, self.owner)
 
     def _next(self, lines: WindowLines) -> Window | None:
         """The window under way, or the next one; None at the end of data that are not followed."""
@@ -134,8 +137,8 @@ class StreamLoop(Loop):
         some = counted(number, self.unit[:-1], self.unit)
         return f"{said}; {some} will be learned when the window of the first is over"
 
-    def _run_window(self, window: Window) -> TrainedWindow:
-        """Predict a window, unless that was done before, and learn from the rest of it."""
+    def _begin(self, window: Window) -> TrainingPass:
+        """Predict a window, unless that was done before; the rest of it is to be learned."""
         if not self.stream.is_under_way:
             with self.phase("evaluation"):
                 self._predict(window)
@@ -143,39 +146,36 @@ class StreamLoop(Loop):
             # It may wait for a checkpoint that is still being written.
             with self.phase(self.checkpointer.phase):
                 self.checkpointer.on_fold()
-        before, stream = self.progress, self.stream
-        sizes = self.input_pipeline.loader.dataset.step_sizes("train", before.samples, window)
-        losses, seconds, data_wait = self.timed(
-            lambda: train_pass(
-                self.train_state,
-                self.input_pipeline,
-                before,
-                Constant(),
-                self.config.training,
-                self.context,
-                lambda step: self.after_step(step, len(window)),
-            )
-        )
-        self.progress = dataclasses.replace(before, **after(before, len(losses)), stream=stream.done())
+        self.window = window
+        return TrainingPass(self, Constant(), len(window))
+
+    def ended(self, part: TrainingPass) -> None:
+        """See `Training`."""
+        assert part.losses is not None
+        assert part.validation is not None
+        window = self.window
         # Before a checkpoint is made of them.
         self.check_weights(self.checkpointer.changed)
+        self.progress = dataclasses.replace(self.progress, stream=self.stream.done())
         done = TrainedWindow(
             self.progress,
-            losses,
-            float(np.average(losses, weights=sizes)),
-            {**self.task.no_metrics(), **stream.predicted},
-            seconds,
-            sum(sizes) / seconds,
-            data_wait,
+            part.losses,
+            float(np.average(part.losses, weights=part.step_sizes)),
+            part.validation,
+            part.seconds,
+            sum(part.step_sizes) / part.seconds,
+            part.wait,
             len(window),
             int(self.times[window.begin]),
             int(self.times[window.end - 1]),
-            {**self.task.no_metrics(), **stream.overall()},
+            {**self.task.no_metrics(), **self.stream.overall()},
         )
         with self.phase(self.checkpointer.phase):
             self.checkpointer.on_epoch(done)
         self.callbacks.on_epoch(done)
-        return done
+        self.lines.add(done)
+        # An endless stream must not keep all of its losses.
+        self.windows.append(dataclasses.replace(done, losses=done.losses[:0]))
 
     def _predict(self, window: Window) -> None:
         """Predict a window of which nothing was learned, and begin it."""
