@@ -4,37 +4,125 @@
     torchrun --standalone --nproc_per_node=2 example.py        two, on CPU or GPU alike
     torchrun --standalone --nproc_per_node=8 example.py --dataset ml-1m --num_workers 4
 
-`python example.py --help` lists the flags. Every spawned data worker imports this file again, so its top
-level imports nothing heavy.
+The model, its loss, its optimizers and the loop are in this file; replace any of them with your own.
+`python example.py --help` lists the flags.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Sequence
 
-from recsuite.config.parser import parse_args as parse_args
-from recsuite.runtime.process import cleanup_runtime as cleanup_runtime
-from recsuite.runtime.process import init_runtime as init_runtime
-from recsuite.tools import life, script
+import torch
+from torch import nn
+
+import recsuite as rs
+from recsuite import build_dataloader, cleanup_runtime, init_runtime, parse_args
+
+__all__ = ["build_dataloader", "cleanup_runtime", "init_runtime", "parse_args"]
 
 
-def __getattr__(name: str) -> Any:
-    # These need torch or TorchRec, so they are imported when somebody asks for them.
-    if name == "build_dataloader":
-        from recsuite.datasets.loader import build_dataloader
+class RatingModel(rs.TwoSided):
+    """Predict a rating: mean + biases + product of the factors + an MLP of both sides.
 
-        return build_dataloader
-    if name == "train":
-        from recsuite.training.trainer import train
+    A row has D numbers: the first is a bias, the others are factors. The rows of a user's features add up to
+    one vector, those of a movie's to another; both have a name, so the model can also recommend. A movie
+    that the user rated before counts by how far its rating was above the mean.
+    """
 
-        return train
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __init__(self, data: rs.ModelData, dim: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.users, self.items = data.names("user", "event", "history"), data.names("item")
+        self.numbers = rs.DenseNumbers(data.features, dim)
+        self.mlp = rs.make_mlp([3 * (dim - 1), *hidden, 1])
+        self.register_buffer("mean_rating", torch.tensor(data.mean_label))
+
+    def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
+        """Return the vectors of the users of B events, float32 [B, D]."""
+        ratings = {"history": batch.history_labels - self.mean_rating}
+        return self.numbers.added(rows.sum(self.users, ratings), batch, "user")
+
+    def item_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
+        """Return the vectors of the movies of B events, float32 [B, D]."""
+        return self.numbers.added(rows.sum(self.items), batch, "item")
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Return predicted ratings, float32 [B], of float32 [B, D] both."""
+        product = users * items
+        factors = torch.cat([users[:, 1:], items[:, 1:], product[:, 1:]], dim=1)
+        biases = users[:, 0] + items[:, 0]
+        return self.mean_rating + biases + product[:, 1:].sum(dim=1) + self.mlp(factors).squeeze(1)
+
+
+class SquaredError(nn.Module):
+    """The mean squared error; padding has the weight 0."""
+
+    def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
+        """Return the loss, float32 [], of predictions float32 [B]."""
+        return (batch.weights * (predictions - batch.labels) ** 2).mean()
+
+
+def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
+    """Return the model above, or for another --task, or with who rated what on both sides, the library's."""
+    if args.task != "rating" or data.names("audience"):
+        return rs.library_model(data, args)
+    return RatingModel(data, args.embedding_dim, args.mlp_dims)
+
+
+def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
+    """Train, validate after each epoch, and test the best weights. Collective: every rank."""
+
+    def dense_optimizer(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        rate, decay = args.optimizer.dense_lr, args.optimizer.dense_weight_decay
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=True)
+
+    with (
+        rs.observing(args, runtime) as observers,
+        rs.open_data(args, runtime, build_dataloader, observers) as data,
+        rs.checkpointing(data, args, runtime, observers) as checkpoints,
+        rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
+    ):
+        model = training.shard(
+            make_model,
+            loss=SquaredError() if args.model.task == "rating" else None,
+            tables=rs.RowWiseAdagrad(args.optimizer.lr),
+            dense=dense_optimizer,
+        )
+        # Epochs, or windows of a stream; a training that is resumed begins where its checkpoint ended.
+        for part in training.passes():
+            for batch in part:
+                loss = model(batch)
+                # The rows of the tables learn in here, each as soon as its gradient is known.
+                loss.backward()
+                model.step()
+            part.end(training.validate())
+        result = training.finish()
+    rs.report(result, args, runtime, observers)
+
+
+def dump(args: rs.Config, runtime: rs.RuntimeContext) -> None:
+    """Train, and write a full checkpoint after each epoch. Collective: every rank."""
+    train(args.replaced(dump=True), runtime)
+
+
+def inc_dump(args: rs.Config, runtime: rs.RuntimeContext) -> None:
+    """Train, and write what changed, as deltas after a full checkpoint. Collective: every rank."""
+    train(args.replaced(inc_dump=True), runtime)
+
+
+def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
+    """Load a checkpoint that any number of ranks wrote, and test it. Collective: every rank."""
+    with rs.open_data(args, runtime, build_dataloader) as data:
+        model, progress = rs.restore(data, args, runtime, make_model)
+        rs.report_test(model, progress, data, args, runtime)
+
+
+MODES = {"train": train, "dump": dump, "inc_dump": inc_dump, "load": load}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line asks for; returns the exit status: 2 for a user's mistake."""
-    return script.exit_status(lambda: life.start(argv))
+    return rs.exit_status(lambda: rs.run_modes(argv, MODES, make_model))
 
 
 if __name__ == "__main__":
-    script.run_script(main)
+    rs.run_script(main)

@@ -20,11 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recsuite.config.config import Config
+import recsuite as rs
 from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
-from recsuite.runtime.process import RuntimeContext
-from recsuite.tools import life, script
 
 if TYPE_CHECKING:
     from recsuite.serving.display.viewer import Viewer
@@ -37,19 +35,38 @@ DEFAULTS = ("--task", "ranking", "--negatives", "512")
 USERS, LEAST = 200, 5
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Train, and retrieve; returns the exit status: 2 for a user's mistake."""
-    return script.exit_status(lambda: start(argv))
+def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
+    """Train, validate after each epoch, and test the best weights. Collective: every rank."""
+    with (
+        rs.observing(args, runtime) as observers,
+        rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
+        rs.checkpointing(data, args, runtime, observers) as checkpoints,
+        rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
+    ):
+        # Two towers, by a softmax over the items of the batch and those of --negatives.
+        model = training.shard(rs.library_model)
+        for part in training.passes():
+            for batch in part:
+                loss = model(batch)
+                loss.backward()
+                model.step()
+            part.end(training.validate())
+        result = training.finish()
+    rs.report(result, args, runtime, observers)
 
 
-def start(argv: list[str] | None) -> int:
-    """Refuse to begin what could not end, and begin."""
-    if importlib.util.find_spec("faiss") is None:
-        raise UserError("retrieval.py needs faiss, which is not installed; run pip install faiss-cpu.")
-    return life.start(argv, DEFAULTS, retrieve)
+def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
+    """Load a checkpoint, and test it. Collective: every rank."""
+    with rs.open_data(args, runtime, rs.build_dataloader) as data:
+        model, progress = rs.restore(data, args, runtime, rs.library_model)
+        rs.report_test(model, progress, data, args, runtime)
 
 
-def retrieve(config: Config, context: RuntimeContext) -> None:
+# What is written, the checkpoints of the flags do.
+MODES = {"train": train, "dump": train, "inc_dump": train, "load": load}
+
+
+def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
     """Export the best model with its index, follow the later ones, measure, and show what is found. Called by
     every rank; rank 0 does it.
     """
@@ -115,5 +132,17 @@ def measure(model: ServedModel, viewers: Sequence[Viewer], report_dir: str) -> N
         report_index(Path(report_dir), [dataclasses.asdict(point) for point in points])
 
 
+def main(argv: list[str] | None = None) -> int:
+    """Train, and retrieve; returns the exit status: 2 for a user's mistake."""
+
+    def start() -> int:
+        # Before a training that could not end.
+        if importlib.util.find_spec("faiss") is None:
+            raise UserError("retrieval.py needs faiss, which is not installed; run pip install faiss-cpu.")
+        return rs.run_modes(argv, MODES, defaults=DEFAULTS, after=retrieve)
+
+    return rs.exit_status(start)
+
+
 if __name__ == "__main__":
-    script.run_script(main)
+    rs.run_script(main)

@@ -5,33 +5,62 @@
     python sequential.py --data_path ml-1m --block hstu --epochs 12
     python sequential.py --recommend --user 42 --save_dir dumps     what is next for somebody
 
-The flags are those of example.py, and so is what it does with them: train, dump, load, deltas. Another thing
-is what a model reads, see docs/sequential.md. In the end it shows what the user of the newest event had, and
-what comes next.
+The flags are those of example.py, and so is what it does with them: train, dump, load, deltas. What differs
+is the model, see docs/sequential.md. In the end it shows what the user of the newest event had, and what
+comes next.
 """
 
 from __future__ import annotations
 
-from recsuite.config.config import Config
-from recsuite.runtime.process import RuntimeContext
-from recsuite.tools import life, script
+import recsuite as rs
 
 DEFAULTS = ("--task", "sequence")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Do what the command line asks for; returns the exit status: 2 for a user's mistake."""
-    return script.exit_status(lambda: life.start(argv, DEFAULTS, show_next))
+def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
+    """Train, validate after each epoch, and test the best weights. Collective: every rank."""
+    with (
+        rs.observing(args, runtime) as observers,
+        rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
+        rs.checkpointing(data, args, runtime, observers) as checkpoints,
+        rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
+    ):
+        # A transformer, by a softmax over items that are drawn or over all of them: see --negatives.
+        model = training.shard(rs.library_model)
+        for part in training.passes():
+            for batch in part:
+                loss = model(batch)
+                loss.backward()
+                model.step()
+            part.end(training.validate())
+        result = training.finish()
+    rs.report(result, args, runtime, observers)
 
 
-def show_next(config: Config, context: RuntimeContext) -> None:
-    """Show what somebody had, the newest first, and what comes next. Called by every rank; rank 0 speaks."""
-    if context.rank == 0:
+def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
+    """Load a checkpoint, and test it. Collective: every rank."""
+    with rs.open_data(args, runtime, rs.build_dataloader) as data:
+        model, progress = rs.restore(data, args, runtime, rs.library_model)
+        rs.report_test(model, progress, data, args, runtime)
+
+
+# What is written, the checkpoints of the flags do.
+MODES = {"train": train, "dump": train, "inc_dump": train, "load": load}
+
+
+def show_next(args: rs.Config, runtime: rs.RuntimeContext) -> None:
+    """Show what a user had, the newest first, and what comes next. Called by every rank; rank 0 prints."""
+    if runtime.rank == 0:
         from recsuite.serving.recommend import recommend
 
-        # No user: that of the newest event.
-        recommend(config, given=config.flags)
+        # Without --user that of the newest event.
+        recommend(args, given=args.flags)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Do what the command line asks for; returns the exit status: 2 for a user's mistake."""
+    return rs.exit_status(lambda: rs.run_modes(argv, MODES, defaults=DEFAULTS, after=show_next))
 
 
 if __name__ == "__main__":
-    script.run_script(main)
+    rs.run_script(main)

@@ -1,19 +1,52 @@
-"""Sharded recommenders: see docs/. Imports nothing until something is asked for: data workers import it."""
+"""Sharded recommenders: the public names, imported when they are asked for. docs/api.md describes them."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-__all__ = ["FittedModel", "fit"]
+# A data worker imports this file, so it imports nothing by itself.
+PUBLIC = {
+    "Callback": "training.callbacks",
+    "Config": "config.config",
+    "CoOccurrence": "models.co_occurrence",
+    "DenseNumbers": "models.two_sided",
+    "FeatureRows": "models.rows",
+    "FittedModel": "tools.fitted",
+    "Follower": "serving.served",
+    "Inputs": "models.rows",
+    "ModelConfig": "config.sections.model",
+    "ModelData": "models.tasks.task",
+    "ModelInput": "sharding.recommender",
+    "RowWiseAdagrad": "training.optimizer",
+    "RuntimeContext": "runtime.process",
+    "SampledSoftmax": "models.tasks.ranking",
+    "ServedModel": "serving.served",
+    "SquaredError": "models.tasks.rating",
+    "TwoSided": "models.two_sided",
+    "UserError": "errors",
+    "begin_training": "training.trainer",
+    "build_dataloader": "datasets.loader",
+    "checkpointing": "tools.life",
+    "cleanup_runtime": "runtime.process",
+    "fit": "tools.fitting",
+    "init_runtime": "runtime.process",
+    "library_model": "models.tasks.task",
+    "make_mlp": "models.layers",
+    "observing": "monitoring.callbacks",
+    "open_data": "tools.life",
+    "parse_args": "config.parser",
+    "report": "tools.life",
+    "report_test": "tools.life",
+    "restore": "tools.life",
+    "run_modes": "tools.life",
+    "run_script": "tools.script",
+    "exit_status": "tools.script",
+}
+__all__ = [*PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "FittedModel":
-        from recsuite.tools.fitted import FittedModel
-
-        return FittedModel
-    if name == "fit":
-        from recsuite.tools.fitting import fit
-
-        return fit
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{PUBLIC[name]}"), name)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from example import train
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
-from recsuite.tools.life import train_and_report
 from tests.support.launch import ROOT, python, read_json, succeeded
 
 
@@ -16,7 +16,7 @@ def test_recommending_is_measured_beside_scoring_every_item_and_gives_the_same_s
 ) -> None:
     dumps = tmp_path / "dumps"
     config = Config.of(data_path=str(synthetic_folder), save_dir=str(dumps), dump=True, epochs=1)
-    train_and_report(config, context)
+    train(config, context)
     benchmark = ROOT / "benchmarks" / "recommend.py"
     output = succeeded(python(benchmark, dumps, "--rounds", 2, "--report", tmp_path))
     found = read_json(tmp_path / "recommend.json")

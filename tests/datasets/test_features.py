@@ -127,13 +127,13 @@ def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(
 def test_what_is_recommended_and_known_is_the_same_for_any_order_of_the_table(
     config: Config, context: RuntimeContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from recsuite.tools.life import train_and_report
+    from example import train
 
     pages = []
     for place, table in enumerate(TABLES):
         monkeypatch.setattr("recsuite.datasets.movielens.formats.SCHEMA", schema_of(table))
         save_dir = str(tmp_path / str(place))
-        train_and_report(config.replaced(save_dir=save_dir, dump=True), context)
+        train(config.replaced(save_dir=save_dir, dump=True), context)
         model = ServedModel.open(Path(save_dir))
         asked = Config.of(recommend=True, user="7", data_path=config.data.data_path)
         viewer = open_viewer(model, asked, ["data_path"])

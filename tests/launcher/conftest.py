@@ -17,7 +17,7 @@ from recsuite.runtime.process import cleanup_runtime, init_runtime
 from recsuite.tools import life
 folder = Path({folder!r})
 
-def run(config, given, after_modes):
+def run(config, given, *others):
     context = init_runtime(config)
     print("met", context.rank, len(all_gather_object(lambda: 1)))
     while not (folder / "go").exists():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recsuite.config.sections.model import BLOCKS
+from recsuite.config.sections.model import BLOCKS, ModelConfig
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 from recsuite.gaps import OLDEST, gaps_of
@@ -26,7 +26,7 @@ from recsuite.models.sequences.window import Window
 from recsuite.models.tasks import ranking
 from recsuite.models.tasks.ranking import drawn_softmax, sampled_softmax
 from recsuite.models.tasks.sequence import TASK
-from recsuite.models.tasks.task import Sizes
+from recsuite.models.tasks.task import ModelData
 from recsuite.training.input_pipeline import with_histories
 from tests.support.feature_rows import feature_rows
 
@@ -65,8 +65,8 @@ def normal(*shape: int, seed: int = 1) -> torch.Tensor:
 
 
 def make_head(block: str, dropout: float = 0.0) -> SequenceHead:
-    sizes = Sizes(DIM, (16,), WIDTH, block, 2, HEADS, dropout)
-    return randomized(TASK.make_head(SCHEMA, FEATURES, sizes))
+    args = ModelConfig("sequence", DIM, (16,), block=block, num_heads=HEADS, dropout=dropout)
+    return randomized(TASK.make_model(ModelData(SCHEMA, FEATURES, history=WIDTH), args))
 
 
 def pairs() -> list[tuple[int, int]]:

@@ -238,7 +238,7 @@ from recsuite.runtime.collectives import once_per_node
 from recsuite.runtime.process import cleanup_runtime, init_runtime
 from recsuite.tools import life
 
-def run(config, given, after_modes):
+def run(config, given, *others):
     context = init_runtime(config)
     try:
         once_per_node(context, lambda: time.sleep(60), deadline=8)
@@ -260,7 +260,7 @@ from recsuite.runtime.process import init_runtime, cleanup_runtime
 from recsuite.tools import life
 import torch.distributed as dist
 
-def train(config, given, after_modes):
+def train(config, given, *others):
     context = init_runtime(config)
     try:
         if context.rank == 1:

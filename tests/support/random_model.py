@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink, Progress
+from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.models.rows import with_row_scale
-from recsuite.models.tasks.task import Sizes, task_named
+from recsuite.models.tasks.task import ModelData, task_named
 from recsuite.serving.snapshot import Snapshot
 
 USERS, ITEMS, DIM = 40, 211, 8
@@ -44,8 +45,9 @@ def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
     tables["movie"][3] = tables["movie"][2]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        sizes = Sizes(DIM, (7, 5), 20 if task == "sequence" else 0, num_blocks=2)
-        head = with_row_scale(task_named(task).make_head(SCHEMA, features, sizes, 3.5))
+        args = ModelConfig(task, DIM, (7, 5))
+        data = ModelData(SCHEMA, features, 3.5, 20)
+        head = with_row_scale(task_named(task).make_model(data, args))
     return Snapshot(
         folder=Path("none"),
         schema=SCHEMA,
@@ -58,4 +60,5 @@ def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
         follows=ParentLink("step-000000007", "digest", 1, 7),
         trained=Path("none"),
         config={},
+        task_name=task,
     )

@@ -21,12 +21,12 @@ def main() -> None:
     """Train, predict with every checkpoint; rank 0 writes the predictions."""
     import numpy as np
 
-    from recsuite.tools.life import train_and_report
+    from example import train
 
     results, data, save_dir = sys.argv[1:]
     config = FLAGS.replaced(data_path=data, save_dir=save_dir)
     context = init_runtime(config)
-    train_and_report(config, context)
+    train(config, context)
     found = predict_all(config, context)
     cleanup_runtime()
     if context.rank == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shutil
 from concurrent.futures import Future
@@ -220,7 +221,7 @@ class ChainWriter:
             files=(),
             vocabulary=self.vocabulary_digest,
             optimizer=OPTIMIZER,
-            about={"plan": self.plan.splitlines(), "versions": self.versions},
+            about={"plan": self.plan.splitlines(), "versions": self.versions, "model": self._model()},
             link=link,
             features=features_of(self.columns),
             ratings=self.columns.digest,
@@ -229,6 +230,10 @@ class ChainWriter:
             world_size=self.context.world_size,
             dynamic=self.dynamic.records(self.group),
         )
+
+    def _model(self) -> dict[str, Any]:
+        """Return what a server makes the model from: its flags, and the length of a history."""
+        return {**dataclasses.asdict(self.config.model), "history": self.config.data.history}
 
     def _note_success(self, final: Path) -> None:
         self.failure = ""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from recsuite.checkpoint.storage.chain import chain_at
 from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.checkpoint.storage.manifest import VOCABULARY, read_manifest
 from recsuite.config.config import Config
+from recsuite.datasets.loader import BatchLoader, build_dataloader
 from recsuite.datasets.opening import Data, open_data
 from recsuite.datasets.streams.past import BEGINNING, Past
 from recsuite.files import explained
@@ -18,14 +19,19 @@ from recsuite.runtime.process import RuntimeContext
 
 
 @contextlib.contextmanager
-def reopen_data(config: Config, context: RuntimeContext, trains: bool) -> Iterator[Data]:
+def reopen_data(
+    config: Config,
+    context: RuntimeContext,
+    trains: bool,
+    build: Callable[..., BatchLoader] = build_dataloader,
+) -> Iterator[Data]:
     """`open_data`, as a checkpoint knows them that is continued or read; trains: for a training. Collective:
     every rank.
 
     Raises:
         UserError: as `open_data`, and as `find_past`.
     """
-    with open_data(config, context, find_past(config, trains)) as data:
+    with open_data(config, context, find_past(config, trains), build) as data:
         yield data
 
 

@@ -6,7 +6,7 @@ Imports no TorchRec, so that the workers start while it is imported.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from socket import gethostname
 
@@ -58,13 +58,20 @@ class Data:
     # Of a stream: what it remembers of its data, and what looks whether there are more of them.
     past: Past = BEGINNING
     following: Following | None = None
+    # Makes a loader, also of data that have grown.
+    build: Callable[..., BatchLoader] = build_dataloader
 
 
 @contextlib.contextmanager
-def open_data(config: Config, context: RuntimeContext, past: Past = BEGINNING) -> Iterator[Data]:
+def open_data(
+    config: Config,
+    context: RuntimeContext,
+    past: Past = BEGINNING,
+    build: Callable[..., BatchLoader] = build_dataloader,
+) -> Iterator[Data]:
     """The data set and its loader; the workers end with the context. Collective: every rank.
 
-    past: of a stream that goes on.
+    past: of a stream that goes on; build: makes the loader, see `build_dataloader`.
 
     Raises:
         UserError: when the data cannot be had, differ between machines, or the workers cannot start.
@@ -76,8 +83,8 @@ def open_data(config: Config, context: RuntimeContext, past: Past = BEGINNING) -
     check_leaks(columns, config.model.task)
     context.say(describe_data(columns, config))
     # Before the model is built: workers start, and make their first batches, meanwhile.
-    with load(columns, config, context) as loader:
-        yield Data(columns, loader, past, following)
+    with load(columns, config, context, build) as loader:
+        yield Data(columns, loader, past, following, build)
 
 
 def find_same(config: Config, context: RuntimeContext, past: Past = BEGINNING) -> Columns:
@@ -96,10 +103,15 @@ def find_same(config: Config, context: RuntimeContext, past: Past = BEGINNING) -
     return everyones[context.rank][1]
 
 
-def load(columns: Columns, config: Config, context: RuntimeContext) -> BatchLoader:
+def load(
+    columns: Columns,
+    config: Config,
+    context: RuntimeContext,
+    build: Callable[..., BatchLoader] = build_dataloader,
+) -> BatchLoader:
     """A loader of this rank's batches. Not collective."""
     dataset = EventBatches(columns, config, context.rank, context.world_size)
-    return build_dataloader(dataset, EpochSampler(dataset), config)
+    return build(dataset, EpochSampler(dataset), config)
 
 
 def describe_data(columns: Columns, config: Config) -> str:

@@ -87,7 +87,7 @@ class CoOccurrence(Interaction):
         self, parts: Mapping[str, torch.Tensor], rows: FeatureRows, batch: Inputs, side: str
     ) -> torch.Tensor:
         first, *others = parts.values()
-        return self.with_numbers(scaled(sum(others, start=first), rows.scale), batch, side)
+        return self.numbers.added(scaled(sum(others, start=first), rows.scale), batch, side)
 
     def _vectors_of(self, parts: Mapping[str, torch.Tensor], group: int, scale: torch.Tensor) -> torch.Tensor:
         """Return what the features of one group of the prior add, float32 [B, D]."""

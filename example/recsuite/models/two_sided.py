@@ -56,6 +56,24 @@ class TwoSided(nn.Module):
         return self.score_pairs(self.user_vectors(rows, batch), self.item_vectors(rows, batch))
 
 
+class DenseNumbers(nn.ModuleDict):
+    """What the dense numbers of each side add to its vectors: layers of their own, none without numbers."""
+
+    def __init__(self, features: Sequence[Feature], embedding_dim: int) -> None:
+        super().__init__()
+        # In the order in which a batch has them.
+        dense = [feature.entity for feature in features if not feature.has_table]
+        for side, entities in SIDES.items():
+            places = [place for place, entity in enumerate(dense) if entity in entities]
+            # Without numbers no layers: a checkpoint of such a model has none.
+            if places:
+                self[side] = NumberLayers(places, embedding_dim)
+
+    def added(self, vectors: torch.Tensor, batch: Inputs, side: str) -> torch.Tensor:
+        """Return vectors of a side, "user" or "item", with what its dense numbers add, float32 [B, D]."""
+        return vectors + self[side](batch.numbers) if side in self else vectors
+
+
 class Head(TwoSided):
     """Sums of the rows of each side's features, and of what layers make of its dense numbers.
 
@@ -72,14 +90,7 @@ class Head(TwoSided):
             for side, entities in SIDES.items()
         }
         self.has_history = HISTORY in names
-        self.numbers = nn.ModuleDict()
-        # In the order in which a batch has them.
-        dense = [feature.entity for feature in features if not feature.has_table]
-        for side, entities in SIDES.items():
-            places = [place for place, entity in enumerate(dense) if entity in entities]
-            # Without numbers no layers: a checkpoint of such a model has none.
-            if places:
-                self.numbers[side] = NumberLayers(places, embedding_dim)
+        self.numbers = DenseNumbers(features, embedding_dim)
 
     # What the rows of a feature are multiplied by.
     weights: Mapping[str, Weight] = {}
@@ -90,15 +101,11 @@ class Head(TwoSided):
         if self.has_history and not self.takes_ages:
             names = [*names, HISTORY]
             weights = {**weights, HISTORY: self.history_weights(rows, batch)}
-        return self.with_numbers(rows.sum(names, weights), batch, USER)
+        return self.numbers.added(rows.sum(names, weights), batch, USER)
 
     def item_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """See `TwoSided`."""
-        return self.with_numbers(rows.sum(self.names[ITEM], self.weights), batch, ITEM)
-
-    def with_numbers(self, vectors: torch.Tensor, batch: Inputs, side: str) -> torch.Tensor:
-        """Return vectors of a side with what its dense numbers add, float32 [B, D]."""
-        return vectors + self.numbers[side](batch.numbers) if side in self.numbers else vectors
+        return self.numbers.added(rows.sum(self.names[ITEM], self.weights), batch, ITEM)
 
     def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """Return how much each row of the histories counts in their mean, float32 [V]."""

@@ -58,21 +58,31 @@ class Stopwatch(Callback):
         return before
 
 
+class Observers(Stopwatch):
+    """The stopwatch of this rank, and all callbacks of its training, the stopwatch among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.callbacks: list[Callback] = [self]
+
+
 @contextlib.contextmanager
-def observing(config: Config, context: RuntimeContext) -> Iterator[tuple[Stopwatch, list[Callback]]]:
-    """A stopwatch for this rank, and the callbacks of its training: the stopwatch first and then, on rank 0,
-    what the flags ask for. Closed with the context; not collective.
+def observing(
+    config: Config, context: RuntimeContext, callbacks: Sequence[Callback] = ()
+) -> Iterator[Observers]:
+    """Open the callbacks of a training: the stopwatch first and then, on rank 0, what the flags ask for; in
+    the end those that are given. Closed with the context; not collective.
 
     Raises:
         UserError: before anything is trained, when what is seen could not be written.
     """
-    stopwatch = Stopwatch()
-    callbacks: list[Callback] = [stopwatch]
+    found = Observers()
     with contextlib.ExitStack() as stack:
         # What an epoch shows is the same on every rank, and each file in --report_dir needs a single writer.
         if context.rank == 0:
-            callbacks += _asked_for(config, context, stack)
-        yield stopwatch, callbacks
+            found.callbacks += _asked_for(config, context, stack)
+        found.callbacks += callbacks
+        yield found
 
 
 def _asked_for(config: Config, context: RuntimeContext, stack: contextlib.ExitStack) -> Iterator[Callback]:

@@ -27,6 +27,7 @@ from recsuite.runtime.host import (
     die_with_parent,
     keep_freed_memory,
     spin_briefly,
+    spinning_briefly,
     use_large_pages,
 )
 from recsuite.runtime.launch import Launch, open_store, read_launch
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 # The heartbeat of this process, between `init_runtime` and `cleanup_runtime`.
 RUNNING: list[Heartbeat] = []
+# What has its threads wait briefly, likewise.
+RUNNING_SPINS = contextlib.ExitStack()
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,11 @@ def init_runtime(config: Config) -> RuntimeContext:
     launch = read_launch()
     # Before torch is imported, which loads the library that reads it. Also for a rank alone: where another
     # program uses its cores, its threads would wait for each other awake.
-    spin_briefly()
+    if "torch" in sys.modules:
+        # A script may import it for its model.
+        RUNNING_SPINS.enter_context(spinning_briefly())
+    else:
+        spin_briefly()
     # Not at the top: every data worker imports this file with the script, and must hold no torch.
     import numpy as np
     import torch
@@ -116,6 +123,7 @@ def cleanup_runtime() -> None:
     notebook goes on after a mistake.
     """
     remove_tag()
+    RUNNING_SPINS.close()
     # Taken out first, so that a second call finds nothing, whatever becomes of this one.
     heartbeats, RUNNING[:] = list(RUNNING), []
     # Whoever calls this in a `finally` has the exception here.

@@ -29,6 +29,7 @@ from recsuite.config.sections.checkpoint import CheckpointConfig
 from recsuite.datasets.schema import LISTS, SCHEMA_FILE, record_of
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, written_aside
+from recsuite.models.tasks.task import ModelMaker
 from recsuite.records import plain
 from recsuite.runtime.console import say
 from recsuite.serving.dynamic.tables import Contents, arrays_of
@@ -42,8 +43,9 @@ MODEL = "model.safetensors"
 NO_OPTIMIZER = "an optimizer that an export leaves out"
 
 
-def export(source: CheckpointConfig, target: Path) -> None:
-    """Write the --checkpoint of --save_dir into the new folder `target`, and say so.
+def export(source: CheckpointConfig, target: Path, model: ModelMaker | None = None) -> None:
+    """Write the --checkpoint of --save_dir into the new folder `target`, and say so. model: see
+    `ServedModel.open`.
 
     Raises:
         UserError: when there is no checkpoint, when it is not whole, or when the folder is taken or cannot be
@@ -52,7 +54,7 @@ def export(source: CheckpointConfig, target: Path) -> None:
     save_dir, target = Path(source.save_dir), target.absolute()
     # Before the model is read, which can take long and changes nothing about a folder that is taken.
     _check_free(target)
-    snapshot = read_settled(save_dir, source.checkpoint)
+    snapshot = read_settled(save_dir, source.checkpoint, model)
     size = _write_beside(snapshot, target)
     asked = asked_for(save_dir, source.checkpoint)
     choice = describe_choice(snapshot.manifest.progress, asked, snapshot.metric)
@@ -137,7 +139,7 @@ def _tensors_of(snapshot: Snapshot) -> dict[str, torch.Tensor]:
 def _describe(snapshot: Snapshot, files: tuple[FileEntry, ...], index: dict[str, Any]) -> Manifest:
     manifest = snapshot.manifest
     # Nothing of a delta and of its trainer's ranks but with what it was made.
-    about = {"versions": manifest.about.get("versions")}
+    about = {name: manifest.about.get(name) for name in ("versions", "model")}
     return dataclasses.replace(
         manifest,
         tensors={name: (list(value.shape), "float32") for name, value in _tensors_of(snapshot).items()},

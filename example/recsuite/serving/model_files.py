@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import torch
 from torch import nn
@@ -14,10 +15,12 @@ from torch import nn
 from recsuite.checkpoint.storage.chain import check_name
 from recsuite.checkpoint.storage.manifest import Manifest, check_files, read_manifest
 from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of, shard_files_of
+from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.schema import HISTORY, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.rows import with_row_scale
-from recsuite.models.tasks.task import Task, task_of
+from recsuite.models.tasks.task import ModelData, ModelMaker, task_named
+from recsuite.records import LARGEST, typed
 from recsuite.serving.dynamic.tables import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot
 
@@ -36,47 +39,77 @@ def checked(folder: Path) -> Iterator[Manifest]:
             raise UserError(f"{folder} was replaced while it was read.")
 
 
-def task_of_model(manifest: Manifest) -> Task:
-    """What a model has learned to do.
+def model_of(folder: Path, manifest: Manifest) -> tuple[ModelConfig, int]:
+    """Return the flags of a model, and the length of a history.
 
     Raises:
-        UserError: when it has layers of no task.
+        UserError: when the manifest does not say them.
     """
     try:
-        return task_of([name.removeprefix(DENSE) for name in manifest.tensors if name.startswith(DENSE)])
-    except LookupError as error:
-        raise UserError(f"The tensors of a model do not make one: {printable(str(error))}.") from None
+        recorded = typed(dict[str, Any], manifest.about.get("model"), "model")
+        history = typed(int, recorded.pop("history", 0), "history")
+        kinds = get_type_hints(ModelConfig)
+        # A flag may be below zero, and is refused in its own words.
+        config = ModelConfig(
+            **{name: typed(kinds[name], value, name, -LARGEST) for name, value in recorded.items()}
+        )
+        config.validate()
+        return config, history
+    except (KeyError, TypeError, ValueError, UserError) as error:
+        raise UserError(
+            f"{folder} does not say which model it has ({printable(str(error))}); write it again with the "
+            "program that trained it."
+        ) from None
 
 
-def with_tables(features: Sequence[Feature], manifest: Manifest) -> list[Feature]:
+def with_tables(features: Sequence[Feature], reads_order: bool) -> list[Feature]:
     """Those of the features that have a table of their own."""
-    is_shared = task_of_model(manifest).reads_order
-    return [each for each in features if each.has_table and not (is_shared and each.name == HISTORY)]
+    return [each for each in features if each.has_table and not (reads_order and each.name == HISTORY)]
 
 
-def empty_head(folder: Path, schema: Schema, features: Sequence[Feature], manifest: Manifest) -> nn.Module:
-    """A head as wide as a model says, without memory yet."""
-    task, embedding_dim = task_of_model(manifest), _embedding_dim(folder, features, manifest)
-    names = [name for name in manifest.tensors if name.startswith(DENSE)]
-    shapes = {name.removeprefix(DENSE): shape_of(folder, manifest, name) for name in names}
-    try:
-        sizes = task.sizes_of(shapes, embedding_dim)
-    except (KeyError, ValueError, IndexError):
-        raise UserError(f"{folder} has layers of {printable(shapes)}, which do not make a model.") from None
+def empty_head(
+    folder: Path,
+    schema: Schema,
+    features: Sequence[Feature],
+    manifest: Manifest,
+    maker: ModelMaker | None = None,
+) -> nn.Module:
+    """A model as wide as its flags say, without memory yet.
+
+    maker: makes it; that of the task where it is None.
+    """
+    config, history = model_of(folder, manifest)
+    dim = _embedding_dim(folder, features, manifest)
+    if config.embedding_dim != dim:
+        raise UserError(
+            f"{folder} has rows of {dim} numbers, and says --embedding_dim {config.embedding_dim}."
+        )
+    data = ModelData(schema, features, 0.0, history)
     # On "meta" tensors have shapes and no numbers, so what the manifest says of widths is held against the
     # model before it can cost memory.
     with torch.device("meta"):
-        empty = with_row_scale(task.make_head(schema, features, sizes))
-    for name, value in empty.state_dict().items():
-        found, wanted = shape_of(folder, manifest, f"{DENSE}{name}"), list(value.shape) or [1]
-        if found != wanted:
-            raise UserError(f"{folder} has {found} for {DENSE}{name}, and its model needs {wanted}.")
+        empty = with_row_scale((maker or task_named(config.task).make_model)(data, config))
+    wanted = {f"{DENSE}{name}": list(value.shape) or [1] for name, value in empty.state_dict().items()}
+    found = {name: shape_of(folder, manifest, name) for name in manifest.tensors if _is_weight(name, wanted)}
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            raise UserError(
+                f"{folder} has {found.get(name, 'nothing')} for {name}, and its model "
+                f"{wanted.get(name, 'nothing')}; of a model of your own give the function that makes it: "
+                "ServedModel.open(folder, model=...)."
+            )
     return empty.eval().requires_grad_(False)
+
+
+def _is_weight(name: str, wanted: Mapping[str, object]) -> bool:
+    """True for a tensor of the dense part, but not for the state of its optimizer."""
+    return name.startswith(DENSE) and (name in wanted or name.rpartition(".")[0] not in wanted)
 
 
 def _embedding_dim(folder: Path, features: Sequence[Feature], manifest: Manifest) -> int:
     """How many numbers each row of every table has."""
-    tables = [feature.name for feature in with_tables(features, manifest)]
+    reads_order = model_of(folder, manifest)[0].reads_order
+    tables = [feature.name for feature in with_tables(features, reads_order)]
     static = [name for name in tables if name not in manifest.dynamic]
     shapes = {name: shape_of(folder, manifest, f"tables.{name}.weight") for name in static}
     dims = {shape[1] if len(shape) == 2 and min(shape) > 0 else 0 for shape in shapes.values()}
@@ -129,7 +162,7 @@ def read_change(delta: Path, snapshot: Snapshot) -> Change | None:
     with checked(delta) as manifest:
         check_records(delta, manifest.dynamic, snapshot.dynamic)
         # A new dense part, not the old one changed: others may be scoring with that.
-        empty = empty_head(delta, snapshot.schema, snapshot.features, manifest)
+        empty = empty_head(delta, snapshot.schema, snapshot.features, manifest, snapshot.maker)
         static = {name: table for name, table in snapshot.tables.items() if name not in snapshot.dynamic}
         for name, table in static.items():
             shape = shape_of(delta, manifest, f"tables.{name}.weight")

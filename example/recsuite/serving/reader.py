@@ -35,6 +35,7 @@ from recsuite.datasets.schema import (
 )
 from recsuite.datasets.source import FIRST_SCHEMA
 from recsuite.errors import UserError, an, printable
+from recsuite.models.tasks.task import ModelMaker
 from recsuite.records import parsed, typed
 from recsuite.serving.dynamic.tables import read_tables
 from recsuite.serving.index.files import read_lists
@@ -43,16 +44,18 @@ from recsuite.serving.model_files import (
     dense_names,
     empty_head,
     filled,
+    model_of,
     put,
     read_change,
-    task_of_model,
     with_tables,
 )
 from recsuite.serving.snapshot import Snapshot
 
 
-def read_snapshot(chain: CheckpointChain) -> Snapshot:
+def read_snapshot(chain: CheckpointChain, maker: ModelMaker | None = None) -> Snapshot:
     """The model of a checkpoint, with its deltas replayed.
+
+    maker: makes the model, where it is not that of the task.
 
     Raises:
         UserError: when anything is missing, damaged or of another run.
@@ -60,7 +63,7 @@ def read_snapshot(chain: CheckpointChain) -> Snapshot:
     # Before any tensor is read: a gap in the chain shows in the manifests.
     check_chain(chain)
     with checked(chain.base) as manifest:
-        snapshot = _read_base(chain.base, manifest)
+        snapshot = _read_base(chain.base, manifest, maker)
     for delta in chain.deltas:
         change = read_change(delta, snapshot)
         # It is there already only where a chain has it twice, and that was refused above.
@@ -69,23 +72,24 @@ def read_snapshot(chain: CheckpointChain) -> Snapshot:
     return snapshot
 
 
-def read_settled(folder: Path, checkpoint: str = BEST) -> Snapshot:
+def read_settled(folder: Path, checkpoint: str = BEST, maker: ModelMaker | None = None) -> Snapshot:
     """`read_snapshot` of what a folder stands for, also while a trainer continues there."""
 
     def read() -> Snapshot:
-        return read_snapshot(chosen_chain(folder, checkpoint))
+        return read_snapshot(chosen_chain(folder, checkpoint), maker)
 
     # No other rank waits here, so a checkpoint is suggested only after every byte of it was checked.
     return suggesting(folder, lambda: settled(folder, read), lambda other: check_whole(chain_at(other)))
 
 
-def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
+def _read_base(folder: Path, manifest: Manifest, maker: ModelMaker | None) -> Snapshot:
     schema = _read_schema(folder, manifest)
     features = _read_features(folder, manifest, schema)
-    held = with_tables(features, manifest)
+    model = model_of(folder, manifest)[0]
+    held = with_tables(features, model.reads_order)
     static = [feature.name for feature in held if not feature.is_dynamic]
     tables = {name: f"tables.{name}.weight" for name in static}
-    head = empty_head(folder, schema, features, manifest)
+    head = empty_head(folder, schema, features, manifest, maker)
     vocabulary, encodings = _read_vocabulary(folder, manifest)
     _check_rows(
         folder,
@@ -114,6 +118,8 @@ def _read_base(folder: Path, manifest: Manifest) -> Snapshot:
         config=read_config(folder) if named else {},
         dynamic={name: each.directory for name, each in dynamic.items()},
         lists=read_lists(folder, manifest),
+        task_name=model.task,
+        maker=maker,
     )
 
 
@@ -207,7 +213,8 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
     """The features of a model, in the order in which it adds them up."""
     names = {name.split(".")[1] for name in manifest.tensors if name.startswith("tables.")}
     names |= manifest.dynamic.keys()
-    if task_of_model(manifest).reads_order:
+    reads_order = model_of(folder, manifest)[0].reads_order
+    if reads_order:
         names.add(HISTORY)
     if any(entry.name == FEATURES_FILE for entry in manifest.files):
         features = _read_exported_features(folder / FEATURES_FILE, schema)
@@ -227,7 +234,7 @@ def _read_features(folder: Path, manifest: Manifest, schema: Schema) -> tuple[Fe
             raise UserError(
                 f"{folder} has no feature of {an(schema.name_of(entity))}, and a model needs one."
             )
-    dynamic = {feature.name for feature in with_tables(features, manifest) if feature.is_dynamic}
+    dynamic = {feature.name for feature in with_tables(features, reads_order) if feature.is_dynamic}
     if dynamic != manifest.dynamic.keys():
         said, held = (printable(", ".join(sorted(each)) or "none") for each in (dynamic, manifest.dynamic))
         raise UserError(f"{folder} has the dynamic tables {held}, and its schema names {said}.")

@@ -31,6 +31,7 @@ from recsuite.datasets.schema import (
 )
 from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, duration, printable
+from recsuite.models.tasks.task import ModelMaker
 from recsuite.runtime.console import say
 from recsuite.serving.display.events import Told
 from recsuite.serving.display.viewer import (
@@ -53,10 +54,11 @@ PAST = {
 }
 
 
-def recommend(config: Config, given: Collection[str]) -> None:
+def recommend(config: Config, given: Collection[str], maker: ModelMaker | None = None) -> None:
     """Print the recommendations to --user; with --follow again after every newer checkpoint, until SIGINT.
 
-    given: the flags of the command line, which go before those that the checkpoint records.
+    given: the flags of the command line, which go before those that the checkpoint records; maker: see
+    `ServedModel.open`.
 
     Raises:
         UserError: when there is no model or no data, or they do not belong together.
@@ -66,8 +68,8 @@ def recommend(config: Config, given: Collection[str]) -> None:
     # A `Follower` refuses a folder in which nothing was learned yet.
     if follows:
         wait_for_first(save_dir)
-    follower = Follower(save_dir, checkpoint=checkpoint) if follows else None
-    model = follower.model if follower else ServedModel.open(save_dir, checkpoint)
+    follower = Follower(save_dir, checkpoint=checkpoint, model=maker) if follows else None
+    model = follower.model if follower else ServedModel.open(save_dir, checkpoint, model=maker)
     # Before they are read: what comes meanwhile is read again.
     seen = _seen(model, config, given) if follower else None
     viewer = open_viewer(model, config, given)

@@ -31,6 +31,7 @@ from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.models.rows import Inputs
+from recsuite.models.tasks.task import ModelMaker
 from recsuite.serving.catalogue import Catalogue, Items, described
 from recsuite.serving.index.nearest import KeptIndex
 from recsuite.serving.model_files import put, read_change
@@ -71,21 +72,28 @@ class ServedModel:
         self._data: Told | None = None
 
     @classmethod
-    def open(cls, folder: Path | str, checkpoint: str = BEST, data_path: Path | str = "") -> ServedModel:
+    def open(
+        cls,
+        folder: Path | str,
+        checkpoint: str = BEST,
+        data_path: Path | str = "",
+        model: ModelMaker | None = None,
+    ) -> ServedModel:
         """The model of an export, a checkpoint, a delta with all before it, or a folder's best or latest one.
 
+        model: makes a model of your own, as it was given to the training; without it that of the task.
         data_path: the data of the training: features and histories of users and items that are given by their
         ids come from there.
 
         Raises:
             UserError: when anything that it needs is missing, damaged, or of another run.
         """
-        model = ServedModel(read_settled(Path(folder), checkpoint))
+        served = ServedModel(read_settled(Path(folder), checkpoint, model))
         if data_path:
             from recsuite.serving.recommend import tell
 
-            tell(model, str(data_path), str(folder))
-        return model
+            tell(served, str(data_path), str(folder))
+        return served
 
     @property
     def snapshot(self) -> Snapshot:
@@ -302,15 +310,22 @@ class Follower:
     checkpoint: follows the best one by validation, or the latest, also where a best one is not there.
     """
 
-    def __init__(self, save_dir: Path | str, start: Path | str | None = None, checkpoint: str = BEST) -> None:
-        """Begin with that checkpoint of the folder, or with `start`, such as an export.
+    def __init__(
+        self,
+        save_dir: Path | str,
+        start: Path | str | None = None,
+        checkpoint: str = BEST,
+        model: ModelMaker | None = None,
+    ) -> None:
+        """Begin with that checkpoint of the folder, or with `start`, such as an export. model: see
+        `ServedModel.open`.
 
         Raises:
             UserError: see `ServedModel.open`.
         """
         self.save_dir = Path(save_dir)
         self.checkpoint = checkpoint
-        self.model = ServedModel.open(start or self.save_dir, checkpoint)
+        self.model = ServedModel.open(start or self.save_dir, checkpoint, model=model)
         # Held while the model may become another one: whoever holds it asks the same one all the time.
         self.changing = threading.Lock()
         self._seen: set[tuple[str, int]] = set()
@@ -353,7 +368,7 @@ class Follower:
         elif newest.run != self.model.run:
             # The first checkpoints of a new training are worse than what is served.
             if newest.progress.epoch > 0:
-                self.model.replace(read_snapshot(chain))
+                self.model.replace(read_snapshot(chain, self.model.snapshot.maker))
         # Not one that is older: the model may have begun with an export of what comes later.
         elif newest.progress.step >= self.model.progress.step:
-            self.model.replace(read_snapshot(chain))
+            self.model.replace(read_snapshot(chain, self.model.snapshot.maker))

@@ -18,7 +18,7 @@ from recsuite.datasets.preparation.vocabulary import Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.rows import FeatureRows
-from recsuite.models.tasks.task import Task, task_of
+from recsuite.models.tasks.task import ModelMaker, Task, task_named
 from recsuite.serving.dynamic.directory import Directory
 from recsuite.serving.index.lists import Lists
 from recsuite.serving.request import (
@@ -79,7 +79,8 @@ class Snapshot:
     input of a number; manifest: of the checkpoint; follows: what the next delta must say that it builds on;
     config: that of the training, nothing in an export; trained: the folder that says so; folder: where it was
     read; dynamic: name of a dynamic table to where the rows of its ids are; lists: of
-    the index of items that was written with it, or with the checkpoint that deltas were put into.
+    the index of items that was written with it, or with the checkpoint that deltas were put into; task_name:
+    the --task of the training; maker: makes the model, where it is not that of the task.
     """
 
     folder: Path
@@ -95,11 +96,13 @@ class Snapshot:
     config: dict[str, Any]
     dynamic: Mapping[str, Directory] = field(default_factory=dict)
     lists: Lists | None = None
+    task_name: str = "rating"
+    maker: ModelMaker | None = None
 
     @property
     def task(self) -> Task:
         """What it has learned to do."""
-        return task_of(self.head.state_dict())
+        return task_named(self.task_name)
 
     @property
     def age(self) -> float:

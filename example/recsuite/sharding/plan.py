@@ -39,6 +39,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import UNKNOWN_ROW, Table
 from recsuite.errors import UserError
 from recsuite.models.co_occurrence import CoOccurrence
+from recsuite.models.tasks.task import ModelMaker
 from recsuite.runtime.host import allowed_memory
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu.cpu_tables import CpuTablesSharder
@@ -49,7 +50,7 @@ from recsuite.sharding.dynamic.sharded.capacity import specs_of
 from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
 from recsuite.sharding.dynamic.spec import DynamicSpec
 from recsuite.sharding.managed.tables import ManagedTablesSharder
-from recsuite.sharding.recommender import ModelMaker, TrainableModel, make_model
+from recsuite.sharding.recommender import TrainableModel, make_model
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the table.
 INIT_BLOCK_ROWS = 4096

@@ -6,7 +6,7 @@ Shapes: B events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from recsuite.models.prior import (
 )
 from recsuite.models.recency import Members
 from recsuite.models.rows import FeatureRows, LookedUp, with_row_scale
-from recsuite.models.tasks.task import Sizes, task_named
+from recsuite.models.tasks.task import ModelData, ModelMaker, task_named
 from recsuite.runtime.ranges import named
 
 
@@ -199,10 +199,6 @@ def _as_it_is(table: torch.Tensor) -> None:
     """Leave what is in a table."""
 
 
-# Makes the model of a data set, an `nn.Module` that is called with `FeatureRows` and the batch.
-ModelMaker = Callable[[Columns, ModelConfig], nn.Module]
-
-
 def make_model(
     columns: Columns,
     config: ModelConfig,
@@ -218,13 +214,8 @@ def make_model(
     """
     task = task_named(config.task)
     features = [*(table.feature for table in columns.tables), *columns.numbers]
-    if maker is None:
-        num_places = history if config.learns_history_weights or config.reads_order else 0
-        blocks = config.block, config.num_blocks, config.num_heads, config.dropout
-        sizes = Sizes(config.embedding_dim, config.mlp_dims, num_places, *blocks)
-        head: nn.Module = task.make_head(columns.schema, features, sizes, columns.mean_label)
-    else:
-        head = maker(columns, config)
+    data = ModelData(columns.schema, features, columns.mean_label, history)
+    head = (maker or task.make_model)(data, config)
     noise = task.noise_of(None, columns.schema.unit)
     if noise is not None and isinstance(head, CoOccurrence):
         head.prior = make_prior(columns, noise)

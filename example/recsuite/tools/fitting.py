@@ -30,7 +30,7 @@ from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.parser import nearest_flag
 from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
-from recsuite.runtime.host import spinning_briefly, stat_fields
+from recsuite.runtime.host import stat_fields
 from recsuite.runtime.launch import launch_name, read_launch
 from recsuite.tools.script import joined
 
@@ -253,16 +253,15 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
 
     with (
         joined(config, given) as (config, context),
-        spinning_briefly(),
-        observing(config, context) as (stopwatch, callbacks),
+        observing(config, context) as observers,
     ):
         with ExitStack() as stack:
-            with stopwatch.part("data"):
+            with observers.part("data"):
                 data = stack.enter_context(open_data(config, context))
             checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
-            run = train(data, config, context, checkpointer, callbacks)
+            run = train(data, config, context, checkpointer, observers.callbacks)
         # The table of results, and whatever the flags ask for.
-        raise_on_all(lambda: report_run(run, stopwatch.split(), config, context))
+        raise_on_all(lambda: report_run(run, observers.split(), config, context))
 
         def known() -> tuple[Snapshot, RawData, TableSchema]:
             source = locate(config.data, config.runtime.seed)

@@ -1,13 +1,14 @@
-"""The life of a model, which every script that trains one has: train and report, restore, merge deltas.
+"""What scripts share around their loop: the modes of a command line, data, checkpoints, results.
 
-Imports nothing heavy at its top, for every spawned data worker imports the script again.
+Imports nothing heavy at its top.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from recsuite.config.config import ALONE, TRAINING, Config
 from recsuite.runtime.collectives import raise_on_all
@@ -15,8 +16,16 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import shown, stage
 from recsuite.tools import script
 
-# What a script adds: called on every rank once its modes are done, with their configuration.
-AfterModes = Callable[[Config, RuntimeContext], None]
+if TYPE_CHECKING:
+    from recsuite.checkpoint.storage.manifest import Progress
+    from recsuite.datasets.opening import Data
+    from recsuite.models.tasks.task import ModelMaker
+    from recsuite.monitoring.callbacks import Observers
+    from recsuite.training.callbacks import CheckpointerProtocol, Run
+    from recsuite.training.state import ShardedModel
+
+# A mode of a script. Collective: every rank calls it.
+Mode = Callable[[Config, RuntimeContext], None]
 READING = {"--load", "--compact", "--export", "--recommend"}
 WITH_TRAINING = {f"--{name}" for name in (*TRAINING, "incremental_dump")}
 # Printed after a training without any flag, which is the first command of the README.
@@ -30,97 +39,151 @@ WITH_CHECKPOINTS = {
 }
 
 
-def start(argv: list[str] | None, defaults: Sequence[str] = (), after_modes: AfterModes | None = None) -> int:
-    """Parse, check, and run on one process or on all; returns the exit status.
+def run_modes(
+    argv: list[str] | None,
+    modes: Mapping[str, Mode],
+    model: ModelMaker | None = None,
+    defaults: Sequence[str] = (),
+    after: Mode | None = None,
+) -> int:
+    """Parse a command line, check it, and run the modes that it names; returns the exit status.
 
-    argv: the flags, those of `sys.argv` when None; defaults: flags that those of a training come after;
-    after_modes: what a script does beside the modes. It needs a checkpoint: where no flag writes or reads
-    one, deltas are written.
+    argv: the flags, those of `sys.argv` when None; modes: the functions of a script by the names "train",
+    "dump", "inc_dump" and "load"; model: makes its model, for what one process does alone; defaults: flags
+    that those of a training come after; after: what a script does beside the modes. It needs a checkpoint:
+    where no flag writes or reads one, deltas are written.
     """
     flags = [*(sys.argv[1:] if argv is None else argv)]
     named = {word.partition("=")[0] for word in flags}
     # A checkpoint that is read says itself what it is of.
     if not named & READING or named & WITH_TRAINING:
         flags = [*defaults, *flags]
-    if after_modes is not None and not named & WITH_CHECKPOINTS:
+    if after is not None and not named & WITH_CHECKPOINTS:
         flags.append("--inc_dump")
     config, given = script.parse_once(flags)
     if config.is_alone:
-        return script.run_alone(config, given)
+        return script.run_alone(config, given, model)
     script.check_machine()
     with shown():
-        run(config, given, after_modes)
+        run(config, given, modes, after)
     return 0
 
 
-def run(config: Config, given: frozenset[str] = frozenset(), after_modes: AfterModes | None = None) -> None:
+def run(config: Config, given: frozenset[str], modes: Mapping[str, Mode], after: Mode | None = None) -> None:
     """Run the modes of the configuration. Collective: every rank.
 
     given: the flags of the command line; the others are those of the checkpoint that is read, if one is.
     """
-    modes = {"train": train_and_report, "compact": compact_checkpoints, "load": restore_and_report}
     script.announce_data(config)
     with script.joined(config, given) as (config, context):
-        for mode in config.modes:
-            modes[mode](config, context)
+        for name in config.modes:
+            mode = compact if name == "compact" else modes[_written(config) if name == "train" else name]
+            mode(config, context)
         if not given:
             context.say(NEXT)
-        if after_modes is not None:
+        if after is not None:
             # One rank may fail where the others have nothing to do, and all are to end with its sentence.
-            raise_on_all(lambda: after_modes(config, context))
+            raise_on_all(lambda: after(config, context))
 
 
-def train_and_report(config: Config, context: RuntimeContext) -> None:
-    """Train, with checkpoints if the flags ask for them, and report. Collective: every rank."""
+def _written(config: Config) -> str:
+    """The mode of a training, by what it writes."""
+    section = config.checkpoint
+    return "inc_dump" if section.inc_dump else "dump" if section.dump else "train"
+
+
+@contextlib.contextmanager
+def open_data(
+    config: Config,
+    context: RuntimeContext,
+    build: Callable[..., Any],
+    observers: Observers | None = None,
+) -> Iterator[Data]:
+    """Open the data of a training, or with --load those of a checkpoint, and the loader of their batches. The
+    workers end with the context. Collective: every rank.
+
+    build: makes the loader, see `build_dataloader`; observers: of a training.
+
+    Raises:
+        UserError: when the data cannot be had, differ between machines, or the workers cannot start.
+    """
     from recsuite.checkpoint.past import reopen_data
-    from recsuite.monitoring.callbacks import observing
+
+    with contextlib.ExitStack() as stack:
+        with observers.part("data") if observers else contextlib.nullcontext():
+            data = stack.enter_context(reopen_data(config, context, observers is not None, build))
+        yield data
+
+
+@contextlib.contextmanager
+def checkpointing(
+    data: Data, config: Config, context: RuntimeContext, observers: Observers
+) -> Iterator[CheckpointerProtocol | None]:
+    """Open what writes checkpoints and says where the training begins; None where the flags ask for none:
+    then memory keeps the best weights. Collective: every rank.
+
+    Raises:
+        UserError: when another training writes there, and when the last checkpoint failed.
+    """
+    # The workers start while this imports TorchRec.
+    with observers.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
+        from recsuite.checkpoint import session
+    if not config.checkpoint.writes:
+        yield None
+        return
+    with session.checkpointing(data.columns, config, context) as checkpointer:
+        yield checkpointer
+
+
+def report(result: Run, config: Config, context: RuntimeContext, observers: Observers) -> None:
+    """Show the results of a training, and write its report if one is asked for. Not collective."""
     from recsuite.monitoring.report import report_run
 
-    with observing(config, context) as (stopwatch, callbacks):
-        with contextlib.ExitStack() as stack:
-            with stopwatch.part("data"):
-                data = stack.enter_context(reopen_data(config, context, trains=True))
-            # The workers start while this imports TorchRec.
-            with stopwatch.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
-                from recsuite.checkpoint.session import checkpointing
-                from recsuite.training.trainer import train
-            # Without checkpoints the trainer keeps the best weights in memory by itself.
-            checkpointer = None
-            if config.checkpoint.writes:
-                checkpointer = stack.enter_context(checkpointing(data.columns, config, context))
-            result = train(data, config, context, checkpointer, callbacks)
-        report_run(result, stopwatch.split(), config, context)
+    report_run(result, observers.split(), config, context)
 
 
-def restore_and_report(config: Config, context: RuntimeContext) -> None:
-    """Restore a checkpoint, and evaluate it. Collective: every rank."""
-    from recsuite.checkpoint.past import reopen_data
+def restore(
+    data: Data, config: Config, context: RuntimeContext, model: ModelMaker | None = None
+) -> tuple[ShardedModel, Progress]:
+    """Build a model and put it where a checkpoint is; where the training was then. Collective: every rank.
+
+    model: makes it, as for `Training.shard`.
+
+    Raises:
+        UserError: when the checkpoint is missing, damaged or of another model.
+    """
+    from recsuite.checkpoint.restore import restore_chosen
+    from recsuite.training.state import build_train_state
+
+    train_state = build_train_state(data.columns, config, context, model)
+    restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
+    return train_state, restored.progress
+
+
+def report_test(
+    model: ShardedModel, progress: Progress, data: Data, config: Config, context: RuntimeContext
+) -> None:
+    """Test a model that was restored, and show the results. Collective: every rank."""
+    from recsuite.checkpoint.storage.choice import describe_step
     from recsuite.monitoring.results import say_results
+    from recsuite.training.evaluation import make_evaluator
+    from recsuite.training.input_pipeline import InputPipeline
+    from recsuite.training.loops.rest import say_rest
 
-    with reopen_data(config, context, trains=False) as data:
-        from recsuite.checkpoint.restore import restore_chosen
-        from recsuite.checkpoint.storage.choice import describe_step
-        from recsuite.training.evaluation import make_evaluator
-        from recsuite.training.input_pipeline import InputPipeline
-        from recsuite.training.loops.rest import say_rest
-        from recsuite.training.state import build_train_state
-
-        train_state = build_train_state(data.columns, config, context)
-        restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
-        evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
-        if config.stream.stream:
-            say_rest(evaluator, train_state.model, restored.progress, data.columns, context)
-            return
-        test = evaluator.test(train_state.model, restored.progress.epoch)
-    say_results(describe_step(restored.progress), test, data.columns, config, context)
+    evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
+    if config.stream.stream:
+        say_rest(evaluator, model.model, progress, data.columns, context)
+        return
+    test = evaluator.test(model.model, progress.epoch)
+    say_results(describe_step(progress), test, data.columns, config, context)
 
 
-def compact_checkpoints(config: Config, context: RuntimeContext) -> None:
+def compact(config: Config, context: RuntimeContext) -> None:
     """Merge deltas into one full checkpoint. Collective: every rank."""
     from recsuite.checkpoint.past import reopen_data
 
     with reopen_data(config, context, trains=False) as data:
-        from recsuite.checkpoint.compaction import compact
+        from recsuite.checkpoint.compaction import compact as merge
         from recsuite.training.state import build_train_state
 
-        compact(build_train_state(data.columns, config, context), data.columns, config, context)
+        merge(build_train_state(data.columns, config, context), data.columns, config, context)

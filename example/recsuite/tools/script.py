@@ -7,7 +7,7 @@ import io
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recsuite.config.both_sides import both_sides
 from recsuite.config.config import Config
@@ -33,6 +33,9 @@ from recsuite.runtime.process import RuntimeContext, advise, cleanup_runtime, en
 from recsuite.runtime.progress_bar import shown
 from recsuite.runtime.versions import check_versions
 from recsuite.workers.failure import WorkerError
+
+if TYPE_CHECKING:
+    from recsuite.models.tasks.task import ModelMaker
 
 SYNTHETIC_NOTICE = (
     "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
@@ -97,11 +100,11 @@ def check_machine() -> None:
     check_versions()
 
 
-def run_alone(config: Config, given: frozenset[str]) -> int:
+def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = None) -> int:
     """Examine the machine, write a schema, export or recommend, on rank 0 of a launch; returns the exit
     status. Not collective.
 
-    given: the flags of the command line.
+    given: the flags of the command line; model: makes the model of the script.
 
     Raises:
         UserError: when it cannot be done.
@@ -123,19 +126,19 @@ def run_alone(config: Config, given: frozenset[str]) -> int:
         return 0
     check_machine()
     with shown():
-        _serve(config, given)
+        _serve(config, given, model)
     return 0
 
 
-def _serve(config: Config, given: frozenset[str]) -> None:
+def _serve(config: Config, given: frozenset[str], model: ModelMaker | None) -> None:
     if config.serving.export:
         from recsuite.serving.export import export
 
-        export(config.checkpoint, Path(config.serving.export))
+        export(config.checkpoint, Path(config.serving.export), model)
     else:
         from recsuite.serving.recommend import recommend
 
-        recommend(config, given)
+        recommend(config, given, model)
 
 
 def announce_data(config: Config) -> None:

@@ -17,10 +17,11 @@ from recsuite.config.config import Config
 from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.models.prior import Prior
+from recsuite.models.tasks.task import ModelMaker
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import named
 from recsuite.sharding.plan import build_model
-from recsuite.sharding.recommender import ModelInput, ModelMaker
+from recsuite.sharding.recommender import ModelInput
 from recsuite.training.optimizer import DenseOptimizer, RowWiseAdagrad, make_optimizer
 
 

@@ -7,11 +7,13 @@ import errno
 import os
 import pickle
 import select
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
 from recsuite.errors import UserError, counted
@@ -83,7 +85,8 @@ def start_workers(
         )
         first = worker_id * slots_per_worker
         workers.append(WorkerHandle(process, ours, crash_log, deque(range(first, first + slots_per_worker))))
-        process.start()
+        with _script_left_out(source):
+            process.start()
         # Else the pipe would stay open when the worker is gone.
         theirs.close()
     for worker in workers:
@@ -91,6 +94,23 @@ def start_workers(
         # whose turn comes later may die, and would be missed until then.
         for watched in (worker.connection, *(other.process.sentinel for other in workers)):
             worker.poll.register(watched, select.POLLIN)
+
+
+@contextlib.contextmanager
+def _script_left_out(source: BatchSource) -> Iterator[None]:
+    """Have a worker that starts not import the script of this process, which may import torch.
+
+    Only where it needs nothing that the script defines.
+    """
+    if b"__main__" in pickle.dumps(source):
+        yield
+        return
+    # The start of a process looks here for the script.
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def end_workers(workers: list[WorkerHandle], ring: Ring) -> None:

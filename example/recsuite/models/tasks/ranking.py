@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from recsuite.datasets.schema import Feature, Schema
+from recsuite.config.sections.model import ModelConfig
 from recsuite.models.heads import TwoTower
-from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
-from recsuite.models.two_sided import Head
+from recsuite.models.tasks.task import Labelled, ModelData, Task, TrainingData
 
-# The weights of the places of a history, where a head has learned them.
-PLACES = "recency.places"
 # Events that are scored against all drawn items at once: of many items no more scores are held, and of few
 # they stay in a cache.
 EVENTS_AT_ONCE = 128
@@ -195,20 +191,12 @@ class Ranking(Task):
     evaluation = "ranks"
     curve_unit = ""
     score_label = "score"
-    # It may weigh histories and have no layers.
-    dense_parts: ClassVar[tuple[str, ...]] = ("tower", "recency")
 
-    def make_head(
-        self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
-    ) -> Head:
+    def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
         """See `Task`."""
         # Without the mean: one number added to every score changes no rank.
-        return TwoTower(features, sizes.embedding_dim, sizes.mlp_dims, sizes.num_places)
-
-    def sizes_of(self, shapes: Mapping[str, Sequence[int]], embedding_dim: int) -> Sizes:
-        """See `Task`."""
-        num_places = shapes[PLACES][-1] if PLACES in shapes else 0
-        return super().sizes_of(shapes, embedding_dim)._replace(num_places=num_places)
+        num_places = data.history if args.learns_history_weights else 0
+        return TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places)
 
     def make_loss(self, data: TrainingData) -> SampledSoftmax:
         """See `Task`."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from recsuite.datasets.schema import AUDIENCE, Feature, Schema
+from recsuite.config.sections.model import ModelConfig
+from recsuite.datasets.schema import AUDIENCE
 from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.heads import Interaction
-from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
+from recsuite.models.tasks.task import Labelled, ModelData, Task, TrainingData
 
 
 class SquaredError(nn.Module):
@@ -36,16 +36,13 @@ class Rating(Task):
     evaluation = "predictions"
     curve_unit = " of {labels}"
     score_label = "predicted"
-    dense_parts = ("mlp",)
 
-    def make_head(
-        self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
-    ) -> Interaction:
+    def make_model(self, data: ModelData, args: ModelConfig) -> Interaction:
         """See `Task`."""
         # From the mean label on, so that rows and layers learn the differences from it alone.
-        common = features, sizes.embedding_dim, sizes.mlp_dims, mean_label
-        if AUDIENCE in [feature.name for feature in features]:
-            return CoOccurrence(*common, schema.unit, schema.ids)
+        common = data.features, args.embedding_dim, args.mlp_dims, data.mean_label
+        if data.names(AUDIENCE):
+            return CoOccurrence(*common, data.schema.unit, data.schema.ids)
         return Interaction(*common)
 
     def noise_of(self, value: float | None, unit: float) -> float | None:

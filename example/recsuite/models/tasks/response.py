@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from recsuite.datasets.schema import Feature, Schema
+from recsuite.config.sections.model import ModelConfig
 from recsuite.models.heads import Response
-from recsuite.models.tasks.task import Labelled, Sizes, Task, TrainingData
+from recsuite.models.tasks.task import Labelled, ModelData, Task, TrainingData
 
 
 class LogLoss(nn.Module):
@@ -34,14 +33,11 @@ class ResponseTask(Task):
     evaluation = "answers"
     curve_unit = ""
     score_label = "chance of {answer}"
-    dense_parts = (Response.layers_name,)
 
-    def make_head(
-        self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
-    ) -> Response:
+    def make_model(self, data: ModelData, args: ModelConfig) -> Response:
         """See `Task`."""
         # From the share of yes on, so that rows and layers learn the differences from it alone.
-        return Response(features, sizes.embedding_dim, sizes.mlp_dims, mean_label)
+        return Response(data.features, args.embedding_dim, args.mlp_dims, data.mean_label)
 
     def make_loss(self, data: TrainingData) -> LogLoss:
         """See `Task`."""

@@ -9,33 +9,36 @@ from __future__ import annotations
 
 import importlib
 import math
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
-from recsuite.config.sections.model import SAS, ModelConfig
+from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.schema import Feature, Schema
-from recsuite.models.two_sided import Head
 
 
-class Sizes(NamedTuple):
-    """How large a head is: numbers in a row, the widths of its hidden layers, how many places of a history
-    have weights of their own; and of a transformer the kind of its blocks, their number, their heads, and how
-    much they drop.
+class ModelData(NamedTuple):
+    """What a model is made for: the features of a data set, those with lists behind the others.
+
+    mean_label: of the training events, as it is learned; history: how many items one has at most.
     """
 
-    embedding_dim: int
-    mlp_dims: Sequence[int]
-    num_places: int = 0
-    block: str = SAS
-    num_blocks: int = 0
-    num_heads: int = 1
-    dropout: float = 0.0
+    schema: Schema
+    features: Sequence[Feature]
+    mean_label: float = 0.0
+    history: int = 0
+
+    def names(self, *entities: str) -> list[str]:
+        """Return the names of the features with rows, of "user", "item", "event", "history" or "audience"."""
+        return [each.name for each in self.features if each.has_table and each.entity in entities]
+
+
+# Makes a model, an `nn.Module` that is called with `FeatureRows` and a batch, from the flags of the model.
+ModelMaker = Callable[[ModelData, ModelConfig], nn.Module]
 
 
 # A protocol, for what goes through the model is made above it: `ModelInput` is one.
@@ -75,9 +78,8 @@ class Task(ABC):
     its metrics, and the baselines that it has to beat, are of predictions held against the labels, of the
     ranks of the items chosen, or of probabilities held against answers of yes and no; curve_unit: what the
     label of the main metric's axis adds, with {labels} for the noun of the data; score_label: what a
-    recommendation's number is called, with {answer} for what a yes is; dense_parts: how its head, and so a
-    checkpoint, names the layers, and what it may have in their place: these names tell the task of a model
-    that is read; reads_order: whether histories are read in their order, by the rows of the items themselves.
+    recommendation's number is called, with {answer} for what a yes is; reads_order: whether histories are
+    read in their order, by the rows of the items themselves.
     """
 
     name: ClassVar[str]
@@ -89,28 +91,17 @@ class Task(ABC):
     evaluation: ClassVar[Literal["predictions", "ranks", "answers"]]
     curve_unit: ClassVar[str]
     score_label: ClassVar[str]
-    dense_parts: ClassVar[tuple[str, ...]]
     reads_order: ClassVar[bool] = False
 
     @abstractmethod
-    def make_head(
-        self, schema: Schema, features: Sequence[Feature], sizes: Sizes, mean_label: float = 0.0
-    ) -> Head:
-        """What computes with the looked-up rows, untrained. features: those that the model has."""
+    def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
+        """Return the library's model for the task, untrained."""
 
     def noise_of(self, value: float | None, unit: float) -> float | None:
         """The mean square of what cannot be predicted, where the best value of the main metric so far is this
         one, for the prior of rows; None where rows have no prior.
         """
         return None
-
-    def sizes_of(self, shapes: Mapping[str, Sequence[int]], embedding_dim: int) -> Sizes:
-        """How large a head is whose tensors have these shapes.
-
-        Raises:
-            KeyError, ValueError, IndexError: when they are those of none.
-        """
-        return Sizes(embedding_dim, hidden_widths(shapes, self.dense_parts[0]))
 
     @abstractmethod
     def make_loss(self, data: TrainingData) -> nn.Module:
@@ -146,19 +137,6 @@ class Task(ABC):
         return dict.fromkeys(self.metrics, float("nan"))
 
 
-def hidden_widths(shapes: Mapping[str, Sequence[int]], layers: str) -> list[int]:
-    """Of layers, as `make_mlp` numbers them, the widths that --mlp_dims gave: the last one is the head's.
-
-    Raises:
-        ValueError: when one is 0.
-    """
-    pattern = re.compile(rf"{re.escape(layers)}\.(\d{{1,9}})\.weight")
-    found = {int(match[1]): shapes[match[0]][0] for match in map(pattern.fullmatch, shapes) if match}
-    if 0 in found.values():
-        raise ValueError(f"a layer of {layers} has the width 0")
-    return [found[number] for number in sorted(found)][:-1]
-
-
 def task_named(name: str) -> Task:
     """The task that --task calls so."""
     # By name: a new task is a module and a choice of --task, and no list of tasks has to be kept beside.
@@ -166,32 +144,6 @@ def task_named(name: str) -> Task:
     return task
 
 
-def all_tasks() -> list[Task]:
-    """Every task that --task names.
-
-    Raises:
-        ValueError: when two have a part of the same name, by which a model that is read tells its task.
-    """
-    tasks = [task_named(name) for name in ModelConfig.CHOICES["task"]]
-    for number, task in enumerate(tasks):
-        for other in tasks[:number]:
-            for part in {*task.dense_parts} & {*other.dense_parts}:
-                raise ValueError(
-                    f"The tasks {other.name} and {task.name} both call their layers {part}; give one head "
-                    "another name for them."
-                )
-    return tasks
-
-
-def task_of(names: Collection[str]) -> Task:
-    """The task whose head has tensors of these names.
-
-    Raises:
-        LookupError: when none has.
-    """
-    # An export says nothing of the flags, so the tensors have to tell.
-    parts = {name.split(".")[0] for name in names}
-    for task in all_tasks():
-        if parts.intersection(task.dense_parts):
-            return task
-    raise LookupError(f"the layers {', '.join(sorted(parts)) or 'none'} are those of no --task")
+def library_model(data: ModelData, args: ModelConfig) -> nn.Module:
+    """Return the library's model for --task, untrained."""
+    return task_named(args.task).make_model(data, args)

@@ -17,13 +17,13 @@ from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import Data
-from recsuite.models.tasks.task import task_named
+from recsuite.models.tasks.task import ModelMaker, task_named
 from recsuite.runtime.collectives import all_gather_object
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
 from recsuite.sharding.dynamic.sharded.collective import counts_of, describe_counts, dynamic_rows
 from recsuite.sharding.plan import describe_plan
-from recsuite.sharding.recommender import ModelInput, ModelMaker
+from recsuite.sharding.recommender import ModelInput
 from recsuite.training.callbacks import Callback, Callbacks, CheckpointerProtocol, Run, Step
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.optimizer import DenseOptimizer, RowWiseAdagrad, Schedule

@@ -218,7 +218,7 @@ class StreamLoop(Training):
         self.input_pipeline.loader.close()
         # An endless stream must not keep all that it had.
         self.loader.close()
-        loader = self.loader.enter_context(load(columns, self.config, self.context))
+        loader = self.loader.enter_context(load(columns, self.config, self.context, self.data.build))
         self.input_pipeline = InputPipeline(loader, self.phase)
         self.evaluator = PredictionEvaluator(self.task, self.input_pipeline, columns, self.context)
         with self.phase(self.checkpointer.phase):
