@@ -33,7 +33,7 @@ class RatingModel(rs.TwoSided):
         super().__init__()
         self.users, self.items = data.names("user", "event", "history"), data.names("item")
         self.numbers = rs.DenseNumbers(data.features, dim)
-        self.mlp = rs.make_mlp([3 * (dim - 1), *hidden, 1])
+        self.mlp = rs.PairMLP(dim, hidden)
         self.register_buffer("mean_rating", torch.tensor(data.mean_label))
 
     def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
@@ -46,11 +46,10 @@ class RatingModel(rs.TwoSided):
         return self.numbers.added(rows.sum(self.items), batch, "item")
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return predicted ratings, float32 [B], of float32 [B, D] both."""
+        """Return predicted ratings, float32 [B], of vectors, float32 [B, D] both."""
         product = users * items
-        factors = torch.cat([users[:, 1:], items[:, 1:], product[:, 1:]], dim=1)
-        biases = users[:, 0] + items[:, 0]
-        return self.mean_rating + biases + product[:, 1:].sum(dim=1) + self.mlp(factors).squeeze(1)
+        dot = product.sum(dim=1) - product[:, 0]
+        return self.mean_rating + (users[:, 0] + items[:, 0]) + dot + self.mlp(users, items)
 
 
 class SquaredError(nn.Module):

@@ -18,6 +18,7 @@ PUBLIC = {
     "ModelConfig": "config.sections.model",
     "ModelData": "models.tasks.task",
     "ModelInput": "sharding.recommender",
+    "PairMLP": "models.layers",
     "RowWiseAdagrad": "training.optimizer",
     "RuntimeContext": "runtime.process",
     "SampledSoftmax": "models.tasks.ranking",

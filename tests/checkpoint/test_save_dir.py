@@ -168,7 +168,7 @@ def test_what_is_moved_away_while_it_is_read_is_tried_again_before_others_are_re
     add_dump(tmp_path, 5)
     moved, read = add_dump(tmp_path, 10), []
 
-    def read_snapshot(state: CheckpointChain) -> Any:
+    def read_snapshot(state: CheckpointChain, maker: Any) -> Any:
         read.append(state.folder.name)
         if state.folder == moved:
             retire(moved)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,7 @@ def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         args = ModelConfig(task, DIM, (7, 5))
+        about = {"model": json.loads(json.dumps({**dataclasses.asdict(args), "history": 20}))}
         data = ModelData(SCHEMA, features, 3.5, 20)
         head = with_row_scale(task_named(task).make_model(data, args))
     return Snapshot(
@@ -56,7 +59,7 @@ def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
         head=head.eval().requires_grad_(False),
         vocabulary=vocabulary,
         encodings={},
-        manifest=Manifest("0123456789ab", Progress(step=7, epoch=1), {}, (), "", "", {}),
+        manifest=Manifest("0123456789ab", Progress(step=7, epoch=1), {}, (), "", "", about),
         follows=ParentLink("step-000000007", "digest", 1, 7),
         trained=Path("none"),
         config={},

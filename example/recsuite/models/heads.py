@@ -6,13 +6,12 @@ Shapes: B events, D numbers in a table row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import nn
 
 from recsuite.datasets.schema import HISTORY, Feature
-from recsuite.models.layers import make_mlp, repeated
+from recsuite.models.layers import PairMLP, make_mlp, repeated
 from recsuite.models.recency import Recency
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.two_sided import Head
@@ -32,9 +31,6 @@ class Interaction(Head):
     divides by the root of their number; the mean predicted better).
     """
 
-    # What checkpoints call the layers, which tells what a head that is read was trained for.
-    layers_name: ClassVar[str] = "mlp"
-
     def __init__(
         self,
         features: Sequence[Feature],
@@ -44,7 +40,7 @@ class Interaction(Head):
     ) -> None:
         super().__init__(features, embedding_dim)
         # The factors of three vectors; the biases are added by themselves.
-        setattr(self, self.layers_name, make_mlp([3 * (embedding_dim - 1), *mlp_dims, 1]))
+        self.mlp = PairMLP(embedding_dim, mlp_dims)
         # The name that it has in checkpoints.
         self.mean_rating: torch.Tensor
         self.register_buffer("mean_rating", torch.tensor(mean_label, dtype=torch.float32))
@@ -54,52 +50,20 @@ class Interaction(Head):
         return batch.history_labels - self.mean_rating
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Predicted labels, see `Head`."""
+        """Return predicted labels, see `TwoSided`."""
         product = users * items
-        biases = users[:, 0] + items[:, 0]
         # The dot product of the factors, without that of the biases.
         dot = product.sum(dim=1) - product[:, 0]
-        deep = self._deep(users, items, product).squeeze(1)
-        return self.mean_rating + biases + dot + deep
+        return self.mean_rating + (users[:, 0] + items[:, 0]) + dot + self.mlp(users, items)
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Predicted labels, see `Head`. Takes memory for U * N * the widest layer."""
-        first, weights, others = self._layers()
-        # The weights times a user are a matrix for all items, so no product of two vectors is stored. What
-        # the user alone and the item alone add is computed once, not for each pair.
-        hidden = torch.matmul(items, users.unsqueeze(2) * weights[:, 2].t())
-        hidden += torch.addmm(first.bias, users, weights[:, 0].t()).unsqueeze(1)
-        hidden += items @ weights[:, 1].t()
-        for layer in others:
-            hidden = layer(hidden)
+        """Return predicted labels, see `TwoSided`."""
         biases = users[:, :1] + items[:, 0]
-        return self.mean_rating + biases + users[:, 1:] @ items[:, 1:].t() + hidden.squeeze(2)
-
-    def _deep(self, user: torch.Tensor, item: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
-        """The MLP on the factors of three vectors, float32 [B, 1]."""
-        first, weights, others = self._layers()
-        hidden = torch.addmm(first.bias, user, weights[:, 0].t())
-        hidden = torch.addmm(hidden, item, weights[:, 1].t())
-        hidden = torch.addmm(hidden, product, weights[:, 2].t())
-        for layer in others:
-            hidden = layer(hidden)
-        return hidden
-
-    def _layers(self) -> tuple[nn.Linear, torch.Tensor, list[nn.Module]]:
-        """The first layer of the MLP, its weights for user, item and product, [width, 3, D], and the others.
-
-        Weights of zero for the biases cost less than copies of the vectors without them, side by side.
-        """
-        first, *others = getattr(self, self.layers_name)
-        assert isinstance(first, nn.Linear)
-        # A zero in front of each third, where a vector has its bias.
-        return first, nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0)), others
+        return self.mean_rating + biases + users[:, 1:] @ items[:, 1:].t() + self.mlp.for_all(users, items)
 
 
 class Response(Interaction):
     """Predicts the probability of a yes: the logistic function of what `Interaction` predicts."""
-
-    layers_name = "response"
 
     def __init__(
         self,

@@ -19,6 +19,47 @@ def make_mlp(widths: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+class PairMLP(nn.Sequential):
+    """An MLP of the factors of a user, an item and their product; number 0 of a vector is its bias."""
+
+    def __init__(self, embedding_dim: int, hidden: Sequence[int]) -> None:
+        super().__init__(*make_mlp([3 * (embedding_dim - 1), *hidden, 1]))
+
+    def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Return a number for each pair of a user and an item, float32 [B]."""
+        first, weights, others = self._parts()
+        hidden = torch.addmm(first.bias, users, weights[:, 0].t())
+        hidden = torch.addmm(hidden, items, weights[:, 1].t())
+        hidden = torch.addmm(hidden, users * items, weights[:, 2].t())
+        for layer in others:
+            hidden = layer(hidden)
+        return hidden.squeeze(1)
+
+    def for_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Return a number for each user with each item, float32 [U, N]. Takes memory for U * N * the widest
+        layer.
+        """
+        first, weights, others = self._parts()
+        # The weights times a user are a matrix for all items, so no product of two vectors is stored. What
+        # the user alone and the item alone add is computed once, not for each pair.
+        hidden = torch.matmul(items, users.unsqueeze(2) * weights[:, 2].t())
+        hidden += torch.addmm(first.bias, users, weights[:, 0].t()).unsqueeze(1)
+        hidden += items @ weights[:, 1].t()
+        for layer in others:
+            hidden = layer(hidden)
+        return hidden.squeeze(2)
+
+    def _parts(self) -> tuple[nn.Linear, torch.Tensor, list[nn.Module]]:
+        """Return the first layer, its weights for user, item and product, [width, 3, D], and the others.
+
+        Weights of zero for the biases cost less than copies of the vectors without them, side by side.
+        """
+        first, *others = self
+        assert isinstance(first, nn.Linear)
+        # A zero in front of each third, where a vector has its bias.
+        return first, nn.functional.pad(first.weight.view(first.out_features, 3, -1), (1, 0)), others
+
+
 class NumberLayers(nn.Module):
     """From the dense numbers of B users or items to a vector, which counts like a row of theirs.
 

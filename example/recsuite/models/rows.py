@@ -196,6 +196,6 @@ def _only(
     """Return `order` and `starts` for some of the values; chosen: their new numbers, -1 for the others."""
     order = chosen.index_select(0, order)
     is_chosen = order >= 0
-    before = is_chosen.to(starts.dtype).cumsum(0, dtype=starts.dtype) - is_chosen.to(starts.dtype)
-    # A row of which the last value begins behind the end does not exist: each row has one value at least.
+    # A row without a value may begin behind the last one.
+    before = torch.nn.functional.pad(is_chosen.cumsum(0, dtype=starts.dtype), (1, 0))
     return order[is_chosen], before.index_select(0, starts)
