@@ -117,9 +117,7 @@ def _options(scheme: str) -> dict[str, Any]:
     if scheme in ("http", "https"):
         import aiohttp
 
-        timeout = aiohttp.ClientTimeout(
-            REQUEST_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=SILENT_SECONDS
-        )
+        timeout = aiohttp.ClientTimeout(REQUEST_SECONDS, CONNECT_SECONDS, SILENT_SECONDS)
         # Trusted: the proxies that the environment names.
         plain["client_kwargs"] = {"timeout": timeout, "trust_env": True}
     elif scheme in ("s3", "s3a"):
