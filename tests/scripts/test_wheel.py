@@ -16,12 +16,9 @@ import pytest
 from recsuite.checkout import checkout
 from tests.support.launch import ROOT, python, succeeded
 
-# Imported by no statement: torch and retrieval.py look for them. fbgemm comes with torchrec; who reads tables
-# from a server installs aiohttp; typing_extensions is for the type checker alone.
-HIDDEN, NOT_NAMED = (
-    {"tensorboard", "faiss-cpu"},
-    {"fbgemm-gpu-cpu", "fbgemm-gpu", "aiohttp", "typing-extensions"},
-)
+# Imported by no statement: torch and retrieval.py look for them. fbgemm comes with torchrec, and
+# typing_extensions is for the type checker alone.
+HIDDEN, NOT_NAMED = {"tensorboard", "faiss-cpu"}, {"fbgemm-gpu-cpu", "fbgemm-gpu", "typing-extensions"}
 # Built from these alone: the lists of packages and the documents are no part of it.
 PARTS = ("pyproject.toml", "README.md", "LICENSE", "example", "tests", "benchmarks", "docs", "deploy")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.pyc")
