@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.monitoring.page import draw
-from recsuite.monitoring.runs import find_runs
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import ROOT, python, read_json, succeeded, torchrun
 
@@ -48,7 +46,6 @@ def test_the_index_of_a_training_on_any_ranks_is_exported_followed_and_shown(
     assert len(re.findall(r"\| +\d+ \| .+ \(\d{4}\) +\| +\S+ \|$", page, re.MULTILINE)) == 10
     points = read_json(report / "metrics.json")["index"]
     assert points[-1]["recall"] == 1
-    assert "recall@100 of the index" in draw(find_runs([report]))
 
 
 def test_a_training_of_another_task_is_refused_before_it_begins(tmp_path: Path) -> None:
