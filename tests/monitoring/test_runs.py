@@ -54,7 +54,7 @@ def test_runs_stand_in_the_order_of_their_validation_with_the_test_its_interval_
 ) -> None:
     write_run(tmp_path / "a", **validated(0.8), test={"rmse": 0.6}, intervals=None)
     write_run(tmp_path / "b", **validated(0.7))
-    # Null is a metric that is not defined, and a run that was resumed after its best epoch does not hold that.
+    # Null is a metric that is not defined; a run that was resumed after its best epoch does not hold that.
     write_run(tmp_path / "c", **validated(None))
     write_run(tmp_path / "d", **validated(0.1), test_epoch=4)
     title, _, heading, _, *rows = shown(capsys, tmp_path)
