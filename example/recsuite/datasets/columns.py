@@ -39,9 +39,9 @@ also validation events, which a model in use would know of: no test event can be
 The folder appears in one rename. Its name holds a digest of all that it was made from (every byte of the
 source files, schema, split and other flags) and the version of the code that made it, so a changed source
 or formula is another folder, and none is ever stale. Where --rebuild finds other bits, `.2`, `.3` and so on
-follow the name, and the highest number counts. The manifest has a digest of itself and of every file: columns that do
-not match are made again, file by file, each in one rename, so that whoever uses them meanwhile finds the same
-bits in either.
+follow the name, and the highest number counts. The manifest has a digest of itself and of every file: columns
+that do not match are made again, file by file, each in one rename, so that whoever uses them meanwhile finds
+the same bits in either.
 """
 
 from __future__ import annotations
@@ -73,12 +73,6 @@ VERSION = 1
 NOWHERE = -1
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
-# On disk: its row, label and time, what came before it, and twice its place in a history with its time and
-# its position, among what was seen and in an audience.
-BYTES_OF_AN_EVENT = 28 + 4 + 8 + 4 + 2 * (8 + 8 + 4 + 4 + 4)
-# And in files without a name while they are made: its user and its item; by ranges of users and by ranges of
-# items also its place, label and time; and where it is in the lists of both.
-BYTES_WHILE_MADE = (4 + 4) + 2 * (4 + 4 + 4 + 4 + 8) + 2 * (4 + 4)
 
 
 def record_type(

@@ -25,7 +25,6 @@ from recsuite.datasets.source import (
     SourceFile,
     as_wanted,
     locate,
-    look,
     read,
 )
 from recsuite.datasets.streams.past import BEGINNING, Past
@@ -162,25 +161,6 @@ def _say_what_stays(folder: Path, made: Path, there: Columns | None) -> None:
         )
 
 
-def find_columns(config: Config) -> tuple[Path, Columns | None]:
-    """The folder for the columns of the configured data set, and what lies there now; makes nothing, and
-    looks no further into the columns than their sizes.
-
-    Raises:
-        UserError: when there are no files that columns could be made from, and no set to obtain was named.
-    """
-    data = _data_of(config)
-    folder, source = look(data, config.runtime.seed)
-    if source is None:
-        return Path(data.cache_dir or folder / COLUMNS), None
-    source = as_wanted(source, config.tables, data)
-    cache = _cache_folder(folder, data)
-    past = BEGINNING if config.stream.stream else None
-    name = _name(_digests(source.files), source.key, data, config.runtime.seed, past)
-    columns = _found(cache, name, source, bool(data.cache_dir), every_byte=False)
-    return cache, None if columns is None else _checked(columns, config.data, config.model.reads_order)
-
-
 def _data_of(config: Config) -> DataConfig:
     """How the data are read: a stream has one part, and takes every event as it comes."""
     if not config.stream.stream:
@@ -219,11 +199,11 @@ def _cache_folder(source: Path, config: DataConfig) -> Path:
     return Path(config.cache_dir) if config.cache_dir else place_for(source, COLUMNS)
 
 
-def _found(cache: Path, name: str, source: Source, is_named: bool, every_byte: bool = True) -> Columns | None:
+def _found(cache: Path, name: str, source: Source, is_named: bool) -> Columns | None:
     """Columns of this name in their folder, or beside the files, where others may have prepared them."""
     # Whoever names a folder means that one.
     for place in (cache,) if is_named else dict.fromkeys((cache, source.folder / COLUMNS)):
-        columns, _ = load_columns(newest_of(place, name), source.folder, source.schema, every_byte)
+        columns, _ = load_columns(newest_of(place, name), source.folder, source.schema)
         if columns is not None:
             return columns
     return None
