@@ -1,4 +1,4 @@
-"""A page about this machine, each line ok, warning or fault: what a run of the same flags and ranks would meet.
+"""A page about this machine, each line ok, warning or fault, for a run of the same flags and ranks.
 
 Obtains no data and writes none. What may be broken is imported where it is looked at, so that the other lines
 come out all the same.
