@@ -22,7 +22,7 @@ class LostPeerError(RuntimeError):
 
 
 class BrokenLaunchError(LostPeerError):
-    """The same where it is known who is gone, or came in its place: the sentence says all, as a mistake's."""
+    """The same where it is known which rank is gone: the sentence says all, as a mistake's."""
 
 
 def script_name() -> str:
