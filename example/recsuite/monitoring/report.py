@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ from recsuite.training.callbacks import Callback, Epoch, Run, Step, TrainedWindo
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from torch.utils.tensorboard import SummaryWriter
 
     from recsuite.models.tasks.task import Task
@@ -74,21 +74,6 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
         report = {**_report(run, config, context), "time": seconds}
         replace_file(folder / "metrics.json", json.dumps(report, indent=1, allow_nan=False).encode())
         replace_file(folder / "curves.png", _draw(run, config.model))
-
-
-def report_index(folder: Path, points: Sequence[dict[str, Any]]) -> None:
-    """Add to the report of a training what an index of its items finds. Call on rank 0, after `write_report`.
-
-    points: as dictionaries, see `recall_curve`.
-
-    Raises:
-        UserError: when there is no report, or it cannot be written.
-    """
-    path = folder / "metrics.json"
-    with explained(f"{path} cannot be written", "the training itself ended well; give another --report_dir"):
-        report = json.loads(path.read_bytes())
-        report["index"] = [*points]
-        replace_file(path, json.dumps(report, indent=1, allow_nan=False).encode())
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
@@ -171,12 +156,17 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
     from recsuite.models.tasks.task import task_named
 
     # Without pyplot, which looks for a display and keeps every figure until it is told to close it.
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    figure, content = Figure(figsize=(8, 4.5), dpi=120, layout="constrained"), io.BytesIO()
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    task = task_named(config.task)
-    if run.is_stream:
-        return _png(figure, lambda: _draw_windows(axes, run, task))
+    (_draw_windows if run.is_stream else _draw_epochs)(axes, run, task_named(config.task))
+    axes.set_title(Path(run.columns.source).name)
+    axes.legend()
+    figure.savefig(content)
+    return content.getvalue()
+
+
+def _draw_epochs(axes: Axes, run: Run, task: Task) -> None:
     smooth = task.training_curve(_smooth(run))
     if smooth is not None:
         places = np.linspace(run.epochs[0].number - 1, run.epochs[-1].number, len(smooth))
@@ -194,20 +184,10 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
         label = f"{baseline}, test: {metrics[name]:.4f}"
         axes.axhline(metrics[name], color=color, linestyle=style, label=label)
     unit = task.curve_unit.format(labels=run.columns.schema.labels)
-    axes.set(xlabel="epoch", ylabel=f"{task.main_label}{unit}", title=Path(run.columns.source).name)
+    axes.set(xlabel="epoch", ylabel=f"{task.main_label}{unit}")
     # What lies above all baselines, as the first losses do, would leave little room for what matters.
     if task.lower_is_better:
         axes.set_ylim(top=max(metrics[name] for metrics in baselines.values()) * 1.02)
-    return _png(figure, axes.legend)
-
-
-def _png(figure: Figure, finish: Callable[[], Any]) -> bytes:
-    import io
-
-    finish()
-    content = io.BytesIO()
-    figure.savefig(content)
-    return content.getvalue()
 
 
 def _draw_windows(axes: Axes, run: Run, task: Task) -> None:
@@ -216,9 +196,7 @@ def _draw_windows(axes: Axes, run: Run, task: Task) -> None:
     axes.plot(numbers, [window.validation[name] for window in run.epochs], ".", color="0.65", label="window")
     overall = [window.overall[name] for window in run.epochs if isinstance(window, TrainedWindow)]
     axes.plot(numbers, overall, color="C0", label="all windows up to it")
-    source = Path(run.columns.source).name
-    axes.set(xlabel="window", ylabel=f"{task.main_label}, predicted before learned", title=source)
-    axes.legend()
+    axes.set(xlabel="window", ylabel=f"{task.main_label}, predicted before learned")
 
 
 def _smooth(run: Run) -> np.ndarray:
