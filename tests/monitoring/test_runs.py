@@ -115,10 +115,9 @@ def test_the_table_judges_as_the_tasks_do() -> None:
     [
         '{"date": "2026',
         "[]",
-        *(
-            json.dumps({**REPORT, **change})
-            for change in ({"test": 3}, {"test": {"rmse": "good"}}, {"data": {}})
-        ),
+        json.dumps({**REPORT, "test": 3}),
+        json.dumps({**REPORT, "test": {"rmse": "good"}}),
+        json.dumps({**REPORT, "data": {}}),
         *(
             json.dumps({key: REPORT[key] for key in REPORT if key != name})
             for name in ("config", "epochs", "baselines", "main_metric")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -153,7 +154,7 @@ def test_data_are_named_with_their_size_and_what_is_no_data_is_a_fault(
         (synthetic_folder, "ml-32m", "does not hold ml-32m but ratings.dat"),
     ):
         config = Config.of(data_path=str(path), dataset=dataset)
-        finding = examined("data", lambda config=config: check_data(config))
+        finding = examined("data", functools.partial(check_data, config))
         assert finding.state == "fault"
         assert fault in finding.text
 
