@@ -6,10 +6,6 @@ import contextlib
 import os
 from pathlib import Path
 
-import pytest
-
-from recsuite.checkpoint.storage import writer
-from recsuite.launcher.meeting import LOCK, PREFIX, private_folder
 from tests.support.launch import environment, family, launched, run_command, started, wait_for
 
 # As the kernel has it for a socket that waits for connections.
@@ -39,13 +35,13 @@ def test_nothing_of_a_launch_on_one_machine_listens_on_an_address_that_others_re
         found = listening(ranks)
         assert len(found) >= 2
         assert [end for end in found if not is_on_loopback(end)] == []
-        (folder,) = (tmp_path / "temporary").glob(f"{PREFIX}*")
+        (folder,) = (tmp_path / "temporary").glob("launch-*")
         assert folder.stat().st_mode & 0o777 == 0o700
         (tmp_path / "go").touch()
         output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert output.count("told [0, 1]") == 2
-    assert list((tmp_path / "temporary").glob(f"{PREFIX}*")) == []
+    assert list((tmp_path / "temporary").glob("launch-*")) == []
 
 
 def test_ranks_meet_anew_when_they_are_restarted(script: Path, tmp_path: Path) -> None:
@@ -61,7 +57,7 @@ def test_ranks_meet_anew_when_they_are_restarted(script: Path, tmp_path: Path) -
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("met") >= 4
     assert list((tmp_path / "temporary").glob("*elastic*")) == []
-    assert list((tmp_path / "temporary").glob(f"{PREFIX}*")) == []
+    assert list((tmp_path / "temporary").glob("launch-*")) == []
 
 
 def is_on_loopback(address_and_port: str) -> bool:
@@ -79,21 +75,3 @@ def test_addresses_are_read_as_the_kernel_writes_them() -> None:
     assert not is_on_loopback("00000000:1F90")
     assert not is_on_loopback("0200A8C0:1F90")
     assert not is_on_loopback("00000000000000000000000000000000:1F90")
-
-
-def test_the_folder_of_a_killed_launch_goes_with_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    foreign, dead = tmp_path / f"{PREFIX}of-others", tmp_path / f"{PREFIX}dead"
-    dumps = tmp_path / f"{PREFIX}dumps"
-    for folder in (foreign, dumps, dead):
-        folder.mkdir()
-    # As a training leaves its --save_dir.
-    (dumps / writer.LOCK).touch()
-    (dead / LOCK).touch()
-    (dead / "ranks-0").touch()
-    with private_folder() as first, private_folder() as second:
-        # One that runs is left alone, and so is what is none of a launch.
-        assert {*tmp_path.iterdir()} == {foreign, dumps, first, second}
-    assert {*tmp_path.iterdir()} == {foreign, dumps}

@@ -15,6 +15,8 @@ import logging
 import os
 import signal
 import sys
+import tempfile
+from pathlib import Path
 
 from recsuite.config.parser import parse_args as parse_flags
 from recsuite.errors import UserError, counted
@@ -55,7 +57,7 @@ def launch() -> int:
         del os.environ[CPP_LEVEL]
     # These import torch.
     from recsuite.launcher.lost_store import outlive_store
-    from recsuite.launcher.meeting import is_on_one_machine, meet_in, private_folder
+    from recsuite.launcher.meeting import is_on_one_machine, meet_in
 
     # The first would tell of each process that it ends in turn, the second that the launcher with the
     # rendezvous ended before this one.
@@ -78,9 +80,11 @@ def launch() -> int:
             "at most unless --rdzv_conf says otherwise; Ctrl-C ends it"
         )
     end_when_stuck(arguments.training_script_args)
-    with private_folder() as folder:
+    # Only its owner can enter it.
+    with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
         # What torchrun would leave in the temporary folder.
-        arguments.log_dir = arguments.log_dir or str(folder)
+        arguments.log_dir = arguments.log_dir or name
         # With LOGLEVEL above INFO torchrun records no events, and no restart is said.
         events = logging.getLogger(f"torchelastic-events-{arguments.event_log_handler}")
         events.addHandler(_RestartNotice(arguments.nnodes))
