@@ -73,10 +73,13 @@ def test_runs_stand_in_the_order_of_their_validation_with_the_test_its_interval_
 def test_runs_on_different_tests_are_in_different_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, changes in (("a", {}), ("b", {}), ("c", {"data": {"source": "ml-10m", "num_test": 7}})):
-        write_run(tmp_path / name, **changes)
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b")
+    write_run(tmp_path / "c", data={"source": "ml-10m", "num_test": 7})
+    write_run(tmp_path / "d", config={**REPORT["config"], "stream": True}, epochs=[])
     rows = shown(capsys, tmp_path)
-    assert [row[0] for row in rows if len(row) > 1 and row[0] in "abc"] == ["a", "b", "c"]
+    assert [row[0] for row in rows if len(row) > 1 and row[0] in "abcd"] == ["a", "b", "c", "d"]
+    assert ["ml-1m, --stream"] in rows
     assert ["ml-10m, --split time, 7 ratings in the test"] in rows
 
 

@@ -94,11 +94,14 @@ def _of_report(name: str, report: dict[str, Any]) -> RunReport:
     # A resumed run may have tested weights of an epoch that its report does not hold.
     tested = [epoch for epoch in report["epochs"] if epoch["epoch"] == report["test_epoch"]]
     source, split = printable(Path(data["source"]).name), printable(config["split"])
+    events = f"{data['num_test']:,} {report['events']} in the test"
+    # Each event of a stream is predicted before it is learned.
+    test = "--stream" if config.get("stream") else f"--split {split}, {events}"
     return RunReport(
         name,
         # Baselines follow from the data and the split alone, so other events under the same name show there.
-        json.dumps([data, report["baselines"], split, metric], sort_keys=True),
-        f"{source}, --split {split}, {data['num_test']:,} {report['events']} in the test",
+        json.dumps([data, report["baselines"], test, metric], sort_keys=True),
+        f"{source}, {test}",
         metric,
         report["metrics"][metric],
         _number(tested[0]["validation"].get(metric)) if tested else None,
