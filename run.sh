@@ -22,8 +22,7 @@ usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --hel
        ./run.sh recommend --user ID [FLAGS...]  print what the best checkpoint recommends
        ./run.sh schema PATH [FLAGS...]     write what the columns of your own tables in PATH seem to mean
                                      into a schema.toml beside them, for you to correct
-       ./run.sh report RUN... [--output FILE]  draw one HTML page from runs, each a --report_dir or a folder
-                                     of such; FILE is report.html if not given
+       ./run.sh report RUN...        print a table of runs side by side, each a --report_dir or a folder of such
        ./run.sh doctor [FLAGS...]    install if needed, then examine this machine for what train with these
                                      FLAGS would start on it; status 1 if anything is a fault
        ./run.sh setup                only install
@@ -247,10 +246,10 @@ alone() {
   exec "$venv/bin/python" "$here/example/example.py" "$@"
 }
 
-# report RUN... [--output FILE]: needs no flags of the example, and no launch.
+# report RUN...: needs no flags of the example, and no launch.
 report() {
   set_up
-  exec "$venv/bin/python" -m recsuite.monitoring.page "$@"
+  exec "$venv/bin/python" -m recsuite.monitoring.runs "$@"
 }
 
 # It sees what local rank 0 of train's launch would see.

@@ -25,7 +25,7 @@ from unittest import mock
 from train_team import take_answers
 
 from recsuite.runtime.host import die_with_parent
-from recsuite.tools.examination.machine import DRIVER
+from recsuite.tools.doctor import DRIVER
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,6 @@ search, and shows what it finds.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import time
 from collections.abc import Sequence
@@ -84,7 +83,7 @@ def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
     model.tell(viewer.told)
     follow(follower)
     viewers = viewer.others(USERS, LEAST)
-    measure(model, viewers, config.monitoring.report_dir)
+    measure(model, viewers)
     say(page(model, viewers[0], config.serving.top, approximate=True))
 
 
@@ -114,9 +113,8 @@ def follow(follower: Follower) -> None:
     )
 
 
-def measure(model: ServedModel, viewers: Sequence[Viewer], report_dir: str) -> None:
-    """Hold the index against exact search, for as many lists as it looks in; the report gets that too."""
-    from recsuite.monitoring.report import report_index
+def measure(model: ServedModel, viewers: Sequence[Viewer]) -> None:
+    """Hold the index against exact search, for as many lists as it looks in."""
     from recsuite.serving.index.curve import K, curve_lines, recall_curve
 
     told = [viewer.values(model.snapshot) for viewer in viewers]
@@ -128,8 +126,6 @@ def measure(model: ServedModel, viewers: Sequence[Viewer], report_dir: str) -> N
         f"in {used.microseconds:,.0f} us a query:"
     )
     say("\n".join(curve_lines(points)))
-    if report_dir:
-        report_index(Path(report_dir), [dataclasses.asdict(point) for point in points])
 
 
 def main(argv: list[str] | None = None) -> int:

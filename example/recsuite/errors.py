@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 # Of what others wrote, in a sentence.
@@ -21,7 +22,7 @@ class LostPeerError(RuntimeError):
 
 
 class BrokenLaunchError(LostPeerError):
-    """The same where it is known who is gone, or came in its place: the sentence says all, as a mistake's."""
+    """The same where it is known which rank is gone: the sentence says all, as a mistake's."""
 
 
 def script_name() -> str:
@@ -57,9 +58,19 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
-def four_places(value: float) -> str:
-    """A metric as tables and lines show it; "-" where it is not finite."""
-    return f"{value:.4f}" if math.isfinite(value) else "-"
+def four_places(value: float | None) -> str:
+    """A metric as tables and lines show it; "-" where it is not defined or not finite."""
+    return f"{value:.4f}" if value is not None and math.isfinite(value) else "-"
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table, the first row its heading; numbers stand to the right, in all columns but the first."""
+    widths = [max(6, *map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        f"| {name:<{widths[0]}} | {' | '.join(map(str.rjust, row, widths[1:]))} |" for name, *row in rows
+    ]
+    rule = "|".join("-" * (width + 1) + ":" for width in widths[1:])
+    return "\n".join([lines[0], f"|{'-' * (widths[0] + 2)}|{rule}|", *lines[1:]])
 
 
 def duration(seconds: float) -> str:

@@ -18,7 +18,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import EpochSampler, build_dataloader
-from recsuite.datasets.preparation.cache import find_columns, open_columns
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import DYNAMIC, SCHEMA_FILE, Feature, schema_of
 from recsuite.datasets.tables.description.reader import parse_schema
 from recsuite.datasets.tables.description.writer import text_of
@@ -227,9 +227,7 @@ def test_ids_of_each_kind_have_columns_of_their_own_and_are_found_again(config: 
     }
     assert folders["schema"] == folders["vocabulary"] != folders["dynamic"]
     for ids, folder in folders.items():
-        _, found = find_columns(config.replaced(ids=ids))
-        assert found is not None
-        assert found.folder == folder
+        assert open_columns(config.replaced(ids=ids)).folder == folder
     recorded = schema_of(json.loads((Path(folders["dynamic"]) / SCHEMA_FILE).read_text()))
     assert {feature.name for feature in recorded.features if feature.is_dynamic} >= {"user", "item", "tags"}
 

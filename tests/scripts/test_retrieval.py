@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.monitoring.page import draw
-from recsuite.monitoring.runs import find_runs
 from recsuite.serving.served import Follower, ServedModel
-from tests.support.launch import ROOT, python, read_json, succeeded, torchrun
+from tests.support.launch import ROOT, python, succeeded, torchrun
 
 pytest.importorskip("faiss")
 RETRIEVAL = ROOT / "example" / "retrieval.py"
@@ -25,8 +23,8 @@ def test_the_index_of_a_training_on_any_ranks_is_exported_followed_and_shown(
     num_ranks: int, tmp_path: Path
 ) -> None:
     write_synthetic(tmp_path / "ratings", 6_000, seed=0)
-    dumps, report = tmp_path / "dumps", tmp_path / "report"
-    more = ("--dump_every", 10, "--save_dir", dumps, "--report_dir", report)
+    dumps = tmp_path / "dumps"
+    more = ("--dump_every", 10, "--save_dir", dumps)
     flags = (RETRIEVAL, "--data_path", tmp_path / "ratings", *FLAGS, *more)
     output = succeeded(python(*flags) if num_ranks == 1 else torchrun(num_ranks, *flags))
     (export,) = dumps.glob("export-*")
@@ -46,9 +44,6 @@ def test_the_index_of_a_training_on_any_ranks_is_exported_followed_and_shown(
     page = output[output.index("user ") :] if "rated" in output else ""
     assert re.search(r"user \d+ rated \d+ movies, and liked most:", page)
     assert len(re.findall(r"\| +\d+ \| .+ \(\d{4}\) +\| +\S+ \|$", page, re.MULTILINE)) == 10
-    points = read_json(report / "metrics.json")["index"]
-    assert points[-1]["recall"] == 1
-    assert "recall@100 of the index" in draw(find_runs([report]))
 
 
 def test_a_training_of_another_task_is_refused_before_it_begins(tmp_path: Path) -> None:

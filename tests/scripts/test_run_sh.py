@@ -381,11 +381,11 @@ def test_a_mode_without_its_path_says_what_is_missing(
     assert err == f"run.sh: {mode} needs a path behind it, ./run.sh {mode} PATH: {what}\n"
 
 
-def test_a_report_is_drawn_by_one_process_that_gets_the_arguments(copy: Copy) -> None:
-    copy.run("report", "two words", "--output", "page.html")
+def test_runs_are_compared_by_one_process_that_gets_the_arguments(copy: Copy) -> None:
+    copy.run("report", "two words", "another")
     assert not copy.calls("recsuite.launcher")
     assert copy.installs() == ["--no-deps|-r|requirements.txt"]
-    assert copy.calls()[-1] == "-m|recsuite.monitoring.page|two words|--output|page.html"
+    assert copy.calls()[-1] == "-m|recsuite.monitoring.runs|two words|another"
 
 
 # --- doctor ---

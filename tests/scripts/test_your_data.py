@@ -134,11 +134,13 @@ def test_clicks_are_ranked_better_than_by_popularity_by_what_was_planted(
     assert FOUND * (oracle["all"] - popularity) < found - popularity < oracle["all"] - popularity
 
 
-def test_a_click_that_was_repeated_counts_as_often_in_the_loss(shops: Shops) -> None:
+def test_a_click_that_was_repeated_counts_as_often_where_the_last_one_does(
+    shops: Shops,
+) -> None:
     folder = shops(*FEW, "--label", "clicks")
     events = pd.read_parquet(folder / "events.parquet")
     clicks = events.groupby(["user_id", "product_id"]).size()
-    columns = open_columns(Config.of(data_path=str(folder)))
+    columns = open_columns(Config.of(data_path=str(folder), duplicates="last"))
     # Positions are those of the sorted ids.
     users = np.sort(events["user_id"].unique())
     items = np.sort(pd.read_parquet(folder / "items.parquet")["product_id"])

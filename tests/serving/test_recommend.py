@@ -238,13 +238,13 @@ def test_data_without_anybody_of_a_table_that_takes_ids_in_are_refused(tmp_path:
         _check_ids(tmp_path, model, "user", [1, 2])
 
 
-@pytest.mark.parametrize(("given", "duplicates"), [((), "first"), (("duplicates",), "last")])
+@pytest.mark.parametrize(("given", "duplicates"), [((), "first"), (("duplicates",), "auto")])
 def test_a_flag_that_is_given_goes_before_that_of_the_training_also_with_its_default_value(
     tmp_path: Path, given: tuple[str, ...], duplicates: str
 ) -> None:
     recorded = {"dataset": "ml-1m", "duplicates": "first"}
     asked = Config.of(recommend=True, user="1")
-    assert asked.data.duplicates == "last"
+    assert asked.data.duplicates == "auto"
     assert recommend._with_data_of(tmp_path, recorded, asked, given).data.duplicates == duplicates
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
-from tests.support.steps import among_own_ranks, tell
+from tests.support.steps import tell
 from tests.support.trainings import advance, digests, evaluate, gather, input_pipeline_of, train
 
 SEED = int(os.environ.get("DUMP_SEED", "0"))
@@ -100,11 +100,10 @@ def main() -> None:
     """Write and read."""
     folder = Path(sys.argv[1])
     context = init_runtime(Config())
-    with among_own_ranks():
-        for action in sys.argv[2:]:
-            found = act(action, folder, context)
-            if context.rank == 0:
-                (folder / f"{action}-{context.world_size}.json").write_text(json.dumps(found))
+    for action in sys.argv[2:]:
+        found = act(action, folder, context)
+        if context.rank == 0:
+            (folder / f"{action}-{context.world_size}.json").write_text(json.dumps(found))
     cleanup_runtime()
 
 

@@ -15,7 +15,6 @@ from unittest import mock
 
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
-from tests.support.steps import among_own_ranks
 from tests.support.trainings import gather, train
 
 # The best is that of epoch 2; what a training without an end would see next is better still.
@@ -62,13 +61,12 @@ def main() -> None:
     """
     results, data, *changed = (Path(argument) for argument in sys.argv[1:])
     context = init_runtime(Config())
-    with among_own_ranks():
-        found: dict[str, Any] = {"kept": keep_best(results.parent, str(data), context)}
-        if changed:
-            found |= {
-                "planted": stop_early(results.parent, str(data), context),
-                "losses on changed": losses_on(changed[0], results.parent, context),
-            }
+    found: dict[str, Any] = {"kept": keep_best(results.parent, str(data), context)}
+    if changed:
+        found |= {
+            "planted": stop_early(results.parent, str(data), context),
+            "losses on changed": losses_on(changed[0], results.parent, context),
+        }
     cleanup_runtime()
     if context.rank == 0:
         results.write_text(json.dumps(found))

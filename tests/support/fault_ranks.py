@@ -40,7 +40,7 @@ from recsuite.training.state import ShardedModel, build_train_state
 from tests.support.killed_ranks import DYNAMIC, MODES, leftovers
 from tests.support.planted_model import differing, mark_step, tables_of, write_step
 from tests.support.planted_rows import Shares, differing_rows, ids_at, learned_at, write_rows
-from tests.support.steps import among_own_ranks, tell
+from tests.support.steps import tell
 
 SMALL_FILE = 100
 # More than a file takes on a busy machine.
@@ -187,11 +187,10 @@ def main() -> None:
     ids = MODES[mode].get("ids", "schema")
     place = Place.of(data, ids, config.replaced(**(DYNAMIC if ids == "dynamic" else {})), context)
     faults, found = Faults(), {}
-    with among_own_ranks():
-        for name, (fault_of, last) in FAULTS.items():
-            folder = save_dir / name
-            of_mode = config.replaced(save_dir=str(folder), **MODES[mode])
-            found[name] = dump_with_faults(place, of_mode, faults, fault_of, last)
+    for name, (fault_of, last) in FAULTS.items():
+        folder = save_dir / name
+        of_mode = config.replaced(save_dir=str(folder), **MODES[mode])
+        found[name] = dump_with_faults(place, of_mode, faults, fault_of, last)
     cleanup_runtime()
     if context.rank == 0:
         results.write_text(json.dumps(found))

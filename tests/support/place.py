@@ -37,7 +37,7 @@ class Place:
 
     def check_nothing_is_left(self, killed_launchers: int = 0) -> None:
         """No process, no shared memory, no temporary file but torchrun's own logs; and the folder of a killed
-        launcher stays until the next launch removes it.
+        launcher stays.
         """
         deadline = time.monotonic() + 50
         while self.processes():

@@ -38,7 +38,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import recsuite
-from recsuite.datasets.preparation.program import digest_of_program
 from tests.support.starting import REAL_WORKERS, spawn, start, words_of
 
 IMPORTED = (
@@ -88,9 +87,6 @@ class Fresh:
         self._project = {name: (module, dict(vars(module))) for name, module in found.items()}
         values = (value for module in found.values() for value in vars(module).values())
         self._caches = {value for value in values if isinstance(value, functools._lru_cache_wrapper)}
-        # Its sources are read once for all forks: no test changes those beside it.
-        digest_of_program()
-        self._caches -= {digest_of_program}
 
     def become(self, command: list[str], **request: Any) -> NoReturn:
         """Be what a command says, to its end."""

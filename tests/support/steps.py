@@ -1,16 +1,8 @@
-"""What a trainer tells a checkpointer, for tests without a trainer, and collectives at little cost."""
+"""Calls of a checkpointer as a trainer makes them, for tests without a trainer."""
 
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
-
-
-def among_own_ranks() -> Any:
-    """Within this, collectives do not look whose the connections are, as they do before each: a test makes
-    hundreds, and all are its own.
-    """
-    return mock.patch("recsuite.runtime.collectives.check_visitors")
 
 
 def tell(checkpointer: Any, progress: Any, loss: float = 0.5) -> None:

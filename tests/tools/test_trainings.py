@@ -23,7 +23,9 @@ def end(number, frame):
     raise SystemExit(128 + number)
 
 signal.signal(signal.SIGTERM, end)
-Path(sys.argv[1], "training").write_text(str(os.getpid()))
+# In one step, as the script looks for it.
+Path(sys.argv[1], "new").write_text(str(os.getpid()))
+Path(sys.argv[1], "new").rename(Path(sys.argv[1], "training"))
 time.sleep(60)
 """
 SCRIPT = """

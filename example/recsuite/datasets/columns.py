@@ -1,6 +1,6 @@
 """A data set as columns on disk: parsed once, memory-mapped by every process of the machine.
 
-    <cache>/<split>-<digest>-<digest of the program>/
+    <cache>/<split>-<digest>-v<version>/
         rows.npy                   a record for each event: its user, item and label, where it is among what
                                    its user and its item had, how much it counts in the loss, and its own
                                    features; see `record_type`
@@ -37,11 +37,11 @@ user that is not older than it; so does an audience. They hold training events a
 also validation events, which a model in use would know of: no test event can be in them.
 
 The folder appears in one rename. Its name holds a digest of all that it was made from (every byte of the
-source files, schema, split and other flags) and one of the code that made it, so a changed source or formula
-is another folder, and none is ever stale. Where --rebuild finds other bits, `.2`, `.3` and so on follow the
-name, and the highest number counts. The manifest has a digest of itself and of every file: columns that do
-not match are made again, file by file, each in one rename, so that whoever uses them meanwhile finds the same
-bits in either.
+source files, schema, split and other flags) and the version of the code that made it, so a changed source
+or formula is another folder, and none is ever stale. Where --rebuild finds other bits, `.2`, `.3` and so on
+follow the name, and the highest number counts. The manifest has a digest of itself and of every file: columns
+that do not match are made again, file by file, each in one rename, so that whoever uses them meanwhile finds
+the same bits in either.
 """
 
 from __future__ import annotations
@@ -66,16 +66,13 @@ from recsuite.records import SEAL, parsed, sealed, typed
 from recsuite.runtime.progress_bar import stage
 
 MANIFEST = "manifest.json"
+# Of what columns and the parts of tables hold. Raise it with every change of a reader, a formula or a file; a
+# test holds the digest of some columns against it.
+VERSION = 1
 # The place of an event in a list that does not have it.
 NOWHERE = -1
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
-# On disk: its row, label and time, what came before it, and twice its place in a history with its time and
-# its position, among what was seen and in an audience.
-BYTES_OF_AN_EVENT = 28 + 4 + 8 + 4 + 2 * (8 + 8 + 4 + 4 + 4)
-# And in files without a name while they are made: its user and its item; by ranges of users and by ranges of
-# items also its place, label and time; and where it is in the lists of both.
-BYTES_WHILE_MADE = (4 + 4) + 2 * (4 + 4 + 4 + 4 + 8) + 2 * (4 + 4)
 
 
 def record_type(

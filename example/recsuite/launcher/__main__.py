@@ -10,13 +10,13 @@ of several machines that cannot find each other any more say so in a sentence, w
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from pathlib import Path
 
 from recsuite.config.parser import parse_args as parse_flags
 from recsuite.errors import UserError, counted
@@ -42,16 +42,22 @@ EXPLAINED = (2, UNREAD, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 # Of a process that has imported all and has no data: its own memory, and the seconds of a core for its start.
 RANK_BYTES = 300 * 2**20
 START_SECONDS = 3.0
+CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 def launch() -> int:
     """Launch as torchrun does, but on one machine without a port; returns the exit status."""
-    with _quiet_stores(sys.argv[1:]):
-        from torch.distributed.run import parse_args
+    # The store of a launcher that ends first makes the C++ code of others warn, with stacks. torch reads this
+    # when it is imported; ranks keep the level that the user has.
+    is_mine = CPP_LEVEL not in os.environ
+    os.environ.setdefault(CPP_LEVEL, "ERROR")
+    from torch.distributed.run import parse_args
 
+    if is_mine:
+        del os.environ[CPP_LEVEL]
     # These import torch.
     from recsuite.launcher.lost_store import outlive_store
-    from recsuite.launcher.meeting import is_on_one_machine, meet_in, private_folder
+    from recsuite.launcher.meeting import is_on_one_machine, meet_in
 
     # The first would tell of each process that it ends in turn, the second that the launcher with the
     # rendezvous ended before this one.
@@ -74,33 +80,17 @@ def launch() -> int:
             "at most unless --rdzv_conf says otherwise; Ctrl-C ends it"
         )
     end_when_stuck(arguments.training_script_args)
-    with private_folder() as folder:
+    # Only its owner can enter it.
+    with tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
         # What torchrun would leave in the temporary folder.
-        arguments.log_dir = arguments.log_dir or str(folder)
+        arguments.log_dir = arguments.log_dir or name
         # With LOGLEVEL above INFO torchrun records no events, and no restart is said.
         events = logging.getLogger(f"torchelastic-events-{arguments.event_log_handler}")
         events.addHandler(_RestartNotice(arguments.nnodes))
         if is_on_one_machine(arguments):
             meet_in(folder, arguments)
         return _run(arguments)
-
-
-@contextlib.contextmanager
-def _quiet_stores(arguments: Sequence[str]) -> Iterator[None]:
-    """Import torch so that its C++ code tells of errors alone in this launcher, if it is one of several: the
-    store of one that ends first makes others warn, with stacks. Ranks keep the level that the user has.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--nnodes", default=os.environ.get("PET_NNODES", "1"))
-    name = "TORCH_CPP_LOG_LEVEL"
-    is_one = parser.parse_known_args(list(arguments))[0].nnodes in ONE_MACHINE
-    is_mine = name not in os.environ and not is_one
-    # Only for the import, at which torch reads it: the ranks inherit the environment that follows.
-    if is_mine:
-        os.environ[name] = "ERROR"
-    yield
-    if is_mine:
-        del os.environ[name]
 
 
 def _run(arguments: argparse.Namespace) -> int:

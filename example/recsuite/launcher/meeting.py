@@ -7,12 +7,7 @@ finds there: whoever reaches the port has the launcher run what he likes.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch.distributed as dist
@@ -28,36 +23,6 @@ from recsuite.runtime.host import ONE_MACHINE
 from recsuite.runtime.launch import STORE_FOLDER
 
 BACKEND = "folder"
-PREFIX = "launch-"
-# Nothing else has a file of this name: a folder of another kind may have the prefix, and a ".lock" too.
-LOCK = ".launch.lock"
-
-
-@contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
-    """A folder of this launch, removed at its end; with it go those of launches that were killed."""
-    _sweep(Path(tempfile.gettempdir()))
-    # It makes folders that only their owner can enter.
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-    with (folder / "new").open("w") as lock:
-        # The kernel gives it back when this process ends, in whatever way. So whoever can lock it later knows
-        # that nobody is in the folder any more.
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        # Only now, or another launch could lock it first, and take this one for dead.
-        Path(lock.name).rename(folder / LOCK)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sweep(temporary: Path) -> None:
-    for folder in temporary.glob(f"{PREFIX}*"):
-        # What cannot be opened is another user's, has just gone, or is none of ours.
-        with contextlib.suppress(OSError), (folder / LOCK).open("r+") as lock:
-            if os.fstat(lock.fileno()).st_uid == os.geteuid():
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
 
 
 def is_on_one_machine(arguments: argparse.Namespace) -> bool:

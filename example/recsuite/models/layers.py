@@ -25,7 +25,10 @@ class PairMLP(nn.Sequential):
     def __init__(self, embedding_dim: int, hidden: Sequence[int]) -> None:
         super().__init__(*make_mlp([3 * (embedding_dim - 1), *hidden, 1]))
 
-    def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    # Of pairs, and not of one input.
+    def forward(  # type: ignore[override]
+        self, users: torch.Tensor, items: torch.Tensor
+    ) -> torch.Tensor:
         """Return a number for each pair of a user and an item, float32 [B]."""
         first, weights, others = self._parts()
         hidden = torch.addmm(first.bias, users, weights[:, 0].t())

@@ -89,7 +89,7 @@ def _asked_for(config: Config, context: RuntimeContext, stack: contextlib.ExitSt
     flags = config.monitoring
     # First, because the others write into this folder.
     if flags.report_dir:
-        from recsuite.monitoring.report import make_report_dir
+        from recsuite.monitoring.report import EventLog, make_report_dir
 
         make_report_dir(Path(flags.report_dir))
     if flags.profile:
@@ -97,8 +97,6 @@ def _asked_for(config: Config, context: RuntimeContext, stack: contextlib.ExitSt
 
         yield Profile(flags.profile, Path(flags.report_dir or "."), context)
     if flags.tensorboard:
-        from recsuite.monitoring.event_log import EventLog
-
         log = EventLog(Path(flags.report_dir, "tensorboard"), config.flags)
         # Also where the training fails: what was seen until then is to be on the disk.
         stack.callback(log.close)

@@ -1,9 +1,10 @@
-"""The report of a training on disk: metrics.json and curves.png. Draws; computes no metric."""
+"""The report of a training on disk: metrics.json, curves.png and TensorBoard's files. Computes no metric."""
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +14,18 @@ import numpy as np
 from recsuite.config.config import Config
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.metrics import Metrics, finite
+from recsuite.errors import UserError
 from recsuite.files import explained, replace_file
 from recsuite.monitoring.results import describe_nothing_left, say_results, say_stream
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.versions import installed_versions
-from recsuite.training.callbacks import TrainedWindow
+from recsuite.training.callbacks import Callback, Epoch, Run, Step, TrainedWindow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from torch.utils.tensorboard import SummaryWriter
 
     from recsuite.models.tasks.task import Task
-    from recsuite.training.callbacks import Epoch, Run
 
 
 def make_report_dir(folder: Path) -> None:
@@ -75,21 +76,6 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
         replace_file(folder / "curves.png", _draw(run, config.model))
 
 
-def report_index(folder: Path, points: Sequence[dict[str, Any]]) -> None:
-    """Add to the report of a training what an index of its items finds. Call on rank 0, after `write_report`.
-
-    points: as dictionaries, see `recall_curve`.
-
-    Raises:
-        UserError: when there is no report, or it cannot be written.
-    """
-    path = folder / "metrics.json"
-    with explained(f"{path} cannot be written", "the training itself ended well; give another --report_dir"):
-        report = json.loads(path.read_bytes())
-        report["index"] = [*points]
-        replace_file(path, json.dumps(report, indent=1, allow_nan=False).encode())
-
-
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
     # Not above, as in `results.py`: a task imports torch.
     from recsuite.models.tasks.task import task_named
@@ -113,7 +99,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             "notes": columns.notes,
         },
         "plan": run.plan.splitlines(),
-        # What people call the events and the metrics, for a page that imports no task.
+        # What people call the events and the metrics, for a table that imports no task.
         "events": columns.schema.labels,
         "metrics": dict(task.metrics),
         "main_metric": task.main_metric,
@@ -170,12 +156,17 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
     from recsuite.models.tasks.task import task_named
 
     # Without pyplot, which looks for a display and keeps every figure until it is told to close it.
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
+    figure, content = Figure(figsize=(8, 4.5), dpi=120, layout="constrained"), io.BytesIO()
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    task = task_named(config.task)
-    if run.is_stream:
-        return _png(figure, lambda: _draw_windows(axes, run, task))
+    (_draw_windows if run.is_stream else _draw_epochs)(axes, run, task_named(config.task))
+    axes.set_title(Path(run.columns.source).name)
+    axes.legend()
+    figure.savefig(content)
+    return content.getvalue()
+
+
+def _draw_epochs(axes: Axes, run: Run, task: Task) -> None:
     smooth = task.training_curve(_smooth(run))
     if smooth is not None:
         places = np.linspace(run.epochs[0].number - 1, run.epochs[-1].number, len(smooth))
@@ -193,20 +184,10 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
         label = f"{baseline}, test: {metrics[name]:.4f}"
         axes.axhline(metrics[name], color=color, linestyle=style, label=label)
     unit = task.curve_unit.format(labels=run.columns.schema.labels)
-    axes.set(xlabel="epoch", ylabel=f"{task.main_label}{unit}", title=Path(run.columns.source).name)
+    axes.set(xlabel="epoch", ylabel=f"{task.main_label}{unit}")
     # What lies above all baselines, as the first losses do, would leave little room for what matters.
     if task.lower_is_better:
         axes.set_ylim(top=max(metrics[name] for metrics in baselines.values()) * 1.02)
-    return _png(figure, axes.legend)
-
-
-def _png(figure: Figure, finish: Callable[[], Any]) -> bytes:
-    import io
-
-    finish()
-    content = io.BytesIO()
-    figure.savefig(content)
-    return content.getvalue()
 
 
 def _draw_windows(axes: Axes, run: Run, task: Task) -> None:
@@ -215,9 +196,7 @@ def _draw_windows(axes: Axes, run: Run, task: Task) -> None:
     axes.plot(numbers, [window.validation[name] for window in run.epochs], ".", color="0.65", label="window")
     overall = [window.overall[name] for window in run.epochs if isinstance(window, TrainedWindow)]
     axes.plot(numbers, overall, color="C0", label="all windows up to it")
-    source = Path(run.columns.source).name
-    axes.set(xlabel="window", ylabel=f"{task.main_label}, predicted before learned", title=source)
-    axes.legend()
+    axes.set(xlabel="window", ylabel=f"{task.main_label}, predicted before learned")
 
 
 def _smooth(run: Run) -> np.ndarray:
@@ -225,3 +204,85 @@ def _smooth(run: Run) -> np.ndarray:
     losses = np.concatenate([epoch.losses for epoch in run.epochs])
     window = max(1, len(run.epochs[0].losses) // 50)
     return np.array([part.mean() for part in np.array_split(losses, len(losses) // window)])
+
+
+def numbers(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of nested mappings by names like a path, "test/rmse"; null is left out."""
+    for name, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from numbers(value, f"{before}{name}/")
+        # To Python, a truth value is an int.
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{before}{name}", value
+
+
+class EventLog(Callback):
+    """Writes what a training does as scalars over its steps, on the rank that makes it.
+
+    Every step's loss and learning rates; after an epoch what metrics.json holds of it, and in the end the
+    test. Losses are written at the end of their epoch, when the device has been waited for anyway.
+
+    Raises:
+        UserError: when tensorboard is not installed.
+    """
+
+    def __init__(self, folder: Path, flags: Mapping[str, Any]) -> None:
+        try:
+            # Looked for now, and not with the first epoch: a missing package must not cost one.
+            import torch.utils.tensorboard  # noqa: F401
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"--tensorboard needs the package {error.name}, which is not installed; run ./run.sh setup."
+            ) from error
+        self.folder = folder
+        self.flags = flags
+        self._rates: dict[int, dict[str, float]] = {}
+        self._writer: SummaryWriter | None = None
+        self._last_step = 0
+
+    def on_step(self, step: Step) -> None:
+        """Keep the learning rates with which a step was made."""
+        self._rates[step.progress.step] = dict(step.rates)
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """Write what an epoch was."""
+        writer = self._opened(first_step=min(self._rates))
+        for (step, rates), loss in zip(self._rates.items(), epoch.losses, strict=True):
+            writer.add_scalar("loss", float(loss), step)
+            for name, rate in rates.items():
+                writer.add_scalar(f"learning_rate/{name}", rate, step)
+        self._last_step = max(self._rates)
+        self._rates = {}
+        self._write_numbers(epoch_report(epoch))
+
+    def on_end(self, run: Run) -> None:
+        """Write the final test, if anything was trained."""
+        if self._writer:
+            self._write_numbers({"test": finite(run.test)})
+
+    def close(self) -> None:
+        """Have everything on disk."""
+        if self._writer:
+            self._writer.close()
+
+    def _write_numbers(self, report: Mapping[str, Any]) -> None:
+        assert self._writer
+        # Over steps and not epochs, so that `purge_step` hides these too where another training wrote them.
+        for name, value in numbers(report):
+            self._writer.add_scalar(name, value, self._last_step)
+        self._writer.flush()
+
+    def _opened(self, first_step: int) -> SummaryWriter:
+        # With the first epoch: only then is the first step of this process known, and where nothing is left
+        # to train, no file is made.
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # What an earlier training wrote there from this step on is hidden: a resumed one continues its
+            # curves, another one has its own.
+            self._writer = SummaryWriter(str(self.folder), purge_step=first_step)
+            rows = [f"| --{name} | `{value}` |" for name, value in self.flags.items()]
+            self._writer.add_text(
+                "config", "\n".join(["| flag | value |", "| --- | --- |", *rows]), first_step
+            )
+        return self._writer

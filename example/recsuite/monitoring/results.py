@@ -12,7 +12,7 @@ from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics
 from recsuite.datasets.telling import MOST_OF_LABEL
-from recsuite.errors import an, counted, four_places
+from recsuite.errors import an, counted, four_places, markdown
 from recsuite.runtime.process import RuntimeContext
 
 if TYPE_CHECKING:
@@ -115,16 +115,8 @@ def results_table(
     # The oracle is a bound, not a rival: it comes last.
     if oracle is not None:
         rows["oracle (knows the planted world)"] = _shown(task, oracle)
-    labels = list(task.metrics.values())
-    cells = [labels, *rows.values()]
-    widths = [max(6, *map(len, column)) for column in zip(*cells, strict=True)]
-    width = max(map(len, rows))
-    lines = [
-        f"| {name:<{width}} | {' | '.join(map(str.rjust, row, widths))} |"
-        for name, row in zip([f"{of} {columns.schema.labels}", *rows], cells, strict=True)
-    ]
-    rule = f"|{'-' * (width + 2)}|{'|'.join('-' * (width + 1) + ':' for width in widths)}|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+    heading = [f"{of} {columns.schema.labels}", *task.metrics.values()]
+    return markdown([heading, *([name, *row] for name, row in rows.items())])
 
 
 def _shown(task: Task, metrics: Metrics) -> list[str]:

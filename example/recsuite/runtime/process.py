@@ -33,7 +33,6 @@ from recsuite.runtime.host import (
 from recsuite.runtime.launch import Launch, open_store, read_launch
 from recsuite.runtime.peers.heartbeat import Heartbeat
 from recsuite.runtime.peers.rollcall import Peers
-from recsuite.runtime.peers.visitors import check_visitors
 from recsuite.runtime.versions import has_cuda_kernels
 
 if TYPE_CHECKING:
@@ -264,7 +263,6 @@ def _init_process_group(launch: Launch, device: torch.device, store: dist.Store,
     )
     # torch wraps it once more for each group that a process has, and never gives it back.
     sys.excepthook = hook
-    check_visitors()
 
 
 def _use_loopback(launch: Launch) -> None:

@@ -1,73 +1,197 @@
-"""The doctor: one page about this machine, each line ok, warning or fault with its remedy.
+"""A page about this machine, each line ok, warning or fault, for a run of the same flags and ranks.
 
-It looks at what a run of the same flags and ranks would meet; it joins no process group, obtains no data and
-writes nothing.
+Obtains no data and writes none. What may be broken is imported where it is looked at, so that the other lines
+come out all the same.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from recsuite.config.config import Config
-from recsuite.errors import UserError
-from recsuite.runtime.host import allowed_cores, descriptor_limit, spare_cores
-from recsuite.runtime.launch import read_launch
-from recsuite.tools.examination.data import check_data, ring_need
-from recsuite.tools.examination.findings import Finding, has_fault, page
-from recsuite.tools.examination.machine import (
-    check_cores,
-    check_descriptors,
-    check_device,
-    check_memory,
-    check_shared_memory,
-    check_threads,
-    check_versions_fit,
-)
-from recsuite.tools.examination.probe import check_worker
-from recsuite.workers.failure import WorkerError
+from recsuite.errors import UserError, counted, printable
+from recsuite.files import reason_of
+from recsuite.runtime.host import allowed_cores, free_memory, gib, memory_in_words, mib, spare_cores
+from recsuite.runtime.launch import Launch, read_launch
+from recsuite.runtime.process import choose_device, cleanup_runtime, init_runtime
+from recsuite.runtime.versions import check_versions, installed_versions
+
+DRIVER = Path("/proc/driver/nvidia/version")
+# With less than this left over, another program that grows can end the run.
+LITTLE_MEMORY = 2**30
+# For two processes that import torch on a busy machine.
+MEET_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the page, and what to do about it."""
+
+    name: str
+    text: str
+    remedy: str = ""
+    state: Literal["ok", "warning", "fault"] = "ok"
+
+    def __str__(self) -> str:
+        remedy = f"\n{'':19}-> {self.remedy}" if self.remedy else ""
+        return f"{self.state:<7}  {self.name:<8}  {self.text}{remedy}"
 
 
 def diagnose(config: Config) -> int:
-    """Print the page; returns the exit status, 1 if anything on it is a fault. Not collective."""
-    findings = examine(config)
-    print(page(findings))
-    return 1 if has_fault(findings) else 0
-
-
-def examine(config: Config) -> list[Finding]:
-    """All lines of the page, for the ranks of this launch on this machine. Not collective."""
-    launch, num_cores = read_launch(), allowed_cores()
-    num_ranks = launch.local_world_size
-    spare = spare_cores(num_ranks, num_cores)
-    num_workers = spare if config.loader.num_workers == "auto" else int(config.loader.num_workers)
-    omp = os.environ.get("OMP_NUM_THREADS", "")
-    # The device comes before the worker: in a run, too, the rank has it by then. Functions, because a check
-    # that breaks must do so where it costs its own line alone.
-    checks: dict[str, Callable[[], list[Finding]]] = {
-        "versions": lambda: [check_versions_fit()],
-        "device": lambda: [check_device(launch)],
-        "cores": lambda: [check_cores(config.loader.num_workers, num_ranks, num_cores)],
-        "threads": lambda: [check_threads(omp, num_ranks, num_cores)],
-        "memory": lambda: [check_memory(ring_need(config, num_ranks, num_workers))],
-        "/dev/shm": lambda: [check_shared_memory(ring_need(config, num_ranks, num_workers))],
-        "descriptors": lambda: [check_descriptors(descriptor_limit(), num_workers)],
-        "worker": lambda: check_worker(config.loader),
+    """Print the page for the ranks of this launch on this machine; returns the exit status, 1 if anything on
+    it is a fault. Not collective.
+    """
+    launch = read_launch()
+    checks: dict[str, Callable[[], Finding]] = {
+        "versions": check_packages,
+        "device": lambda: check_device(launch),
+        "cores": lambda: check_cores(config.loader.num_workers, launch.local_world_size, allowed_cores()),
+        "memory": check_memory,
+        "gloo": check_gloo,
         "data": lambda: check_data(config),
     }
-    return [finding for name, check in checks.items() for finding in examined(name, check)]
+    states = []
+    for name, check in checks.items():
+        finding = examined(name, check)
+        print(finding, flush=True)
+        states.append(finding.state)
+    counts = [counted(states.count(state), state) for state in ("fault", "warning") if state in states]
+    print(" and ".join(counts) or "All is well.")
+    return 1 if "fault" in states else 0
 
 
-def examined(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+def examined(name: str, check: Callable[[], Finding]) -> Finding:
     """What a check finds; one that breaks is a fault, as a run would break there too."""
     try:
         return check()
-    except (UserError, WorkerError) as error:
-        # Both say what is wrong and then what to do.
-        text, _, remedy = str(error).rpartition("\nWhat to do: " if isinstance(error, WorkerError) else "; ")
-        return [Finding(name, "fault", text or remedy, remedy if text else "")]
-    # Of any kind: a broken package raises whatever it likes when it is imported, and the other lines must
-    # still come out.
+    except UserError as error:
+        return Finding(name, str(error), state="fault")
+    # Of any kind: a broken package raises whatever it likes when it is imported.
     except Exception as error:
         remedy = "if a package is broken or missing, delete .venv and run ./run.sh setup"
-        return [Finding(name, "fault", f"{type(error).__name__}: {error}", remedy)]
+        return Finding(name, f"{type(error).__name__}: {error}", remedy, "fault")
+
+
+def check_packages() -> Finding:
+    """The versions of the packages, and whether they belong together."""
+    check_versions()
+    versions = installed_versions()
+    text = ", ".join(each if each.startswith(name) else f"{name} {each}" for name, each in versions.items())
+    if "missing" in versions.values():
+        return Finding("versions", text, "./run.sh setup", "fault")
+    return Finding("versions", f"{text}; they belong together")
+
+
+def check_device(launch: Launch) -> Finding:
+    """The device that a run would choose, and that it answers."""
+    import torch
+
+    device, ranks = choose_device(launch), counted(launch.local_world_size, "rank")
+    # From the kernel, because a torch for the CPU knows nothing of a driver.
+    found = re.search(r"\s(\d+(\.\d+)+)\s", DRIVER.read_text()) if DRIVER.is_file() else None
+    driver = found[1] if found else "unknown"
+    if device.type == "cuda":
+        # The first question that the device answers itself: one that is broken is noticed here.
+        free, total = torch.cuda.mem_get_info(device)
+        return Finding(
+            "device",
+            f"{torch.cuda.get_device_name(device)}, {gib(free)} of {gib(total)} free, the first of "
+            f"{torch.cuda.device_count()} for {ranks}; driver {driver}, CUDA {torch.version.cuda}, nccl "
+            f"{'.'.join(map(str, torch.cuda.nccl.version()))}",
+        )
+    # Where the variable is set, the GPU was hidden on purpose.
+    if found and os.environ.get("CUDA_VISIBLE_DEVICES") is None:
+        text = f"CPU for {ranks}; torch {torch.__version__} sees no GPU, but there is driver {driver}"
+        remedy = "VARIANT=cuda ./run.sh setup, or a newer driver; CUDA_VISIBLE_DEVICES= if the CPU is meant"
+        return Finding("device", text, remedy, "warning")
+    return Finding("device", f"CPU for {ranks}")
+
+
+def check_cores(num_workers: int | str, num_ranks: int, num_cores: int) -> Finding:
+    """The cores allowed, against ranks and workers."""
+    spare = spare_cores(num_ranks, num_cores)
+    text = f"{counted(num_cores, 'core')} for {counted(num_ranks, 'rank')}, --num_workers {num_workers}"
+    if num_ranks > num_cores:
+        return Finding("cores", text, f"start at most {counted(num_cores, 'rank')}, as NPROC says", "warning")
+    # A rank computes while its workers do, so it counts as one more.
+    if num_workers != "auto" and num_ranks * (1 + int(num_workers)) > num_cores:
+        return Finding("cores", text, f"give --num_workers {spare}, or auto", "warning")
+    return Finding("cores", text)
+
+
+def check_memory() -> Finding:
+    """The memory that the machine and the cgroup have left."""
+    if free_memory() < LITTLE_MEMORY:
+        return Finding("memory", memory_in_words(), "end other programs, or raise the limit", "warning")
+    return Finding("memory", memory_in_words())
+
+
+def check_gloo() -> Finding:
+    """Whether two processes of a launch on this machine meet and add up a number."""
+    command = [sys.executable, "-m", "recsuite.launcher", "--nproc_per_node=2", "-m", "recsuite.tools.doctor"]
+    launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    env = {name: value for name, value in os.environ.items() if name not in launched}
+    # gloo is what ranks talk by on a CPU, and on GPUs beside nccl.
+    env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    remedy = "see that lo is up, and that GLOO_SOCKET_IFNAME is not set or names an interface"
+    try:
+        result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=MEET_SECONDS)
+    except subprocess.TimeoutExpired:
+        return Finding("gloo", f"two processes did not meet within {MEET_SECONDS} s", remedy, "fault")
+    if result.returncode:
+        last = printable(f"{result.stderr}{result.stdout}".strip().rpartition("\n")[2])
+        return Finding("gloo", f"two processes did not meet: {last}", remedy, "fault")
+    return Finding("gloo", "two processes met")
+
+
+def check_data(config: Config) -> Finding:
+    """Where the data lie, and whether they can be read; unlike a run it obtains none."""
+    from recsuite.datasets.source import locate, look
+
+    try:
+        folder, source = look(config.data, config.runtime.seed)
+        if source is None:
+            if config.data.is_synthetic:
+                return Finding("data", f"{folder}: not there yet, drawn at the first start")
+            remedy = "the first start needs the network; or unpack the files there, or give --data_path"
+            return Finding(
+                "data", f"{folder}: not there yet, downloaded at the first start", remedy, "warning"
+            )
+        # Refuses files of another set.
+        locate(config.data, config.runtime.seed)
+        for file in source.files:
+            file.open().close()
+    except OSError as error:
+        text = f"{error.filename or config.data.data_path} cannot be read ({reason_of(error)})"
+        return Finding("data", text, "give a --data_path that can be read, or change its mode", "fault")
+    size = mib(sum(file.size for file in source.files))
+    return Finding("data", f"{folder}: {counted(len(source.files), 'file')}, {size}")
+
+
+def meet() -> None:
+    """Join the other process of this launch, and add up a number. Collective: every rank."""
+    import torch
+    import torch.distributed as dist
+
+    init_runtime(Config())
+    number = torch.ones(())
+    dist.all_reduce(number)
+    if number != dist.get_world_size():
+        raise RuntimeError(f"{dist.get_world_size()} processes added up to {number}")
+    cleanup_runtime()
+
+
+if __name__ == "__main__":
+    try:
+        meet()
+    except Exception as error:
+        # With the status of a sentence, so that the launcher adds no report of its own.
+        print(f"{type(error).__name__}: {error}", flush=True)
+        sys.exit(2)

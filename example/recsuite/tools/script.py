@@ -117,7 +117,7 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = 
     if config.monitoring.doctor:
         from recsuite.tools.doctor import diagnose
 
-        return diagnose(config.replaced(**_best_known(config, given)[0]))
+        return diagnose(config)
     # Needs none of the packages that are checked.
     if config.data.schema:
         from recsuite.datasets.tables.guessing.proposal import propose

@@ -37,10 +37,8 @@ def working_folder(prefix: str) -> Iterator[Path]:
             signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    before = {}
+    before = {each: signal.signal(each, end) for each in SIGNALS}
     try:
-        for each in SIGNALS:
-            before[each] = signal.signal(each, end)
         with tempfile.TemporaryDirectory(prefix=prefix) as folder:
             yield Path(folder)
     finally:

@@ -12,7 +12,7 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import MappedColumn
 from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.preparation.cache import find_columns, open_columns
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import RawData
 from recsuite.datasets.source import read
 from recsuite.errors import UserError
@@ -69,7 +69,6 @@ def test_other_bits_than_before_take_another_folder_and_leave_the_old_one_to_its
     assert {path.name: path.read_bytes() for path in Path(old.folder).iterdir()} == before
     # From now on these are the columns.
     assert open_columns(config) == new
-    assert find_columns(config)[1] == new
     monkeypatch.undo()
     third = open_columns(config.replaced(rebuild=True))
     assert third.folder == f"{old.folder}.3"

@@ -28,7 +28,8 @@ SECRETS = ("hunter2", "AKIASECRET", "topsecret", "tok3n")
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     with serving(tmp_path / "served") as found:
         yield found
 
@@ -51,11 +52,18 @@ def read(url: str, cache: Path) -> RawData:
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_file_is_read_over_http(server: Server, tmp_path: Path, end: str) -> None:
-    pytest.importorskip("aiohttp")
     write(server.folder / f"a.{end}", EVENTS)
-    raw = read(f"http://{server.address}/a.{end}?token=tok3n", tmp_path)
+    raw = read(f"http://{server.address}/a.{end}?token=tok3n::and", tmp_path)
     assert raw.users["user"].tolist() == ["a", "b"]
     assert (raw.events.user.tolist(), raw.events.item.tolist()) == ([0, 1, 0], [1, 0, 0])
+
+
+def test_the_proxy_of_the_environment_is_used(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://{server.address}")
+    write(server.folder / "a.csv", EVENTS)
+    assert read("http://tables.invalid/a.csv", tmp_path).events.user.tolist() == [0, 1, 0]
 
 
 def test_day_partitions_are_read_from_s3(s3: Server, tmp_path: Path) -> None:
@@ -77,7 +85,6 @@ def test_day_partitions_are_read_from_s3(s3: Server, tmp_path: Path) -> None:
 
 
 def test_a_file_that_did_not_change_is_not_read_again(server: Server, tmp_path: Path) -> None:
-    pytest.importorskip("aiohttp")
     path, url = server.folder / "a.csv", f"http://{server.address}/a.csv"
     write(path, EVENTS)
     read(url, tmp_path)
@@ -101,7 +108,6 @@ def test_a_file_that_did_not_change_is_not_read_again(server: Server, tmp_path: 
 def test_no_message_or_log_holds_a_secret(
     server: Server, status: int, sentence: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    pytest.importorskip("aiohttp")
     caplog.set_level(logging.INFO)
     write(server.folder / "a.csv", EVENTS)
     url = f"http://user:hunter2@{server.address}/a.csv?X-Amz-Signature=tok3n&key=AKIASECRET#topsecret"
@@ -110,7 +116,10 @@ def test_no_message_or_log_holds_a_secret(
     with pytest.raises(UserError) as raised:
         read_tables(tables, SCHEMA, DataConfig(cache_dir=str(tmp_path)))
     text = str(raised.value)
-    assert text == f"http://{server.address}/a.csv cannot be read: {sentence}."
+    assert text == (
+        f"http://{server.address}/a.csv cannot be read: {sentence}; check the address, the login and the "
+        "network, or copy the file to this machine."
+    )
     assert raised.value.__cause__ is None
     for found in (text, repr(tables), str(tables), caplog.text, *(str(file) for file in tables.files)):
         assert not any(secret in found for secret in (*SECRETS, "secret words"))
@@ -130,7 +139,6 @@ def test_a_url_is_shown_without_its_secrets(url: str, without: str) -> None:
 
 
 def test_a_silent_server_is_given_up_in_one_sentence(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("aiohttp")
     monkeypatch.setattr(remote, "SILENT_SECONDS", 0.5)
     server.silent = True
     start = time.monotonic()
@@ -149,24 +157,18 @@ def test_a_silent_store_is_given_up_in_one_sentence(s3: Server, monkeypatch: pyt
 
 
 def test_where_nothing_listens_the_sentence_says_so() -> None:
-    pytest.importorskip("aiohttp")
     with pytest.raises(
         UserError, match=r"http://127\.0\.0\.1:9/a\.csv cannot be read: the connection failed"
     ):
         find_tables("http://127.0.0.1:9/a.csv")
 
 
-@pytest.mark.parametrize(
-    ("url", "package"), [("s3://bucket/a.csv", "s3fs"), ("https://host/a.csv", "aiohttp")]
-)
-def test_a_missing_package_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        UserError, match=f"needs the package {package}; install it with pip install {package}"
-    ):
-        find_tables(url)
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    # A file system that was used before is kept there.
+    monkeypatch.delitem(sys.modules["fsspec.registry"].__dict__["_registry"], "s3", raising=False)
+    with pytest.raises(UserError, match=r"s3://bucket/a\.csv needs a package that is not .*: Install s3fs"):
+        find_tables("s3://bucket/a.csv")
 
 
 def test_an_unknown_kind_of_address_is_refused() -> None:

@@ -15,8 +15,8 @@ class MonitoringConfig(Section):
     MOST: ClassVar = {"profile": 10_000}
 
     doctor: bool = False
-    """Examine this machine and print one page: versions, devices, cores, memory, workers, data; trains
-    nothing."""
+    """Examine this machine and print one page: versions, device, cores, memory, whether two processes meet,
+    data; trains nothing."""
 
     report_dir: str = ""
     """Folder that gets metrics.json and curves.png; empty means no report."""

@@ -15,9 +15,8 @@ from recsuite.checkout import place_for
 from recsuite.config.config import Config
 from recsuite.config.sections.data import DataConfig
 from recsuite.config.sections.model import TOP
-from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, Columns, load_columns
+from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
 from recsuite.datasets.preparation.building import make_columns, newest_of
-from recsuite.datasets.preparation.program import digest_of_program
 from recsuite.datasets.schema import AUDIENCE, HISTORY, RawData, Table
 from recsuite.datasets.source import (
     DATA_DEADLINE,
@@ -26,7 +25,6 @@ from recsuite.datasets.source import (
     SourceFile,
     as_wanted,
     locate,
-    look,
     read,
 )
 from recsuite.datasets.streams.past import BEGINNING, Past
@@ -39,9 +37,8 @@ from recsuite.runtime.progress_bar import stage
 STREAM, VOCABULARY = "stream", "vocabulary.json"
 # Where columns lie in the folder of the files.
 COLUMNS = ".columns"
-# What `_name` gives, and what it gave before the digest of the program was in it; then the number of a
-# successor.
-NAME = re.compile(r"\w+-[0-9a-f]{12}(?:-(?P<program>[0-9a-f]{12})(?:\.\d+)?)?")
+# What `_name` gives, and what earlier versions gave; then the number of a successor.
+NAME = re.compile(r"\w+-[0-9a-f]{12}(?:-(?P<version>v\d+|[0-9a-f]{12})(?:\.\d+)?)?")
 
 
 def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Columns:
@@ -154,34 +151,14 @@ def _say_what_stays(folder: Path, made: Path, there: Columns | None) -> None:
         say("the new columns are the same as before, to the last bit")
     elif there is not None:
         say(f"the new columns differ and lie in {made}; the earlier ones stay for whoever uses them")
-    program = digest_of_program()
     found = [NAME.fullmatch(path.parent.name) for path in sorted(folder.parent.glob(f"*/{MANIFEST}"))]
-    others = [match[0] for match in found if match and match["program"] != program]
+    others = [match[0] for match in found if match and match["version"] != f"v{VERSION}"]
     # Another checkout may train on them at this moment, so nothing but the user removes them.
     if others:
         say(
             f"left in {folder.parent} what other versions of the program made: {', '.join(others)}; remove "
             "what nothing uses any more"
         )
-
-
-def find_columns(config: Config) -> tuple[Path, Columns | None]:
-    """The folder for the columns of the configured data set, and what lies there now; makes nothing, and
-    looks no further into the columns than their sizes.
-
-    Raises:
-        UserError: when there are no files that columns could be made from, and no set to obtain was named.
-    """
-    data = _data_of(config)
-    folder, source = look(data, config.runtime.seed)
-    if source is None:
-        return Path(data.cache_dir or folder / COLUMNS), None
-    source = as_wanted(source, config.tables, data)
-    cache = _cache_folder(folder, data)
-    past = BEGINNING if config.stream.stream else None
-    name = _name(_digests(source.files), source.key, data, config.runtime.seed, past)
-    columns = _found(cache, name, source, bool(data.cache_dir), every_byte=False)
-    return cache, None if columns is None else _checked(columns, config.data, config.model.reads_order)
 
 
 def _data_of(config: Config) -> DataConfig:
@@ -222,11 +199,11 @@ def _cache_folder(source: Path, config: DataConfig) -> Path:
     return Path(config.cache_dir) if config.cache_dir else place_for(source, COLUMNS)
 
 
-def _found(cache: Path, name: str, source: Source, is_named: bool, every_byte: bool = True) -> Columns | None:
+def _found(cache: Path, name: str, source: Source, is_named: bool) -> Columns | None:
     """Columns of this name in their folder, or beside the files, where others may have prepared them."""
     # Whoever names a folder means that one.
     for place in (cache,) if is_named else dict.fromkeys((cache, source.folder / COLUMNS)):
-        columns, _ = load_columns(newest_of(place, name), source.folder, source.schema, every_byte)
+        columns, _ = load_columns(newest_of(place, name), source.folder, source.schema)
         if columns is not None:
             return columns
     return None
@@ -235,13 +212,13 @@ def _found(cache: Path, name: str, source: Source, is_named: bool, every_byte: b
 def _name(
     digests: dict[str, str], key: object, config: DataConfig, seed: int, past: Past | None = None
 ) -> str:
-    """The folder for columns of files with these digests, made by the program as it is."""
+    """The folder for columns of files with these digests, made by this version of the program."""
     # A flag that changes nothing must not make a second copy. So --history, --audience and --others are not
     # in the name either: lists are stored whole, and a batch takes a part of each.
     drawn = config.split in ("time", "random")
     made_from = {
         "schema": key,
-        # It decides the baselines of rankings, and is the one such number outside of the code in the digest.
+        # It decides the baselines of rankings.
         "top": TOP,
         "files": digests,
         "bad_rows": (config.bad_rows, config.max_bad_rows),
@@ -256,8 +233,7 @@ def _name(
         made_from["past"] = past.key
     digest = hashlib.sha256(json.dumps(made_from, allow_nan=False).encode()).hexdigest()[:12]
     whose = f"{config.split}_{past.owner}" if past is not None and past.owner else config.split
-    # Two digests, for what other versions of the program made to be told from columns of other data.
-    return f"{whose}-{digest}-{digest_of_program()}"
+    return f"{whose}-{digest}-v{VERSION}"
 
 
 def owner_of(name: str) -> str:

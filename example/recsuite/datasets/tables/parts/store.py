@@ -14,7 +14,7 @@ from pathlib import Path
 
 from recsuite.checkout import place_for
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.preparation.program import digest_of_program
+from recsuite.datasets.columns import VERSION
 from recsuite.datasets.tables.parts.part import Part, make_part, open_part
 from recsuite.datasets.tables.parts.wanted import Wanted
 from recsuite.datasets.tables.sources.file import File, Tables
@@ -124,8 +124,8 @@ def _report(reached: Callable[[int], None], before: int, done: int) -> None:
 
 
 def _name(file: File, wanted: tuple[Wanted, ...]) -> str:
-    """Of everything that a part is a function of: the bytes, what is read of them, and the program."""
-    told = [file.digest, repr(file), repr(wanted), digest_of_program()]
+    """Name of a part: a digest of the bytes, of what is read of them, and of the version."""
+    told = [file.digest, repr(file), repr(wanted), VERSION]
     return digest_of_bytes(json.dumps(told).encode())
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import io
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -23,11 +23,11 @@ from recsuite.errors import UserError
 CONNECT_SECONDS, SILENT_SECONDS, REQUEST_SECONDS = 30.0, 60.0, 3600.0
 # What is asked for at once.
 BLOCK_BYTES = 2**23
-# What a kind of address needs, beside what is always installed.
-PACKAGES = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}
-# Of these, one says which bytes a file has: a digest or a version that the server keeps.
-MARKS = ("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "VersionId", "versionId", "generation")
-TIMES = ("Last-Modified", "LastModified", "mtime", "modified", "updated")
+# Digests and versions that a server keeps of a file, and its times.
+MARKS = (
+    *("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "VersionId", "versionId", "generation"),
+    *("Last-Modified", "LastModified", "mtime", "modified", "updated"),
+)
 REASONS = {401: "it asks for a login", 403: "it may not be read with this login", 404: "it is not there"}
 
 
@@ -58,33 +58,35 @@ def explained_remote(url: str) -> Iterator[None]:
         raise
     except Exception as error:
         # Without a cause: it may hold the address with its secrets.
-        raise UserError(f"{shown(url)} cannot be read: {_reason(error)}.") from None
+        raise UserError(
+            f"{shown(url)} cannot be read: {reason_of_failure(error)}; check the address, the login and the "
+            "network, or copy the file to this machine."
+        ) from None
 
 
-def _reason(error: Exception) -> str:
-    """What went wrong, in words of this program."""
+def reason_of_failure(error: BaseException) -> str:
+    """Return the reason why a request failed, in words of this program."""
     # To fsspec, whatever a server of HTTP answers means that a file is not there.
-    if isinstance(error, FileNotFoundError) and isinstance(error.__cause__, Exception):
-        return _reason(error.__cause__)
-    response = getattr(error, "response", None)
+    if isinstance(error, FileNotFoundError) and error.__cause__:
+        return reason_of_failure(error.__cause__)
+    kind, response = type(error).__name__, getattr(error, "response", None)
     in_answer = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
     status = getattr(error, "status", None) or in_answer.get("HTTPStatusCode")
-    if isinstance(error, FileNotFoundError):
-        return REASONS[404]
-    if isinstance(error, PermissionError):
-        return REASONS[403]
+    status = {"FileNotFoundError": 404, "PermissionError": 403}.get(kind, status)
     if status:
         return REASONS.get(status, f"the server answers with status {status}")
     # fsspec has one of its own, which is a TimeoutError since Python 3.11 alone.
-    if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or "Timeout" in type(error).__name__:
-        return f"the server was silent for {SILENT_SECONDS:.0f} s; try again, or copy the files here first"
-    if "Credentials" in type(error).__name__:
-        return "there is no login for it; set one as its library asks, such as AWS_PROFILE"
-    return f"the connection failed ({type(error).__name__}); check the address and the network"
+    if isinstance(error, (TimeoutError, asyncio.TimeoutError)) or "Timeout" in kind:
+        return f"the server was silent for {SILENT_SECONDS:.0f} s"
+    if "Credentials" in kind:
+        return "it needs a login, such as one that AWS_PROFILE names"
+    # That of TLS and of the look-up of a name is not one of the system.
+    number = 0 if "SSL" in kind else getattr(error, "errno", None) or 0
+    return f"the connection failed ({os.strerror(number) if number > 0 else kind})"
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it.
+    """Return the file system of a URL, and the path in it.
 
     Raises:
         UserError: for an unknown kind of address, and where a package is missing.
@@ -95,17 +97,14 @@ def filesystem(url: str) -> tuple[Any, str]:
     scheme = url.partition("://")[0].lower()
     if scheme not in fsspec.available_protocols():
         raise UserError(f"{shown(url)} is of an unknown kind; give a folder, a file, s3:// or https://.")
-    package = PACKAGES.get(scheme, f"fsspec[{scheme}]")
     try:
-        if scheme in PACKAGES:
-            importlib.import_module(package)
-        fs, path = url_to_fs(url, **_options(scheme))
-    except ImportError:
-        raise UserError(
-            f"{shown(url)} needs the package {package}; install it with pip install {package}."
-        ) from None
-    except Exception as error:
-        raise UserError(f"{shown(url)} cannot be read: {_reason(error)}.") from None
+        if scheme in ("http", "https"):
+            # Such an address may hold "::", which joins two addresses elsewhere.
+            fs, path = fsspec.filesystem(scheme, **_options(scheme)), url
+        else:
+            fs, path = url_to_fs(url, **_options(scheme))
+    except ImportError as error:
+        raise UserError(f"{shown(url)} needs a package that is not installed: {error}.") from None
     # That of s3 tries again five times, each with the retries and deadlines of the library below it.
     if hasattr(fs, "retries"):
         fs.retries = 1
@@ -113,26 +112,17 @@ def filesystem(url: str) -> tuple[Any, str]:
 
 
 def _options(scheme: str) -> dict[str, Any]:
-    """The deadlines, as each file system wants them. What it found before is not kept: files change."""
+    """Return the deadlines as each file system wants them. Found listings are not kept: files change."""
     plain: dict[str, Any] = {"use_listings_cache": False}
     if scheme in ("http", "https"):
         import aiohttp
 
-        timeout = aiohttp.ClientTimeout(
-            total=REQUEST_SECONDS,
-            connect=CONNECT_SECONDS,
-            sock_connect=CONNECT_SECONDS,
-            sock_read=SILENT_SECONDS,
-        )
-        return {**plain, "client_kwargs": {"timeout": timeout}}
-    if scheme in ("s3", "s3a"):
-        retries = {"max_attempts": 2}
-        config = {
-            "connect_timeout": CONNECT_SECONDS,
-            "read_timeout": SILENT_SECONDS,
-            "retries": retries,
-        }
-        return {**plain, "config_kwargs": config}
+        timeout = aiohttp.ClientTimeout(REQUEST_SECONDS, CONNECT_SECONDS, SILENT_SECONDS)
+        # Trusted: the proxies that the environment names.
+        plain["client_kwargs"] = {"timeout": timeout, "trust_env": True}
+    elif scheme in ("s3", "s3a"):
+        waits = {"connect_timeout": CONNECT_SECONDS, "read_timeout": SILENT_SECONDS}
+        plain["config_kwargs"] = {**waits, "retries": {"max_attempts": 2}}
     return plain
 
 
@@ -163,17 +153,13 @@ class RemoteFile(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to a position."""
         with explained_remote(self._url):
-            return int(self._file.seek(offset, whence))
-
-    def tell(self) -> int:
-        """The position."""
+            self._file.seek(offset, whence)
         return int(self._file.tell())
 
     def close(self) -> None:
         """End the connection."""
-        if not self.closed:
-            with contextlib.suppress(Exception):
-                self._file.close()
+        with contextlib.suppress(Exception):
+            self._file.close()
         super().close()
 
 
@@ -184,19 +170,16 @@ def size_of(url: str) -> int:
 
 
 def mark_of(url: str) -> str:
-    """What tells the content from another one, 32 characters.
+    """Return what tells the content of a file from another one, 32 characters.
 
-    An entity tag, a version or a checksum changes with the bytes as far as the server keeps its word: it
-    proves nothing about what is read later. A size and a time prove less: two versions within a second look
-    alike. Where there is none of them, every byte is read.
+    A digest, a version or a time changes with the bytes as far as the server keeps its word: it proves
+    nothing about what is read later. Where the server says none of them, every byte is read.
     """
     info = _info(url)
     marks = [f"{name}={info[name]}" for name in MARKS if info.get(name)]
-    times = [f"{name}={info[name]}" for name in TIMES if info.get(name)]
-    if not marks and (not times or info.get("size") is None):
+    if not marks:
         return _digest_of_content(url)
-    told = [shown(url), f"size={info.get('size')}", *(marks or times)]
-    return xxhash.xxh3_128_hexdigest("\n".join(told).encode())
+    return xxhash.xxh3_128_hexdigest("\n".join([shown(url), f"size={info.get('size')}", *marks]).encode())
 
 
 def _info(url: str) -> dict[str, Any]:

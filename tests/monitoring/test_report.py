@@ -12,8 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.monitoring.event_log import EventLog
-from recsuite.monitoring.runs import numbers
+from recsuite.monitoring.report import EventLog, numbers
 from recsuite.training.callbacks import Step
 from recsuite.training.optimizer import RowWiseAdagrad
 from tests.support.event_files import scalars
@@ -68,7 +67,7 @@ def write_log(folder: Path, first_step: int, loss: float, test: dict[str, float]
     metrics = SimpleNamespace(rmse=0.9, mae=0.7, auc=0.5)
     epoch: Any = SimpleNamespace(losses=[loss, loss])
     with pytest.MonkeyPatch.context() as patch:
-        report_of = "recsuite.monitoring.event_log.epoch_report"
+        report_of = "recsuite.monitoring.report.epoch_report"
         patch.setattr(report_of, lambda epoch: {"validation": vars(metrics)})
         log.on_epoch(epoch)
     run: Any = SimpleNamespace(test=test)
