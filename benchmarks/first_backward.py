@@ -1,0 +1,65 @@
+"""Count what of the library runs before the first `backward` of example.py, with columns that are cached.
+
+    PYTHONPATH=example python benchmarks/first_backward.py --data_path FOLDER --dataset synthetic
+
+The flags are those of example.py. The first call makes the columns, the second one counts. A function counts
+once, however often it is called; one process, without workers.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+import example
+import recsuite
+
+LIBRARY = Path(recsuite.__file__).parent
+
+
+class FirstBackward(BaseException):
+    """The end of the count; no handler of errors takes it for one."""
+
+
+def count(flags: list[str]) -> set[CodeType]:
+    """Return the functions of the library that ran until the first backward of a training."""
+    found: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            found.add(frame.f_code)
+
+    def backward(*arguments: Any, **named: Any) -> None:
+        raise FirstBackward
+
+    original, torch.Tensor.backward = torch.Tensor.backward, backward  # type: ignore[method-assign]
+    sys.setprofile(note)
+    try:
+        example.main(flags)
+    except FirstBackward:
+        pass
+    finally:
+        sys.setprofile(None)
+        torch.Tensor.backward = original  # type: ignore[method-assign]
+    return {code for code in found if Path(code.co_filename).is_relative_to(LIBRARY)}
+
+
+def main() -> None:
+    """Count, and print the numbers and the files."""
+    count(sys.argv[1:])
+    files: dict[str, int] = {}
+    for code in count(sys.argv[1:]):
+        name = str(Path(code.co_filename).relative_to(LIBRARY))
+        # What a comprehension makes is no function.
+        files[name] = files.get(name, 0) + (not code.co_name.startswith("<") or code.co_name == "<lambda>")
+    print(f"{len(files)} files, {sum(files.values())} functions until the first backward")
+    for name, number in sorted(files.items(), key=lambda each: -each[1]):
+        print(f"{number:>5}  {name}")
+
+
+if __name__ == "__main__":
+    main()
