@@ -49,7 +49,7 @@ class RatingModel(rs.TwoSided):
         """Return predicted ratings, float32 [B], of vectors, float32 [B, D] both."""
         product = users * items
         dot = product.sum(dim=1) - product[:, 0]
-        return self.mean_rating + (users[:, 0] + items[:, 0]) + dot + self.mlp(users, items)
+        return self.mean_rating + (users[:, 0] + items[:, 0]) + dot + self.mlp(users, items, product)
 
 
 class SquaredError(nn.Module):

@@ -54,7 +54,7 @@ class Interaction(Head):
         product = users * items
         # The dot product of the factors, without that of the biases.
         dot = product.sum(dim=1) - product[:, 0]
-        return self.mean_rating + (users[:, 0] + items[:, 0]) + dot + self.mlp(users, items)
+        return self.mean_rating + (users[:, 0] + items[:, 0]) + dot + self.mlp(users, items, product)
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return predicted labels, see `TwoSided`."""

@@ -27,13 +27,13 @@ class PairMLP(nn.Sequential):
 
     # Of pairs, and not of one input.
     def forward(  # type: ignore[override]
-        self, users: torch.Tensor, items: torch.Tensor
+        self, users: torch.Tensor, items: torch.Tensor, product: torch.Tensor
     ) -> torch.Tensor:
-        """Return a number for each pair of a user and an item, float32 [B]."""
+        """Return a number for each pair of a user and an item, float32 [B]; product: of their vectors."""
         first, weights, others = self._parts()
         hidden = torch.addmm(first.bias, users, weights[:, 0].t())
         hidden = torch.addmm(hidden, items, weights[:, 1].t())
-        hidden = torch.addmm(hidden, users * items, weights[:, 2].t())
+        hidden = torch.addmm(hidden, product, weights[:, 2].t())
         for layer in others:
             hidden = layer(hidden)
         return hidden.squeeze(1)
