@@ -270,6 +270,26 @@ def test_losses_and_gradients_are_finite_where_nobody_had_anything(block: str, l
         assert all(gradient.isfinite().all() for gradient in gradients)
 
 
+def test_threads_change_no_bit_of_a_gradient() -> None:
+    # Many events read the same states.
+    number = 40_000
+    head, lengths = make_head("sas"), [200] + [0] * (number - 1)
+    ages, rows = random_ages(lengths[:1]), normal(200, DIM).requires_grad_()
+    links = links_of([0] * number, [event % 201 for event in range(number)])
+    inputs = Inputs(members_of(ages), torch.zeros(number, 0), links)
+    weights, found = normal(number, DIM, seed=4), []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(5):
+            vectors = head.user_vectors(feature_rows(looked_up(lengths, rows)), inputs)
+            found.append(torch.autograd.grad((vectors * weights).sum(), [rows, head.start, head.following]))
+    finally:
+        torch.set_num_threads(threads)
+    for again in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found[0], again, strict=True))
+
+
 def test_histories_behind_items_come_apart_as_they_were() -> None:
     lengths = torch.tensor([2, 0, 3, 1], dtype=torch.int32)
     values = {"user": torch.arange(4), "movie": torch.arange(10, 14), HISTORY: torch.arange(20, 26)}

@@ -95,8 +95,9 @@ class SequenceHead(ProductHead):
         # An event that takes its own list takes all of it.
         last = first + lengths if links is None else first[links.sources[0]] + links.reads
         reads = lengths if links is None else links.reads
-        # The start stands in front of all states.
-        return torch.cat([self.start.unsqueeze(0), states])[torch.where(reads > 0, last, 0)]
+        # The start stands in front of all states. Not in brackets, whose gradient threads add up in any order.
+        all_states = torch.cat([self.start.unsqueeze(0), states])
+        return all_states.index_select(0, torch.where(reads > 0, last, 0))
 
     def _states_in_parts(self, rows: torch.Tensor, lengths: torch.Tensor, ages: torch.Tensor) -> torch.Tensor:
         # Histories do not look at each other, so they may be taken by some at once.
@@ -114,7 +115,7 @@ class SequenceHead(ProductHead):
         window = Window(lengths, ages, self.width)
         rows = SCALE * rows
         following = window.items(window.gaps.diagonal(self.width, 1, 2).view(-1, 1, self.width, 1)).view(-1)
-        items = self.dropout(rows + self.following[following], draws)
+        items = self.dropout(rows + self.following.index_select(0, following), draws)
         for block in self.blocks:
             items = block(items, window, draws)
         return self._sums(rows, window) + self.out(self.norm(items))
