@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recsuite.errors import UserError
+from recsuite.files import local
 from recsuite.runtime.console import say
 from recsuite.tools import script
 from recsuite.tools.trainings import newest, started, working_folder
@@ -46,8 +47,8 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The flags of this script, and the others, which are those of both trainings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data_path", type=Path, help="MovieLens or tables; synthetic ratings without one")
-    parser.add_argument("--save_dir", type=Path, help="keeps both models here; without one they are removed")
+    parser.add_argument("--data_path", help="MovieLens or tables; synthetic ratings without one")
+    parser.add_argument("--save_dir", type=local, help="keeps both models here; without one they are removed")
     parser.add_argument("--candidates", type=int, default=300, help="items of a user that are ranked: 300")
     flags, others = parser.parse_known_args(argv)
     if flags.candidates < 10:

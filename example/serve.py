@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, USER
 from recsuite.errors import MAX_CHARACTERS, UserError, printable
+from recsuite.files import local
 from recsuite.runtime.console import say
 from recsuite.runtime.host import descriptor_limit
 from recsuite.tools import script
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The flags of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--save_dir", type=Path, default=Path("dumps"), help="where the training writes")
+    parser.add_argument("--save_dir", type=local, default=Path("dumps"), help="where the training writes")
     parser.add_argument("--data_path", default="", help="the data of the training, read once at the start")
     parser.add_argument(
         "--checkpoint", choices=("best", "latest"), default="best", help="which checkpoint is followed: best"

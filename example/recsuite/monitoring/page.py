@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from recsuite.errors import UserError, counted
-from recsuite.files import explained, replace_file
+from recsuite.files import explained, local, replace_file
 from recsuite.monitoring.charts import (
     CHART_HEIGHT,
     CHART_WIDTH,
@@ -155,9 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     parser = _Parser(prog="report", description="Draw one page from the reports of runs.", allow_abbrev=False)
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="a --report_dir, or a folder of such"
+        "runs", nargs="+", type=local, metavar="RUN", help="a --report_dir, or a folder of such"
     )
-    parser.add_argument("--output", type=Path, default=Path("report.html"), help="the page (report.html)")
+    parser.add_argument("--output", type=local, default=Path("report.html"), help="the page (report.html)")
     given = parser.parse_args(arguments)
     runs = find_runs(given.runs)
     with explained(f"--output {given.output} cannot be written", "give another file"):

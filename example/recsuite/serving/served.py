@@ -29,6 +29,7 @@ from recsuite.checkpoint.storage.choice import settled
 from recsuite.checkpoint.storage.directory import BEST, best_in, newest_in, seen_in
 from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
+from recsuite.files import local
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.serving.catalogue import Catalogue, Items, described
 from recsuite.serving.index.nearest import KeptIndex
@@ -79,7 +80,7 @@ class ServedModel:
         Raises:
             UserError: when anything that it needs is missing, damaged, or of another run.
         """
-        model = ServedModel(read_settled(Path(folder), checkpoint))
+        model = ServedModel(read_settled(local(folder), checkpoint))
         if data_path:
             from recsuite.serving.recommend import tell
 
@@ -278,7 +279,7 @@ class ServedModel:
         Raises:
             UserError: when it is not the next one of its chain, or damaged; the model is as it was.
         """
-        delta = Path(delta)
+        delta = local(delta)
         # Read and checked without the lock, while others score: that takes longer than to put it in place.
         while (change := read_change(delta, before := self._snapshot)) is not None:
             with self._lock:
@@ -307,7 +308,7 @@ class Follower:
         Raises:
             UserError: see `ServedModel.open`.
         """
-        self.save_dir = Path(save_dir)
+        self.save_dir = local(save_dir)
         self.checkpoint = checkpoint
         self.model = ServedModel.open(start or self.save_dir, checkpoint)
         # Held while the model may become another one: whoever holds it asks the same one all the time.

@@ -25,6 +25,7 @@ from recsuite.datasets.tables.parts.frame import frame_of, parsed, raw_values
 from recsuite.datasets.tables.parts.wanted import ID, TIME, Wanted
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.errors import UserError, printable
+from recsuite.files import local
 from recsuite.serving.display.events import Told
 from recsuite.serving.export import write_export
 from recsuite.serving.request import check_values, length_of, type_of
@@ -170,7 +171,7 @@ class FittedModel(ServedModel):
         Raises:
             UserError: when the folder is taken, or cannot be written.
         """
-        write_export(self.snapshot, Path(folder))
+        write_export(self.snapshot, local(folder))
 
     def _column(self, frame: pandas.DataFrame, entity: str) -> Any:
         column = self.snapshot.schema.column_of(entity)
