@@ -106,7 +106,8 @@ def measure(chain: Chain, data_path: str) -> None:
     ]
     *alone, together = (each["ndcg_at_10"] for each in found.values())
     gain = f"{together / max(alone):.3f}" if max(alone) else "not defined"
-    say("\n".join([*lines, f"NDCG@10 of the chain / of the better of its parts: {gain}"]))
+    for line in [*lines, f"NDCG@10 of the chain / of the better of its parts: {gain}"]:
+        say(line)
     seconds = latencies(test, chain.recommend, CLIENTS, ANSWERS)
     p50, p99 = (1e3 * seconds[int(share * (len(seconds) - 1))] for share in (0.5, 0.99))
     say(f"{CLIENTS} clients at once, {chain.num_candidates} candidates: p50 {p50:.1f} ms, p99 {p99:.1f} ms")

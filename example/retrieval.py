@@ -68,7 +68,8 @@ def retrieve(config: Config, context: RuntimeContext) -> None:
     follow(follower)
     viewers = viewer.others(USERS, LEAST)
     measure(model, viewers, config.monitoring.report_dir)
-    say(page(model, viewers[0], config.serving.top, approximate=True))
+    for line in page(model, viewers[0], config.serving.top, approximate=True).split("\n"):
+        say(line)
 
 
 def export(model: ServedModel, save_dir: Path) -> Path:
@@ -110,7 +111,8 @@ def measure(model: ServedModel, viewers: Sequence[Viewer], report_dir: str) -> N
         f"the index finds {used.recall:.4f} of the {K} best of {counted(len(items.ids), items.schema.item)}, "
         f"in {used.microseconds:,.0f} us a query:"
     )
-    say("\n".join(curve_lines(points)))
+    for line in curve_lines(points):
+        say(line)
     if report_dir:
         report_index(Path(report_dir), [dataclasses.asdict(point) for point in points])
 

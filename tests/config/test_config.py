@@ -298,6 +298,11 @@ def test_a_url_is_no_path_for_any_script_or_call(url: str, given: Callable[[str]
         given(url)
 
 
+def test_a_folder_whose_name_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(UserError, match=r"The name a\\udcff is not UTF-8; rename it"):
+        Config.of(cache_dir="a\udcff").validate()
+
+
 def test_tables_at_a_url_reach_the_trainings_as_they_were_given() -> None:
     for script in (online, pipeline):
         assert script.parse(["--data_path", "s3://bucket/a"])[0].data_path == "s3://bucket/a"

@@ -74,7 +74,8 @@ def open_data(config: Config, context: RuntimeContext, past: Past = BEGINNING) -
     columns = find_same(config, context, past)
     check_task(columns.schema, config.model.task)
     check_leaks(columns, config.model.task)
-    context.say(describe_data(columns, config))
+    for line in describe_data(columns, config):
+        context.say(line)
     # Before the model is built: workers start, and make their first batches, meanwhile.
     with load(columns, config, context) as loader:
         yield Data(columns, loader, past, following)
@@ -102,8 +103,8 @@ def load(columns: Columns, config: Config, context: RuntimeContext) -> BatchLoad
     return build_dataloader(dataset, EpochSampler(dataset), config)
 
 
-def describe_data(columns: Columns, config: Config) -> str:
-    """What is trained on, and whatever was left out of it."""
+def describe_data(columns: Columns, config: Config) -> list[str]:
+    """Lines on what is trained on, and whatever was left out of it."""
     schema, split = columns.schema, config.data.split
     if config.stream.stream:
         # A load cuts no windows.
@@ -113,14 +114,14 @@ def describe_data(columns: Columns, config: Config) -> str:
             f"{counted(columns.num_users, schema.user)}, "
             f"{counted(columns.num_items, schema.item)}"
         )
-        return "\n".join([sizes, *columns.notes])
+        return [sizes, *columns.notes]
     sizes = (
         f"{columns.source}: {columns.num_train:,} {schema.labels} for training, "
         f"{columns.num_validation:,} for validation, {columns.num_test:,} for the test "
         f"(--split {split}), {counted(columns.num_users, schema.user)}, "
         f"{counted(columns.num_items, schema.item)}"
     )
-    return "\n".join([sizes, *columns.notes])
+    return [sizes, *columns.notes]
 
 
 def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool = False) -> Config:

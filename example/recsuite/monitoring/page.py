@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from recsuite.errors import UserError, counted
+from recsuite.errors import UserError, counted, harmless
 from recsuite.files import explained, local, replace_file
 from recsuite.monitoring.charts import (
     CHART_HEIGHT,
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = find_runs(given.runs)
     with explained(f"--output {given.output} cannot be written", "give another file"):
         replace_file(given.output, draw(runs).encode())
-    print(f"{given.output} shows {counted(len(runs), 'run')}")
+    print(f"{harmless(given.output)} shows {counted(len(runs), 'run')}")
 
 
 if __name__ == "__main__":

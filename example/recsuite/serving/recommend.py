@@ -71,7 +71,8 @@ def recommend(config: Config, given: Collection[str]) -> None:
     # Before they are read: what comes meanwhile is read again.
     seen = _seen(model, config, given) if follower else None
     viewer = open_viewer(model, config, given)
-    say(page(model, viewer, config.serving.top, asked_for(save_dir, checkpoint)))
+    for line in page(model, viewer, config.serving.top, asked_for(save_dir, checkpoint)).split("\n"):
+        say(line)
     if follower:
         _follow(follower, viewer, seen, config, given)
 
@@ -183,7 +184,8 @@ def _follow(follower: Follower, viewer: Viewer, seen: object, config: Config, gi
         now = _seen(follower.model, config, given)
         if now != seen:
             viewer, seen = open_viewer(follower.model, config, given), now
-        say(f"\n{page(follower.model, viewer, config.serving.top, follower.checkpoint)}")
+        for line in ("", *page(follower.model, viewer, config.serving.top, follower.checkpoint).split("\n")):
+            say(line)
 
     follow(follower, stop, show)
 

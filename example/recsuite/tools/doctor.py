@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 
 from recsuite.config.config import Config
-from recsuite.errors import UserError
+from recsuite.errors import LINES, UserError, harmless
 from recsuite.runtime.host import allowed_cores, descriptor_limit, spare_cores
 from recsuite.runtime.launch import read_launch
 from recsuite.tools.examination.data import check_data, ring_need
@@ -31,7 +31,7 @@ from recsuite.workers.failure import WorkerError
 def diagnose(config: Config) -> int:
     """Print the page; returns the exit status, 1 if anything on it is a fault. Not collective."""
     findings = examine(config)
-    print(page(findings))
+    print(harmless(page(findings), LINES))
     return 1 if has_fault(findings) else 0
 
 

@@ -510,3 +510,21 @@ def test_files_without_a_header_can_be_several(tmp_path: Path) -> None:
         )
     (tmp_path / "schema.toml").write_text('[files]\ncolumns = ["user", "item", "rating"]\n')
     assert len(find_tables(tmp_path, propose(tmp_path).schema.files).events) == 2
+
+
+def test_a_stream_of_a_file_with_an_odd_name_in_such_a_folder_is_made_and_read(tmp_path: Path) -> None:
+    folder = tmp_path / "".join(ODD_NAMES)
+    folder.mkdir()
+    rows = [["user_id", "product_id", "stars", "timestamp"]]
+    rows += [[f"u{row % 17}", f"p{row % 23}", row % 5 + 1, 10**9 + 3600 * row] for row in range(300)]
+    write(folder / f"{'-'.join(ODD_NAMES)}.csv", rows)
+    propose(folder)
+    columns = open_columns(Config.of(data_path=str(folder), stream=True, duplicates="keep"))
+    assert [*columns.events_per_file.values()] == [300]
+    assert all(note.isprintable() for note in columns.notes)
+
+
+def test_a_file_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "bewertung\udce4.csv", EVENTS)
+    with pytest.raises(UserError, match=r"bewertung\\udce4\.csv is not UTF-8; rename it"):
+        propose(tmp_path)

@@ -59,7 +59,8 @@ class Loop(ABC):
         with self.phase("model"), stage("building the model", quiet=context.rank != 0):
             self.train_state = build_train_state(data.columns, config, context)
         self.plan = describe_plan(self.train_state.model, data.columns, config.model)
-        context.say(self.plan)
+        for line in self.plan.splitlines():
+            context.say(line)
         with self.phase(self.checkpointer.phase):
             self.checkpointer.begin(self.train_state)
         # A row may have expired since it was written: evaluation, which is no step, has to know the time too.
