@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
@@ -130,6 +132,9 @@ def test_a_saved_model_scores_the_same_without_the_tables(
         "device": ["phone"],
         "price": [12.5],
         "hour": [3],
+        # Without the tables there is none.
+        "history": [[]],
+        "history_ratings": [[]],
     }
     served = ServedModel.open(tmp_path / "served")
     assert served.score(values).item() == pytest.approx(model.score(values).item(), abs=1e-6)
@@ -183,6 +188,11 @@ class Streamed:
         return self.table.__arrow_c_stream__(requested_schema)
 
 
+def held() -> list[int]:
+    """The numbers of descriptors and of threads of this process."""
+    return [len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task")]
+
+
 def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descriptor_or_hook(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -199,9 +209,13 @@ def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descripto
         )
         call.start()
         call.join()
-        kept.append([len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task")])
+        kept.append(held())
     assert len(found) == 3
-    assert all(after <= before for before, after in zip(kept[1], kept[2], strict=True))
+    # Threads of torch end a moment after what they were for.
+    deadline = time.monotonic() + 10
+    while not (is_constant := all(map(operator.le, held(), kept[1]))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert is_constant, (held(), kept)
     assert sys.excepthook is hook
     rows = events.head(5)
     assert found[0].score(Streamed(rows)).tolist() == found[0].score(rows).tolist()

@@ -117,7 +117,7 @@ class FittedModel(ServedModel):
                 told[feature.name] = self._event_values(feature, frame[feature.column])
             elif feature.entity == EVENT and time is not None and derived(feature.column):
                 told[feature.name] = self._computed(feature, time, {USER: users, ITEM: items})
-        scores = super().score(told)
+        scores = self._score(told)
         if schema.label_kind == RATING:
             return scores.clamp(schema.lowest_label, schema.highest_label)
         return scores

@@ -146,8 +146,11 @@ class Told:
 
     def had(self, users: Sequence[Any]) -> list[list[Any]]:
         """The items that each user had, also those that are more than a history takes."""
-        found = [self._events.of(self.users.places.get(user, -1))[0] for user in users]
-        return [[self.items.ids[place] for place in places.tolist()] for places in found]
+        return [[self.items.ids[place] for place in self.events(user)[0].tolist()] for user in users]
+
+    def events(self, user: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All that a user had, see `EventsOf.of`."""
+        return self._events.of(self.users.places.get(user, -1))
 
     def users_of(
         self,
@@ -163,11 +166,11 @@ class Told:
         ]
         return [[self.users.ids[place] for place in places.tolist()] for places in found]
 
-    def of_items(self, snapshot: Snapshot) -> dict[str, list[Any]]:
-        """What a model takes of all items of the data."""
-        names = snapshot.names_of((ITEM, AUDIENCE))
-        values = {name: given for name, given in self.items.values.items() if name in names}
-        return {**values, AUDIENCE: self.users_of(self.items.ids)} if AUDIENCE in names else values
+    def of_items(self, snapshot: Snapshot, items: Sequence[Any] | None = None) -> dict[str, list[Any]]:
+        """What a model takes of some items, or of all of the data."""
+        names, ids = snapshot.names_of((ITEM, AUDIENCE)), self.items.ids if items is None else items
+        values = {name: given for name, given in self.items.of(ids).items() if name in names}
+        return {**values, AUDIENCE: self.users_of(ids)} if AUDIENCE in names else values
 
 
 def _places(ids: Sequence[Any] | None, known: Known, number: int) -> list[int]:
