@@ -209,9 +209,8 @@ def page(
         # Of an order the end says what comes next.
         reads_order = model.snapshot.task.reads_order
         which, shown = ("and last", viewer.latest()) if reads_order else (which, viewer.liked())
-        lines.append(
-            f"user {printable(viewer.name)} {verb} {counted(len(viewer.labels), schema.item)}, {which}:"
-        )
+        number = counted(len({*viewer.items.tolist()}), schema.item)
+        lines.append(f"user {printable(viewer.name)} {verb} {number}, {which}:")
         stars = zip(shown.numbers, titles[shown.items], strict=True)
         lines += [f"  {rating:.1f}  {title}" for rating, title in stars]
     if not known:

@@ -67,10 +67,14 @@ class Viewer:
         return self.raw.items[self.schema.column_of(ITEM)].to_numpy()[self.items]
 
     def liked(self) -> Listing:
-        """The items with the highest labels, of equal ones the newest first."""
-        best = np.lexsort([-np.arange(len(self.labels)), -self.labels])[:MOST_SHOWN]
-        shown = [self.schema.shown(label) for label in self.labels[best].tolist()]
-        return Listing(self.items[best], np.array(shown))
+        """The items with the highest labels, each with its newest one or the sum of its counts; of equal ones
+        the newest first.
+        """
+        items, newest, which = np.unique(self.items[::-1], return_index=True, return_inverse=True)
+        numbers = np.array([self.schema.shown(label) for label in self.labels[::-1].tolist()])
+        totals = np.bincount(which, numbers) if self.schema.label_kind == COUNT else numbers[newest]
+        best = np.lexsort([newest, -totals])[:MOST_SHOWN]
+        return Listing(items[best], totals[best])
 
     def latest(self) -> Listing:
         """The newest items, the newest first."""
