@@ -46,9 +46,10 @@ def harmless(text: object, kept: str = "") -> str:
     """Return a text with escapes for control characters and for those that change the order of others; `kept`
     stay.
     """
-    return "".join(
-        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in str(text)
-    )
+    words = str(text)
+    if words.isprintable():
+        return words
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in words)
 
 
 def printable(found: object) -> str:
