@@ -227,6 +227,13 @@ def test_fits_in_other_threads_take_any_arrow_table_and_keep_no_thread_descripto
         schema.unlink()
 
 
+def test_a_bad_row_is_named_by_its_table_and_place() -> None:
+    events, _ = frames(300)
+    events.loc[250, "user_id"] = None
+    with pytest.raises(UserError, match=r"^the table events, row 251: user_id is missing; mend it, or give"):
+        recsuite.fit(events, **FLAGS)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

@@ -220,12 +220,8 @@ class Profile(Callback):
     def _write(self) -> None:
         """Write the trace in one rename; the profiler itself does not say when it cannot write."""
         assert self._profiler
-        cannot = f"{self.path} cannot be written"
         # The library cannot write to every name.
-        with (
-            explained(cannot, "give another --report_dir"),
-            written_aside(self.path) as aside,
-            tempfile.NamedTemporaryFile(suffix=".json") as plain,
-        ):
+        can = explained(f"{self.path} cannot be written", "give another --report_dir")
+        with can, written_aside(self.path) as aside, tempfile.NamedTemporaryFile(suffix=".json") as plain:
             self._profiler.export_chrome_trace(plain.name)
             shutil.copyfile(plain.name, aside)

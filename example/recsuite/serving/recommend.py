@@ -33,14 +33,7 @@ from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, duration, printable
 from recsuite.runtime.console import say
 from recsuite.serving.display.events import Told
-from recsuite.serving.display.viewer import (
-    DAMPING,
-    HAPPENINGS,
-    Listing,
-    Viewer,
-    best_for,
-    popular,
-)
+from recsuite.serving.display.viewer import DAMPING, HAPPENINGS, Listing, Viewer, best_for, popular
 from recsuite.serving.followers.following import follow, wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 
@@ -143,9 +136,8 @@ def _check_ids(folder: Path, model: ServedModel, name: str, ids: list[Any]) -> N
     strange = trained.keys() - set(ids)
     if strange:
         raise UserError(
-            f"{folder} has no {name} {printable(min(strange))}, and the "
-            f"model was trained on one; give the --data_path "
-            "of its training."
+            f"{folder} has no {name} {printable(min(strange))}, and the model was trained on one; give the "
+            "--data_path of its training."
         )
     # Who has a row in a dynamic table may have left the data, but not all of them.
     if dynamic and not bool(model.snapshot.known(name, ids).any()):
@@ -214,15 +206,10 @@ def page(
         stars = zip(shown.numbers, titles[shown.items], strict=True)
         lines += [f"  {rating:.1f}  {title}" for rating, title in stars]
     if not known:
-        how = (
-            f"the number of their {schema.labels}"
-            if is_happening
-            else f"the mean of their {schema.labels} damped by {DAMPING} at the mean of all"
-        )
-        lines.append(
-            f"the model knows no user {printable(viewer.name)}; these are the popular {schema.items}, "
-            f"by {how}"
-        )
+        mean = f"the mean of their {schema.labels} damped by {DAMPING} at the mean of all"
+        how = f"the number of their {schema.labels}" if is_happening else mean
+        unknown = f"the model knows no user {printable(viewer.name)}"
+        lines.append(f"{unknown}; these are the popular {schema.items}, by {how}")
     score = model.snapshot.task.score_label.format(answer=schema.answer)
     heading = score if known else "events" if is_happening else "mean"
     return "\n".join([*lines, _table(found, titles[found.items].tolist(), heading)])

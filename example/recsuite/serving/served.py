@@ -207,10 +207,10 @@ class ServedModel:
         if not isinstance(users, Mapping):
             users = {} if users is None else {schema.user: users}
         values = values_of_users(self._completed(users, events), events, schema)
-        is_told = self._data and schema.user in users and users.get(HISTORY, events) is None
-        if is_told and rule_of(exclude, schema) == SEEN:
+        data, had = self._data, users.get(HISTORY, events)
+        if data and had is None and schema.user in users and rule_of(exclude, schema) == SEEN:
             # Of these a history may have fewer.
-            exclude = self._data.had(users[schema.user])
+            exclude = data.had(users[schema.user])
         vectors, items = self.vectors_of(values)
         if candidates is not None:
             items = items.only(candidates)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.schema import AUDIENCE, EVENT, ITEM, RATING, USER, Feature, RawData
+from recsuite.datasets.schema import EVENT, ITEM, RATING, USER, Feature, RawData
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
     HOUR,
@@ -109,9 +109,8 @@ class FittedModel(ServedModel):
         time = self._times(frame)
         ends = None if time is None or self._shares else time.tolist()
         own = items if self._shares else None
-        told = {**self._data.of_users(users, self.snapshot, ends, own), **self._data.items.of(items)}
-        if AUDIENCE in self.snapshot.tables:
-            told[AUDIENCE] = self._data.users_of(items, ends, users)
+        told = self._data.of_users(users, self.snapshot, ends, own)
+        told |= self._data.of_items(self.snapshot, items, ends, users)
         for feature in schema.features:
             if feature.entity == EVENT and feature.column in frame:
                 told[feature.name] = self._event_values(feature, frame[feature.column])
@@ -181,10 +180,8 @@ class FittedModel(ServedModel):
 
     def _ids(self, values: Any, entity: str) -> list[Any]:
         """Ids as the training has them."""
-        schema, known = (
-            self.snapshot.schema,
-            (self._data.users if entity == USER else self._data.items).places,
-        )
+        schema, data = self.snapshot.schema, self._data
+        known = (data.users if entity == USER else data.items).places
         # Arrow would call them a column of lists.
         nested = [each for each in values if isinstance(each, (list, tuple, set, dict))]
         check_values(schema.name_of(entity), nested, type_of(known))

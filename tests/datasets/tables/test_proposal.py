@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -519,7 +520,7 @@ def test_files_without_a_header_can_be_several(tmp_path: Path) -> None:
 def test_a_stream_of_a_file_with_an_odd_name_in_such_a_folder_is_made_and_read(tmp_path: Path) -> None:
     folder = tmp_path / "".join(ODD_NAMES)
     folder.mkdir()
-    rows = [["user_id", "product_id", "stars", "timestamp"]]
+    rows: list[list[object]] = [["user_id", "product_id", "stars", "timestamp"]]
     rows += [[f"u{row % 17}", f"p{row % 23}", row % 5 + 1, 10**9 + 3600 * row] for row in range(300)]
     write(folder / f"{'-'.join(ODD_NAMES)}.csv", rows)
     propose(folder)
@@ -536,7 +537,7 @@ def test_a_file_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
 
 def test_ten_thousand_columns_are_guessed_in_a_few_times_what_reading_them_takes(tmp_path: Path) -> None:
     draw, rows = np.random.default_rng(0), 200
-    columns = {"user_id": draw.integers(0, 40, rows), "item_id": draw.integers(0, 30, rows)}
+    columns: dict[str, Any] = {"user_id": draw.integers(0, 40, rows), "item_id": draw.integers(0, 30, rows)}
     columns |= {"rating": draw.integers(1, 6, rows), "timestamp": 10**9 + 60 * np.arange(rows)}
     columns |= {f"x{number}": draw.normal(size=rows).round(4) for number in range(9_996)}
     pyarrow.csv.write_csv(pyarrow.table(columns), tmp_path / "events.csv")

@@ -7,7 +7,6 @@ damped by DAMPING events at the mean of all, so that one enthusiast makes no fav
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +45,7 @@ class Viewer:
         self.id = user if type_of(told.users.ids) is str else _id_of(user)
         # The oldest first: positions in `RawData.items`.
         self.items, self.labels, self.times = told.events(self.id)
+        self._shown = np.array([schema.shown(label) for label in self.labels.tolist()])
 
     def others(self, number: int, least: int) -> list[Viewer]:
         """So many users of the same data at most, from all over it, who had at least so many items.
@@ -71,23 +71,14 @@ class Viewer:
         the newest first.
         """
         items, newest, which = np.unique(self.items[::-1], return_index=True, return_inverse=True)
-        numbers = np.array([self.schema.shown(label) for label in self.labels[::-1].tolist()])
+        numbers = self._shown[::-1]
         totals = np.bincount(which, numbers) if self.schema.label_kind == COUNT else numbers[newest]
         best = np.lexsort([newest, -totals])[:MOST_SHOWN]
         return Listing(items[best], totals[best])
 
     def latest(self) -> Listing:
         """The newest items, the newest first."""
-        newest = np.arange(len(self.labels))[: -1 - MOST_SHOWN : -1]
-        return Listing(
-            self.items[newest], np.array([self.schema.shown(self.labels[each]) for each in newest])
-        )
-
-    def places(self, item_ids: Sequence[Any]) -> np.ndarray:
-        """The positions of raw ids in `RawData.items`, int64 [n]."""
-        import pandas
-
-        return pandas.Index(self.raw.items[self.schema.column_of(ITEM)]).get_indexer(item_ids)
+        return Listing(self.items[::-1][:MOST_SHOWN], self._shown[::-1][:MOST_SHOWN])
 
     def is_known_to(self, model: ServedModel) -> bool:
         """Whether a model learned of this user, or can be told what the user rated."""
@@ -97,9 +88,8 @@ class Viewer:
 
     def unseen(self, model: ServedModel) -> np.ndarray:
         """The items that may be shown: the training has seen them and the user has not, int64 [n]."""
-        ids = self.raw.items[self.schema.column_of(ITEM)].to_numpy()
         # Of any other item the model has no row that it learned.
-        trained = model.snapshot.known(self.schema.item, ids.tolist()).numpy()
+        trained = model.snapshot.known(self.schema.item, self.told.items.ids).numpy()
         trained[self.items] &= not self.schema.excludes_seen
         return np.flatnonzero(trained)
 
@@ -122,7 +112,7 @@ def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = F
     approximate: see `ServedModel.recommend`.
     """
     (found,) = model.recommend([viewer.id], top, approximate=approximate)
-    places = viewer.places([item for item, _ in found])
+    places = np.array([viewer.told.items.places[item] for item, _ in found], np.int64)
     scores = np.array([score for _, score in found], np.float32)
     schema = model.snapshot.schema
     if schema.label_kind == RATING and model.snapshot.task.evaluation == "predictions":

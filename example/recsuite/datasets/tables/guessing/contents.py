@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ from recsuite.datasets.tables.times import forms_of, times
 from recsuite.datasets.tables.values import NO_VALUE, plain
 from recsuite.errors import UserError
 
-T = TypeVar("T")
 TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 # Numbers as they are written where the point stands between thousands.
@@ -125,22 +124,18 @@ def content_of(name: str, column: pa.ChunkedArray) -> Content:
     return Content(name, "other", len(column), len(column), np.empty(0))
 
 
-def encoded(column: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
+def encoded(found: pa.DictionaryArray) -> tuple[np.ndarray, tuple[str, ...]]:
     """A column of texts as codes, int32 [n], -1 where a value is missing, and the texts that they count."""
-    return _coded(column.combine_chunks().dictionary_encode())
-
-
-def _coded(found: pa.DictionaryArray) -> tuple[np.ndarray, tuple[str, ...]]:
     places: dict[str, int] = {}
     table = [
         -1 if (text := each.strip()) in NOTHING else places.setdefault(text, len(places))
         for each in found.dictionary.to_pylist()
     ]
     # The last is the place of -1.
-    return np.array([*table, -1], np.int32)[_indices(found)], tuple(places)
+    return np.array([*table, -1], np.int32)[indices_of(found)], tuple(places)
 
 
-def _indices(found: pa.DictionaryArray) -> np.ndarray:
+def indices_of(found: pa.DictionaryArray) -> np.ndarray:
     """The place of each row in a dictionary, int32 [n], -1 where it has none."""
     rows = found.indices.fill_null(-1) if found.null_count else found.indices
     return rows.to_numpy(zero_copy_only=False)
@@ -155,7 +150,7 @@ def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
     # Of integers with 64 bits the distinct ones are counted before they become floats.
     found = column.combine_chunks().dictionary_encode()
     numbers = found.dictionary.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    return _numeric(name, kind, numbers, found.dictionary.to_pylist(), _indices(found))
+    return _numeric(name, kind, numbers, found.dictionary.to_pylist(), indices_of(found))
 
 
 def _numeric(
@@ -174,8 +169,8 @@ def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
         numbers = found.dictionary.cast(pa.float64()).to_numpy(zero_copy_only=False)
         # Most columns of numbers hold nothing else; NaN is a missing value.
         if len(numbers) and np.isfinite(numbers).all():
-            return _numeric(name, "number", numbers, found.dictionary.to_pylist(), _indices(found))
-    codes, texts = _coded(found)
+            return _numeric(name, "number", numbers, found.dictionary.to_pylist(), indices_of(found))
+    codes, texts = encoded(found)
     size = int((codes >= 0).sum())
     counts, column = np.bincount(codes[codes >= 0], minlength=len(texts)), pa.array(texts, pa.string())
     if _may_be(texts, NUMBER) and _share(column, NUMBER, counts) >= 1 - MOST_DAMAGED:
@@ -216,7 +211,7 @@ def _time_format(name: str, values: Sequence[object]) -> str:
     return most.name if most.number >= least * len(tried) else ""
 
 
-def some_of(values: Sequence[T]) -> Sequence[T]:
+def some_of(values: Sequence[Any]) -> Sequence[Any]:
     """About so many values as forms of times are tried on, from everywhere."""
     return values[:: 1 + len(values) // TRIED]
 
