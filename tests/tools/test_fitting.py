@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import operator
 import os
 import re
@@ -26,6 +27,7 @@ import pytest
 import recsuite
 from recsuite.datasets.metrics import finite
 from recsuite.datasets.schema import AUDIENCE
+from recsuite.datasets.tables.parts.frame import frame_of
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
     ItemColumn,
@@ -44,6 +46,7 @@ FLAGS = {"epochs": 1, "batch_size": 256, "embedding_dim": 8, "mlp_dims": (8,)}
 SCRIPT = """
 import json, os, pathlib, sys
 import pandas, recsuite
+from recsuite.datasets.tables.parts.frame import frame_of
 from recsuite.errors import UserError
 
 if __name__ == "__main__":
@@ -186,6 +189,18 @@ class Streamed:
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         return self.table.__arrow_c_stream__(requested_schema)
+
+
+def test_categories_as_polars_has_them_are_those_of_pandas() -> None:
+    texts = pyarrow.array(["phone", "desktop"], pyarrow.string_view())
+    device = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0, 1, None], pyarrow.uint32()), texts)
+    table = pyarrow.table({"device": device, "stars": pyarrow.array([1, 2, None])})
+    found = frame_of(table, "events")
+    assert found["device"].tolist()[:2] == ["phone", "desktop"]
+    assert found.dtypes.astype(str).to_dict() == {"device": "category", "stars": "int64[pyarrow]"}
+    buffer = io.BytesIO()
+    found.to_parquet(buffer)
+    assert pandas.read_parquet(buffer)["device"].isna().tolist() == [False, False, True]
 
 
 def held() -> list[int]:

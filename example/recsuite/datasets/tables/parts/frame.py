@@ -27,7 +27,12 @@ def frame_of(values: Any, name: str) -> pandas.DataFrame:
 
     if hasattr(values, "__arrow_c_stream__") and not isinstance(values, pandas.DataFrame):
         try:
-            values = pyarrow.table(values).to_pandas(types_mapper=pandas.ArrowDtype)
+            # Categories of polars have texts that Arrow can neither decode nor write.
+            values = pyarrow.table(values).to_pandas(
+                types_mapper=lambda kind: (
+                    None if pyarrow.types.is_dictionary(kind) else pandas.ArrowDtype(kind)
+                )
+            )
         except (pyarrow.ArrowException, TypeError, ValueError) as error:
             raise UserError(f"{name} cannot be read as an Arrow table: {printable(error)}.") from None
     if not isinstance(values, pandas.DataFrame):
