@@ -116,10 +116,8 @@ class FittedModel(ServedModel):
                 told[feature.name] = self._event_values(feature, frame[feature.column])
             elif feature.entity == EVENT and time is not None and derived(feature.column):
                 told[feature.name] = self._computed(feature, time, {USER: users, ITEM: items})
-        scores = self._score(told)
-        if schema.label_kind == RATING:
-            return scores.clamp(schema.lowest_label, schema.highest_label)
-        return scores
+        scores, is_rated = self._score(told), schema.label_kind == RATING
+        return scores.clamp(schema.lowest_label, schema.highest_label) if is_rated else scores
 
     def _times(self, frame: pandas.DataFrame) -> np.ndarray | None:
         """When each event was, int64 [n] in seconds since 1970; None where the frame does not say."""
