@@ -18,6 +18,7 @@ from pathlib import Path
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.checkpoint.storage.stream_progress import StreamProgress
 from recsuite.errors import UserError
+from recsuite.files import local
 from recsuite.runtime.console import say
 from recsuite.tools import script
 from recsuite.tools.trainings import have_ended, newest, started, working_folder
@@ -37,11 +38,9 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The flags of this script, and the others, which are those of example.py."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data_path", help="a folder of MovieLens files; synthetic ratings without one")
     parser.add_argument(
-        "--data_path", type=Path, help="a folder of MovieLens files; synthetic ratings without one"
-    )
-    parser.add_argument(
-        "--save_dir", type=Path, help="keeps the checkpoints here; without one they are removed"
+        "--save_dir", type=local, help="keeps the checkpoints here; without one they are removed"
     )
     return parser.parse_known_args(argv)
 

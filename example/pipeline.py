@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recsuite.errors import UserError
+from recsuite.files import local
 from recsuite.runtime.console import say
 from recsuite.tools import script
 from recsuite.tools.trainings import newest, started, working_folder
@@ -46,8 +47,8 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The flags of this script, and the others, which are those of both trainings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data_path", type=Path, help="MovieLens or tables; synthetic ratings without one")
-    parser.add_argument("--save_dir", type=Path, help="keeps both models here; without one they are removed")
+    parser.add_argument("--data_path", help="MovieLens or tables; synthetic ratings without one")
+    parser.add_argument("--save_dir", type=local, help="keeps both models here; without one they are removed")
     parser.add_argument("--candidates", type=int, default=300, help="items of a user that are ranked: 300")
     flags, others = parser.parse_known_args(argv)
     if flags.candidates < 10:
@@ -105,7 +106,8 @@ def measure(chain: Chain, data_path: str) -> None:
     ]
     *alone, together = (each["ndcg_at_10"] for each in found.values())
     gain = f"{together / max(alone):.3f}" if max(alone) else "not defined"
-    say("\n".join([*lines, f"NDCG@10 of the chain / of the better of its parts: {gain}"]))
+    for line in [*lines, f"NDCG@10 of the chain / of the better of its parts: {gain}"]:
+        say(line)
     seconds = latencies(test, chain.recommend, CLIENTS, ANSWERS)
     p50, p99 = (1e3 * seconds[int(share * (len(seconds) - 1))] for share in (0.5, 0.99))
     say(f"{CLIENTS} clients at once, {chain.num_candidates} candidates: p50 {p50:.1f} ms, p99 {p99:.1f} ms")

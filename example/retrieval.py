@@ -84,7 +84,8 @@ def retrieve(config: rs.Config, context: rs.RuntimeContext) -> None:
     follow(follower)
     viewers = viewer.others(USERS, LEAST)
     measure(model, viewers)
-    say(page(model, viewers[0], config.serving.top, approximate=True))
+    for line in page(model, viewers[0], config.serving.top, approximate=True).split("\n"):
+        say(line)
 
 
 def export(model: ServedModel, save_dir: Path) -> Path:
@@ -125,7 +126,8 @@ def measure(model: ServedModel, viewers: Sequence[Viewer]) -> None:
         f"the index finds {used.recall:.4f} of the {K} best of {counted(len(items.ids), items.schema.item)}, "
         f"in {used.microseconds:,.0f} us a query:"
     )
-    say("\n".join(curve_lines(points)))
+    for line in curve_lines(points):
+        say(line)
 
 
 def main(argv: list[str] | None = None) -> int:

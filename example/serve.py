@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from recsuite.datasets.schema import AUDIENCE, EVENT, HISTORY, ITEM, USER
 from recsuite.errors import MAX_CHARACTERS, UserError, printable
+from recsuite.files import local
 from recsuite.runtime.console import say
 from recsuite.runtime.host import descriptor_limit
 from recsuite.tools import script
@@ -64,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The flags of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--save_dir", type=Path, default=Path("dumps"), help="where the training writes")
+    parser.add_argument("--save_dir", type=local, default=Path("dumps"), help="where the training writes")
     parser.add_argument("--data_path", default="", help="the data of the training, read once at the start")
     parser.add_argument(
         "--checkpoint", choices=("best", "latest"), default="best", help="which checkpoint is followed: best"
@@ -232,7 +233,9 @@ def service(follower: "Follower", is_following: Callable[[], bool] = lambda: Tru
         """Scores of pairs of a user and an item, from an array for each feature, all of one length."""
 
         def answer(values: dict[str, Any]) -> dict[str, Any]:
-            check_size("pairs", longest_of(values.values()), MOST_ANSWERS)
+            number = longest_of(values.values())
+            check_size("pairs", number, MOST_ANSWERS)
+            check_size("pairs x lists of the data", number * model.longest_lists, MOST_PAIRS)
             return answered(
                 "scores", lambda: model.score(values).tolist(), lambda schema: ids_of_values(values, schema)
             )
@@ -247,10 +250,12 @@ def service(follower: "Follower", is_following: Callable[[], bool] = lambda: Tru
             names = of_recommend["requestBody"]["content"]["application/json"]["schema"]["properties"]
             if strange := wanted.keys() - names.keys():
                 raise UserError(f"/recommend takes {', '.join(names)}, not {printable(min(strange))!r}.")
-            check_request(model, wanted)
-            return answered(
-                "items", lambda: model.recommend(**wanted), lambda schema: ids_of_request(wanted, schema)
-            )
+
+            def ask() -> Any:
+                check_request(model, wanted)
+                return model.recommend(**wanted)
+
+            return answered("items", ask, lambda schema: ids_of_request(wanted, schema))
 
         return await computed(request, answer)
 

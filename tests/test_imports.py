@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "checkout": "",
     "files": "errors",
     "records": "files",
-    "config": "errors",
+    "config": "errors files records",
     "runtime": "errors checkout config",
     "workers": "errors runtime",
     "ids": "errors",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 # Of what others wrote, in a sentence.
 MAX_CHARACTERS = 300
+# What a text of several lines, such as a traceback, keeps.
+LINES = "\n\t"
 
 
 class UserError(Exception):
@@ -15,6 +17,10 @@ class UserError(Exception):
     Its message is one sentence with the value, the limit and what to do. A script prints it from one rank
     without a traceback and exits with status 2; every other exception keeps its traceback.
     """
+
+    def __str__(self) -> str:
+        # Names of files and folders are in many of them.
+        return harmless(super().__str__())
 
 
 class LostPeerError(RuntimeError):
@@ -34,16 +40,23 @@ def script_name() -> str:
 
 def signed(sentence: object) -> str:
     """A message of the script's, which begins with its name."""
-    return f"{script_name()}: {sentence}"
+    return f"{script_name()}: {harmless(sentence, LINES)}"
+
+
+def harmless(text: object, kept: str = "") -> str:
+    """Return a text with escapes for control characters and for those that change the order of others; `kept`
+    stay.
+    """
+    words = str(text)
+    if words.isprintable():
+        return words
+    return "".join(c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in words)
 
 
 def printable(found: object) -> str:
     """What others wrote, such as a server or a file, as one line that does nothing to a terminal."""
     words = " ".join(str(found).split())
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in words[:MAX_CHARACTERS]
-    )
-    return shown + "..." * (len(words) > MAX_CHARACTERS)
+    return harmless(words[:MAX_CHARACTERS]) + "..." * (len(words) > MAX_CHARACTERS)
 
 
 def an(noun: str) -> str:

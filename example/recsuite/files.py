@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +17,37 @@ from pathlib import Path
 
 import xxhash
 
-from recsuite.errors import UserError
+from recsuite.errors import UserError, printable
 
 # What is read for a digest should still be in the core's cache when it is digested.
 BLOCK_BYTES = 2**20
+# A `Path` has one slash where a text has two. In front of the host there may be a password.
+URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:/+)(?:[^/?#]*@)?([^?#]*)")
+
+
+def local(path: Path | str, flag: str = "") -> Path:
+    """Return a path of this machine. flag: the name of the flag that gave it.
+
+    Raises:
+        UserError: for a URL, of which a folder such as "s3:" would be made; see also `check_name`.
+    """
+    if url := URL.match(str(path)):
+        raise UserError(
+            f"{flag and f'--{flag} '}{printable(url[1] + url[2])} is a URL and must be a path of this "
+            "machine; give such a path, for example one where the bucket is mounted."
+        )
+    check_name(str(path))
+    return Path(path)
+
+
+def check_name(path: str) -> None:
+    """Refuse a name that is not UTF-8: neither a schema.toml nor Arrow can have it.
+
+    Raises:
+        UserError: with the name.
+    """
+    if path != path.encode(errors="replace").decode():
+        raise UserError(f"The name {path} is not UTF-8; rename it, or give another one.")
 
 
 def reason_of(error: OSError) -> str:

@@ -21,6 +21,10 @@ SEAL = "xxh3_128"
 LARGEST = 2**53
 # No path on Linux is longer.
 LONGEST_TEXT = 4096
+# Flags that name a folder or a file, in whose name there may be any character.
+PATHS = ("data_path", "schema", "cache_dir", "save_dir", "report_dir", "load", "export")
+# What may hold names of files.
+NAMED = {*PATHS, "events_per_file"}
 # Of a field of a record: a file has it only where it is not the default, so older files need not have it.
 OPTIONAL = {"is_optional": True}
 
@@ -132,6 +136,6 @@ def _plain(kind: type[Any], found: Any, name: str, least: int = 0) -> Any:
         return float(found)
     if type(found) is not kind:
         raise TypeError(f"{name} is {found!r} and not of type {kind.__name__}")
-    if kind is str and not (found.isprintable() and len(found) <= LONGEST_TEXT):
+    if kind is str and not ((found.isprintable() or name in NAMED) and len(found) <= LONGEST_TEXT):
         raise ValueError(f"{name} is {found!r}")
     return found

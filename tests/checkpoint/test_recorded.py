@@ -54,7 +54,7 @@ EDITS: dict[str, list[Any]] = {
     "seed": [-1, 2**31, 10**400, 1.5, "1", True, None, [1]],
     "split": ["", "newest", 3, ["time"], "ran\ndom"],
     "dataset": ["ml-2m", 1, None, "ml-1m\x1b[2J"],
-    "data_path": [1, None, "/a\nb"],
+    "data_path": [1, None],
     "cache_dir": [1, ["/tmp"], {"a": 1}],
     "synthetic_ratings": [0, 10**12, 1e6, "many"],
     "world": ["", "flat", 1],
@@ -117,6 +117,11 @@ def test_a_load_takes_data_and_model_from_the_checkpoint_and_says_so(
     assert merged(trained, "--load") == expected
     shown = "--embedding_dim 8 --mlp_dims 4,2 --split random --seed 3"
     assert capsys.readouterr().out == f"as in the training: {shown}\n"
+
+
+def test_folders_may_have_any_name(trained: Config) -> None:
+    record(trained.replaced(cache_dir="\x1b[2J", report_dir="a\nb\u202e", embedding_dim=8))
+    assert merged(trained, "--load").model.embedding_dim == 8
 
 
 @pytest.mark.parametrize("line", ["--load", "--resume"])

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import online
+import pipeline
+import recsuite
+import serve
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.parser import parse_args, sentences_of
 from recsuite.config.section import Section
 from recsuite.errors import UserError
+from recsuite.monitoring import page
+from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import python
 
 
@@ -257,3 +265,44 @@ def test_the_check_alone_exits_with_status_2_and_the_sentence() -> None:
 def test_a_url_where_a_folder_is_needed_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"--{name} s3://bucket/a is a URL"):
         Config.of(dump=True, **{name: "s3://bucket/a"}).validate()
+    # `str` of a `Path`, as `fit` takes it; a password stays secret.
+    with pytest.raises(UserError, match=f"--{name} gs:/bucket/a is a URL"):
+        Config.of(dump=True, **{name: str(Path("gs://me:secret@bucket/a"))}).validate()
+
+
+def test_a_set_with_a_name_is_not_written_into_a_url() -> None:
+    with pytest.raises(UserError, match="--data_path s3://bucket/a is a URL"):
+        Config.of(dataset="ml-1m", data_path="s3://bucket/a").validate()
+    Config.of(data_path="s3://bucket/a").validate()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda url: serve.parse(["--save_dir", url]),
+        lambda url: pipeline.parse(["--save_dir", url]),
+        lambda url: online.parse(["--save_dir", url]),
+        lambda url: page.main([url]),
+        lambda url: page.main([".", "--output", url]),
+        lambda url: ServedModel.open(url),
+        lambda url: ServedModel.open(Path(url)),
+        lambda url: Follower(".", start=url),
+        lambda url: Follower(url, start="."),
+        lambda url: recsuite.FittedModel.save(SimpleNamespace(snapshot=None), url),
+        lambda url: recsuite.fit(url, save_dir=Path(url)),
+    ],
+)
+@pytest.mark.parametrize("url", ["s3://bucket/a", "hdfs://host:9000/a", "file:///tmp/a"])
+def test_a_url_is_no_path_for_any_script_or_call(url: str, given: Callable[[str], object]) -> None:
+    with pytest.raises(UserError, match="is a URL and must be a path of this machine; give such a path"):
+        given(url)
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(UserError, match=r"The name a\\udcff is not UTF-8; rename it"):
+        Config.of(cache_dir="a\udcff").validate()
+
+
+def test_tables_at_a_url_reach_the_trainings_as_they_were_given() -> None:
+    for script in (online, pipeline):
+        assert script.parse(["--data_path", "s3://bucket/a"])[0].data_path == "s3://bucket/a"

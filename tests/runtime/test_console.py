@@ -129,11 +129,11 @@ def test_a_line_is_written_in_one_piece_where_output_is_not_buffered(monkeypatch
     install_tag("RANK 0")
     try:
         print("three", "words", 1)
-        say("the program's own\nare two")
+        say("the program's own")
         print("no end", end="")
     finally:
         remove_tag()
-    own = b"[RANK 0] the program's own\n[RANK 0] are two\n"
+    own = b"[RANK 0] the program's own\n"
     assert [data for data in written if data] == [b"[RANK 0] three words 1\n", own, b"[RANK 0] no end"]
 
 
@@ -148,13 +148,13 @@ def test_the_programs_own_lines_are_tagged_as_print_is_and_can_be_had_elsewhere(
         say("before 100%")
         install_tag("RANK 3")
         say("one\ntwo")
-        say("a table", tagged=False)
+        say("a\ntable", tagged=False)
     finally:
         remove_tag()
         logging.getLogger("recsuite").removeHandler(handler)
     say("after")
-    assert capsys.readouterr().out == "before 100%\n[RANK 3] one\n[RANK 3] two\na table\nafter\n"
-    assert kept == ["before 100%", "one\ntwo", "a table"]
+    assert capsys.readouterr().out == "before 100%\n[RANK 3] one\\ntwo\na\ntable\nafter\n"
+    assert kept == ["before 100%", "one\\ntwo", "a\ntable"]
 
 
 def test_installing_print_twice_and_restoring_twice_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:

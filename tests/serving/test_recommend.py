@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -22,7 +23,7 @@ from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.schema import SCHEMA
-from recsuite.datasets.schema import Events, RawData
+from recsuite.datasets.schema import COUNT, RATING, Events, RawData
 from recsuite.errors import UserError
 from recsuite.serving import recommend
 from recsuite.serving.display.events import Told
@@ -340,6 +341,22 @@ def read_page(stream: Any) -> str:
         assert line, "".join(lines)
         lines.append(line)
     return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(COUNT, {"B": 6.0, "A": 4.0, "C": 2.0}), (RATING, {"A": 3.0, "C": 2.0, "B": 1.0})]
+)
+def test_an_item_that_a_user_had_several_times_is_shown_once(kind: str, expected: dict[str, float]) -> None:
+    schema = dataclasses.replace(SCHEMA, label_kind=kind)
+    users, items = pandas.DataFrame({"user_id": [1]}), pandas.DataFrame({"movie_id": [1, 2, 3]})
+    item, quantity = np.array([0, 1, 0, 2, 1]), np.array([1, 5, 3, 2, 1], np.float32)
+    labels = np.array([schema.learned(each) for each in quantity.tolist()], np.float32)
+    events = Events(np.zeros(5, np.int32), item.astype(np.int32), labels, np.arange(5))
+    raw = RawData(events, items, users)
+    viewer = Viewer(raw, schema, "1", Told(raw, schema, {"history": 5, "audience": 5}))
+    shown = viewer.liked()
+    found = zip(shown.items.tolist(), shown.numbers.tolist(), strict=True)
+    assert [("ABC"[place], pytest.approx(number, abs=1e-5)) for place, number in found] == [*expected.items()]
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,26 @@ def test_a_request_during_which_a_delta_comes_is_asked_once_more_and_deltas_wait
     assert not follower.changing.locked()
 
 
+@pytest.mark.parametrize("is_newer", [True, False])
+def test_a_request_that_fails_because_another_model_came_is_asked_once_more(is_newer: bool) -> None:
+    follower = SimpleNamespace(model=SimpleNamespace(snapshot=0), changing=threading.Lock())
+    asked: list[int] = []
+
+    def ask() -> str:
+        asked.append(follower.model.snapshot)
+        if asked == [0]:
+            follower.model.snapshot += is_newer
+            raise UserError("There is no feature age.")
+        return "an answer"
+
+    if is_newer:
+        assert of_one_moment(follower, ask) == ("an answer", 1)  # type: ignore[arg-type]
+    else:
+        with pytest.raises(UserError, match="no feature age"):
+            of_one_moment(follower, ask)  # type: ignore[arg-type]
+    assert asked == [0, 1][: 1 + is_newer]
+
+
 def test_before_the_first_model_nobody_can_connect_and_a_port_that_is_taken_is_refused(
     trained_folder: Path, tmp_path: Path
 ) -> None:
@@ -279,16 +299,23 @@ def test_without_the_data_of_the_training_a_server_says_what_it_lacks(
 
 
 @pytest.mark.parametrize("checkpoint", ["best", "latest"])
-def test_command_line_http_and_python_recommend_the_same(
+def test_command_line_http_and_python_recommend_and_score_the_same(
     checkpoint: str, trained_folder: Path, synthetic_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_dir, data = trained_folder / "dumps", str(synthetic_folder)
     with serving(save_dir, "--data_path", data, "--checkpoint", checkpoint) as (client, _):
         (served,) = client.post("/recommend", json={"users": [1], "k": 5}).json()["items"]
         step = client.get("/health").json()["step"]
+        pairs = {"user": [1] * 5, "movie": [item for item, _ in served]}
+        scored = client.post("/score", json=pairs).json()["scores"]
     model = ServedModel.open(save_dir, checkpoint, data_path=data)
     (found,) = model.recommend([1], 5)
     assert (step, served) == (model.progress.step, [[*pair] for pair in found])
+    # A pair has one score, whoever asks for it, and what a request says counts before the data.
+    assert scored == model.score(pairs).tolist() == pytest.approx([score for _, score in found], abs=1e-5)
+    assert model.score({**pairs, "history": [[]] * 5, "history_ratings": [[]] * 5}).tolist() != scored
+    with pytest.warns(UserWarning, match="takes the history of a user, and gets none"):
+        assert ServedModel.open(save_dir, checkpoint).score(pairs).tolist() != scored
     # Other than without histories.
     with pytest.warns(UserWarning, match="takes the history of a user, and gets none"):
         assert ServedModel.open(save_dir, checkpoint).recommend([1], 5) != [found]
@@ -487,13 +514,19 @@ def test_an_answer_beyond_the_limits_is_refused_before_anything_is_computed() ->
         ("/recommend", {"events": [[[3, 4.0]]] * over, "k": 1}, "users x items must be at most 2,000,000,"),
         ("/recommend", {"users": [1] * 21, "candidates": [3] * 100_000, "k": 1}, "got 2,100,000"),
     ]
-    with answering(serve.service(random_follower())) as (client, _):
+    follower = random_follower()
+    with answering(serve.service(follower)) as (client, _):
         for path, body, sentence in cases:
             reply = client.post(path, json=body)
             assert (reply.status_code, sentence in reply.json()["error"]) == (400, True), reply.text[:500]
             assert reply.json()["error"].endswith("send several smaller requests.")
             assert len(reply.text) < 1000
         assert client.post("/score", json={"user": [1] * 100_000, "movie": [3] * 100_000}).status_code == 200
+        # Each with the history that the data have.
+        follower.model._data = SimpleNamespace(longest={"history": 30, "audience": None})
+        reply = client.post("/score", json={"user": [1] * 66_667, "movie": [3] * 66_667})
+        assert (reply.status_code, "pairs x lists of the data must be" in reply.text) == (400, True)
+        follower.model._data = None
         body = {"users": [1] * (over - 1), "k": 1}
         assert len(client.post("/recommend", json=body).json()["items"]) == over - 1
         body = {"users": [1], "k": 100_000}

@@ -21,6 +21,7 @@ from recsuite.config.sections.serving import ServingConfig
 from recsuite.config.sections.stream import StreamConfig
 from recsuite.config.sections.tables import TablesConfig
 from recsuite.config.sections.training import RuntimeConfig, TrainingConfig
+from recsuite.files import local
 
 # Of --weight_decay in all passes: rows are held divided by what they decayed to, which has to be a float32.
 MOST_DECAY = 60
@@ -138,16 +139,12 @@ class Config:
             f"--load {section.load} is outside --save_dir {section.save_dir}, where the requested training "
             "writes; give --load alone, or without a folder",
         )
-        for name in ("cache_dir", "save_dir", "load", "export", "report_dir"):
-            path = flags[name]
-            require(
-                "://" not in str(path),
-                f"--{name} {path} is a URL and must be a folder; give the path of one here, such as "
-                "a folder where the bucket is mounted",
-            )
+        # A set with a name is downloaded into --data_path, or drawn there; tables of one's own may be a URL.
+        names = ("data_path",) if self.data.dataset else ()
+        for name in (*names, "cache_dir", "save_dir", "load", "export", "report_dir"):
+            local(flags[name], name)
         # A folder that cannot be looked at passes here: whoever opens it says why.
         # Tables of one's own may be one file; a set with a name is a folder of several.
-        names = ("data_path",) if self.data.dataset else ()
         for name in (*names, "cache_dir", "report_dir", "save_dir"):
             path = flags[name]
             require(not exists(path) or isdir(path), f"--{name} {path} is a file; give a folder")

@@ -17,6 +17,7 @@ from recsuite.config.section import Section, as_given
 from recsuite.config.sections.checkpoint import NEWEST
 from recsuite.config.sections.stream import check_given
 from recsuite.errors import UserError, script_name
+from recsuite.records import PATHS
 
 # Flags that have a second, longer name.
 LONG_NAMES = {"inc_dump": "incremental_dump"}
@@ -150,13 +151,11 @@ def _folder(text: str) -> str:
     return text
 
 
-# Flags that name a folder.
-FOLDERS = ("data_path", "schema", "cache_dir", "save_dir", "report_dir", "load", "export")
 # How the text after a flag becomes a value, where the type of its default does not say it.
 KINDS: dict[str, Callable[[str], Any]] = {
     "num_workers": _workers,
     "mlp_dims": _widths,
-    **dict.fromkeys(FOLDERS, _folder),
+    **dict.fromkeys(PATHS, _folder),
 }
 
 

@@ -81,7 +81,8 @@ def open_data(
     columns = find_same(config, context, past)
     check_task(columns.schema, config.model.task)
     check_leaks(columns, config.model.task)
-    context.say(describe_data(columns, config))
+    for line in describe_data(columns, config):
+        context.say(line)
     # Before the model is built: workers start, and make their first batches, meanwhile.
     with load(columns, config, context, build) as loader:
         yield Data(columns, loader, past, following, build)
@@ -114,8 +115,8 @@ def load(
     return build(dataset, EpochSampler(dataset), config)
 
 
-def describe_data(columns: Columns, config: Config) -> str:
-    """What is trained on, and whatever was left out of it."""
+def describe_data(columns: Columns, config: Config) -> list[str]:
+    """Lines on what is trained on, and whatever was left out of it."""
     schema, split = columns.schema, config.data.split
     if config.stream.stream:
         # A load cuts no windows.
@@ -125,14 +126,14 @@ def describe_data(columns: Columns, config: Config) -> str:
             f"{counted(columns.num_users, schema.user)}, "
             f"{counted(columns.num_items, schema.item)}"
         )
-        return "\n".join([sizes, *columns.notes])
+        return [sizes, *columns.notes]
     sizes = (
         f"{columns.source}: {columns.num_train:,} {schema.labels} for training, "
         f"{columns.num_validation:,} for validation, {columns.num_test:,} for the test "
         f"(--split {split}), {counted(columns.num_users, schema.user)}, "
         f"{counted(columns.num_items, schema.item)}"
     )
-    return "\n".join([sizes, *columns.notes])
+    return [sizes, *columns.notes]
 
 
 def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool = False) -> Config:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
+import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -211,12 +213,15 @@ class Profile(Callback):
             row_limit=NUM_COSTLIEST,
             max_name_column_width=NAME_WIDTH,
         )
-        self.context.say(f"profile of {counted(self._recorded, 'step')}:\n{table.strip()}")
+        for line in (f"profile of {counted(self._recorded, 'step')}:", *table.strip().split("\n")):
+            self.context.say(line)
         self.context.say(describe_split(self._profiler.events(), self._recorded, device))
 
     def _write(self) -> None:
         """Write the trace in one rename; the profiler itself does not say when it cannot write."""
         assert self._profiler
-        cannot = f"{self.path} cannot be written"
-        with explained(cannot, "give another --report_dir"), written_aside(self.path) as aside:
-            self._profiler.export_chrome_trace(str(aside))
+        # The library cannot write to every name.
+        can = explained(f"{self.path} cannot be written", "give another --report_dir")
+        with can, written_aside(self.path) as aside, tempfile.NamedTemporaryFile(suffix=".json") as plain:
+            self._profiler.export_chrome_trace(plain.name)
+            shutil.copyfile(plain.name, aside)

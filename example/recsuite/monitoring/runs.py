@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recsuite.errors import UserError, four_places, markdown, printable
+from recsuite.errors import LINES, UserError, four_places, harmless, markdown, printable
 from recsuite.files import reason_of
 from recsuite.runtime.console import end_when_unread
 from recsuite.runtime.host import check_descriptors
@@ -144,11 +144,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         UserError: for runs that are of no use.
     """
     parser = argparse.ArgumentParser(prog="report", description="Compare the reports of runs.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="--report_dir, or a folder of such")
+    parser.add_argument(
+        "runs", nargs="+", type=local, metavar="RUN", help="--report_dir, or a folder of such"
+    )
     groups: dict[str, list[RunReport]] = {}
     for run in find_runs(parser.parse_args(arguments).runs):
         groups.setdefault(run.test_of, []).append(run)
-    print("\n\n".join(map(compare, groups.values())))
+    print(harmless("\n\n".join(map(compare, groups.values())), LINES))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from recsuite.errors import LINES, harmless
+
 # The status of a program that ended because nobody read its lines.
 UNREAD = 128 + signal.SIGPIPE
 # Of the program's own lines.
@@ -107,8 +109,11 @@ def console() -> ConsoleHandler:
 
 
 def say(text: str, tagged: bool = True) -> None:
-    """Write a line of the program's own, or several; tagged: whether they begin with who says them."""
+    """Write a line of the program's own; tagged: whether it begins with who says it. Without that it may be
+    several.
+    """
     console()
+    text = harmless(text, "" if tagged else LINES)
     # An attribute of the record: a handler that somebody has added receives lines without a tag too.
     logging.getLogger(LOGGER).info("%s", text, extra={"tagged": tagged})
 

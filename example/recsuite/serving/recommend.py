@@ -34,14 +34,7 @@ from recsuite.errors import UserError, counted, duration, printable
 from recsuite.models.tasks.task import ModelMaker
 from recsuite.runtime.console import say
 from recsuite.serving.display.events import Told
-from recsuite.serving.display.viewer import (
-    DAMPING,
-    HAPPENINGS,
-    Listing,
-    Viewer,
-    best_for,
-    popular,
-)
+from recsuite.serving.display.viewer import DAMPING, HAPPENINGS, Listing, Viewer, best_for, popular
 from recsuite.serving.followers.following import follow, wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 
@@ -73,7 +66,8 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker | None =
     # Before they are read: what comes meanwhile is read again.
     seen = _seen(model, config, given) if follower else None
     viewer = open_viewer(model, config, given)
-    say(page(model, viewer, config.serving.top, asked_for(save_dir, checkpoint)))
+    for line in page(model, viewer, config.serving.top, asked_for(save_dir, checkpoint)).split("\n"):
+        say(line)
     if follower:
         _follow(follower, viewer, seen, config, given)
 
@@ -144,9 +138,8 @@ def _check_ids(folder: Path, model: ServedModel, name: str, ids: list[Any]) -> N
     strange = trained.keys() - set(ids)
     if strange:
         raise UserError(
-            f"{folder} has no {name} {printable(min(strange))}, and the "
-            f"model was trained on one; give the --data_path "
-            "of its training."
+            f"{folder} has no {name} {printable(min(strange))}, and the model was trained on one; give the "
+            "--data_path of its training."
         )
     # Who has a row in a dynamic table may have left the data, but not all of them.
     if dynamic and not bool(model.snapshot.known(name, ids).any()):
@@ -185,7 +178,8 @@ def _follow(follower: Follower, viewer: Viewer, seen: object, config: Config, gi
         now = _seen(follower.model, config, given)
         if now != seen:
             viewer, seen = open_viewer(follower.model, config, given), now
-        say(f"\n{page(follower.model, viewer, config.serving.top, follower.checkpoint)}")
+        for line in ("", *page(follower.model, viewer, config.serving.top, follower.checkpoint).split("\n")):
+            say(line)
 
     follow(follower, stop, show)
 
@@ -209,21 +203,15 @@ def page(
         # Of an order the end says what comes next.
         reads_order = model.snapshot.task.reads_order
         which, shown = ("and last", viewer.latest()) if reads_order else (which, viewer.liked())
-        lines.append(
-            f"user {printable(viewer.name)} {verb} {counted(len(viewer.labels), schema.item)}, {which}:"
-        )
+        number = counted(len({*viewer.items.tolist()}), schema.item)
+        lines.append(f"user {printable(viewer.name)} {verb} {number}, {which}:")
         stars = zip(shown.numbers, titles[shown.items], strict=True)
         lines += [f"  {rating:.1f}  {title}" for rating, title in stars]
     if not known:
-        how = (
-            f"the number of their {schema.labels}"
-            if is_happening
-            else f"the mean of their {schema.labels} damped by {DAMPING} at the mean of all"
-        )
-        lines.append(
-            f"the model knows no user {printable(viewer.name)}; these are the popular {schema.items}, "
-            f"by {how}"
-        )
+        mean = f"the mean of their {schema.labels} damped by {DAMPING} at the mean of all"
+        how = f"the number of their {schema.labels}" if is_happening else mean
+        unknown = f"the model knows no user {printable(viewer.name)}"
+        lines.append(f"{unknown}; these are the popular {schema.items}, by {how}")
     score = model.snapshot.task.score_label.format(answer=schema.answer)
     heading = score if known else "events" if is_happening else "mean"
     return "\n".join([*lines, _table(found, titles[found.items].tolist(), heading)])

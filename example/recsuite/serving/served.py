@@ -29,6 +29,7 @@ from recsuite.checkpoint.storage.choice import settled
 from recsuite.checkpoint.storage.directory import BEST, best_in, newest_in, seen_in
 from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
+from recsuite.files import local
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.models.rows import Inputs
 from recsuite.models.tasks.task import ModelMaker
@@ -57,8 +58,8 @@ if TYPE_CHECKING:
 
 LABELLED_HISTORY = {HISTORY, HISTORY_RATINGS, HISTORY_AGES}
 WITHOUT_HISTORIES = (
-    "The model takes the history of a user, and gets none, so what it recommends is worse and may be what "
-    "the user had; give --data_path (in Python: ServedModel.open(..., data_path=...)), or events."
+    "The model takes the history of a user, and gets none, so scores are worse and what it recommends may be "
+    "what the user had; give --data_path (in Python: ServedModel.open(..., data_path=...)), or events."
 )
 
 
@@ -88,7 +89,7 @@ class ServedModel:
         Raises:
             UserError: when anything that it needs is missing, damaged, or of another run.
         """
-        served = ServedModel(read_settled(Path(folder), checkpoint, model))
+        served = ServedModel(read_settled(local(folder), checkpoint, model))
         if data_path:
             from recsuite.serving.recommend import tell
 
@@ -115,6 +116,11 @@ class ServedModel:
         """Seconds since the checkpoint was written."""
         return self._snapshot.age
 
+    @property
+    def longest_lists(self) -> int:
+        """How many items and users the data give with one pair at most, see `score`."""
+        return sum(each or 0 for each in self._data.longest.values()) if self._data else 0
+
     def knows(self, feature: str, value: Any) -> bool:
         """Whether a raw value was there in the training, and still has a row.
 
@@ -130,11 +136,15 @@ class ServedModel:
         values: a feature's name to B raw values, lists of them for one with lists; "history_ratings" to the
         ratings of "history", list by list; and of a model that counts them by it, "history_ages" to how many
         seconds before the event each of it was; without them all of it was the moment before. What else is
-        not given, or was not in the training, is unknown.
+        not given, or was not in the training, is unknown; of users and items by ids the data say the rest,
+        where they are given (`open`).
 
         Raises:
             UserError: when a name is unknown, lengths differ, a value has another type, or no item is given.
         """
+        return self._score(self._completed(values))
+
+    def _score(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
         # Rows are copied under the lock, because a delta changes them in place. The dense part is replaced as
         # a whole, so what is held of it stays as it is, and the arithmetic needs no lock.
         with self._lock:
@@ -203,13 +213,13 @@ class ServedModel:
         """
         schema = self._snapshot.schema
         check_k(k, schema)
-        given = users if isinstance(users, Mapping) else {}
-        ids = given.get(schema.user) if isinstance(users, Mapping) else users
-        if ids is not None:
-            # What is given counts before what the data say.
-            told, exclude = self._told(ids, given.get(HISTORY, events), exclude)
-            users = {**told, **given}
-        values = values_of_users(users, events, schema)
+        if not isinstance(users, Mapping):
+            users = {} if users is None else {schema.user: users}
+        values = values_of_users(self._completed(users, events), events, schema)
+        data, had = self._data, users.get(HISTORY, events)
+        if data and had is None and schema.user in users and rule_of(exclude, schema) == SEEN:
+            # Of these a history may have fewer.
+            exclude = data.had(users[schema.user])
         vectors, items = self.vectors_of(values)
         if candidates is not None:
             items = items.only(candidates)
@@ -221,22 +231,29 @@ class ServedModel:
         places, scores = ranked(items.head, vectors, items.vectors, places)
         return items.named(places[:, :k], scores[:, :k])
 
-    def _told(self, users: Any, events: Any, exclude: Any) -> tuple[dict[str, Any], Any]:
-        """What is known of users by their ids, and the items to leave out, see `recommend`."""
-        snapshot = self._snapshot
-        schema = snapshot.schema
-        length_of(schema.user, users, schema)
-        ids = [*users]
-        check_values(schema.user, ids, snapshot.kind_of(schema.user))
-        if self._data is None:
-            if snapshot.takes_history and events is None:
-                warnings.warn(WITHOUT_HISTORIES, stacklevel=4)
-            return {schema.user: ids}, exclude
-        values = self._data.of_users(ids, snapshot)
-        if events is not None:
-            # These say what the users had.
-            return {name: values[name] for name in values.keys() - LABELLED_HISTORY}, exclude
-        return values, self._data.had(ids) if rule_of(exclude, schema) == SEEN else exclude
+    def _completed(self, values: Any, events: Any = None) -> Any:
+        """Return values with what the data say of the users and items that they give by ids. What is given
+        counts before that, and so do `events`.
+        """
+        if not isinstance(values, Mapping):
+            return values
+        snapshot, data, had = self._snapshot, self._data, values.get(HISTORY, events)
+        schema, ids = snapshot.schema, dict[str, list[Any]]()
+        for name in (schema.user, schema.item):
+            if name in values:
+                length_of(name, values[name], schema)
+                ids[name] = [*values[name]]
+                check_values(name, ids[name], snapshot.kind_of(name))
+        if data is None:
+            if schema.user in ids and snapshot.takes_history and had is None:
+                warnings.warn(WITHOUT_HISTORIES, stacklevel=5)
+            return {**values, **ids}
+        told = data.of_users(ids[schema.user], snapshot) if schema.user in ids else {}
+        if had is not None:
+            told = {name: told[name] for name in told.keys() - LABELLED_HISTORY}
+        if schema.item in ids:
+            told |= data.of_items(snapshot, ids[schema.item])
+        return {**told, **{name: given for name, given in values.items() if name not in ids}}
 
     @torch.inference_mode()
     def vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:
@@ -287,7 +304,7 @@ class ServedModel:
         Raises:
             UserError: when it is not the next one of its chain, or damaged; the model is as it was.
         """
-        delta = Path(delta)
+        delta = local(delta)
         # Read and checked without the lock, while others score: that takes longer than to put it in place.
         while (change := read_change(delta, before := self._snapshot)) is not None:
             with self._lock:
@@ -323,7 +340,7 @@ class Follower:
         Raises:
             UserError: see `ServedModel.open`.
         """
-        self.save_dir = Path(save_dir)
+        self.save_dir = local(save_dir)
         self.checkpoint = checkpoint
         self.model = ServedModel.open(start or self.save_dir, checkpoint, model=model)
         # Held while the model may become another one: whoever holds it asks the same one all the time.

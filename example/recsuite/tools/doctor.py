@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from recsuite.config.config import Config
-from recsuite.errors import UserError, counted, printable
+from recsuite.errors import LINES, UserError, counted, harmless, printable
 from recsuite.files import reason_of
 from recsuite.runtime.host import allowed_cores, free_memory, gib, memory_in_words, mib, spare_cores
 from recsuite.runtime.launch import Launch, read_launch
@@ -60,7 +60,7 @@ def diagnose(config: Config) -> int:
     states = []
     for name, check in checks.items():
         finding = examined(name, check)
-        print(finding, flush=True)
+        print(harmless(finding, LINES), flush=True)
         states.append(finding.state)
     counts = [counted(states.count(state), state) for state in ("fault", "warning") if state in states]
     print(" and ".join(counts) or "All is well.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.sections.data import DataConfig
-from recsuite.datasets.schema import AUDIENCE, EVENT, ITEM, RATING, USER, Feature, RawData
+from recsuite.datasets.schema import EVENT, ITEM, RATING, USER, Feature, RawData
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,
     HOUR,
@@ -25,6 +25,7 @@ from recsuite.datasets.tables.parts.frame import frame_of, parsed, raw_values
 from recsuite.datasets.tables.parts.wanted import ID, TIME, Wanted
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.errors import UserError, printable
+from recsuite.files import local
 from recsuite.serving.display.events import Told
 from recsuite.serving.export import write_export
 from recsuite.serving.request import check_values, length_of, type_of
@@ -108,18 +109,15 @@ class FittedModel(ServedModel):
         time = self._times(frame)
         ends = None if time is None or self._shares else time.tolist()
         own = items if self._shares else None
-        told = {**self._data.of_users(users, self.snapshot, ends, own), **self._data.items.of(items)}
-        if AUDIENCE in self.snapshot.tables:
-            told[AUDIENCE] = self._data.users_of(items, ends, users)
+        told = self._data.of_users(users, self.snapshot, ends, own)
+        told |= self._data.of_items(self.snapshot, items, ends, users)
         for feature in schema.features:
             if feature.entity == EVENT and feature.column in frame:
                 told[feature.name] = self._event_values(feature, frame[feature.column])
             elif feature.entity == EVENT and time is not None and derived(feature.column):
                 told[feature.name] = self._computed(feature, time, {USER: users, ITEM: items})
-        scores = super().score(told)
-        if schema.label_kind == RATING:
-            return scores.clamp(schema.lowest_label, schema.highest_label)
-        return scores
+        scores, is_rated = self._score(told), schema.label_kind == RATING
+        return scores.clamp(schema.lowest_label, schema.highest_label) if is_rated else scores
 
     def _times(self, frame: pandas.DataFrame) -> np.ndarray | None:
         """When each event was, int64 [n] in seconds since 1970; None where the frame does not say."""
@@ -170,7 +168,7 @@ class FittedModel(ServedModel):
         Raises:
             UserError: when the folder is taken, or cannot be written.
         """
-        write_export(self.snapshot, Path(folder))
+        write_export(self.snapshot, local(folder))
 
     def _column(self, frame: pandas.DataFrame, entity: str) -> Any:
         column = self.snapshot.schema.column_of(entity)
@@ -180,10 +178,8 @@ class FittedModel(ServedModel):
 
     def _ids(self, values: Any, entity: str) -> list[Any]:
         """Ids as the training has them."""
-        schema, known = (
-            self.snapshot.schema,
-            (self._data.users if entity == USER else self._data.items).places,
-        )
+        schema, data = self.snapshot.schema, self._data
+        known = (data.users if entity == USER else data.items).places
         # Arrow would call them a column of lists.
         nested = [each for each in values if isinstance(each, (list, tuple, set, dict))]
         check_values(schema.name_of(entity), nested, type_of(known))

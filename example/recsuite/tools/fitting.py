@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import gc
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -26,7 +27,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from recsuite.config.config import Config, flag_names, sections
+from recsuite.config.config import ALONE, TRAINING, Config, flag_names, sections
 from recsuite.config.parser import nearest_flag
 from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
@@ -50,18 +51,7 @@ FITTING = threading.Lock()
 PREFIX = "recsuite-fit-"
 CONTENT = {"data", "columns", "checkpoints"}
 # What `fit` decides itself.
-DECIDED = (
-    "data_path",
-    "train",
-    "dump",
-    "inc_dump",
-    "load",
-    "compact",
-    "resume",
-    "doctor",
-    "export",
-    "recommend",
-)
+DECIDED = {"data_path", "load", "compact", *TRAINING, *ALONE} - {"schema"}
 
 
 def fit(
@@ -83,7 +73,8 @@ def fit(
     are kept as the command line keeps them, in `cache_dir` or beside the tables.
 
     Raises:
-        UserError: for a flag that is not known, and whatever a training raises.
+        UserError: for a flag that is not known, and whatever a training raises; rows of tables are counted
+            from 1.
         KeyboardInterrupt: on Ctrl-C, in the main thread.
     """
     config = _config_of(flags)
@@ -184,8 +175,12 @@ def _folder_of_launch() -> Iterator[Path]:
     try:
         (folder / "data").mkdir(parents=True, exist_ok=True)
         yield folder
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, UserError):
+            # The files of tables in memory do not stay.
+            said = re.sub(rf"{re.escape(str(folder))}/data/(\w+)\.parquet", r"the table \1", str(error))
+            raise UserError(said.replace("mend the file", "mend it")) from None
         raise
 
 
@@ -194,9 +189,8 @@ def _is_leftover(path: Path) -> bool:
     host, _, process = path.name.removeprefix(PREFIX).rpartition("-")[0].rpartition("-")
     began = path.name.rpartition("-")[2]
     # Another machine may have this folder too, and only that one knows its processes.
-    if host != socket.gethostname() or not process.isdecimal() or not began.isdecimal():
-        return False
-    if path.is_symlink() or not path.is_dir():
+    is_of_here = host == socket.gethostname() and process.isdecimal() and began.isdecimal()
+    if not is_of_here or path.is_symlink() or not path.is_dir():
         return False
     with suppress(OSError):
         found = {each.name for each in path.iterdir()}

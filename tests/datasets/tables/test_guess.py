@@ -6,6 +6,7 @@ import datetime
 import re
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from recsuite.datasets.tables.description.overview import describe
-from recsuite.datasets.tables.description.reader import parse_schema
+from recsuite.datasets.tables.description.reader import given_in, parse_schema
 from recsuite.datasets.tables.description.validator import validate
 from recsuite.datasets.tables.description.writer import text_of
 from recsuite.datasets.tables.guessing.features import AGE_TELLS, OF_EVENT, OUTCOME, LeftOut
@@ -705,3 +706,18 @@ def test_a_person_is_shown_each_column_with_three_of_its_values() -> None:
     assert price.split()[1:5] == ["price", "number", "(buckets)", "item"]
     assert price.count(",") == 2
     assert all(line.isprintable() and len(line) < 130 for line in lines)
+
+
+def test_the_lines_for_a_time_of_two_forms_can_be_written_into_a_schema(tmp_path: Path) -> None:
+    name = 'event\\"time"'
+    days = [f"{1 + row % 11:02}/{1 + row % 9:02}/2021 10:{row % 60:02}" for row in range(ROWS)]
+    events = texts({"user_id": USER, "item_id": ITEM, "rating": USER % 5 + 1, name: days})
+    with pytest.raises(UserError, match="all fit the forms") as refusal:
+        guess({"events": events})
+    advice = str(refusal.value).partition("each on a line: ")[2].removesuffix(".")
+    lines, other = re.sub(r" (column|format) =", r"\n\1 =", advice).split(" or\n")
+    for number, text in enumerate((lines, re.sub("format = .*", other, lines))):
+        (tmp_path / "schema.toml").write_text(text)
+        _, given = given_in(tmp_path / "schema.toml")
+        form = ("%m/%d/%Y %H:%M", "%d/%m/%Y %H:%M")[number]
+        assert given["timestamp"] == {"column": name, "format": form}

@@ -7,10 +7,15 @@ import dataclasses
 import gzip
 import random
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas
 import pyarrow
+import pyarrow.csv
 import pytest
 from pyarrow import parquet
 
@@ -510,3 +515,38 @@ def test_files_without_a_header_can_be_several(tmp_path: Path) -> None:
         )
     (tmp_path / "schema.toml").write_text('[files]\ncolumns = ["user", "item", "rating"]\n')
     assert len(find_tables(tmp_path, propose(tmp_path).schema.files).events) == 2
+
+
+def test_a_stream_of_a_file_with_an_odd_name_in_such_a_folder_is_made_and_read(tmp_path: Path) -> None:
+    folder = tmp_path / "".join(ODD_NAMES)
+    folder.mkdir()
+    rows: list[list[object]] = [["user_id", "product_id", "stars", "timestamp"]]
+    rows += [[f"u{row % 17}", f"p{row % 23}", row % 5 + 1, 10**9 + 3600 * row] for row in range(300)]
+    write(folder / f"{'-'.join(ODD_NAMES)}.csv", rows)
+    propose(folder)
+    columns = open_columns(Config.of(data_path=str(folder), stream=True, duplicates="keep"))
+    assert [*columns.events_per_file.values()] == [300]
+    assert all(note.isprintable() for note in columns.notes)
+
+
+def test_a_file_whose_name_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "bewertung\udce4.csv", EVENTS)
+    with pytest.raises(UserError, match=r"bewertung\\udce4\.csv is not UTF-8; rename it"):
+        propose(tmp_path)
+
+
+def test_ten_thousand_columns_are_guessed_in_a_few_times_what_reading_them_takes(tmp_path: Path) -> None:
+    draw, rows = np.random.default_rng(0), 200
+    columns: dict[str, Any] = {"user_id": draw.integers(0, 40, rows), "item_id": draw.integers(0, 30, rows)}
+    columns |= {"rating": draw.integers(1, 6, rows), "timestamp": 10**9 + 60 * np.arange(rows)}
+    columns |= {f"x{number}": draw.normal(size=rows).round(4) for number in range(9_996)}
+    pyarrow.csv.write_csv(pyarrow.table(columns), tmp_path / "events.csv")
+
+    def seconds_of(call: Callable[[Path], object]) -> float:
+        before = time.process_time()
+        call(tmp_path / "events.csv")
+        return time.process_time() - before
+
+    of_reading = min(seconds_of(pandas.read_csv) for _ in range(2))
+    assert seconds_of(propose) < 8 * of_reading
+    assert read_schema(tmp_path / "schema.toml").user.column == "user_id"

@@ -134,7 +134,7 @@ def checked_flags(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
     for name in flags.keys() & kinds.keys():
         try:
             # A flag may be below zero.
-            typed(kinds[name], flags[name], least=-LARGEST)
+            typed(kinds[name], flags[name], name, least=-LARGEST)
         except (TypeError, ValueError):
             raise UserError(
                 f"{folder / CONFIG} has {printable(repr(flags[name]))} for --{name}, which takes "

@@ -43,7 +43,7 @@ from recsuite.datasets.preparation.vocabulary import (
 from recsuite.datasets.schema import ITEM, SCHEMA_FILE, USER, Schema, Table, record_of
 from recsuite.datasets.streams.past import HEAD, Past, digests_of, keys_of
 from recsuite.datasets.telling import label_told_by_features, told_by_features
-from recsuite.errors import UserError
+from recsuite.errors import UserError, harmless
 from recsuite.files import digest_of, flush, flushed, flushing
 from recsuite.records import plain, sealed
 from recsuite.runtime.progress_bar import stage
@@ -204,7 +204,7 @@ def _write_columns(
         "seen": schema.seen,
         "told": told,
         "label_told": label_told,
-        "notes": [*raw.skipped, *notes, *said, *_notes_on(written)],
+        "notes": [*map(harmless, (*raw.skipped, *notes, *said, *_notes_on(written)))],
         "num_late": num_late,
         "events_per_file": raw.events_per_file if past else {},
     }

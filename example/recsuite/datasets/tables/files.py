@@ -18,7 +18,7 @@ from recsuite.datasets.tables.schema_file import FILENAME, Files
 from recsuite.datasets.tables.sources.file import COMPRESSIONS, EVENTS, FORMATS, ITEMS, USERS, File, Tables
 from recsuite.datasets.tables.sources.remote import is_remote, list_files, shown, size_of
 from recsuite.errors import UserError
-from recsuite.files import explained
+from recsuite.files import check_name, explained
 
 if TYPE_CHECKING:
     import pyarrow
@@ -272,6 +272,7 @@ def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File
 
 
 def _file(path: str, folder: str, files: Files, role: str = "") -> File:
+    check_name(path)
     ends = _ends_of(path)
     below = path.partition("?")[0].removeprefix(folder).split("/")[:-1]
     matches = [match for part in below if (match := PARTITION.fullmatch(part))]

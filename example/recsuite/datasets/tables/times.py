@@ -65,6 +65,9 @@ class Form(NamedTuple):
 
 def forms_of(texts: Sequence[str]) -> list[Form]:
     """The forms in which texts are written as times, the most frequent one first."""
+    # Of very many columns most hold numbers that no time could be.
+    if texts and not any(map(_candidates, texts)):
+        return [Form("", len(texts), texts[0])]
     found, unread = [], []
     while texts:
         form, is_read = _form_of_first(texts)

@@ -95,7 +95,7 @@ class SequenceHead(ProductHead):
         # An event that takes its own list takes all of it.
         last = first + lengths if links is None else first[links.sources[0]] + links.reads
         reads = lengths if links is None else links.reads
-        # The start stands in front of all states. Not in brackets, whose gradient threads add up in any order.
+        # The start stands in front of all states. Threads add up the gradient of brackets in any order.
         all_states = torch.cat([self.start.unsqueeze(0), states])
         return all_states.index_select(0, torch.where(reads > 0, last, 0))
 

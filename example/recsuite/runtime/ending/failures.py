@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 
-from recsuite.errors import BrokenLaunchError, LostPeerError, UserError, signed
+from recsuite.errors import LINES, BrokenLaunchError, LostPeerError, UserError, harmless, signed
 from recsuite.runtime.ending.recovery import Recovery
 from recsuite.runtime.launch import read_launch
 from recsuite.runtime.peers.error_file import leave_for_torchrun
@@ -50,7 +50,7 @@ def report_mistake(sentence: str) -> None:
 def report_lost_worker(screen: str) -> None:
     """Show what became of a data worker, on the rank that it belonged to; no traceback could say more."""
     leave_for_torchrun(screen, screen)
-    print(screen, file=sys.stderr, flush=True)
+    print(harmless(screen, LINES), file=sys.stderr, flush=True)
 
 
 def name_lost_peers(error: Exception, timeout: float, recovery: Recovery) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recsuite.errors import UserError
+from recsuite.errors import UserError, harmless
 from recsuite.runtime.launch import read_launch
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Recovery:
             return f"{again}, with --dump to have something that --resume can continue from"
         save_dir = Path(self.config.checkpoint.save_dir)
         # What is said if the thread finds nothing in time.
-        found = [f"--resume continues from the last checkpoint in {save_dir}"]
+        found = [f"--resume continues from the last checkpoint in {harmless(save_dir)}"]
         # A thread, because a call into a file system that does not answer cannot be interrupted, only left
         # behind.
         thread = threading.Thread(target=self._look_in, args=(save_dir, found), name="newest", daemon=True)
@@ -66,5 +66,5 @@ class Recovery:
         # What cannot be read now may be readable when somebody starts again.
         with contextlib.suppress(UserError):
             newest = self.newest_in(save_dir)
-            none = f"{save_dir} holds no checkpoint yet"
-            found.append(f"--resume continues from {newest}" if newest else none)
+            none = f"{harmless(save_dir)} holds no checkpoint yet"
+            found.append(f"--resume continues from {harmless(newest)}" if newest else none)

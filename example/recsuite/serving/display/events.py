@@ -81,15 +81,10 @@ class Known:
 
     def of(self, ids: Sequence[Any]) -> dict[str, Any]:
         """The features of some of them; of one that is not there, nothing but the id."""
-        places = [self.places.get(each) for each in ids]
-        nothing: dict[str, Any] = {
-            name: [] if isinstance(next(iter(values), None), list) else None
-            for name, values in self.values.items()
-        }
-        found = {
-            name: [nothing[name] if place is None else values[place] for place in places]
-            for name, values in self.values.items()
-        }
+        places, found = [self.places.get(each) for each in ids], dict[str, Any]()
+        for name, values in self.values.items():
+            nothing: Any = [] if isinstance(next(iter(values), None), list) else None
+            found[name] = [nothing if place is None else values[place] for place in places]
         return {**found, self.name: [*ids]}
 
 
@@ -128,12 +123,8 @@ class Told:
         values = {name: given for name, given in self.users.of(users).items() if name in names}
         if not snapshot.takes_history:
             return values
-        ends = [None] * len(users) if ends is None else ends
-        found = [
-            self._events.of(self.users.places.get(user, -1), self.longest[HISTORY], end, own)
-            for user, end, own in zip(users, ends, _places(items, self.items, len(users)), strict=True)
-        ]
-        ids = self.items.ids
+        ends, ids = ends or [None] * len(users), self.items.ids
+        found = self._lists(HISTORY, users, ends, items)
         values[HISTORY] = [[ids[place] for place in places.tolist()] for places, _, _ in found]
         values[HISTORY_RATINGS] = [
             [self._shown(label) for label in labels.tolist()] for _, labels, _ in found
@@ -146,8 +137,11 @@ class Told:
 
     def had(self, users: Sequence[Any]) -> list[list[Any]]:
         """The items that each user had, also those that are more than a history takes."""
-        found = [self._events.of(self.users.places.get(user, -1))[0] for user in users]
-        return [[self.items.ids[place] for place in places.tolist()] for places in found]
+        return [[self.items.ids[place] for place in self.events(user)[0].tolist()] for user in users]
+
+    def events(self, user: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """All that a user had, see `EventsOf.of`."""
+        return self._events.of(self.users.places.get(user, -1))
 
     def users_of(
         self,
@@ -156,20 +150,25 @@ class Told:
         users: Sequence[Any] | None = None,
     ) -> list[list[Any]]:
         """The users that had each item; ends, users: as for `of_users`."""
-        ends = [None] * len(items) if ends is None else ends
-        found = [
-            self._audiences.of(self.items.places.get(item, -1), self.longest[AUDIENCE], end, own)[0]
-            for item, end, own in zip(items, ends, _places(users, self.users, len(items)), strict=True)
+        found = self._lists(AUDIENCE, items, ends or [None] * len(items), users)
+        return [[self.users.ids[place] for place in places.tolist()] for places, _, _ in found]
+
+    def _lists(
+        self, name: str, ids: Sequence[Any], ends: Sequence[int | None], others: Sequence[Any] | None
+    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Histories of users, or audiences of items, see `EventsOf.of`. others: left out, one of each."""
+        events, known, listed = self._events, self.users, self.items
+        if name == AUDIENCE:
+            events, known, listed = self._audiences, self.items, self.users
+        return [
+            events.of(known.places.get(each, -1), self.longest[name], end, listed.places.get(other, -1))
+            for each, end, other in zip(ids, ends, others or [None] * len(ids), strict=True)
         ]
-        return [[self.users.ids[place] for place in places.tolist()] for places in found]
 
-    def of_items(self, snapshot: Snapshot) -> dict[str, list[Any]]:
-        """What a model takes of all items of the data."""
-        names = snapshot.names_of((ITEM, AUDIENCE))
-        values = {name: given for name, given in self.items.values.items() if name in names}
-        return {**values, AUDIENCE: self.users_of(self.items.ids)} if AUDIENCE in names else values
-
-
-def _places(ids: Sequence[Any] | None, known: Known, number: int) -> list[int]:
-    """Positions of ids, -1 for one that is not there."""
-    return [-1] * number if ids is None else [known.places.get(each, -1) for each in ids]
+    def of_items(
+        self, snapshot: Snapshot, items: Sequence[Any] | None = None, *others: Sequence[Any] | None
+    ) -> dict[str, list[Any]]:
+        """What a model takes of some items, or of all of the data; others: as `users_of` takes them."""
+        names, ids = snapshot.names_of((ITEM, AUDIENCE)), self.items.ids if items is None else items
+        values = {name: given for name, given in self.items.of(ids).items() if name in names}
+        return {**values, AUDIENCE: self.users_of(ids, *others)} if AUDIENCE in names else values

@@ -7,15 +7,15 @@ damped by DAMPING events at the mean of all, so that one enthusiast makes no fav
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from recsuite.datasets.schema import CLICKS, COUNT, ITEM, RATING, USER, RawData, Schema
+from recsuite.datasets.schema import CLICKS, COUNT, ITEM, RATING, RawData, Schema
 from recsuite.errors import UserError, counted
 from recsuite.serving.display.events import Told
+from recsuite.serving.request import type_of
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import Snapshot
 
@@ -42,24 +42,10 @@ class Viewer:
         self.name = user
         self.told = told
         # Ids are texts in some data sets; there any name is one.
-        self.id = _id_of(user) if self._ids.dtype.kind in "iu" else user
-        events = raw.events
-        # Nobody has the place -1.
-        place = next(iter(np.flatnonzero(self._is_user())), -1)
-        mine = np.flatnonzero(events.user == place)
-        # Stable, as in the training's histories: of one second the order of the file counts.
-        mine = mine[np.argsort(events.time[mine], kind="stable")]
+        self.id = user if type_of(told.users.ids) is str else _id_of(user)
         # The oldest first: positions in `RawData.items`.
-        self.items, self.labels, self.times = events.item[mine], events.label[mine], events.time[mine]
-
-    @property
-    def _ids(self) -> np.ndarray:
-        """The raw ids of the data's users, [users]."""
-        return self.raw.users[self.schema.column_of(USER)].to_numpy()
-
-    def _is_user(self) -> np.ndarray:
-        """Which of the data's users it is, bool [users]."""
-        return np.asarray(self._ids == self.id) if self.id is not None else np.zeros(len(self._ids), bool)
+        self.items, self.labels, self.times = told.events(self.id)
+        self._shown = np.array([schema.shown(label) for label in self.labels.tolist()])
 
     def others(self, number: int, least: int) -> list[Viewer]:
         """So many users of the same data at most, from all over it, who had at least so many items.
@@ -67,12 +53,12 @@ class Viewer:
         Raises:
             UserError: when nobody had so many.
         """
-        counts = np.bincount(self.raw.events.user, minlength=len(self._ids))
+        counts = np.bincount(self.raw.events.user, minlength=len(self.told.users.ids))
         found = np.flatnonzero(counts >= least)
         if not len(found):
             raise UserError(f"No {self.schema.user} had {counted(least, self.schema.item)}; give more data.")
         some = found[np.linspace(0, len(found) - 1, min(number, len(found))).astype(np.int64)]
-        names = [str(name) for name in self._ids[some].tolist()]
+        names = [str(self.told.users.ids[place]) for place in some]
         return [Viewer(self.raw, self.schema, name, self.told) for name in names]
 
     @property
@@ -81,23 +67,18 @@ class Viewer:
         return self.raw.items[self.schema.column_of(ITEM)].to_numpy()[self.items]
 
     def liked(self) -> Listing:
-        """The items with the highest labels, of equal ones the newest first."""
-        best = np.lexsort([-np.arange(len(self.labels)), -self.labels])[:MOST_SHOWN]
-        shown = [self.schema.shown(label) for label in self.labels[best].tolist()]
-        return Listing(self.items[best], np.array(shown))
+        """The items with the highest labels, each with its newest one or the sum of its counts; of equal ones
+        the newest first.
+        """
+        items, newest, which = np.unique(self.items[::-1], return_index=True, return_inverse=True)
+        numbers = self._shown[::-1]
+        totals = np.bincount(which, numbers) if self.schema.label_kind == COUNT else numbers[newest]
+        best = np.lexsort([newest, -totals])[:MOST_SHOWN]
+        return Listing(items[best], totals[best])
 
     def latest(self) -> Listing:
         """The newest items, the newest first."""
-        newest = np.arange(len(self.labels))[: -1 - MOST_SHOWN : -1]
-        return Listing(
-            self.items[newest], np.array([self.schema.shown(self.labels[each]) for each in newest])
-        )
-
-    def places(self, item_ids: Sequence[Any]) -> np.ndarray:
-        """The positions of raw ids in `RawData.items`, int64 [n]."""
-        import pandas
-
-        return pandas.Index(self.raw.items[self.schema.column_of(ITEM)]).get_indexer(item_ids)
+        return Listing(self.items[::-1][:MOST_SHOWN], self._shown[::-1][:MOST_SHOWN])
 
     def is_known_to(self, model: ServedModel) -> bool:
         """Whether a model learned of this user, or can be told what the user rated."""
@@ -107,9 +88,8 @@ class Viewer:
 
     def unseen(self, model: ServedModel) -> np.ndarray:
         """The items that may be shown: the training has seen them and the user has not, int64 [n]."""
-        ids = self.raw.items[self.schema.column_of(ITEM)].to_numpy()
         # Of any other item the model has no row that it learned.
-        trained = model.snapshot.known(self.schema.item, ids.tolist()).numpy()
+        trained = model.snapshot.known(self.schema.item, self.told.items.ids).numpy()
         trained[self.items] &= not self.schema.excludes_seen
         return np.flatnonzero(trained)
 
@@ -127,14 +107,12 @@ def _id_of(user: str) -> int | None:
 
 
 def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = False) -> Listing:
-    """The items with the highest predictions for a user, of those that may be shown.
+    """The items with the highest predictions for a user of the data that the model takes users from.
 
     approximate: see `ServedModel.recommend`.
     """
-    # Of the items to leave out the history that the model is told may have fewer.
-    had = [viewer.item_ids.tolist()] if viewer.schema.excludes_seen else None
-    (found,) = model.recommend(viewer.values(model.snapshot), top, exclude=had, approximate=approximate)
-    places = viewer.places([item for item, _ in found])
+    (found,) = model.recommend([viewer.id], top, approximate=approximate)
+    places = np.array([viewer.told.items.places[item] for item, _ in found], np.int64)
     scores = np.array([score for _, score in found], np.float32)
     schema = model.snapshot.schema
     if schema.label_kind == RATING and model.snapshot.task.evaluation == "predictions":

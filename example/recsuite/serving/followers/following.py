@@ -86,14 +86,21 @@ def _is_finite(value: Any) -> bool:
 def of_one_moment(follower: Follower, ask: Callable[[], Answer]) -> tuple[Answer, Snapshot]:
     """What `ask` gets from the model of a follower, and the snapshot that all of it comes from.
 
-    ask: asks the model, once or several times, and is called again where a delta came in between; the second
-    time deltas wait for it, for a long request would never end where one comes every second.
+    ask: asks the model, once or several times, and is called again where a delta or another model came in
+    between, also where it failed; the second time these wait for it, for a long request would never end where
+    one comes every second.
     """
     model = follower.model
     before = model.snapshot
-    answer = ask()
-    # Every delta makes another snapshot, under the lock under which rows are read.
-    if model.snapshot is before:
-        return answer, before
+    try:
+        answer = ask()
+    except Exception:
+        # Of another model than the one whose features it was made of it says nothing.
+        if model.snapshot is before:
+            raise
+    else:
+        # Every delta makes another snapshot, under the lock under which rows are read.
+        if model.snapshot is before:
+            return answer, before
     with follower.changing:
         return ask(), model.snapshot

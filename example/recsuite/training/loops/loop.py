@@ -90,7 +90,8 @@ class Training(ABC):
                 self.columns, self.config, self.context, maker, loss, tables, dense
             )
         self.plan = describe_plan(self.train_state.model, self.columns, self.config.model)
-        self.context.say(self.plan)
+        for line in self.plan.splitlines():
+            self.context.say(line)
         with self.phase(self.checkpointer.phase):
             self.checkpointer.begin(self.train_state)
         # A row may have expired since it was written: evaluation, which is no step, has to know the time too.

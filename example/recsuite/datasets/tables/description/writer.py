@@ -144,7 +144,7 @@ def completed(text: str, given: Mapping[str, Any], schema: TableSchema, left_out
         # Whoever wrote the ends of a scale leaves open from where on an item is liked.
         lacking = sections[name].keys() - given[name].keys() - {"liked", "noun" if name != "label" else ""}
         lines = "".join(
-            f"{key} = {_value(sections[name][key])}\n" for key in sections[name] if key in lacking
+            f"{key} = {toml_of(sections[name][key])}\n" for key in sections[name] if key in lacking
         )
         header = re.search(rf"^[ \t]*\[[ \t]*{name}[ \t]*\][^\n]*", text, re.MULTILINE)
         if header and lines:
@@ -194,10 +194,11 @@ def _sections(
 
 
 def _section(name: str, values: Mapping[str, Any]) -> str:
-    return "".join([f"[{name}]\n", *(f"{key} = {_value(value)}\n" for key, value in values.items())])
+    return "".join([f"[{name}]\n", *(f"{key} = {toml_of(value)}\n" for key, value in values.items())])
 
 
-def _value(value: Any) -> str:
+def toml_of(value: Any) -> str:
+    """A value as a schema.toml has it."""
     # The rules of TOML for a text are those of JSON, but for one character.
     return (
         repr(value)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,9 +46,9 @@ class Content:
     kind: "number", "comma" (numbers with a decimal comma), "flag" (true and false), "text", "time", "list" or
     "other". size: its values, missing ones
     aside; distinct: how many of these differ. numbers: float64, the finite ones of numbers and flags.
-    texts: its distinct values as texts, in the order of their first places. time_format: how a timestamp is
-    written, empty where it is none; of numbers too, which may be times. separator: between entries of lists
-    in texts. codes: of a column of texts, see `encoded`.
+    values: the distinct ones, in the order of their first places. time_format: how a timestamp is written,
+    empty where it is none; of numbers too, which may be times. separator: between entries of lists in texts.
+    codes: of a column of texts or numbers, see `encoded`.
     """
 
     name: str
@@ -53,12 +56,17 @@ class Content:
     size: int
     distinct: int
     numbers: np.ndarray
-    texts: tuple[str, ...] = ()
+    values: Sequence[object] = ()
     time_format: str = ""
     separator: str = ""
     codes: np.ndarray | None = None
 
-    @property
+    @functools.cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Its distinct values as texts, in the order of their first places."""
+        return tuple(map(str, self.values))
+
+    @functools.cached_property
     def is_whole(self) -> bool:
         """Whether all of its numbers are whole."""
         return bool(self.numbers.size and np.all(self.numbers == np.floor(self.numbers)))
@@ -103,6 +111,8 @@ def content_of(name: str, column: pa.ChunkedArray) -> Content:
     kind = column.type
     if is_text(kind):
         return _of_texts(name, column)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return _of_numbers(name, "number", column)
     column = column.drop_null()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return Content(name, "list", len(column), len(column), np.empty(0))
@@ -111,22 +121,24 @@ def content_of(name: str, column: pa.ChunkedArray) -> Content:
     if pa.types.is_temporal(kind) and not (pa.types.is_time(kind) or pa.types.is_duration(kind)):
         texts = tuple(str(value) for value in pc.unique(column).to_pylist())
         return Content(name, "time", len(column), len(texts), np.empty(0), texts, "iso")
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return _of_numbers(name, "number", column)
     return Content(name, "other", len(column), len(column), np.empty(0))
 
 
-def encoded(column: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
+def encoded(found: pa.DictionaryArray) -> tuple[np.ndarray, tuple[str, ...]]:
     """A column of texts as codes, int32 [n], -1 where a value is missing, and the texts that they count."""
-    found = column.combine_chunks().dictionary_encode()
     places: dict[str, int] = {}
     table = [
         -1 if (text := each.strip()) in NOTHING else places.setdefault(text, len(places))
         for each in found.dictionary.to_pylist()
     ]
-    rows = found.indices.fill_null(-1) if found.null_count else found.indices
     # The last is the place of -1.
-    return np.array([*table, -1], np.int32)[rows.to_numpy(zero_copy_only=False)], tuple(places)
+    return np.array([*table, -1], np.int32)[indices_of(found)], tuple(places)
+
+
+def indices_of(found: pa.DictionaryArray) -> np.ndarray:
+    """The place of each row in a dictionary, int32 [n], -1 where it has none."""
+    rows = found.indices.fill_null(-1) if found.null_count else found.indices
+    return rows.to_numpy(zero_copy_only=False)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -136,26 +148,35 @@ def is_text(kind: pa.DataType) -> bool:
 
 def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
     # Of integers with 64 bits the distinct ones are counted before they become floats.
-    texts = tuple(str(value) for value in pc.unique(column).to_pylist())
-    return _numeric(name, kind, column.cast(pa.float64(), safe=False).to_numpy(), texts)
+    found = column.combine_chunks().dictionary_encode()
+    numbers = found.dictionary.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return _numeric(name, kind, numbers, found.dictionary.to_pylist(), indices_of(found))
 
 
 def _numeric(
-    name: str, kind: str, numbers: np.ndarray, texts: tuple[str, ...], codes: np.ndarray | None = None
+    name: str, kind: str, numbers: np.ndarray, values: Sequence[object], codes: np.ndarray
 ) -> Content:
-    size, numbers = len(numbers), numbers[np.isfinite(numbers)]
-    return Content(name, kind, size, len(texts), numbers, texts, _time_format(name, texts), codes=codes)
+    """A column of numbers; numbers: float64, of each distinct value."""
+    numbers = numbers[codes[codes >= 0]]
+    finite, form = numbers[np.isfinite(numbers)], _time_format(name, values)
+    return Content(name, kind, len(numbers), len(values), finite, values, form, codes=codes)
 
 
 def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
     # Each distinct value is looked at once, however many rows have it: there may be very many columns.
-    codes, texts = encoded(column)
+    found = column.combine_chunks().dictionary_encode()
+    with contextlib.suppress(pa.ArrowInvalid):
+        numbers = found.dictionary.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        # Most columns of numbers hold nothing else; NaN is a missing value.
+        if len(numbers) and np.isfinite(numbers).all():
+            return _numeric(name, "number", numbers, found.dictionary.to_pylist(), indices_of(found))
+    codes, texts = encoded(found)
     size = int((codes >= 0).sum())
     counts, column = np.bincount(codes[codes >= 0], minlength=len(texts)), pa.array(texts, pa.string())
     if _may_be(texts, NUMBER) and _share(column, NUMBER, counts) >= 1 - MOST_DAMAGED:
         is_number = pc.match_substring_regex(column, NUMBER)
         numbers = pc.utf8_ltrim(pc.if_else(is_number, column, None), "+").cast(pa.float64())
-        numbers = numbers.to_numpy(zero_copy_only=False)[codes[codes >= 0]]
+        numbers = numbers.to_numpy(zero_copy_only=False)
         return _numeric(name, "number", numbers, texts, codes)
     if 0 < len(texts) < MOST_ANSWERS and {text.lower() for text in texts} <= {*TRUE, *FALSE}:
         numbers = np.array([text.lower() in TRUE for text in texts], np.float64)[codes[codes >= 0]]
@@ -180,19 +201,19 @@ def _share(column: pa.Array, pattern: str, counts: np.ndarray | None = None) -> 
     return float(np.average(matches, weights=counts)) if len(matches) else 0.0
 
 
-def _time_format(name: str, texts: Sequence[str]) -> str:
+def _time_format(name: str, values: Sequence[object]) -> str:
     """How most values of a column are written as times; empty where they are none."""
     is_called = words.says_time(name)
-    if not texts or not (is_called or forms_of(texts[:2])[0].name):
+    if not values or not (is_called or forms_of([*map(str, values[:2])])[0].name):
         return ""
-    tried, least = some_of(texts), LEAST_TIMES if is_called else 1 - MOST_DAMAGED
+    tried, least = [*map(str, some_of(values))], LEAST_TIMES if is_called else 1 - MOST_DAMAGED
     most = forms_of(tried)[0]
     return most.name if most.number >= least * len(tried) else ""
 
 
-def some_of(texts: Sequence[str]) -> Sequence[str]:
+def some_of(values: Sequence[Any]) -> Sequence[Any]:
     """About so many values as forms of times are tried on, from everywhere."""
-    return texts[:: 1 + len(texts) // TRIED]
+    return values[:: 1 + len(values) // TRIED]
 
 
 def _separator_of(column: pa.Array, texts: Sequence[str], counts: np.ndarray) -> str:

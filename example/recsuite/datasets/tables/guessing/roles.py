@@ -12,11 +12,13 @@ import pyarrow as pa
 
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO
 from recsuite.datasets.tables.description.validator import LARGEST_END
+from recsuite.datasets.tables.description.writer import toml_of
 from recsuite.datasets.tables.guessing import words
 from recsuite.datasets.tables.guessing.contents import (
     MOST_DAMAGED,
     Content,
     encoded,
+    indices_of,
     is_text,
     some_of,
     tells_time_of_day,
@@ -225,7 +227,7 @@ def _check_form(content: Content) -> None:
     forms = {form.name: form for form in forms_of(tried)}
     values = {each: repr(printable(form.example[:MOST_CHARACTERS])) for each, form in forms.items()}
     first, *others = [each for each in forms if each] or [""]
-    advice = f'write into schema.toml, each on a line: [timestamp] column = "{name}" format = '
+    advice = f"write into schema.toml, each on a line: [timestamp] column = {toml_of(content.name)} format = "
     if others and forms[others[0]].number > max(1, MOST_DAMAGED * len(tried)):
         raise UserError(
             f"The column {name} has times of two forms: {values[first]} ({first}) and {values[others[0]]} "
@@ -240,7 +242,7 @@ def _check_form(content: Content) -> None:
     if forms[first].other:
         raise UserError(
             f"The column {name} has times such as {values[first]}, and all fit the forms {first} and "
-            f"{forms[first].other}; {advice}the right one."
+            f"{forms[first].other}; {advice}{toml_of(first)} or format = {toml_of(forms[first].other)}."
         )
 
 
@@ -432,8 +434,5 @@ def codes_of(column: pa.ChunkedArray) -> np.ndarray:
     array = column.combine_chunks()
     if pa.types.is_nested(array.type):
         array = pa.array([None if value is None else repr(value) for value in array.to_pylist()], pa.string())
-    elif is_text(array.type):
-        return encoded(column)[0]
     found = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
-    codes: np.ndarray = found.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return codes
+    return encoded(found)[0] if is_text(column.type) else indices_of(found)

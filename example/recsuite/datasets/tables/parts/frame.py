@@ -27,14 +27,15 @@ def frame_of(values: Any, name: str) -> pandas.DataFrame:
 
     if hasattr(values, "__arrow_c_stream__") and not isinstance(values, pandas.DataFrame):
         try:
-            values = pyarrow.table(values).to_pandas(types_mapper=pandas.ArrowDtype)
+            # Categories of polars have texts that Arrow can neither decode nor write.
+            values = pyarrow.table(values).to_pandas(
+                types_mapper=lambda t: None if pyarrow.types.is_dictionary(t) else pandas.ArrowDtype(t)
+            )
         except (pyarrow.ArrowException, TypeError, ValueError) as error:
             raise UserError(f"{name} cannot be read as an Arrow table: {printable(error)}.") from None
     if not isinstance(values, pandas.DataFrame):
-        raise UserError(
-            f"{name} must be a table of pandas, polars, pyarrow or DuckDB, got "
-            f"{printable(repr(type(values)))}."
-        )
+        given = printable(repr(type(values)))
+        raise UserError(f"{name} must be a table of pandas, polars, pyarrow or DuckDB, got {given}.")
     odd = [column for column in values.columns if not isinstance(column, str)]
     odd += [*values.columns[values.columns.duplicated()]]
     if odd:
