@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from recsuite.errors import LINES, UserError, four_places, harmless, markdown, printable
-from recsuite.files import reason_of
+from recsuite.files import local, reason_of
 from recsuite.runtime.console import end_when_unread
 from recsuite.runtime.host import check_descriptors
 
