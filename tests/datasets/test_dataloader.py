@@ -202,6 +202,32 @@ def test_the_data_set_pickles_to_less_than_64_kib_after_it_was_read(
     assert len(pickle.dumps(dataset)) < 64 * 1024
 
 
+SCRIPT = """
+print("the script is imported")
+import torch
+from recsuite.config.config import Config
+from recsuite.datasets.batches import EventBatches
+from recsuite.datasets.loader import EpochSampler, build_dataloader
+from recsuite.datasets.preparation.cache import open_columns
+
+config = Config.of(data_path={data!r}, batch_size=4000, num_workers=1, mp_context={method!r})
+dataset = EventBatches(open_columns(config), config, 0, 1)
+with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
+    print(len(list(loader)), "batches")
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_worker_does_not_import_the_script_which_needs_no_guard(
+    synthetic_folder: Path, tmp_path: Path, method: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(data=str(synthetic_folder), method=method))
+    lines = succeeded(python(script, env=REAL_WORKERS)).splitlines()
+    assert lines.count("the script is imported") == 1
+    assert lines[-1].endswith(" batches")
+
+
 PROBE = """
 import json, multiprocessing, os, sys
 import numpy as np
