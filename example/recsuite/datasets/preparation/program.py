@@ -19,9 +19,8 @@ LIBRARY = Path(__file__).resolve().parents[2]
 MAKERS = (
     "datasets/columns.py",
     "datasets/metrics.py",
-    "datasets/movielens/formats.py",
-    "datasets/movielens/parsing",
     "datasets/movielens/schema.py",
+    "datasets/movielens/source.py",
     "datasets/preparation",
     "datasets/schema.py",
     "datasets/source.py",

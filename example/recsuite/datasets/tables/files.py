@@ -285,5 +285,5 @@ def _file(path: str, folder: str, files: Files, role: str = "") -> File:
         tuple((match[1], unquote(match[2])) for match in matches),
         files.encoding,
         files.delimiter or "\t" * bool({".tsv", ".tab"} & set(ends)),
-        files.columns if role == EVENTS else (),
+        {EVENTS: files.columns, USERS: files.user_columns, ITEMS: files.item_columns}.get(role, ()),
     )

@@ -49,7 +49,8 @@ class Delimited(Source):
         text = TextFile(file)
         head = text.head.decode("utf-8", "ignore")
         self._mark = file.delimiter or _sniffed(head)
-        if self._mark not in (",", file.delimiter):
+        # Names of all its columns leave no doubt of what is between them.
+        if self._mark not in (",", file.delimiter) and not file.columns:
             self.notes.append(f"{file} has {NAMES[self._mark]} between its columns")
         # Each batch costs time for each column.
         text.is_wide = head.partition("\n")[0].count(self._mark) > WIDE
