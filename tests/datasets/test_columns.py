@@ -21,7 +21,7 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns, MappedColumn
-from recsuite.datasets.movielens import formats
+from recsuite.datasets.movielens import source as movielens
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation import cache
@@ -95,7 +95,7 @@ def test_columns_are_made_once_and_remade_when_a_source_changes(
         file.write(f"1::{(folder / 'movies.dat').read_bytes().split(b'::')[0].decode()}::5::1046390399\n")
     assert len(column(open_columns(config), "rating")) == 20_001
     assert len(made) == 2
-    monkeypatch.setattr(formats, "SCHEMA", dataclasses.replace(SCHEMA, features=SCHEMA.features[:-1]))
+    monkeypatch.setattr(movielens, "SCHEMA", dataclasses.replace(SCHEMA, features=SCHEMA.features[:-1]))
     assert "genres" not in [table.name for table in open_columns(config).tables]
     monkeypatch.setattr(cache, "digest_of_program", lambda: "0" * 12)
     open_columns(config)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.movielens import formats as movielens
+from recsuite.datasets.movielens import source as movielens
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.tools.doctor import examined
 from recsuite.tools.examination import data as data_checks

@@ -1,7 +1,7 @@
 """The families of data sets that the program reads, and the one that the configuration names.
 
-A family offers `locate` and `look`, which give a `tables.source.Source`: its schema, its files and how they are
-read. Nothing outside of `datasets` knows which one it is.
+A family offers `locate` and `look`, which give a `tables.source.Source`: its schema, its files and how they
+are read. Nothing outside of `datasets` knows which one it is.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ __all__ = ["DATA_DEADLINE", "NUM_EVENTS"]
 
 # Waiting for another launch, a download, waiting for its columns, and parsing, one after the other.
 PREPARATION_DEADLINE = 4 * DATA_DEADLINE
-# The files of sets of a known form that have their ratings.
-RATINGS_FILES = [files.events for files in EDITIONS.values()]
 # That of checkpoints which do not bring one: they are older than any other family.
 FIRST_SCHEMA = SCHEMA
 
@@ -63,7 +61,7 @@ def _refuse_near_known(path: str) -> None:
         return
     given = Path(path).absolute()
     with explained(f"--data_path {path} cannot be looked at"):
-        near = [given.parent] if given.name in RATINGS_FILES else []
+        near = [given.parent] if given.name in {files.events for files in EDITIONS.values()} else []
         near += sorted(given.iterdir()) if given.is_dir() else []
         known = next((each for each in near if each.is_dir() and is_known(each)), None)
     if known is not None:

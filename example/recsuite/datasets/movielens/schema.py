@@ -6,6 +6,7 @@ this file, if the files have its column. The reader of tables reads them. Import
 
 from __future__ import annotations
 
+from dataclasses import replace
 from os.path import isfile
 from pathlib import Path
 
@@ -23,30 +24,29 @@ GENRES = [
     *("Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War"),
     "Western",
 ]
-# The files of each group of editions, and their columns. Those of the last group also stand in a first line.
+# The files of each edition, and their columns. No delimiter means that it is found.
+OF_1M = Files(
+    *("ratings.dat", "users.dat", "movies.dat"),
+    delimiter="::",
+    columns=("user_id", "movie_id", "rating", "timestamp"),
+    user_columns=("user_id", "gender", "age", "occupation", "postal_code"),
+    item_columns=("movie_id", "title", "genres"),
+    whole=("user_id", "movie_id", "age"),
+)
+OF_100K = Files(
+    *("u.data", "u.user", "u.item"),
+    columns=OF_1M.columns,
+    user_columns=("user_id", "age", "gender", "occupation", "postal_code"),
+    item_columns=("movie_id", "title", "released", "video_released", "address", *GENRES),
+    whole=OF_1M.whole,
+)
+OF_20M = replace(OF_1M, events="ratings.csv", users="", items="movies.csv", delimiter=",", user_columns=())
+# The first line of the ratings of those, by which their folder is told from others.
+HEADER = b"userId,movieId,rating,timestamp"
 EDITIONS = {
-    ("ml-100k",): Files(
-        *("u.data", "u.user", "u.item"),
-        columns=("user_id", "movie_id", "rating", "timestamp"),
-        user_columns=("user_id", "age", "gender", "occupation", "postal_code"),
-        item_columns=("movie_id", "title", "released", "video_released", "address", *GENRES),
-        whole=("user_id", "movie_id", "age"),
-    ),
-    ("ml-1m", "ml-10m", "synthetic"): Files(
-        *("ratings.dat", "users.dat", "movies.dat"),
-        delimiter="::",
-        columns=("user_id", "movie_id", "rating", "timestamp"),
-        user_columns=("user_id", "gender", "age", "occupation", "postal_code"),
-        item_columns=("movie_id", "title", "genres"),
-        whole=("user_id", "movie_id", "age"),
-    ),
-    ("ml-20m", "ml-25m", "ml-32m", "ml-latest-small", "ml-latest"): Files(
-        *("ratings.csv", "", "movies.csv"),
-        delimiter=",",
-        columns=("userId", "movieId", "rating", "timestamp"),
-        item_columns=("movieId", "title", "genres"),
-        whole=("userId", "movieId"),
-    ),
+    "ml-100k": OF_100K,
+    **dict.fromkeys(("ml-1m", "ml-10m", "synthetic"), OF_1M),
+    **dict.fromkeys(("ml-20m", "ml-25m", "ml-32m", "ml-latest-small", "ml-latest"), OF_20M),
 }
 # As GroupLens states them; ml-latest grows and is not checked.
 NUM_RATINGS = {
@@ -60,21 +60,23 @@ NUM_RATINGS = {
 
 
 def files_in(folder: Path) -> Files | None:
-    """The files of the editions of which the ratings lie in a folder."""
-    # That of pathlib raises where a folder forbids to look, or a name is too long.
-    return next((files for files in EDITIONS.values() if isfile(folder / files.events)), None)
+    """The files of an edition, if some of them lie in a folder."""
+    for files in EDITIONS.values():
+        # What is left of a set is refused by the name of what is missing. Others may have a movies.csv.
+        names = (files.events, files.items) if files != OF_20M else (files.events,)
+        # That of pathlib raises where a folder forbids to look, or a name is too long.
+        if any(isfile(folder / name) for name in names):
+            return files
+    return None
 
 
 def is_known(folder: Path) -> bool:
     """True for a folder with MovieLens files; others may have a ratings.csv too."""
     files = files_in(folder)
-    if files is None:
-        # What is left of a set is refused by the name of what is missing.
-        return any(isfile(folder / each.items) for each in EDITIONS.values() if each.delimiter != ",")
-    if files.delimiter != "," or isfile(folder / files.items):
-        return True
+    if files != OF_20M or isfile(folder / files.items):
+        return files is not None
     with (
         explained(f"{folder} cannot be read", "give another --data_path"),
         (folder / files.events).open("rb") as file,
     ):
-        return ",".join(files.columns).encode() in file.readline(1024)
+        return HEADER in file.readline(1024)

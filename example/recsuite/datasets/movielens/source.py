@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -46,27 +47,21 @@ class MovieLens(Source):
     def read(self) -> RawData:
         """See `Source`."""
         tables = dataclasses.replace(self.tables, items=tuple(map(_decoded, self.tables.items)))
-        raw, read_as = read_tables(tables, self.table_schema, self.config), self.table_schema
-        names = {read_as.user.column: TABLES.user.column, read_as.item.column: TABLES.item.column}
-        users, items = (frame.rename(columns=names) for frame in (raw.users, raw.items))
+        raw = read_tables(tables, self.table_schema, self.config)
+        users, items = raw.users, raw.items
         if "occupation" in users:
             # Of ml-1m they are numbers, which stand for texts as those of ml-100k do.
             users["occupation"] = users["occupation"].map(str, na_action="ignore")
         if "genres" not in items:
-            marks = items[list(GENRES)].astype(str).to_numpy() == "1"
-            items["genres"] = [
-                [name for name, mark in zip(GENRES, row, strict=True) if mark] for row in marks
-            ]
+            marks = items[GENRES].astype(str).to_numpy() == "1"
+            items = items.drop(columns=GENRES).assign(genres=[[*compress(GENRES, row)] for row in marks])
         items["genres"] = [[name for name in names if name not in NO_GENRE] for names in items["genres"]]
-        years = [YEAR.search(title) for title in items["title"]]
-        items["year"] = [int(year[1]) if year else None for year in years]
-        official_test = None
+        items["year"] = [int(year[1]) if (year := YEAR.search(title)) else None for title in items["title"]]
+        raw.items = items
         if self.config.split in OFFICIAL_SPLITS:
-            official_test = np.arange(len(raw.events.label)) >= next(iter(raw.events_per_file.values()))
-        oracle, ranks = (self._oracle(name, raw) for name in ORACLES)
-        return dataclasses.replace(
-            raw, users=users, items=items, official_test=official_test, oracle=oracle, oracle_ranks=ranks
-        )
+            raw.official_test = np.arange(len(raw.events.label)) >= next(iter(raw.events_per_file.values()))
+        raw.oracle, raw.oracle_ranks = (self._oracle(name, raw) for name in ORACLES)
+        return raw
 
     def _oracle(self, name: str, raw: RawData) -> np.ndarray | None:
         """What lies beside synthetic ratings, float32, one a rating; None where that is not there."""
@@ -97,52 +92,42 @@ def locate(config: DataConfig, seed: int) -> MovieLens:
     Raises:
         UserError: when there is nothing to read, or it cannot be had.
     """
-    dataset, folder, files = _look(config, seed)
-    if files is None:
+    dataset = _dataset(config)
+    folder, found = look(config, seed)
+    if found is None:
         _obtain(dataset, folder, config, seed)
-        files = files_in(folder)
+        folder, found = look(config, seed)
     # A named set may have been asked for with the folder of another one.
-    if files is None or (dataset and files != _files_of(dataset)):
+    if found is None or (dataset and files_in(folder) != EDITIONS[dataset]):
         raise UserError(
-            f"{folder} does not hold {dataset} but {files.events if files else 'other files'}; "
+            f"{folder} does not hold {dataset} but {found.files[0].name if found else 'other files'}; "
             "give another --data_path, or leave --dataset out to read what lies there."
         )
     if dataset == "synthetic":
         from recsuite.datasets.movielens.synthetic import check_synthetic
 
         check_synthetic(folder, config.synthetic_ratings, seed, config.world)
-    return _source(folder, files, config)
+    return found
 
 
 def look(config: DataConfig, seed: int) -> tuple[Path, MovieLens | None]:
     """The folder of the configured set, and the set if its files lie there now; obtains nothing.
 
     Raises:
-        UserError: when there is nothing to read, and no set to obtain was named.
+        UserError: when a file of it is missing there.
     """
-    _, folder, files = _look(config, seed)
+    dataset = name = _dataset(config)
+    if dataset == "synthetic":
+        name = f"synthetic-{config.synthetic_ratings}-seed{seed}"
+    name += "" if config.is_default("world") else f"-{config.world}"
+    # A folder such as "." has no name until then.
+    folder = (Path(config.data_path) if config.data_path else DATA_ROOT / name).absolute()
+    files = files_in(folder)
     return folder, None if files is None else _source(folder, files, config)
 
 
-def _look(config: DataConfig, seed: int) -> tuple[str, Path, Files | None]:
-    dataset = "synthetic" if config.is_synthetic else config.dataset
-    name = f"synthetic-{config.synthetic_ratings}-seed{seed}" if dataset == "synthetic" else dataset
-    name += "" if config.is_default("world") else f"-{config.world}"
-    folder = Path(config.data_path) if config.data_path else DATA_ROOT / name
-    # A folder such as "." has no name until then.
-    folder = folder.absolute()
-    files = files_in(folder)
-    if files is None and not dataset:
-        names = ", ".join(files.events for files in EDITIONS.values())
-        raise UserError(
-            f"--data_path {folder} holds no MovieLens ratings ({names}); give the folder of the unpacked "
-            "files, or --dataset NAME to download a set there."
-        )
-    return dataset, folder, files
-
-
-def _files_of(dataset: str) -> Files:
-    return next(files for names, files in EDITIONS.items() if dataset in names)
+def _dataset(config: DataConfig) -> str:
+    return "synthetic" if config.is_synthetic else config.dataset
 
 
 def _source(folder: Path, files: Files, config: DataConfig) -> MovieLens:
@@ -152,25 +137,12 @@ def _source(folder: Path, files: Files, config: DataConfig) -> MovieLens:
         files = dataclasses.replace(files, users="", user_columns=())
     if config.split in OFFICIAL_SPLITS:
         files = dataclasses.replace(files, events=f"{config.split}.base, {config.split}.test")
-    for name in (*files.events.split(", "), files.items):
-        if not (folder / name).is_file():
-            raise UserError(
-                f"{folder / name} is not there; place the unpacked MovieLens files in {folder}, or give "
-                "another --data_path."
-            )
     # A byte of the ratings that is not ASCII is then in a bad row, as what else is wrong with one.
     tables = find_tables(folder, dataclasses.replace(files, encoding="latin-1"))
     known = {*files.user_columns, *files.item_columns}
-    schema = dataclasses.replace(
-        TABLES,
-        files=files,
-        user=dataclasses.replace(TABLES.user, column=files.columns[0]),
-        item=dataclasses.replace(TABLES.item, column=files.columns[1]),
-        features={
-            **{name: feature for name, feature in TABLES.features.items() if feature.column in known},
-            **{name: FeatureColumn(ITEM, name, CATEGORY) for name in GENRES if name in known},
-        },
-    )
+    features = {name: feature for name, feature in TABLES.features.items() if feature.column in known}
+    features |= {name: FeatureColumn(ITEM, name, CATEGORY) for name in GENRES if name in known}
+    schema = dataclasses.replace(TABLES, files=files, features=features)
     return MovieLens(folder, tables, schema, config, SCHEMA)
 
 

@@ -171,7 +171,10 @@ def _named(folder: str, pattern: str, role: str) -> list[str]:
     else:
         found = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
     if not found:
-        raise UserError(f"{_shown(path)} is not there, and {FILENAME} names it as {role} under [files].")
+        raise UserError(
+            f"{_shown(path)} is not there, and is to hold the {role}; put it there, or name another under "
+            f"[files] in {FILENAME}."
+        )
     return found
 
 

@@ -106,18 +106,15 @@ def locate(config: DataConfig, root: Path) -> Source:
         lock = written.with_name(f".{written.name}.lock")
         with explained(f"{printable(written)} cannot be written"):
             written.parent.mkdir(parents=True, exist_ok=True)
-        # Several launches may start at once.
-        with (
-            explained(f"{printable(written)} cannot be written"),
-            locked(lock, f"writing {written}", SCHEMA_DEADLINE),
-        ):
-            try:
-                if not _is_complete(written):
-                    propose(path).show()
-            finally:
-                # Nothing of ours stays beside the tables but the schema. Whoever takes a new lock meanwhile
-                # writes the same schema, in one rename.
-                lock.unlink(missing_ok=True)
+            # Several launches may start at once.
+            with locked(lock, f"writing {written}", SCHEMA_DEADLINE):
+                try:
+                    if not _is_complete(written):
+                        propose(path).show()
+                finally:
+                    # Nothing of ours stays beside the tables but the schema. Whoever takes a new lock
+                    # meanwhile writes the same schema, in one rename.
+                    lock.unlink(missing_ok=True)
     found = look(config, root)
     assert found is not None
     validate(found.table_schema, columns_of(found.tables), written)

@@ -222,11 +222,9 @@ def numbers(column: pyarrow.Array, name: str) -> Parsed:
             found, is_bad = cast(texts, pyarrow.float64(), DECIMAL)
             faults[is_bad] = NO_NUMBER
     elif types.is_integer(column.type) or types.is_floating(column.type) or types.is_boolean(column.type):
-        found = (
-            column.cast(pyarrow.float64(), safe=False)
-            if not types.is_boolean(column.type)
-            else (column.cast(pyarrow.int8()).cast(pyarrow.float64()))
-        )
+        # Arrow has no way from truths to floats.
+        found = column.cast(pyarrow.int8()) if types.is_boolean(column.type) else column
+        found = found.cast(pyarrow.float64(), safe=False)
     else:
         raise UserError(f"The column {name!r} holds values of the type {column.type}, and no numbers.")
     values = pc.fill_null(found, float("nan")).to_numpy(zero_copy_only=False)

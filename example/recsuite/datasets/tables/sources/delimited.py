@@ -59,16 +59,17 @@ class Delimited(Source):
         rows = _rows(head, self._mark)
         first = next(rows, [])
         if not any(first):
-            raise UserError(f"{file} has no first line with the names of its columns; add one.")
-        self._has_header = not file.columns or first == [*file.columns]
-        names = [*(file.columns or first)]
-        if len(names) != len(first):
+            what = "rows" if file.columns else "first line with the names of its columns"
+            raise UserError(f"{file} has no {what}; add {'some' if file.columns else 'one'}.")
+        self._has_header = not file.columns or _letters(first) == _letters(file.columns)
+        names, second = [*(file.columns or first)], next(rows, [])
+        # A first row that differs from the second as well is a bad one.
+        if len(names) not in (len(first), len(second)):
             raise UserError(
                 f"columns under [files] of schema.toml must name each of the {len(first)} columns of {file}, "
                 f"and names {len(names)}; if that is another table than the events, write events = "
                 f'"FILE" there too. Line 1 is {printable(self._mark.join(first)[:SHOWN])!r}.'
             )
-        second = next(rows, [])
         # Of a header alone Arrow says that it is no table.
         self._has_rows = bool(second) or not self._has_header
         if not file.columns and _is_data(first, second):
@@ -141,7 +142,7 @@ class Delimited(Source):
         # Their lines are looked up when one is named.
         self._invalid.append(row.number)
         number = self._line_of(row.number) if not self.bad else row.number
-        self.bad.append(BadRow(number, row.text[:200], reason))
+        self.bad.append(BadRow(number, row.text[:200].replace(self._delimiter, self._mark), reason))
         return "skip"
 
     def number_of(self, batch: Batch, place: int) -> int:
@@ -280,6 +281,11 @@ def _sniffed(head: str) -> str:
         counts = [len(row) for row in _rows(head, mark)] or [0]
         found[mark] = (counts.count(counts[0]) >= LEAST_ALIKE * len(counts) and counts[0] > 1, counts[0])
     return max(found, key=lambda mark: found[mark])
+
+
+def _letters(names: Sequence[str]) -> list[str]:
+    """Names as they are the same to a reader: user_id and userId."""
+    return [re.sub(r"[\W_]", "", name).lower() for name in names]
 
 
 def _is_data(first: list[str], second: list[str]) -> bool:
