@@ -155,7 +155,7 @@ def edited(library: Path, name: str, change: Callable[[str], str]) -> Path:
     [
         ("datasets/preparation/baselines.py", "DAMPING = 5.0", "DAMPING = 6.0"),
         ("datasets/metrics.py", "errors = predictions[part]", "errors = 2 * predictions[part]"),
-        ("datasets/movielens/parsing/entities.py", "OLDEST = 150", "OLDEST = 151"),
+        ("datasets/movielens/schema.py", '"Western"', '"western"'),
         ("datasets/tables/schema_file.py", "feature.kind == LIST", "feature.kind == CATEGORY"),
     ],
 )

@@ -75,8 +75,5 @@ def is_known(folder: Path) -> bool:
     files = files_in(folder)
     if files != OF_20M or isfile(folder / files.items):
         return files is not None
-    with (
-        explained(f"{folder} cannot be read", "give another --data_path"),
-        (folder / files.events).open("rb") as file,
-    ):
+    with explained(f"{folder} cannot be read"), (folder / files.events).open("rb") as file:
         return HEADER in file.readline(1024)

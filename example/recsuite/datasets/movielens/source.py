@@ -19,7 +19,7 @@ from recsuite.datasets.movielens.schema import DATA_DEADLINE, EDITIONS, GENRES, 
 from recsuite.datasets.schema import ITEM, RawData
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.reading import read_tables
-from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn, Files
+from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn
 from recsuite.datasets.tables.source import Source, TableFile
 from recsuite.datasets.tables.sources.file import File
 from recsuite.datasets.tables.sources.text import TextFile
@@ -40,9 +40,9 @@ class MovieLens(Source):
     @property
     def files(self) -> list[TableFile]:
         """See `Source`."""
-        oracles = [path for name in ORACLES if (path := self.folder / name).is_file()]
-        found = [TableFile(File(str(path), "npy", size=path.stat().st_size), path.name) for path in oracles]
-        return [*super().files, *found]
+        found = [path for name in ORACLES if (path := self.folder / name).is_file()]
+        oracles = (File(str(path), "npy", size=path.stat().st_size) for path in found)
+        return [*super().files, *(TableFile(file, Path(file.path).name) for file in oracles)]
 
     def read(self) -> RawData:
         """See `Source`."""
@@ -92,7 +92,7 @@ def locate(config: DataConfig, seed: int) -> MovieLens:
     Raises:
         UserError: when there is nothing to read, or it cannot be had.
     """
-    dataset = _dataset(config)
+    dataset = "synthetic" if config.is_synthetic else config.dataset
     folder, found = look(config, seed)
     if found is None:
         _obtain(dataset, folder, config, seed)
@@ -116,22 +116,14 @@ def look(config: DataConfig, seed: int) -> tuple[Path, MovieLens | None]:
     Raises:
         UserError: when a file of it is missing there.
     """
-    dataset = name = _dataset(config)
-    if dataset == "synthetic":
-        name = f"synthetic-{config.synthetic_ratings}-seed{seed}"
+    drawn = f"synthetic-{config.synthetic_ratings}-seed{seed}"
+    name = drawn if config.is_synthetic else config.dataset
     name += "" if config.is_default("world") else f"-{config.world}"
     # A folder such as "." has no name until then.
     folder = (Path(config.data_path) if config.data_path else DATA_ROOT / name).absolute()
     files = files_in(folder)
-    return folder, None if files is None else _source(folder, files, config)
-
-
-def _dataset(config: DataConfig) -> str:
-    return "synthetic" if config.is_synthetic else config.dataset
-
-
-def _source(folder: Path, files: Files, config: DataConfig) -> MovieLens:
-    """The set in a folder, read as the files that are there allow."""
+    if files is None:
+        return folder, None
     # ml-10m and the later sets have no file of users.
     if not (folder / files.users).is_file():
         files = dataclasses.replace(files, users="", user_columns=())
@@ -143,18 +135,16 @@ def _source(folder: Path, files: Files, config: DataConfig) -> MovieLens:
     features = {name: feature for name, feature in TABLES.features.items() if feature.column in known}
     features |= {name: FeatureColumn(ITEM, name, CATEGORY) for name in GENRES if name in known}
     schema = dataclasses.replace(TABLES, files=files, features=features)
-    return MovieLens(folder, tables, schema, config, SCHEMA)
+    return folder, MovieLens(folder, tables, schema, config, SCHEMA)
 
 
 def _decoded(file: File) -> File:
     """A file of ISO-8859-1, as of ml-1m and ml-100k, or UTF-8, which accents of the former never are."""
     decoded = dataclasses.replace(file, encoding="utf-8")
-    try:
-        with contextlib.closing(TextFile(decoded)) as text:
-            text.read()
-    except UserError:
-        return file
-    return decoded
+    with contextlib.suppress(UserError), contextlib.closing(TextFile(decoded)) as text:
+        text.read()
+        return decoded
+    return file
 
 
 def _obtain(dataset: str, folder: Path, config: DataConfig, seed: int) -> None:

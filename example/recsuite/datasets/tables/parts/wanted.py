@@ -28,6 +28,7 @@ from recsuite.datasets.tables.values import (
     numbers,
     plain,
     weights,
+    wholes,
 )
 from recsuite.errors import UserError
 
@@ -82,7 +83,7 @@ class Wanted:
         if self.kind == LIST:
             return lists(column, self.column, self.form)
         if self.form == WHOLE:
-            return ids(column, self.column, is_whole=True)
+            return wholes(column, self.column)
         return {ID: ids, WEIGHT: weights, NUMBER: numbers}.get(self.kind, categories)(column, self.column)
 
     def reason(self, fault: int, column: pyarrow.Array) -> str:

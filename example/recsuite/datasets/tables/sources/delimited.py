@@ -59,8 +59,8 @@ class Delimited(Source):
         rows = _rows(head, self._mark)
         first = next(rows, [])
         if not any(first):
-            what = "rows" if file.columns else "first line with the names of its columns"
-            raise UserError(f"{file} has no {what}; add {'some' if file.columns else 'one'}.")
+            what = "" if file.columns else " with the names of its columns"
+            raise UserError(f"{file} has no first line{what}; add one.")
         self._has_header = not file.columns or _letters(first) == _letters(file.columns)
         names, second = [*(file.columns or first)], next(rows, [])
         # A first row that differs from the second as well is a bad one.
@@ -309,5 +309,6 @@ def _of_data(file: File, first: list[str], mark: str) -> str:
     return (
         f"Line 1 of {file} looks like data, not like the names of columns: "
         f"{printable(mark.join(first)[:SHOWN])!r}. Write the names of its {len(first)} columns in their "
-        f"order under [files] of schema.toml, such as columns = {json.dumps(names)}; or add a line of names."
+        f"order under [files] of schema.toml, such as columns = {json.dumps(names)} (user_columns and "
+        "item_columns of other tables); or add a line of names."
     )
