@@ -63,9 +63,8 @@ def files_in(folder: Path) -> Files | None:
     """The files of an edition, if some of them lie in a folder."""
     for files in EDITIONS.values():
         # What is left of a set is refused by the name of what is missing. Others may have a movies.csv.
-        names = (files.events, files.items) if files != OF_20M else (files.events,)
-        # That of pathlib raises where a folder forbids to look, or a name is too long.
-        if any(isfile(folder / name) for name in names):
+        # The isfile of pathlib raises where a folder forbids to look, or a name is too long.
+        if isfile(folder / files.events) or (files != OF_20M and isfile(folder / files.items)):
             return files
     return None
 

@@ -48,16 +48,16 @@ class MovieLens(Source):
         """See `Source`."""
         tables = dataclasses.replace(self.tables, items=tuple(map(_decoded, self.tables.items)))
         raw = read_tables(tables, self.table_schema, self.config)
-        users, items = raw.users, raw.items
-        if "occupation" in users:
+        items = raw.items
+        if "occupation" in raw.users:
             # Of ml-1m they are numbers, which stand for texts as those of ml-100k do.
-            users["occupation"] = users["occupation"].map(str, na_action="ignore")
+            raw.users["occupation"] = raw.users["occupation"].map(str, na_action="ignore")
         if "genres" not in items:
             marks = items[GENRES].astype(str).to_numpy() == "1"
-            items = items.drop(columns=GENRES).assign(genres=[[*compress(GENRES, row)] for row in marks])
+            items["genres"] = [[*compress(GENRES, row)] for row in marks]
         items["genres"] = [[name for name in names if name not in NO_GENRE] for names in items["genres"]]
         items["year"] = [int(year[1]) if (year := YEAR.search(title)) else None for title in items["title"]]
-        raw.items = items
+        raw.items = items.drop(columns=GENRES, errors="ignore")
         if self.config.split in OFFICIAL_SPLITS:
             raw.official_test = np.arange(len(raw.events.label)) >= next(iter(raw.events_per_file.values()))
         raw.oracle, raw.oracle_ranks = (self._oracle(name, raw) for name in ORACLES)
@@ -116,8 +116,7 @@ def look(config: DataConfig, seed: int) -> tuple[Path, MovieLens | None]:
     Raises:
         UserError: when a file of it is missing there.
     """
-    drawn = f"synthetic-{config.synthetic_ratings}-seed{seed}"
-    name = drawn if config.is_synthetic else config.dataset
+    name = f"synthetic-{config.synthetic_ratings}-seed{seed}" if config.is_synthetic else config.dataset
     name += "" if config.is_default("world") else f"-{config.world}"
     # A folder such as "." has no name until then.
     folder = (Path(config.data_path) if config.data_path else DATA_ROOT / name).absolute()
