@@ -28,7 +28,7 @@ from typing import Any
 from environment import DOCS, EXAMPLE, describe, finish, make_parser
 from figures import bar, origin, table
 
-from recsuite.datasets.movielens.parsing.reader import LAYOUTS
+from recsuite.datasets.movielens.schema import OF_20M, files_in
 
 PAGE = DOCS / "dynamic.md"
 MARKS = ("<!-- online quality -->", "<!-- end of online quality -->")
@@ -120,10 +120,11 @@ class Lines:
     """The ratings of a folder, line by line in the order of time."""
 
     def __init__(self, folder: Path) -> None:
-        layout = next(layout for layout in LAYOUTS if (folder / layout.ratings).is_file())
-        self.folder, self.name = folder, layout.ratings
-        lines = (folder / layout.ratings).read_bytes().splitlines(keepends=True)
-        self.head, rows = (lines[:1], lines[1:]) if layout.header else ([], lines)
+        files = files_in(folder)
+        assert files is not None
+        self.folder, self.name = folder, files.events
+        lines = (folder / files.events).read_bytes().splitlines(keepends=True)
+        self.head, rows = (lines[:1], lines[1:]) if files == OF_20M else ([], lines)
         # The time stands last in all forms.
         self.rows = sorted(
             rows, key=lambda row: int(row.replace(b":", b",").replace(b"\t", b",").split(b",")[-1])

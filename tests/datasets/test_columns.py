@@ -21,7 +21,7 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns, MappedColumn
-from recsuite.datasets.movielens import formats
+from recsuite.datasets.movielens import source as movielens
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation import cache
@@ -95,7 +95,7 @@ def test_columns_are_made_once_and_remade_when_a_source_changes(
         file.write(f"1::{(folder / 'movies.dat').read_bytes().split(b'::')[0].decode()}::5::1046390399\n")
     assert len(column(open_columns(config), "rating")) == 20_001
     assert len(made) == 2
-    monkeypatch.setattr(formats, "SCHEMA", dataclasses.replace(SCHEMA, features=SCHEMA.features[:-1]))
+    monkeypatch.setattr(movielens, "SCHEMA", dataclasses.replace(SCHEMA, features=SCHEMA.features[:-1]))
     assert "genres" not in [table.name for table in open_columns(config).tables]
     monkeypatch.setattr(cache, "VERSION", 0)
     open_columns(config)
@@ -120,11 +120,12 @@ def test_a_failure_while_writing_leaves_nothing_and_the_next_call_succeeds(
         patch.setattr(os, "posix_fallocate", full_disk)
         with pytest.raises(UserError, match=r"cannot be stored in .*No space left on device.*--cache_dir"):
             open_columns(config)
-    assert [path.name for path in (folder / ".columns").iterdir() if path.is_dir()] == []
+    # What was read of each file stays.
+    assert [path.name for path in (folder / ".columns").iterdir() if path.is_dir()] == ["parts"]
     # What a killed process left is swept away by the next.
     (folder / ".columns" / ".making-1").mkdir()
     open_columns(config)
-    assert len([path for path in (folder / ".columns").iterdir() if path.is_dir()]) == 1
+    assert len([path for path in (folder / ".columns").iterdir() if path.is_dir()]) == 2
 
 
 def test_what_others_make_in_a_cache_dir_stays(folder: Path, tmp_path: Path) -> None:
@@ -349,7 +350,7 @@ def test_files_that_change_while_they_are_read_leave_no_columns(
     monkeypatch.setattr("recsuite.datasets.preparation.cache.read", changing_read)
     with pytest.raises(UserError, match="changed while they were read; start again"):
         open_columns(Config.of(data_path=str(folder)))
-    assert [path.name for path in (folder / ".columns").iterdir()] == [".lock"]
+    assert sorted(path.name for path in (folder / ".columns").iterdir()) == [".lock", "parts"]
 
 
 def test_who_uses_columns_while_they_are_made_again_finds_every_file_as_it_was(folder: Path) -> None:
@@ -433,7 +434,7 @@ def test_two_launches_at_once_share_one_set_of_columns(folder: Path) -> None:
         process.join(timeout=150)
         assert process.exitcode == 0
     assert len(found) == 1
-    assert len([path for path in (folder / ".columns").iterdir() if path.is_dir()]) == 1
+    assert len([*(folder / ".columns").glob("time-*")]) == 1
 
 
 def test_a_fraction_that_leaves_nothing_is_refused(tmp_path: Path) -> None:

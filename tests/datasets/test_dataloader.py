@@ -166,7 +166,7 @@ def test_features_may_stand_in_any_order(
     # Lists, and the features of movies, before all others; batches keep features with one value in front.
     table = (SCHEMA.features[6], *SCHEMA.features[4:6], *SCHEMA.features[:4])
     monkeypatch.setattr(
-        "recsuite.datasets.movielens.formats.SCHEMA", dataclasses.replace(SCHEMA, features=table)
+        "recsuite.datasets.movielens.source.SCHEMA", dataclasses.replace(SCHEMA, features=table)
     )
     other = open_columns(config.replaced(cache_dir=str(tmp_path)))
     names = [table.name for table in other.tables]

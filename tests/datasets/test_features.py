@@ -49,7 +49,7 @@ def schema_of(table: Sequence[Feature]) -> Schema:
 
 
 def opened(config: Config, table: Sequence[Feature], patch: pytest.MonkeyPatch) -> Columns:
-    patch.setattr("recsuite.datasets.movielens.formats.SCHEMA", schema_of(table))
+    patch.setattr("recsuite.datasets.movielens.source.SCHEMA", schema_of(table))
     return open_columns(config)
 
 
@@ -93,7 +93,7 @@ def test_a_training_learns_the_same_for_any_order_of_the_table(
     config = config.replaced(task=task)
     losses, tests = [], []
     for table in TABLES:
-        monkeypatch.setattr("recsuite.datasets.movielens.formats.SCHEMA", schema_of(table))
+        monkeypatch.setattr("recsuite.datasets.movielens.source.SCHEMA", schema_of(table))
         with open_data(config, context) as data:
             run = train(data, config, context)
         losses.append([loss for epoch in run.epochs for loss in epoch.losses])
@@ -114,7 +114,7 @@ def test_the_ranks_of_the_same_weights_are_the_same_for_any_order_of_the_table(
     config = config.replaced(task="ranking")
     ranks = []
     for table in TABLES:
-        monkeypatch.setattr("recsuite.datasets.movielens.formats.SCHEMA", schema_of(table))
+        monkeypatch.setattr("recsuite.datasets.movielens.source.SCHEMA", schema_of(table))
         with open_data(config, context) as data:
             train_state = build_train_state(data.columns, config, context)
             evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
@@ -131,7 +131,7 @@ def test_what_is_recommended_and_known_is_the_same_for_any_order_of_the_table(
 
     pages = []
     for place, table in enumerate(TABLES):
-        monkeypatch.setattr("recsuite.datasets.movielens.formats.SCHEMA", schema_of(table))
+        monkeypatch.setattr("recsuite.datasets.movielens.source.SCHEMA", schema_of(table))
         save_dir = str(tmp_path / str(place))
         train(config.replaced(save_dir=save_dir, dump=True), context)
         model = ServedModel.open(Path(save_dir))

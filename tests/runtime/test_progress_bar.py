@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.movielens.parsing import ratings, reader
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.movielens.worlds import world
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.tables.sources import delimited
 from recsuite.runtime.console import install_tag, remove_tag
 from recsuite.runtime.progress_bar import Stage, shown, stage
 from tests.support.launch import PATIENCE
@@ -114,27 +114,11 @@ def test_drawing_reading_and_columns_are_shown(
 ) -> None:
     # More than one block, of which the first is not yet the last.
     monkeypatch.setattr(world, "USERS_PER_BLOCK", 128)
-    monkeypatch.setattr(ratings, "BLOCK_BYTES", 100_000)
+    monkeypatch.setattr(delimited, "BLOCK_BYTES", 100_000)
     with shown(interval=0.001):
         write_synthetic(tmp_path / "data", 100_000, seed=0)
         open_columns(Config.of(data_path=str(tmp_path / "data")))
     output = capsys.readouterr().out
     assert re.search(r"^drawing .*: [\d,]+ of 100,000 ratings, [\d,]+ ratings/s, about", output, re.M)
-    assert re.search(r"^reading ratings: [\d,]+ of [\d,]+ bytes, [\d,]+ bytes/s, about", output, re.M)
+    assert re.search(r"^reading the tables: [\d,]+ of [\d,]+ bytes, [\d,]+ bytes/s, about", output, re.M)
     assert re.search(r"^making columns: \d+ of 100 percent, [\d.,]+ percent/s, about", output, re.M)
-
-
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 20, 1_000])
-@pytest.mark.parametrize("end", [b"", b"\n"])
-def test_a_file_is_the_same_in_blocks_of_any_size(
-    monkeypatch: pytest.MonkeyPatch, size: int, end: bytes
-) -> None:
-    layout = next(layout for layout in reader.LAYOUTS if layout.separator == ",")
-    content = b"1,2,3.5,4\n10,20,4,40\r\n5,6,0.5,7" + end
-    monkeypatch.setattr(ratings, "BLOCK_BYTES", size)
-    columns, reason = ratings._parse_ratings(content, layout)
-    assert reason == ""
-    assert columns is not None
-    assert [column.tolist() for column in columns] == [[1, 10, 5], [2, 20, 6], [3.5, 4, 0.5], [4, 40, 7]]
-    assert ratings._parse_ratings(b"", layout)[0] is None
-    assert ratings._parse_ratings(content + b"\n1,2,x,4\n", layout)[0] is None

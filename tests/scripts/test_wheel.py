@@ -61,7 +61,7 @@ def test_the_wheel_holds_every_file_of_the_library_and_nothing_else(wheel: Path)
     with zipfile.ZipFile(wheel) as held:
         names = {name for name in held.namelist() if ".dist-info/" not in name}
     assert names == wanted
-    assert "recsuite/datasets/movielens/schema.toml" in names
+    assert {"recsuite/datasets/movielens/schema.toml", "recsuite/datasets/movielens/worlds/world.py"} <= names
 
 
 def test_the_library_of_the_wheel_works_and_keeps_its_data_below_the_working_directory(

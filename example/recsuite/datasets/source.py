@@ -1,88 +1,36 @@
 """The families of data sets that the program reads, and the one that the configuration names.
 
-A family offers a `Source`: its schema, its files and how they are read. Nothing outside of `datasets` knows
-which one it is.
+A family offers `locate` and `look`, which give a `tables.source.Source`: its schema, its files and how they
+are read. Nothing outside of `datasets` knows which one it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import dataclasses
 from pathlib import Path
-from typing import IO, Protocol
+from typing import TYPE_CHECKING
 
 from recsuite.checkout import DATA_ROOT
 from recsuite.config.sections.data import DataConfig
 from recsuite.config.sections.tables import TablesConfig
-from recsuite.datasets.movielens import formats as movielens
-from recsuite.datasets.movielens.formats import DATA_DEADLINE, PREPARATION_DEADLINE
-from recsuite.datasets.movielens.formats import NUM_RATINGS as NUM_EVENTS
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens.schema import DATA_DEADLINE, EDITIONS, SCHEMA, is_known
+from recsuite.datasets.movielens.schema import NUM_RATINGS as NUM_EVENTS
 from recsuite.datasets.preparation.duplicates import settle
-from recsuite.datasets.schema import RawData, Schema
+from recsuite.datasets.schema import RawData
 from recsuite.datasets.tables.derived import add_user_days, with_user_day
 from recsuite.errors import UserError
 from recsuite.files import explained
 
-__all__ = ["DATA_DEADLINE", "NUM_EVENTS", "PREPARATION_DEADLINE"]
+# For types alone: a rank that only trains would hold Arrow for it.
+if TYPE_CHECKING:
+    from recsuite.datasets.tables.source import Source
 
-# The files of sets of a known form that have their ratings.
-RATINGS_FILES = [layout.ratings for layout in movielens.LAYOUTS]
+__all__ = ["DATA_DEADLINE", "NUM_EVENTS"]
+
+# Waiting for another launch, a download, waiting for its columns, and parsing, one after the other.
+PREPARATION_DEADLINE = 4 * DATA_DEADLINE
 # That of checkpoints which do not bring one: they are older than any other family.
 FIRST_SCHEMA = SCHEMA
-
-
-class SourceFile(Protocol):
-    """A file that columns are made from."""
-
-    @property
-    def name(self) -> str:
-        """What it is called beside the others, the same wherever they lie."""
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-
-    def open(self) -> IO[bytes]:
-        """Its bytes: the size of a file can be had without the right to read it."""
-
-    def digest(self) -> str:
-        """What changes with its content.
-
-        Raises:
-            UserError: when it cannot be read.
-        """
-
-
-class Source(Protocol):
-    """A data set where it lies."""
-
-    @property
-    def folder(self) -> Path:
-        """Where it lies; its columns are stored there."""
-
-    @property
-    def schema(self) -> Schema:
-        """What it tells of its users, items and events."""
-
-    @property
-    def key(self) -> object:
-        """All that its columns depend on beside its files, as JSON can have it."""
-
-    @property
-    def has_times(self) -> bool:
-        """Whether its events have times, by which they can be split."""
-
-    @property
-    def files(self) -> Sequence[SourceFile]:
-        """What `read` reads, those of the files that are there."""
-
-    def read(self) -> RawData:
-        """Read all files, as they are.
-
-        Raises:
-            UserError: when a file is missing, damaged, or has rows that --bad_rows does not accept.
-        """
 
 
 def locate(config: DataConfig, seed: int) -> Source:
@@ -93,6 +41,8 @@ def locate(config: DataConfig, seed: int) -> Source:
         UserError: when there is nothing to read, or it cannot be had.
     """
     if not is_own(config):
+        from recsuite.datasets.movielens import source as movielens
+
         return movielens.locate(config, seed)
     from recsuite.datasets.tables import source as tables
 
@@ -111,9 +61,9 @@ def _refuse_near_known(path: str) -> None:
         return
     given = Path(path).absolute()
     with explained(f"--data_path {path} cannot be looked at"):
-        near = [given.parent] if given.name in RATINGS_FILES else []
+        near = [given.parent] if given.name in {files.events for files in EDITIONS.values()} else []
         near += sorted(given.iterdir()) if given.is_dir() else []
-        known = next((each for each in near if each.is_dir() and movielens.is_known(each)), None)
+        known = next((each for each in near if each.is_dir() and is_known(each)), None)
     if known is not None:
         raise UserError(
             f"--data_path {path} is not the folder of the MovieLens set in {known}; give that folder, or "
@@ -121,47 +71,11 @@ def _refuse_near_known(path: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Changed:
-    """A data set with another schema than its files have, see `Source`."""
-
-    source: Source
-    schema: Schema
-    why: str
-
-    @property
-    def folder(self) -> Path:
-        """See `Source`."""
-        return self.source.folder
-
-    @property
-    def key(self) -> object:
-        """See `Source`."""
-        return [self.source.key, self.why]
-
-    @property
-    def has_times(self) -> bool:
-        """See `Source`."""
-        return self.source.has_times
-
-    @property
-    def files(self) -> Sequence[SourceFile]:
-        """See `Source`."""
-        return self.source.files
-
-    def read(self) -> RawData:
-        """See `Source`."""
-        return self.source.read()
-
-
 def as_wanted(source: Source, tables: TablesConfig, data: DataConfig) -> Source:
     """A data set with the ids and the features that flags ask for."""
-    ids, days = tables.ids, data.days
-    # What asks for what the schema says anyway must not make a second copy of the columns.
-    if ids != "schema" and source.schema != (changed := source.schema.with_ids(ids)):
-        source = _Changed(source, changed, ids)
+    schema = source.schema if tables.ids == "schema" else source.schema.with_ids(tables.ids)
     # After the ids: of a day nobody asks for a row before the training has it, so it needs no dynamic table.
-    return source if days == "none" else _Changed(source, with_user_day(source.schema), days)
+    return dataclasses.replace(source, schema=schema if data.days == "none" else with_user_day(schema))
 
 
 def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
@@ -171,6 +85,8 @@ def look(config: DataConfig, seed: int) -> tuple[Path, Source | None]:
         UserError: when there is nothing to read, and no set to obtain was named.
     """
     if not is_own(config):
+        from recsuite.datasets.movielens import source as movielens
+
         return movielens.look(config, seed)
     from recsuite.datasets.tables import source as tables
 
@@ -183,11 +99,10 @@ def is_own(config: DataConfig) -> bool:
     """Whether --data_path names tables of the user's own, and not files of a known form."""
     if config.dataset or not config.data_path:
         return False
-    # Not the guessing of schemas: a rank that only trains would hold Arrow for it.
     from recsuite.datasets.tables.schema_file import schema_path
 
     # Whoever wrote one for files of a known form wants them read by it.
-    return schema_path(config.data_path).exists() or not movielens.is_known(Path(config.data_path))
+    return schema_path(config.data_path).exists() or not is_known(Path(config.data_path))
 
 
 def read(source: Source, config: DataConfig, folder: Path | None = None) -> RawData:
@@ -196,7 +111,7 @@ def read(source: Source, config: DataConfig, folder: Path | None = None) -> RawD
     folder: for files that are gone at the end; without one memory has all of them.
 
     Raises:
-        UserError: see `Source.read`.
+        UserError: see `tables.source.Source.read`.
     """
     # Here, so that no family of data sets has to remember it.
     how = config.duplicates_of(source.schema.label_kind)

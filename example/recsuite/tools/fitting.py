@@ -237,7 +237,6 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
     from recsuite.checkpoint.session import checkpointing
     from recsuite.datasets.opening import open_data
     from recsuite.datasets.source import locate, read
-    from recsuite.datasets.tables.source import OwnTables
     from recsuite.monitoring.callbacks import observing
     from recsuite.monitoring.report import report_run
     from recsuite.runtime.collectives import raise_on_all
@@ -259,10 +258,6 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
 
         def known() -> tuple[Snapshot, RawData, TableSchema]:
             source = locate(config.data, config.runtime.seed)
-            if not isinstance(source, OwnTables):
-                raise UserError(
-                    f"{source.folder} holds files of a known form; train on them with the command line."
-                )
             snapshot = read_settled(Path(config.checkpoint.save_dir))
             return snapshot, read(source, config.data), source.table_schema
 

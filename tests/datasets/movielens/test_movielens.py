@@ -25,7 +25,6 @@ from recsuite.datasets.tables.schema_file import schema_path
 from recsuite.errors import UserError
 from tests.support.raw_ids import items_of, users_of
 
-GENRES_100K = ["unknown", "Action", "Adventure", "Animation", *(f"Genre{number}" for number in range(4, 19))]
 USERS_1M = "1::F::1::10::48067\n2::M::56::16::70072\n"
 MOVIES_1M = "1::Toy Story (1995)::Animation|Comedy\n2::Mis\u00e9rables, Les: a::b\u00e9 (1998)::Drama\n"
 
@@ -118,7 +117,6 @@ def ml_100k(tmp_path: Path) -> Path:
             "u.data": "1\t1\t5\t10\n2\t2\t3\t20\n1\t2\t1\t30\n",
             "u.item": f"{item}\n{unknown}\n",
             "u.user": "1|24|M|technician|85711\n2|53|F|other|94043\n",
-            "u.genre": "".join(f"{name}|{number}\n" for number, name in enumerate(GENRES_100K)) + "\n",
             "u1.base": "1\t1\t5\t10\n2\t2\t3\t20\n",
             "u1.test": "1\t2\t1\t5\n",
         },
@@ -143,7 +141,7 @@ def test_an_official_split_tests_on_its_own_file(ml_100k: Path) -> None:
 
 
 def test_an_official_split_without_its_files_is_refused_by_name(ml_100k: Path) -> None:
-    assert "ua.base cannot be read (No such file or directory)" in refusal(ml_100k, split="ua")
+    assert f"{ml_100k / 'ua.base'} is not there, and is to hold the events" in refusal(ml_100k, split="ua")
 
 
 def test_windows_line_ends_and_trailing_blank_lines_are_read(ml_1m: Path) -> None:
@@ -158,27 +156,26 @@ def test_windows_line_ends_and_trailing_blank_lines_are_read(ml_1m: Path) -> Non
 
 
 BAD_ROWS = [
-    ("1::1::5", "3 fields instead of 4"),
-    ("1::1::5::978300760::7", "5 fields instead of 4"),
-    ("1::x::5::978300760", "not a number"),
-    ("1:7:1::5::978300760", "3 fields instead of 4"),
-    ("1::1::5.1::978300760", "a rating outside 0.5 to 5.0"),
-    ("1::1::0::978300760", "a rating outside 0.5 to 5.0"),
-    ("1::1::nan::978300760", "not a number"),
-    ("1::1::::978300760", "not a number"),
-    ("1::1::5::9783.5", "not a number"),
-    ("1::99::5::978300760", "movie 99 is not in movies.dat"),
-    ("99::1::5::978300760", "user 99 is not in users.dat"),
-    ("99999999999999999999::1::5::1", "a number of more than 64 bits"),
-    ("1::1::5::99999999999999999999", "a number of more than 64 bits"),
-    ("UserID::MovieID::Rating::Timestamp", "not a number"),
-    ("\xff\xfe1::1::5::1", "not a number"),
-    ("1::1::5::" + "9" * 5000, "a number of more than 64 bits"),
-    ("1::0x1::5::978300760", "not a number"),
-    ("1::1::5::-1", "a time outside 0 to 253402300799 (seconds since 1970)"),
+    ("1::1::5", "3 fields instead of 4: '1::1::5'"),
+    ("1::1::5::978300760::7", "5 fields instead of 4: '1::1::5::978300760::7'"),
+    ("1::x::5::978300760", "movie_id 'x' is not a whole number"),
+    ("1:7:1::5::978300760", "3 fields instead of 4: '1:7:1::5::978300760'"),
+    ("1::1.5::5::978300760", "movie_id '1.5' is not a whole number of up to 18 digits"),
+    ("1::1::5.1::978300760", "rating '5.1' is outside of the scale from 0.5 to 5"),
+    ("1::1::0::978300760", "rating '0' is outside of the scale from 0.5 to 5"),
+    ("1::1::nan::978300760", "rating 'nan' is missing"),
+    ("1::1::::978300760", "rating is missing"),
+    ("::1::5::978300760", "user_id is missing"),
+    ("1::1::5::soon", "timestamp 'soon' is not a number"),
+    ("99999999999999999999::1::5::1", "user_id '99999999999999999999' is not a whole number of up"),
+    ("1::1::5::99999999999999999999", "timestamp '99999999999999999999' is outside of the years 1 to 9999"),
+    ("UserID::MovieID::Rating::Timestamp", "user_id 'UserID' is not a whole number"),
+    ("\xff\xfe1::1::5::1", "user_id '\xff\xfe1' is not a whole number"),
+    ("1::1::5::" + "9" * 5000, f"timestamp '{'9' * 60}' is not finite"),
+    ("1::0x1::5::978300760", "movie_id '0x1' is not a whole number"),
     # In milliseconds.
-    ("1::1::5::978300760000", "a time outside 0 to 253402300799 (seconds since 1970)"),
-    ("1::1::5::978300760::" + "0" * 2_000_000, "5 fields instead of 4"),
+    ("1::1::5::978300760000", "timestamp '978300760000' is in another unit than unix"),
+    ("1::1::5::978300760::" + "0" * 2_000_000, "5 fields instead of 4: '1::1::5::978300760::000"),
 ]
 
 
@@ -187,10 +184,8 @@ def test_a_bad_rating_is_named_with_file_line_and_content(ml_1m: Path, row: str,
     lines = (ml_1m / "ratings.dat").read_text().splitlines()
     write(ml_1m, {"ratings.dat": "\n".join([lines[0], row, *lines[1:]])})
     sentence = refusal(ml_1m)
-    assert f"ratings.dat, line 2: {reason}: " in sentence
+    assert f"{ml_1m / 'ratings.dat'}, line 2: {reason}" in sentence
     assert "--bad_rows skip" in sentence
-    if row.isascii():
-        assert repr(row[:120]) in sentence
 
 
 @pytest.mark.parametrize(("row", "reason"), BAD_ROWS)
@@ -200,9 +195,29 @@ def test_bad_ratings_are_counted_and_left_out_when_asked(ml_1m: Path, row: str, 
     raw = load(ml_1m, bad_rows="skip", max_bad_rows=0.5)
     assert raw.events.label.tolist() == [5, 3, 4]
     (note,) = raw.skipped
-    assert note == f"left out 2 bad rows of ratings.dat, the first being line 2 ({reason})"
+    assert note.startswith("left out 2 bad rows of ratings.dat, the first being line 2 (")
+    assert reason.partition(": ")[0] in note
     config = Config.of(data_path=str(ml_1m), bad_rows="skip", max_bad_rows=0.5, test_fraction=0.4)
     assert open_columns(config).notes[0] == note
+
+
+def test_a_first_line_that_is_bad_is_a_bad_row_like_another(ml_1m: Path) -> None:
+    write(ml_1m, {"ratings.dat": "1::1::5\n" + (ml_1m / "ratings.dat").read_text()})
+    assert "ratings.dat, line 1: 3 fields instead of 4: '1::1::5'" in refusal(ml_1m)
+    assert load(ml_1m, bad_rows="skip", max_bad_rows=0.5).events.label.tolist() == [5, 3, 4]
+
+
+def test_a_rating_of_an_unknown_movie_or_user_counts_and_is_said(ml_1m: Path) -> None:
+    with (ml_1m / "ratings.dat").open("a") as file:
+        file.write("2::99::4::978301969\n98::1::3::978301970\n")
+    raw = load(ml_1m)
+    assert items_of(raw).tolist() == [1, 2, 1, 99, 1]
+    assert users_of(raw).tolist() == [1, 1, 2, 2, 98]
+    assert raw.items["title"].tolist()[-1] == "99"
+    assert "1 user of the events has no row in the table of users" in raw.skipped[0]
+    assert "1 item of the events has no row in the table of items" in raw.skipped[1]
+    columns = open_columns(Config.of(data_path=str(ml_1m), test_fraction=0.4))
+    assert columns.num_items == 3
 
 
 def test_more_bad_rows_than_a_share_are_refused_with_their_number_the_limit_and_a_row(ml_1m: Path) -> None:
@@ -237,77 +252,76 @@ def test_bad_rows_of_every_kind_count_together(ml_1m: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "row", "reason"),
     [
-        ("movies.dat", "3::No genres (1990)", "2 fields instead of 3"),
+        ("movies.dat", "3::No genres (1990)", "2 fields instead of 3: '3::No genres (1990)'"),
         ("movies.dat", "x::Title (1990)::Drama", "movie_id 'x' is not a whole number"),
         ("movies.dat", "1_0::Title (1990)::Drama", "movie_id '1_0' is not a whole number"),
         (
             "movies.dat",
             "9223372036854775808::Title (1990)::Drama",
-            "movie_id 9223372036854775808 is not between -9223372036854775808 and 9223372036854775807",
+            "movie_id '9223372036854775808' is not a whole number of up to 18 digits",
         ),
-        ("movies.dat", "1::Again (1990)::Drama", "movie_id 1 a second time"),
-        ("users.dat", "3::M::25", "3 fields instead of 5"),
+        ("users.dat", "3::M::25", "3 fields instead of 5: '3::M::25'"),
         ("users.dat", "3::M::old::1::2", "age 'old' is not a whole number"),
-        ("users.dat", f"3::M::{'9' * 23}::1::2", f"age {'9' * 23} is not between 0 and 150"),
-        ("users.dat", f"3::M::{'9' * 5000}::1::2", f"age {'9' * 40} is not between 0 and 150"),
-        ("users.dat", "3::M::-1::1::2", "age -1 is not between 0 and 150"),
-        ("users.dat", "3::M::151::1::2", "age 151 is not between 0 and 150"),
-        ("users.dat", "2::M::25::1::2", "user_id 2 a second time"),
+        ("users.dat", "3::M::1.5::1::2", "age '1.5' is not a whole number of up to 18 digits"),
+        ("users.dat", "3::M::::1::2", "age is missing"),
     ],
 )
 def test_a_bad_movie_or_user_is_named(ml_1m: Path, file: str, row: str, reason: str) -> None:
     with (ml_1m / file).open("ab") as opened:
         opened.write(f"{row}\n".encode())
-    assert f"{file}, line 3: {reason}: {row[:120]!r}; mend the file" in refusal(ml_1m)
+    assert f"{ml_1m / file}, line 3: {reason}" in refusal(ml_1m)
     raw = load(ml_1m, bad_rows="skip", max_bad_rows=0.5)
     assert len(raw.items) == len(raw.users) == 2
     assert file in raw.skipped[0]
 
 
+def test_a_movie_that_is_there_twice_has_its_last_title_and_is_said(ml_1m: Path) -> None:
+    with (ml_1m / "movies.dat").open("a") as file:
+        file.write("1::Again (1990)::Drama\n")
+    raw = load(ml_1m)
+    assert raw.items["title"][0] == "Again (1990)"
+    assert raw.items["year"][0] == 1990
+    assert raw.skipped[0].startswith("title varies within 1 item: ")
+
+
 @pytest.mark.parametrize("name", ["ratings.dat", "movies.dat"])
 def test_an_empty_or_missing_file_is_refused_by_name(ml_1m: Path, name: str) -> None:
     (ml_1m / name).write_text("\n")
-    assert f"{name} is empty" in refusal(ml_1m)
+    assert f"{ml_1m / name} has no first line" in refusal(ml_1m)
+    (ml_1m / name).write_text("")
+    assert f"{ml_1m / name} is empty" in refusal(ml_1m)
     (ml_1m / name).unlink()
-    sentence = refusal(ml_1m)
-    assert name in sentence
-    assert str(ml_1m) in sentence
+    assert f"{ml_1m / name} is not there" in refusal(ml_1m)
 
 
 def test_a_file_of_bad_rows_alone_is_refused_even_when_they_are_skipped(ml_1m: Path) -> None:
-    (ml_1m / "ratings.dat").write_text("a\nb\n")
+    (ml_1m / "ratings.dat").write_text("1::1::a::1\n1::1::b::1\n")
     assert "2 of 2 rows of the file cannot be read" in refusal(ml_1m, bad_rows="skip")
     sentence = refusal(ml_1m, bad_rows="skip", max_bad_rows=1.0)
-    assert "ratings.dat holds no rating that can be read" in sentence
+    assert "ratings.dat holds no event" in sentence
 
 
-def test_a_csv_without_its_header_is_refused(ml_csv: Path) -> None:
-    lines = (ml_csv / "ratings.csv").read_text().splitlines()
-    write(ml_csv, {"ratings.csv": "\n".join(lines[1:])})
-    for bad_rows in ("error", "skip"):
-        sentence = refusal(ml_csv, bad_rows=bad_rows)
-        assert "line 1: '5,1,4.0,964982703' is not the header 'userId,movieId,rating,timestamp'" in sentence
+def test_a_csv_without_its_header_is_read_and_one_with_another_is_refused(ml_csv: Path) -> None:
+    header, rows = (ml_csv / "ratings.csv").read_text().split("\n", 1)
+    write(ml_csv, {"ratings.csv": rows})
+    assert load(ml_csv).events.label.tolist() == [4.0, 0.5, 2.5]
+    write(ml_csv, {"ratings.csv": header.replace("userId", "who") + "\n" + rows})
+    assert "ratings.csv, line 1: user_id 'who' is not a whole number" in refusal(ml_csv)
 
 
 @pytest.mark.parametrize("file", ["ratings.csv", "movies.csv"])
 @pytest.mark.parametrize(
     ("encode", "what"),
     [
-        (gzip.compress, "is compressed by gzip, not text in UTF-8; unpack it"),
         (bz2.compress, "is compressed by bzip2"),
         (lzma.compress, "is compressed by xz"),
         (zipped, "is a zip archive"),
         (lambda text: b"PAR1" + text, "is a Parquet file"),
-        (
-            lambda text: text.decode().encode("utf-16"),
-            "is text in UTF-16, not text in UTF-8; convert it with iconv",
-        ),
-        (lambda text: b"\xfe\xff" + text.decode().encode("utf-16-be"), "is text in UTF-16"),
-        (lambda text: text.decode().encode("utf-16-le"), "is text in UTF-16"),
-        (lambda text: text.decode().encode("utf-16-be"), "is text in UTF-16"),
+        (lambda text: text.decode().encode("utf-16-le"), "holds zero bytes, as a damaged file does"),
+        (lambda text: text.decode().encode("utf-16-be"), "holds zero bytes, as a damaged file does"),
         (lambda text: text.decode().encode("utf-32"), "is text in UTF-32"),
     ],
-    ids=["gzip", "bzip2", "xz", "zip", "parquet", "utf-16", "utf-16 big", "no mark", "no mark big", "utf-32"],
+    ids=["bzip2", "xz", "zip", "parquet", "no mark", "no mark big", "utf-32"],
 )
 def test_a_file_that_is_no_text_of_ours_is_named_for_what_it_is(
     ml_csv: Path, file: str, encode: Callable[[bytes], bytes], what: str
@@ -318,14 +332,30 @@ def test_a_file_that_is_no_text_of_ours_is_named_for_what_it_is(
 
 
 @pytest.mark.parametrize("name", ["ml_1m", "ml_100k", "ml_csv"])
+@pytest.mark.parametrize("encode", [gzip.compress, lambda text: text.decode("latin-1").encode("utf-16")])
+def test_packed_files_and_those_in_utf_16_are_read(
+    name: str, encode: Callable[[bytes], bytes], request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(name)
+    expected = load(folder)
+    for path in folder.iterdir():
+        if path.is_file():
+            path.write_bytes(encode(path.read_bytes()))
+    found = load(folder)
+    assert items_of(found).tolist() == items_of(expected).tolist()
+    assert found.items.equals(expected.items)
+    assert found.users.equals(expected.users)
+
+
+@pytest.mark.parametrize("name", ["ml_1m", "ml_100k", "ml_csv"])
 def test_the_mark_of_utf_8_is_no_content(name: str, request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(name)
-    # So that the lines are looked at one by one, too.
     ratings = next(path for path in folder.iterdir() if path.name in ("ratings.dat", "u.data", "ratings.csv"))
     ratings.write_bytes(ratings.read_bytes() + b"bad\n")
     expected = load(folder, bad_rows="skip", max_bad_rows=0.5)
     for path in folder.iterdir():
-        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+        if path.is_file():
+            path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     found = load(folder, bad_rows="skip", max_bad_rows=0.5)
     assert users_of(found).tolist() == users_of(expected).tolist()
     assert found.items.equals(expected.items)
@@ -351,42 +381,33 @@ def test_quoted_fields_are_read(ml_csv: Path) -> None:
     with (ml_csv / "ratings.csv").open("a") as file:
         file.write('"5","7","9.0","1"\n')
     sentence = refusal(ml_csv)
-    assert """ratings.csv, line 5: a rating outside 0.5 to 5.0: '"5","7","9.0","1"'""" in sentence
+    assert "ratings.csv, line 5: rating '9.0' is outside of the scale from 0.5 to 5" in sentence
     assert users_of(load(ml_csv, bad_rows="skip", max_bad_rows=0.5)).tolist() == [5, 5, 9]
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ('"5"0,1,4.0,1', "a quote in the wrong place"),
-        ('5"0",1,4.0,1', "not a number"),
-        ('"5,1,4.0,1', "a quote in the wrong place"),
-        ('5,1,4.0,"1', "a quote in the wrong place"),
-        ('"5,1",4.0,1', "3 fields instead of 4"),
-        ('"5,1",1,4.0,1', "not a number"),
-        ('"",1,4.0,1', "not a number"),
-        ('"5""5",1,4.0,1', "not a number"),
+        ('5"0",1,4.0,1', "user_id '5\"0\"' is not a whole number"),
+        ('"5,1",4.0,1', "3 fields instead of 4: '\"5,1\",4.0,1'"),
+        ('"5,1",1,4.0,1', "user_id '5,1' is not a whole number"),
+        ('"",1,4.0,1', "user_id is missing"),
+        ('"5""5",1,4.0,1', "user_id '5\"5' is not a whole number"),
     ],
 )
 def test_a_quote_in_the_wrong_place_is_named_with_its_line(ml_csv: Path, row: str, reason: str) -> None:
     lines = (ml_csv / "ratings.csv").read_text().splitlines()
     write(ml_csv, {"ratings.csv": "\n".join([*lines[:2], row, *lines[2:]])})
-    assert f"ratings.csv, line 3: {reason}: {row!r}" in refusal(ml_csv)
+    assert f"ratings.csv, line 3: {reason}" in refusal(ml_csv)
     assert users_of(load(ml_csv, bad_rows="skip", max_bad_rows=0.5)).tolist() == [5, 5, 9]
 
 
-def test_lines_of_blanks_and_blanks_around_numbers_are_read_beside_bad_rows(ml_csv: Path) -> None:
+def test_blanks_around_numbers_are_read_beside_bad_rows(ml_csv: Path) -> None:
     with (ml_csv / "ratings.csv").open("a") as file:
-        file.write(" 9 ,1, 3.5,8\n   \nbad\n")
-    assert "ratings.csv, line 7: 1 field instead of 4: 'bad'" in refusal(ml_csv)
+        file.write(" 9 ,1, 3.5,8\nbad\n")
+    assert "ratings.csv, line 6: 1 field instead of 4: 'bad'" in refusal(ml_csv)
     raw = load(ml_csv, bad_rows="skip", max_bad_rows=0.5, duplicates="keep")
     assert raw.events.label.tolist() == [4.0, 0.5, 2.5, 3.5]
-
-
-def test_a_genre_file_of_another_length_is_refused(ml_100k: Path) -> None:
-    lines = (ml_100k / "u.genre").read_text().splitlines()
-    write(ml_100k, {"u.genre": "\n".join(lines[1:])})
-    assert "u.genre names 18 genres, and u.item has 19" in refusal(ml_100k, bad_rows="skip")
 
 
 @pytest.mark.parametrize(
@@ -419,13 +440,14 @@ def test_a_damaged_description_of_a_synthetic_set_is_refused(ml_1m: Path, conten
 def test_a_quote_that_is_never_closed_is_refused(ml_csv: Path) -> None:
     with (ml_csv / "movies.csv").open("a") as file:
         file.write('8,"Open (1990),Drama\n' + "9,Long (1990),Drama\n" * 10_000)
-    assert "movies.csv cannot be split into rows" in refusal(ml_csv)
+    sentence = refusal(ml_csv)
+    assert "movies.csv, line 4: 2 fields instead of 3, and a quote that is not closed" in sentence
 
 
 def test_line_numbers_count_the_header(ml_csv: Path) -> None:
     with (ml_csv / "ratings.csv").open("a") as file:
         file.write("5,7,9.0,1\n")
-    assert "ratings.csv, line 5: a rating outside 0.5 to 5.0: '5,7,9.0,1'" in refusal(ml_csv)
+    assert "ratings.csv, line 5: rating '9.0' is outside of the scale from 0.5 to 5" in refusal(ml_csv)
 
 
 def _unknown(line: bytes, files: dict[str, bytes]) -> bool:
@@ -451,8 +473,13 @@ def test_random_damage_never_passes_silently(synthetic_folder: Path, tmp_path: P
         write(tmp_path / "ml", {"ratings.dat": b"\n".join(damaged)})
         if pattern.fullmatch(damaged[line]) and not _unknown(damaged[line], files):
             continue
-        with pytest.raises(UserError, match=f"line {line + 1}:"):
-            load(tmp_path / "ml")
+        said = f"ratings.dat, line {line + 1}: "
+        try:
+            # An id that no table has, or a time with a fraction, which is then long ago.
+            said, found = "the events| event has a time before", load(tmp_path / "ml").skipped[0]
+        except UserError as error:
+            found = str(error)
+        assert re.search(said, found)
 
 
 def test_a_folder_without_ratings_is_refused(tmp_path: Path) -> None:
@@ -464,8 +491,7 @@ def test_a_folder_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> Non
         locate(DataConfig(dataset="synthetic", data_path=str(tmp_path / ("a" * 1000))), seed=0)
 
 
-def test_a_folder_of_another_set_is_refused(ml_csv: Path, ml_1m: Path) -> None:
-    (ml_1m / "ratings.dat").unlink()
+def test_a_folder_of_another_set_is_refused(ml_csv: Path) -> None:
     assert "does not hold ml-1m but ratings.csv" in refusal(ml_csv, dataset="ml-1m")
 
 

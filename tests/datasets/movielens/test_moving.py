@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.parser import parse_args
-from recsuite.datasets.movielens.formats import locate
+from recsuite.datasets.movielens.source import locate
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.movielens.worlds import moving
 from recsuite.datasets.movielens.worlds.moving import MovingWorld

@@ -430,6 +430,50 @@ def test_a_table_that_the_schema_names_is_not_said_to_be_left_out(tmp_path: Path
     assert read(tmp_path, dataclasses.replace(PLAIN, files=Files(items="products.csv"))).skipped == []
 
 
+def test_tables_of_users_and_items_may_lack_a_line_of_names(tmp_path: Path) -> None:
+    (tmp_path / "events.csv").write_text("1::7\n2::5\n")
+    (tmp_path / "users.csv").write_text("1::Ann::4\n2::Bob::3\n")
+    (tmp_path / "items.csv").write_text("5::a pan\n7::a pot\n")
+    files = Files(
+        columns=("user", "item"), user_columns=("user", "name", "age"), item_columns=("item", "label")
+    )
+    features = {"name": FeatureColumn("user", "name", "category")}
+    item = ItemColumn("item", "label")
+    raw = read(tmp_path, dataclasses.replace(PLAIN, files=files, item=item, features=features))
+    assert plain(raw)["users.name"] == ["Ann", "Bob"]
+    assert plain(raw)["items.label"] == ["a pan", "a pot"]
+    # What was named was not found out.
+    assert raw.skipped == []
+
+
+@pytest.mark.parametrize("header", ["user_id,item_id\n", "userId,itemId\n", "User ID,Item ID\n", ""])
+def test_a_line_with_the_names_that_were_given_is_no_row(tmp_path: Path, header: str) -> None:
+    (tmp_path / "events.csv").write_text(f"{header}1,7\n2,5\n")
+    schema = TableSchema(UserColumn("user_id"), ItemColumn("item_id"), LabelColumn("clicks"))
+    raw = read(tmp_path, dataclasses.replace(schema, files=Files(columns=("user_id", "item_id"))))
+    assert plain(raw)["items.item_id"] == [5, 7]
+    assert len(raw.events.user) == 2
+
+
+@pytest.mark.parametrize("value", ["x", "1.5", "1e3", "0x10", "+3", "", "NA", "1" * 19, "9" * 30, "\u0661"])
+@pytest.mark.parametrize("other", ["007", " 007 "])
+@pytest.mark.parametrize("column", ["item", "age"])
+def test_a_value_that_is_no_whole_number_is_a_bad_row_where_whole_ones_are_named(
+    tmp_path: Path, column: str, value: str, other: str
+) -> None:
+    row = {"user": "3", "item": "9", "age": "20", column: value}
+    (tmp_path / "a.csv").write_text(f"user,item,age\n1,{other},30\n{','.join(row.values())}\n2,-8,40\n")
+    schema = dataclasses.replace(
+        PLAIN, files=Files(whole=("item", "age")), features={"age": FeatureColumn("user", "age", "category")}
+    )
+    with pytest.raises(UserError, match=f"a.csv, line 3: {column} .*is (not a whole number|missing)"):
+        read(tmp_path, schema)
+    raw = read(tmp_path, schema, bad_rows="skip", max_bad_rows=0.5)
+    assert raw.items["item"].tolist() == [-8, 7]
+    assert raw.users["age"].tolist() == [30, 40]
+    assert raw.users["age"].dtype == raw.items["item"].dtype == np.int64
+
+
 def test_tables_without_an_event_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("user,item\n")
     with pytest.raises(UserError, match="holds no event: there is no row below its header"):

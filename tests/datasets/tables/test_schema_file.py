@@ -248,6 +248,8 @@ def test_the_kind_of_a_count_can_be_corrected_alone() -> None:
         ('delimiter = ";"', 'columns = "a"', '[files] columns = "a" is not a list of texts.'),
         ('delimiter = ";"', 'columns = ["a", "a"]', '[files] columns = "a" is no name, or is there twice'),
         ('delimiter = ";"', "columns = [1]", "[files] columns = 1 is no name, or is there twice"),
+        ('delimiter = ";"', "item_columns = [1]", "[files] item_columns = 1 is no name, or is there twice"),
+        ('delimiter = ";"', 'whole = "id"', '[files] whole = "id" is not a list of texts.'),
         ('"users.csv"', '"events.parquet"', '[files] users = "events.parquet" is the file of the events'),
         (
             '"%Y-%m-%d %H:%M"',

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recsuite.checkout import place_for
 from recsuite.config.config import Config
@@ -18,20 +19,15 @@ from recsuite.config.sections.model import TOP
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
 from recsuite.datasets.preparation.building import make_columns, newest_of
 from recsuite.datasets.schema import AUDIENCE, HISTORY, RawData, Table
-from recsuite.datasets.source import (
-    DATA_DEADLINE,
-    NUM_EVENTS,
-    Source,
-    SourceFile,
-    as_wanted,
-    locate,
-    read,
-)
+from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, as_wanted, locate, read
 from recsuite.datasets.streams.past import BEGINNING, Past
 from recsuite.errors import UserError
 from recsuite.files import digest_of_bytes, explained, locked, replace_file
 from recsuite.runtime.console import say
 from recsuite.runtime.progress_bar import stage
+
+if TYPE_CHECKING:
+    from recsuite.datasets.tables.source import Source, TableFile
 
 # The one part that a stream has, by which its columns are called.
 STREAM, VOCABULARY = "stream", "vocabulary.json"
@@ -248,7 +244,7 @@ def remove_owned(cache: Path, owner: str, used: Path | None = None) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _digests(files: Sequence[SourceFile]) -> dict[str, str]:
+def _digests(files: Sequence[TableFile]) -> dict[str, str]:
     """Name to digest."""
     with stage("checking the files"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
         found = pool.map(lambda file: file.digest(), files)

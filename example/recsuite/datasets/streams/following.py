@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
-from recsuite.datasets.source import SourceFile, look
+from recsuite.datasets.source import look
 from recsuite.runtime.collectives import broadcast_from_rank0
+
+if TYPE_CHECKING:
+    from recsuite.datasets.tables.source import TableFile
 
 # Seconds between two looks at the files.
 LOOK_EVERY = 0.25
@@ -72,13 +76,13 @@ class Following:
         if now - self._since > SAID_AFTER:
             self.say_once(sentence)
 
-    def _files(self) -> list[SourceFile]:
+    def _files(self) -> list[TableFile]:
         found = look(self.config.data, self.config.runtime.seed)[1]
         # A folder that is moved away for a moment is one that has not settled.
-        return [] if found is None else list(found.files)
+        return [] if found is None else found.files
 
 
-def _ends_a_line(file: SourceFile) -> bool:
+def _ends_a_line(file: TableFile) -> bool:
     """Whether a file holds whole lines, if it holds any."""
     if not file.name.endswith(OF_LINES) or file.size == 0:
         return file.size != 0

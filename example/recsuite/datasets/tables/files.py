@@ -171,7 +171,10 @@ def _named(folder: str, pattern: str, role: str) -> list[str]:
     else:
         found = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
     if not found:
-        raise UserError(f"{_shown(path)} is not there, and {FILENAME} names it as {role} under [files].")
+        raise UserError(
+            f"{_shown(path)} is not there, and is to hold the {role}; put it there, or name another under "
+            f"[files] in {FILENAME}."
+        )
     return found
 
 
@@ -286,5 +289,5 @@ def _file(path: str, folder: str, files: Files, role: str = "") -> File:
         tuple((match[1], unquote(match[2])) for match in matches),
         files.encoding,
         files.delimiter or "\t" * bool({".tsv", ".tab"} & set(ends)),
-        files.columns if role == EVENTS else (),
+        {EVENTS: files.columns, USERS: files.user_columns, ITEMS: files.item_columns}.get(role, ()),
     )

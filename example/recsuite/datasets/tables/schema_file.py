@@ -67,8 +67,9 @@ class Files:
     """Which files hold what, relative to the folder of the schema; empty means what is found there.
 
     events, users, items: a file, a folder of parts or a glob pattern; several have ", " between them.
-    encoding, delimiter: of text files; no delimiter means that it is found. columns: the names of the events'
-    columns, in their order, where text files have no header.
+    encoding, delimiter: of text files; no delimiter means that it is found. columns, user_columns,
+    item_columns: the names of the columns of the events, users and items, in their order, where text files
+    have no header. whole: columns of ids and categories that hold whole numbers; another value is a bad row.
     """
 
     events: str = ""
@@ -77,11 +78,15 @@ class Files:
     encoding: str = "utf-8"
     delimiter: str = ""
     columns: tuple[str, ...] = ()
+    user_columns: tuple[str, ...] = ()
+    item_columns: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # As TOML has it.
-        if isinstance(self.columns, list):
-            object.__setattr__(self, "columns", tuple(self.columns))
+        # As TOML has them.
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                object.__setattr__(self, name, tuple(value))
 
 
 @dataclass(frozen=True)

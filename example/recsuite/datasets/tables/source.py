@@ -27,62 +27,69 @@ SCHEMA_DEADLINE = 300.0
 
 @dataclass(frozen=True)
 class TableFile:
-    """See `datasets.source.SourceFile`."""
+    """A file that columns are made from. name: what it is called beside the others, wherever they lie."""
 
     file: File
     name: str
 
     @property
     def size(self) -> int:
-        """See `SourceFile`."""
+        """Its bytes."""
         return self.file.size
 
     def open(self) -> IO[bytes]:
-        """See `SourceFile`."""
+        """Its content: the size of a file can be had without the right to read it."""
         return Path(self.file.path).open("rb")
 
     def digest(self) -> str:
-        """See `SourceFile`."""
+        """A text that changes with its content.
+
+        Raises:
+            UserError: when it cannot be read.
+        """
         # A copy, because a `File` remembers its digest, and a change after it would not be seen.
         return dataclasses.replace(self.file).digest
 
 
 @dataclass(frozen=True)
-class OwnTables:
-    """Tables of events, and perhaps of users and items, see `datasets.source.Source`."""
+class Source:
+    """A data set where it lies: tables of events, and perhaps of users and items.
+
+    folder: where its columns are stored. table_schema: how its tables are read. schema: what comes of them.
+    """
 
     folder: Path
     tables: Tables
     table_schema: TableSchema
     config: DataConfig
+    schema: Schema
 
     @property
-    def schema(self) -> Schema:
-        """See `Source`."""
-        return self.table_schema.schema()
-
-    @property
-    def key(self) -> dict[str, Any]:
-        """See `Source`."""
+    def key(self) -> list[dict[str, Any]]:
+        """All that its columns depend on beside its files, as JSON can have it."""
         # All of schema.toml: which columns are read, and how, changes what is read of the same files.
-        return dataclasses.asdict(self.table_schema)
+        return [dataclasses.asdict(self.table_schema), dataclasses.asdict(self.schema)]
 
     @property
     def has_times(self) -> bool:
-        """See `Source`."""
+        """True if its events have times, by which they can be split."""
         return self.table_schema.timestamp is not None
 
     @property
     def files(self) -> list[TableFile]:
-        """See `Source`."""
+        """The files that `read` reads."""
         return [TableFile(file, self.tables.name_of(file)) for file in self.tables.files]
 
     def read(self) -> RawData:
-        """See `Source`."""
+        """Read all files, as they are.
+
+        Raises:
+            UserError: when a file is missing, damaged, or has rows that --bad_rows does not accept.
+        """
         return read_tables(self.tables, self.table_schema, self.config)
 
 
-def locate(config: DataConfig, root: Path) -> OwnTables:
+def locate(config: DataConfig, root: Path) -> Source:
     """The tables of --data_path; where their schema.toml lacks sections, or there is none, what it lacks is
     guessed, written and shown.
 
@@ -99,18 +106,15 @@ def locate(config: DataConfig, root: Path) -> OwnTables:
         lock = written.with_name(f".{written.name}.lock")
         with explained(f"{printable(written)} cannot be written"):
             written.parent.mkdir(parents=True, exist_ok=True)
-        # Several launches may start at once.
-        with (
-            explained(f"{printable(written)} cannot be written"),
-            locked(lock, f"writing {written}", SCHEMA_DEADLINE),
-        ):
-            try:
-                if not _is_complete(written):
-                    propose(path).show()
-            finally:
-                # Nothing of ours stays beside the tables but the schema. Whoever takes a new lock meanwhile
-                # writes the same schema, in one rename.
-                lock.unlink(missing_ok=True)
+            # Several launches may start at once.
+            with locked(lock, f"writing {written}", SCHEMA_DEADLINE):
+                try:
+                    if not _is_complete(written):
+                        propose(path).show()
+                finally:
+                    # Nothing of ours stays beside the tables but the schema. Whoever takes a new lock
+                    # meanwhile writes the same schema, in one rename.
+                    lock.unlink(missing_ok=True)
     found = look(config, root)
     assert found is not None
     validate(found.table_schema, columns_of(found.tables), written)
@@ -125,7 +129,7 @@ def _is_complete(path: Path) -> bool:
         return False
 
 
-def look(config: DataConfig, root: Path) -> OwnTables | None:
+def look(config: DataConfig, root: Path) -> Source | None:
     """The tables of --data_path, if they have a schema.toml that says what they are; writes nothing.
 
     Raises:
@@ -148,4 +152,4 @@ def look(config: DataConfig, root: Path) -> OwnTables | None:
             folder.mkdir(parents=True, exist_ok=True)
     elif folder.is_file():
         folder = folder.parent
-    return OwnTables(folder, find_tables(path, schema.files), schema, config)
+    return Source(folder, find_tables(path, schema.files), schema, config, schema.schema())

@@ -31,7 +31,8 @@ HEAD = """\
 FILES = """
 # Which files hold what: each a file, a folder of parts, or a pattern such as "days/*.csv". What is not named
 # is found by its name. encoding: utf-8, utf-16 or latin-1. delimiter: what stands between columns of text.
-# columns: the names of the events' columns, where their files have no line with them.
+# columns: the names of the events' columns, where their files have no line with them; user_columns and
+# item_columns of the others. whole: ids and categories that are whole numbers; other values are bad rows.
 """
 USER = """
 # The users: the column of the events with their ids, and what one of them is called. table_column: the column

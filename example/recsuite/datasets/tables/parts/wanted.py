@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,6 +28,7 @@ from recsuite.datasets.tables.values import (
     numbers,
     plain,
     weights,
+    wholes,
 )
 from recsuite.errors import UserError
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 ID, LABEL, WEIGHT, TIME, DATE = "id", "label", "weight", "time", "date"
+# The form of ids and categories that are whole numbers in texts too.
+WHOLE = "whole"
 # Of those that are kept as they are; all others are codes of their distinct values.
 DTYPES = {NUMBER: "<f8", DATE: "<f8", LABEL: "<f4", WEIGHT: "<f4", TIME: "<i8"}
 TABLE_OF = {USER: USERS, ITEM: ITEMS}
@@ -44,8 +48,8 @@ SECONDS_PER_DAY = 86_400
 class Wanted:
     """A column of a file, and how its values are kept.
 
-    kind: id, category, list, number, date, time, label or weight. of: user, item or event. form: of times, or
-    what separates a list.
+    kind: id, category, list, number, date, time, label or weight. of: user, item or event. form: of times,
+    what separates a list, or WHOLE.
     """
 
     column: str
@@ -78,6 +82,8 @@ class Wanted:
             return found if self.kind == TIME else _days(found)
         if self.kind == LIST:
             return lists(column, self.column, self.form)
+        if self.form == WHOLE:
+            return wholes(column, self.column)
         return {ID: ids, WEIGHT: weights, NUMBER: numbers}.get(self.kind, categories)(column, self.column)
 
     def reason(self, fault: int, column: pyarrow.Array) -> str:
@@ -126,7 +132,12 @@ def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict
         found[table] += [] if wanted in found[table] else [wanted]
     for each in found.values():
         _refuse_two_kinds(each)
-    return {role: tuple(each) for role, each in found.items()}
+    return {role: tuple(_typed(each, schema) for each in wanted) for role, wanted in found.items()}
+
+
+def _typed(wanted: Wanted, schema: TableSchema) -> Wanted:
+    is_whole = wanted.kind in (ID, CATEGORY) and wanted.column in schema.files.whole
+    return dataclasses.replace(wanted, form=WHOLE) if is_whole else wanted
 
 
 def _of_events(schema: TableSchema) -> list[Wanted]:

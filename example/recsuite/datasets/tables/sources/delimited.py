@@ -49,7 +49,8 @@ class Delimited(Source):
         text = TextFile(file)
         head = text.head.decode("utf-8", "ignore")
         self._mark = file.delimiter or _sniffed(head)
-        if self._mark not in (",", file.delimiter):
+        # Names of all its columns leave no doubt of what is between them.
+        if self._mark not in (",", file.delimiter) and not file.columns:
             self.notes.append(f"{file} has {NAMES[self._mark]} between its columns")
         # Each batch costs time for each column.
         text.is_wide = head.partition("\n")[0].count(self._mark) > WIDE
@@ -58,16 +59,17 @@ class Delimited(Source):
         rows = _rows(head, self._mark)
         first = next(rows, [])
         if not any(first):
-            raise UserError(f"{file} has no first line with the names of its columns; add one.")
-        self._has_header = not file.columns or first == [*file.columns]
-        names = [*(file.columns or first)]
-        if len(names) != len(first):
+            what = "" if file.columns else " with the names of its columns"
+            raise UserError(f"{file} has no first line{what}; add one.")
+        self._has_header = not file.columns or _letters(first) == _letters(file.columns)
+        names, second = [*(file.columns or first)], next(rows, [])
+        # A first row that differs from the second as well is a bad one.
+        if len(names) not in (len(first), len(second)):
             raise UserError(
                 f"columns under [files] of schema.toml must name each of the {len(first)} columns of {file}, "
                 f"and names {len(names)}; if that is another table than the events, write events = "
                 f'"FILE" there too. Line 1 is {printable(self._mark.join(first)[:SHOWN])!r}.'
             )
-        second = next(rows, [])
         # Of a header alone Arrow says that it is no table.
         self._has_rows = bool(second) or not self._has_header
         if not file.columns and _is_data(first, second):
@@ -140,7 +142,7 @@ class Delimited(Source):
         # Their lines are looked up when one is named.
         self._invalid.append(row.number)
         number = self._line_of(row.number) if not self.bad else row.number
-        self.bad.append(BadRow(number, row.text[:200], reason))
+        self.bad.append(BadRow(number, row.text[:200].replace(self._delimiter, self._mark), reason))
         return "skip"
 
     def number_of(self, batch: Batch, place: int) -> int:
@@ -281,6 +283,11 @@ def _sniffed(head: str) -> str:
     return max(found, key=lambda mark: found[mark])
 
 
+def _letters(names: Sequence[str]) -> list[str]:
+    """Names as they are the same to a reader: user_id and userId."""
+    return [re.sub(r"[\W_]", "", name).lower() for name in names]
+
+
 def _is_data(first: list[str], second: list[str]) -> bool:
     """Whether a first row has numbers or times where the second has, so that it names no columns."""
     values = [bool(VALUE.fullmatch(field)) for field in first]
@@ -302,5 +309,6 @@ def _of_data(file: File, first: list[str], mark: str) -> str:
     return (
         f"Line 1 of {file} looks like data, not like the names of columns: "
         f"{printable(mark.join(first)[:SHOWN])!r}. Write the names of its {len(first)} columns in their "
-        f"order under [files] of schema.toml, such as columns = {json.dumps(names)}; or add a line of names."
+        f"order under [files] of schema.toml, such as columns = {json.dumps(names)} (user_columns and "
+        "item_columns of other tables); or add a line of names."
     )

@@ -92,7 +92,8 @@ class TextFile:
                 "the right end, or write it again."
             )
         self._source: Any = self._unpacked(packed) if packed else self._counted
-        self._rest = self._raw_block()
+        # The mark of UTF-8 is no text in any other encoding either.
+        self._rest = self._raw_block().removeprefix(codecs.BOM_UTF8)
         self._decoder = self._decoder_of(self._rest)
         # Of all encodings, this is how the mark begins a text.
         self._rest = self._decoded(self._rest).removeprefix(codecs.BOM_UTF8)
