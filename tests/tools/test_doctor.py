@@ -13,7 +13,7 @@ import pytest
 import example
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
-from recsuite.datasets.movielens import formats as movielens
+from recsuite.datasets.movielens import source as movielens
 from recsuite.errors import UserError
 from recsuite.runtime.launch import Launch
 from recsuite.tools import doctor

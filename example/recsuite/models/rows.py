@@ -143,7 +143,7 @@ class _SharedSum(torch.autograd.Function):
         names: Sequence[str],
         weights: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        ctx.found, ctx.names, ctx.weights = found, names, weights
+        ctx.found, ctx.names, ctx.weights, ctx.num_rows = found, names, weights, len(rows)
         single = [found[name].places for name in names if found[name].is_single and name not in weights]
         lists = [name for name in names if not found[name].is_single or name in weights]
         if single:
@@ -160,42 +160,38 @@ class _SharedSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        found, weights, number = ctx.found, ctx.weights, len(gradient)
+        found, names = ctx.found, ctx.names
+        sizes = {name: len(each.places) for name, each in found.items()}
+        # To sort out the values of a sum costs more than to give the others the weight 0, if these are few.
+        by_row = 2 * sum(sizes[name] for name in names) > sum(sizes.values())
         # Blocks of B gradients, from which each value takes that of its event: the gradient, and for each
         # list the gradient divided by its length.
-        blocks, events, of_values, chosen, before = [gradient], [], [], [], 0
+        blocks, events, weights, places = [gradient], [], [], []
         for name, each in found.items():
-            size = len(each.places)
-            if name not in ctx.names:
-                chosen.append(torch.full((size,), -1, dtype=torch.int32, device=gradient.device))
+            if not (by_row or name in names):
                 continue
-            chosen.append(torch.arange(before, before + size, dtype=torch.int32, device=gradient.device))
-            before += size
-            block = 0 if each.is_single else len(blocks)
-            if block:
+            block = 0
+            if name in names and not each.is_single:
+                block = len(blocks)
                 blocks.append(gradient * each.shares().unsqueeze(1))
-            events.append(each.events().add_(block * number))
-            weight = weights.get(name)
-            of_values.append(gradient.new_ones(size) if weight is None else weight)
-        order, starts = found.in_order()
-        if len(ctx.names) < len(found):
-            order, starts = _only(order, starts, torch.cat(chosen))
-        of_rows = embedding_bag(
-            torch.cat(events).index_select(0, order),
-            torch.cat(blocks),
-            starts,
-            mode="sum",
-            per_sample_weights=torch.cat(of_values).index_select(0, order),
-        )
+            events.append(each.events().add_(block * len(gradient)))
+            weight = ctx.weights.get(name) if name in names else None
+            if weight is None:
+                weight = gradient.new_full((sizes[name],), float(name in names))
+            weights.append(weight)
+            places.append(each.places)
+        of_values, all_events, all_weights = torch.cat(blocks), torch.cat(events), torch.cat(weights)
+        if by_row:
+            order, starts = found.in_order()
+            of_rows = embedding_bag(
+                all_events.index_select(0, order),
+                of_values,
+                starts,
+                mode="sum",
+                per_sample_weights=all_weights.index_select(0, order),
+            )
+        else:
+            of_values = of_values.index_select(0, all_events).mul_(all_weights.unsqueeze(1))
+            num_rows, dim = ctx.num_rows, gradient.size(1)
+            of_rows = gradient.new_zeros(num_rows, dim).index_add_(0, torch.cat(places), of_values)
         return of_rows, None, None, None
-
-
-def _only(
-    order: torch.Tensor, starts: torch.Tensor, chosen: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `order` and `starts` for some of the values; chosen: their new numbers, -1 for the others."""
-    order = chosen.index_select(0, order)
-    is_chosen = order >= 0
-    # A row without a value may begin behind the last one.
-    before = torch.nn.functional.pad(is_chosen.cumsum(0, dtype=starts.dtype), (1, 0))
-    return order[is_chosen], before.index_select(0, starts)

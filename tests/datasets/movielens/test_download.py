@@ -283,13 +283,13 @@ def test_a_mirror_that_is_no_address_or_does_not_listen_is_refused(
 LOCATE = """
 import sys
 from recsuite.config.config import Config
-from recsuite.datasets.movielens.formats import locate
+from recsuite.datasets.movielens.source import locate
 locate(Config.of(dataset="ml-latest-small", data_path=sys.argv[1]).data, 0)
 """
 
 
 def test_two_processes_at_once_download_once(mirror: Mirror, folder: Path) -> None:
-    content = archive("ml-latest-small/ratings.csv")
+    content = archive("ml-latest-small/ratings.csv", "ml-latest-small/movies.csv")
     mirror.answer(sent(hashlib.md5(content).hexdigest().encode()), sent(content))
     command = [sys.executable, "-c", LOCATE, str(folder)]
     with started(command) as one, started(command) as other:
