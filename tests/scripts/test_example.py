@@ -212,7 +212,7 @@ def test_a_bad_row_is_one_sentence_and_status_2(synthetic_folder: Path, tmp_path
         shutil.copy(synthetic_folder / name, tmp_path)
     (tmp_path / "ratings.dat").write_text("1::1::7::978300760\n")
     result = python(EXAMPLE, "--data_path", tmp_path)
-    refused(result, f"{tmp_path}/ratings.dat, line 1: a rating outside 0.5 to 5.0: '1::1::7::978300760'")
+    refused(result, f"{tmp_path}/ratings.dat, line 1: rating '7' is outside of the scale from 0.5 to 5")
     assert result.returncode == 2
 
 
