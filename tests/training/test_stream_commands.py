@@ -169,15 +169,16 @@ def test_a_training_that_follows_its_data_learns_what_is_appended_until_it_is_to
         first = stream_in(save_dir).end
         # The window that is not over is not taken yet.
         assert 0 < first < NUM_OLD
-        movies, later = (data / "movies.dat").read_bytes(), more[:100]
-        # A rating that comes before its movie.
-        later.append(more[99].split("::")[0] + "::99999::" + more[99].split("::", 2)[2])
+        ratings, user = data / "ratings.dat", more[99].split("::")[0]
+        right = f"{user}::99999::{more[99].split('::', 2)[2]}"
+        # A row that cannot be read, which is mended then.
+        later = [*more[:100], right.replace("::", "::?", 2)]
         for part in (later, more[100:]):
-            with (data / "ratings.dat").open("a") as file:
+            with ratings.open("a") as file:
                 file.writelines(part)
             if part is later:
                 wait_for(process, "The stream waits until the files change again.")
-                (data / "movies.dat").write_bytes(movies + b"99999::New (2026)::Drama\n")
+                ratings.write_text(ratings.read_text().replace(later[-1], right))
             wait_for(process, "new ratings")
             wait_for(process, "waiting for more ratings")
         # What was read meanwhile is for this training alone, and the last of it is all that is left of it.

@@ -492,7 +492,7 @@ def test_what_a_column_of_times_is_told_to_get_is_read(column: Any, form: str) -
     number = len(column)
     with pytest.raises(UserError) as refused:
         guessed({"user": USER[:number] * 0 + np.arange(number) % 2, "item": ITEM[:number], "time": column})
-    found = re.search(r"\[timestamp\] (column = .*) format = ", str(refused.value))
+    found = re.search(r"\[timestamp\] (column = .*?) format = ", str(refused.value))
     assert found
     roles = '[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n[label]\nkind = "clicks"\n'
     schema = parse_schema(f'{roles}[timestamp]\n{found[1]}\nformat = "{form}"\n')

@@ -18,7 +18,6 @@ from recsuite.config.sections.data import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.movielens.schema import DATA_DEADLINE, EDITIONS, GENRES, SCHEMA, TABLES, files_in
 from recsuite.datasets.schema import ITEM, RawData
 from recsuite.datasets.tables.files import find_tables
-from recsuite.datasets.tables.reading import read_tables
 from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn
 from recsuite.datasets.tables.source import Source, TableFile
 from recsuite.datasets.tables.sources.file import File
@@ -47,6 +46,9 @@ class MovieLens(Source):
     def read(self) -> RawData:
         """See `Source`."""
         tables = dataclasses.replace(self.tables, items=tuple(map(_decoded, self.tables.items)))
+        # Only now, as in `Source`.
+        from recsuite.datasets.tables.reading import read_tables
+
         raw = read_tables(tables, self.table_schema, self.config)
         items = raw.items
         if "occupation" in raw.users:

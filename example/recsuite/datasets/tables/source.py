@@ -13,8 +13,6 @@ from recsuite.datasets.schema import RawData, Schema
 from recsuite.datasets.tables.description.reader import IncompleteSchemaError, read_schema
 from recsuite.datasets.tables.description.validator import validate
 from recsuite.datasets.tables.files import columns_of, find_tables
-from recsuite.datasets.tables.guessing.proposal import propose
-from recsuite.datasets.tables.reading import read_tables
 from recsuite.datasets.tables.schema_file import TableSchema, schema_path
 from recsuite.datasets.tables.sources.file import File, Tables
 from recsuite.datasets.tables.sources.remote import is_remote
@@ -86,6 +84,9 @@ class Source:
         Raises:
             UserError: when a file is missing, damaged, or has rows that --bad_rows does not accept.
         """
+        # Only now: a rank that finds its columns would hold Arrow for it.
+        from recsuite.datasets.tables.reading import read_tables
+
         return read_tables(self.tables, self.table_schema, self.config)
 
 
@@ -110,6 +111,8 @@ def locate(config: DataConfig, root: Path) -> Source:
             with locked(lock, f"writing {written}", SCHEMA_DEADLINE):
                 try:
                     if not _is_complete(written):
+                        from recsuite.datasets.tables.guessing.proposal import propose
+
                         propose(path).show()
                 finally:
                     # Nothing of ours stays beside the tables but the schema. Whoever takes a new lock
