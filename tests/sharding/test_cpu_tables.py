@@ -19,6 +19,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu.cpu_tables import CpuTables
 from recsuite.sharding.plan import make_sharder
+from recsuite.sharding.table_rules import RowWiseAdagrad
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import train_epoch
@@ -69,9 +70,9 @@ def test_an_epoch_equals_that_of_fbgemm(config: Config, context: RuntimeContext,
 
 def test_rows_that_fbgemm_returns_as_zeros_on_a_gpu_are_refused_there(context: RuntimeContext) -> None:
     on_gpu = dataclasses.replace(context, device=torch.device("cuda"))
-    make_sharder({}, Config.of(embedding_dim=1024), {}, on_gpu)
+    make_sharder(RowWiseAdagrad(0.04), Config.of(embedding_dim=1024), {}, on_gpu)
     with pytest.raises(UserError, match=r"--embedding_dim 1028 is too large for a GPU, .* at most 1,024"):
-        make_sharder({}, Config.of(embedding_dim=1028), {}, on_gpu)
+        make_sharder(RowWiseAdagrad(0.04), Config.of(embedding_dim=1028), {}, on_gpu)
 
 
 def test_a_row_that_no_table_has_ends_the_run(config: Config, context: RuntimeContext) -> None:

@@ -21,8 +21,8 @@ from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.models.heads import Interaction
 from recsuite.runtime.process import cleanup_runtime, init_runtime
 from recsuite.sharding.recommender import ModelInput
+from recsuite.sharding.table_rules import RowWiseAdagrad
 from recsuite.training.input_pipeline import InputPipeline
-from recsuite.training.optimizer import RowWiseAdagrad
 from recsuite.training.state import ShardedModel, build_train_state
 from recsuite.training.steps import train_epoch
 from recsuite.training.weights import fold_scale, local_parts

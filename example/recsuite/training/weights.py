@@ -33,8 +33,8 @@ LARGEST_WEIGHT = 1e6
 SHARE_OF_FREE = 0.5
 # That of a row scale which is moved into the tables: far from the ends of float32 on both sides.
 SMALLEST_EXPONENT = -32
-# What optimizers keep is to be finite, and may be large.
-OPTIMIZER_SLOTS = ("momentum1", "exp_avg", "exp_avg_sq", "step")
+# What optimizers keep of the dense part; it is to be finite, and may be large.
+OPTIMIZER_SLOTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def unsound(
@@ -57,7 +57,7 @@ def unsound(
             largest = max(map(abs, torch.stack(part.aminmax()).tolist()))
             if slot == "weight" and isinstance(value, ShardedTensor):
                 largest *= scale
-            limit = float("inf") if slot in OPTIMIZER_SLOTS else LARGEST_WEIGHT
+            limit = float("inf") if _is_state(slot, value) else LARGEST_WEIGHT
             # A comparison with NaN is false.
             if not largest < limit:
                 return f"{_in_words(name, slot, value)} has {largest:.3g}"
@@ -74,7 +74,12 @@ def _in_words(name: str, slot: str, value: torch.Tensor | ShardedTensor) -> str:
     """What a tensor holds, in the words of the table of features, and its name."""
     is_table = isinstance(value, ShardedTensor)
     whole = f"the table {name.split('.')[-2]}" if is_table else "the dense part"
-    return f"{'the optimizer of ' if slot in OPTIMIZER_SLOTS else ''}{whole} ({name})"
+    return f"{'the optimizer of ' if _is_state(slot, value) else ''}{whole} ({name})"
+
+
+def _is_state(slot: str, value: torch.Tensor | ShardedTensor) -> bool:
+    # A rule of the tables names its state as it likes.
+    return slot != "weight" if isinstance(value, ShardedTensor) else slot in OPTIMIZER_SLOTS
 
 
 def local_parts(
