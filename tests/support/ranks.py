@@ -73,7 +73,7 @@ def train_rules(columns: Any, config: Config, context: RuntimeContext) -> dict[s
     from recsuite.sharding.table_rules import SGD, Adagrad, Adam, RowWiseAdam
 
     # As large as they can be: after few steps a wrong sum over the ranks must show.
-    rules = (SGD(12.0), Adagrad(0.1), Adam(0.05), RowWiseAdam(0.05))
+    rules = (SGD(4.0), Adagrad(0.1), Adam(0.05), RowWiseAdam(0.05))
     return {rule.name: train_all(columns, config, context, rule)[::2] for rule in rules}
 
 
