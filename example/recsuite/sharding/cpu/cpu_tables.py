@@ -84,7 +84,7 @@ class CpuTables(ShardedEmbeddingCollection):
         group, first_row = places[spec.name]
         rank, world_size = self._env.rank, self._env.world_size
         rows = slice(first_row, first_row + rows_per_rank(spec, world_size))
-        state = group.state["momentum1"][rows, 0]
+        state = group.state["momentum1"][rows]
         share = DynamicRows(spec, rank, world_size, group.weights[rows], state)
         if share.unknown is not None:
             # Learned like any other, and zero to begin with.

@@ -18,7 +18,7 @@ class TableGroup:
     """Tables of this rank that lie in one kernel: those with the same kind of sharding.
 
     kernel: FBGEMM's, which holds their rows and the learning rate; state: what their optimizer keeps of all
-    rows, by name, float32 [rows, 1] or [rows, D]; first_key: the key of its first row; tables: their names,
+    rows, by name, float32 [rows] or [rows, D]; first_key: the key of its first row; tables: their names,
     each with its first row; rule: the optimizer.
     """
 
@@ -43,7 +43,8 @@ class TableGroup:
         """Have distinct rows, int64 [n], learn from gradients, float32 [n, D], which it uses up."""
         kept = {name: held.index_select(0, rows) for name, held in self.state.items()}
         rate, number = self.kernel.learning_rate_tensor, int(self.kernel.iter_cpu.add_(1))
-        steps = self.rule.step(gradients, kept, rate, number)
+        shown = {name: part if part.dim() > 1 else part.unsqueeze(1) for name, part in kept.items()}
+        steps = self.rule.step(gradients, shown, rate, number)
         for name, part in kept.items():
             self.state[name].index_copy_(0, rows, part)
         # With another alpha than 1, index_add_ adds row by row, in ten times the time.
@@ -60,9 +61,9 @@ def make_state(rule: TableRule, module: Any) -> dict[str, torch.Tensor]:
     weights = {name.split(".")[-2]: weight for name, weight in optimizer.params.items()}
     sizes = [weight.local_shards()[0].tensor.size(0) for weight in weights.values()]
     for name, is_of_row in rule.slots.items():
-        state[name] = torch.zeros(sum(sizes), 1 if is_of_row else module.emb_module.max_D)
-        for (table, weight), piece in zip(weights.items(), state[name].split(sizes), strict=True):
-            held = piece[:, 0] if is_of_row else piece
+        whole = [sum(sizes), module.emb_module.max_D]
+        state[name] = torch.zeros(whole[:1] if is_of_row else whole)
+        for (table, weight), held in zip(weights.items(), state[name].split(sizes), strict=True):
             optimizer.state[weight][f"{table}.{name}"] = _sharded_as(weight, held)
     return state
 
