@@ -99,7 +99,7 @@ class RowWise(torch.optim.Optimizer):
         self.rule, self.table, self.count = rule, table, 0
         self.mean, self.square = torch.zeros_like(table), torch.zeros(len(table), 1)
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         assert self.table.grad is not None
         self.count += 1
         sparse = self.table.grad.coalesce()

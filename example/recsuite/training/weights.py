@@ -57,10 +57,12 @@ def unsound(
             largest = max(map(abs, torch.stack(part.aminmax()).tolist()))
             if slot == "weight" and isinstance(value, ShardedTensor):
                 largest *= scale
-            limit = float("inf") if _is_state(slot, value) else LARGEST_WEIGHT
+            # A rule of the tables names its state as it likes.
+            is_state = slot != "weight" if isinstance(value, ShardedTensor) else slot in OPTIMIZER_SLOTS
+            limit = float("inf") if is_state else LARGEST_WEIGHT
             # A comparison with NaN is false.
             if not largest < limit:
-                return f"{_in_words(name, slot, value)} has {largest:.3g}"
+                return f"{_in_words(name, is_state, value)} has {largest:.3g}"
     for name, share in shares.items():
         largest, kept = share.largest(changed=rows is not None)
         if not scale * largest < LARGEST_WEIGHT:
@@ -70,16 +72,11 @@ def unsound(
     return ""
 
 
-def _in_words(name: str, slot: str, value: torch.Tensor | ShardedTensor) -> str:
+def _in_words(name: str, is_state: bool, value: torch.Tensor | ShardedTensor) -> str:
     """What a tensor holds, in the words of the table of features, and its name."""
     is_table = isinstance(value, ShardedTensor)
     whole = f"the table {name.split('.')[-2]}" if is_table else "the dense part"
-    return f"{'the optimizer of ' if _is_state(slot, value) else ''}{whole} ({name})"
-
-
-def _is_state(slot: str, value: torch.Tensor | ShardedTensor) -> bool:
-    # A rule of the tables names its state as it likes.
-    return slot != "weight" if isinstance(value, ShardedTensor) else slot in OPTIMIZER_SLOTS
+    return f"{'the optimizer of ' if is_state else ''}{whole} ({name})"
 
 
 def local_parts(

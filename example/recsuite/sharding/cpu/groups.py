@@ -76,10 +76,9 @@ def _sharded_as(weight: ShardedTensor, held: torch.Tensor) -> ShardedTensor:
         return replace(part, shard_offsets=offsets, shard_sizes=sizes)
 
     whole, (mine,) = weight.metadata(), weight.local_shards()
-    shards = [*map(cut, whole.shards_metadata)]
     return ShardedTensor._init_from_local_shards_and_global_metadata(
         [Shard(held, cut(mine.metadata))],
-        replace(whole, shards_metadata=shards, size=whole.size[: held.dim()]),
+        replace(whole, shards_metadata=[*map(cut, whole.shards_metadata)], size=whole.size[: held.dim()]),
         process_group=weight._process_group,
     )
 
