@@ -71,8 +71,9 @@ class CpuTables(ShardedEmbeddingCollection):
                 first_key, tables = layout.add_group(rank, kind)
                 if rank == self._env.rank:
                     module = _module_of(lookup, tables)
-                    held = (module.emb_module, make_state(rule, module)) if module else (None, {})
-                    layout.groups.append(TableGroup(*held, first_key, tables, rule))
+                    state = make_state(rule, module) if module else {}
+                    kernel = module and module.emb_module
+                    layout.groups.append(TableGroup(kernel, state, first_key, tables, rule))
         for name, spec in dynamic.items():
             layout.dynamic[name] = self._share_of(spec, layout)
         layout.close()
