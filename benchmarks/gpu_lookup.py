@@ -118,7 +118,7 @@ def measure_kernels(dim: int, context: RuntimeContext, settings: Settings) -> di
 def measure_sharded(dim: int, context: RuntimeContext, settings: Settings) -> dict[str, Any]:
     """The example's, as its model calls them."""
     from recsuite.sharding.plan import build_model
-    from recsuite.training.optimizer import RowWiseAdagrad
+    from recsuite.sharding.table_rules import RowWiseAdagrad
 
     rows, number = settings.small_or((20_000, 2**10), (ROWS, IDS // 4))
     model = two_tables(dim, MLP_DIMS, number, SETS * number)
@@ -128,7 +128,7 @@ def measure_sharded(dim: int, context: RuntimeContext, settings: Settings) -> di
     make_columns(folder, rows, rows // 10, model.num_ratings, model)
     columns = columns_of(folder, model)
     with rows_drawn_on_device():
-        built = build_model(columns, config, context, RowWiseAdagrad(config.optimizer.lr).parameters(number))
+        built = build_model(columns, config, context, RowWiseAdagrad(config.optimizer.lr))
     # DistributedModelParallel wraps the model.
     tables = built.module.recommender.embeddings
     batches = _features(columns, config, context)

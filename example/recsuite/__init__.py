@@ -7,6 +7,8 @@ from typing import Any
 
 # A data worker imports this file, so it imports nothing by itself.
 PUBLIC = {
+    "Adagrad": "sharding.table_rules",
+    "Adam": "sharding.table_rules",
     "Callback": "training.callbacks",
     "Config": "config.config",
     "CoOccurrence": "models.co_occurrence",
@@ -19,11 +21,14 @@ PUBLIC = {
     "ModelData": "models.tasks.task",
     "ModelInput": "sharding.recommender",
     "PairMLP": "models.layers",
-    "RowWiseAdagrad": "training.optimizer",
+    "RowWiseAdagrad": "sharding.table_rules",
+    "RowWiseAdam": "sharding.table_rules",
     "RuntimeContext": "runtime.process",
+    "SGD": "sharding.table_rules",
     "SampledSoftmax": "models.tasks.ranking",
     "ServedModel": "serving.served",
     "SquaredError": "models.tasks.rating",
+    "TableRule": "sharding.table_rules",
     "TwoSided": "models.two_sided",
     "UserError": "errors",
     "begin_training": "training.trainer",

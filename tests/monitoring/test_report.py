@@ -13,8 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.monitoring.report import EventLog, numbers
+from recsuite.sharding.table_rules import RowWiseAdagrad
 from recsuite.training.callbacks import Step
-from recsuite.training.optimizer import RowWiseAdagrad
 from tests.support.event_files import scalars
 from tests.support.launch import EXAMPLE, python, read_json
 

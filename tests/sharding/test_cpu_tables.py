@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,8 +19,18 @@ from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding import plan
 from recsuite.sharding.cpu.cpu_tables import CpuTables
 from recsuite.sharding.plan import make_sharder
+from recsuite.sharding.table_rules import (
+    SGD,
+    Adagrad,
+    Adam,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    TableRule,
+    check_rule,
+)
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import train_epoch
@@ -37,11 +49,32 @@ def context(context: RuntimeContext) -> RuntimeContext:
     return dataclasses.replace(context, device=torch.device("cpu"))
 
 
-def trained(config: Config, context: RuntimeContext) -> tuple[torch.Tensor, dict[str, torch.Tensor], bool]:
+Trained = tuple[torch.Tensor, dict[str, torch.Tensor], bool]
+
+
+class Signs(TableRule):
+    """A rule of one's own: steps by signs, with a number and a vector of each row."""
+
+    name = "signs"
+    slots: ClassVar = {"steps": True, "last": False}
+
+    def step(self, gradients: torch.Tensor, state: Any, rate: torch.Tensor, number: int) -> torch.Tensor:
+        state["steps"] += 1
+        state["last"].copy_(gradients)
+        return -rate * gradients.sign()
+
+
+class NoStep(TableRule):
+    name = "no step"
+
+
+def trained(
+    config: Config, context: RuntimeContext, rule: TableRule | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor], bool]:
     """Losses of an epoch, all that was learned in it, and whether the tables were ours."""
     columns = open_columns(config)
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
-    train_state = build_train_state(columns, config, context)
+    train_state = build_train_state(columns, config, context, tables=rule)
     input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
     losses = train_epoch(train_state, input_pipeline, Progress(), config.training, context)
     state = {
@@ -69,9 +102,71 @@ def test_an_epoch_equals_that_of_fbgemm(config: Config, context: RuntimeContext,
 
 def test_rows_that_fbgemm_returns_as_zeros_on_a_gpu_are_refused_there(context: RuntimeContext) -> None:
     on_gpu = dataclasses.replace(context, device=torch.device("cuda"))
-    make_sharder({}, Config.of(embedding_dim=1024), {}, on_gpu)
+    make_sharder(RowWiseAdagrad(0.04), Config.of(embedding_dim=1024), {}, on_gpu)
     with pytest.raises(UserError, match=r"--embedding_dim 1028 is too large for a GPU, .* at most 1,024"):
-        make_sharder({}, Config.of(embedding_dim=1028), {}, on_gpu)
+        make_sharder(RowWiseAdagrad(0.04), Config.of(embedding_dim=1028), {}, on_gpu)
+
+
+FBGEMMS = "rs.SGD, rs.Adagrad, rs.RowWiseAdagrad"
+ALL = f"{FBGEMMS}, rs.Adam, rs.RowWiseAdam"
+OURS, TORCHREC, GPU = ("vectorised", False), ("torchrec", False), ("gpu", False)
+REFUSED: dict[str, tuple[Any, tuple[str, bool], str]] = {
+    "no kernel of FBGEMM": (Adam(0.1), TORCHREC, f"with --cpu_tables torchrec .* {FBGEMMS}, got A"),
+    "row-wise Adam too": (RowWiseAdam(0.1), TORCHREC, f"of tables with .* {FBGEMMS}, got RowWiseAdam"),
+    "an own rule on a GPU": (Signs(0.1), GPU, f"tables on a GPU must be one of {ALL}, got Signs"),
+    "an own rule without a step": (NoStep(0.1), OURS, f"must be one of {ALL}, got NoStep"),
+    "dynamic tables": (Adagrad(0.1), ("vectorised", True), "of dynamic .* of rs.RowWiseAdagrad, got Adagr"),
+    "an optimizer of torch": (torch.optim.Adam, OURS, f"must be one of {ALL}, got <class"),
+    "a class": (RowWiseAdagrad, GPU, f"must be one of {ALL}, got <class"),
+    "a rate below zero": (SGD(-1.0), OURS, "lr must be at least 0 and finite, .* got SGD.*-1.0"),
+    "a rate that is none": (SGD(math.nan), GPU, "lr must be at least 0 and finite"),
+    "a beta of one": (Adam(0.1, (0.9, 1.0)), OURS, "betas at least 0 and below 1, got Adam"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_table_optimizer_that_a_place_lacks_is_refused_with_the_names_of_those_it_has(name: str) -> None:
+    rule, place, sentence = REFUSED[name]
+    with pytest.raises(UserError, match=sentence):
+        check_rule(rule, *place)
+
+
+@pytest.mark.parametrize("rule", [SGD(1.0), Adagrad(0.04)])
+def test_fbgemms_optimizers_on_a_cpu_equal_ours(
+    config: Config, context: RuntimeContext, rule: TableRule
+) -> None:
+    losses, state, _ = trained(config, context, rule)
+    their_losses, their_state, is_ours = trained(config.replaced(cpu_tables="torchrec"), context, rule)
+    assert not is_ours
+    torch.testing.assert_close(losses, their_losses, rtol=1e-4, atol=0)
+    assert state.keys() == their_state.keys()
+    for name in state:
+        torch.testing.assert_close(state[name], their_state[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_a_rule_of_ones_own_has_state_in_checkpoints_and_a_step(
+    config: Config, context: RuntimeContext
+) -> None:
+    losses, state, _ = trained(config, context, Signs(0.004))
+    assert losses[-1] < losses[0]
+    assert state["tables.user.steps"].shape == state["tables.user.weight"].shape[:1]
+    assert state["tables.user.last"].shape == state["tables.user.weight"].shape
+    # The movies of the data are rated in more than one step.
+    assert float(state["tables.movie.steps"].max()) > 1
+
+
+def test_an_optimizer_with_more_state_needs_more_memory_in_the_plan(
+    config: Config, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config.replaced(embedding_dim=1024, batch_size=8)
+    columns = open_columns(config)
+    rows = sum(table.rows for table in columns.tables)
+    # For twice the rows, beside what the plan leaves to the dense part.
+    room = int(2 * rows * config.model.embedding_dim * 4 / (1 - plan.RESERVED_FOR_DENSE))
+    monkeypatch.setattr(plan, "_memory_per_rank", lambda context: room)
+    build_train_state(columns, config, context)
+    with pytest.raises(UserError, match="and room for their optimizer, and 1 ranks have"):
+        build_train_state(columns, config, context, tables=Adam(0.01))
 
 
 def test_a_row_that_no_table_has_ends_the_run(config: Config, context: RuntimeContext) -> None:

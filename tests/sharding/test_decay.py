@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,8 @@ from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.models.heads import Interaction
 from recsuite.runtime.process import cleanup_runtime, init_runtime
 from recsuite.sharding.recommender import ModelInput
+from recsuite.sharding.table_rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, TableRule
 from recsuite.training.input_pipeline import InputPipeline
-from recsuite.training.optimizer import RowWiseAdagrad
 from recsuite.training.state import ShardedModel, build_train_state
 from recsuite.training.steps import train_epoch
 from recsuite.training.weights import fold_scale, local_parts
@@ -49,10 +50,14 @@ class Rows:
 class Reference:
     """The same training as textbooks have it: whole tables, of which every step shrinks every row."""
 
-    def __init__(self, interaction: Interaction, tables: dict[str, torch.Tensor], config: Config) -> None:
+    def __init__(
+        self, interaction: Interaction, tables: dict[str, torch.Tensor], config: Config, rule: TableRule
+    ) -> None:
         self.interaction = interaction
         self.tables = {name: table.clone().requires_grad_() for name, table in tables.items()}
-        self.sums = {name: torch.zeros(len(table)) for name, table in tables.items()}
+        self.rule = rule
+        self.optimizers = {name: oracle_of(rule, table) for name, table in self.tables.items()}
+        self.seen = {name: torch.zeros(len(table), dtype=torch.bool) for name, table in tables.items()}
         self.dense = torch.optim.AdamW(
             interaction.parameters(),
             config.optimizer.dense_lr,
@@ -61,9 +66,10 @@ class Reference:
         self.config = config
 
     def step(self, batch: ModelInput, left: float, share: float) -> None:
+        features = batch.features.to_dict()
         looked_up = {
             name: Rows(self.tables[name], jagged.values(), jagged.lengths())
-            for name, jagged in batch.features.to_dict().items()
+            for name, jagged in features.items()
         }
         predictions = self.interaction.predict(feature_rows(looked_up), batch)
         loss = (batch.weights * (predictions - batch.labels) ** 2).mean()
@@ -74,12 +80,50 @@ class Reference:
         with torch.no_grad():
             for name, table in self.tables.items():
                 assert table.grad is not None
-                self.sums[name] += table.grad.square().mean(dim=1)
-                step = table.grad / (self.sums[name].sqrt() + 1e-8).unsqueeze(1)
-                rate = RowWiseAdagrad(self.config.optimizer.lr).rate(self.config.loader.batch_size)
-                table -= rate * left * step
+                rows = features[name].values().unique()
+                self.seen[name] |= (table.grad != 0).any(dim=1)
+                # As a sparse gradient: what no event of the batch has is not looked at.
+                table.grad = torch.sparse_coo_tensor(rows[None], table.grad[rows], table.size())
+                optimizer = self.optimizers[name]
+                optimizer.param_groups[0]["lr"] = left * self.rule.rate(self.config.loader.batch_size)
+                optimizer.step()
                 table *= math.exp(-self.config.optimizer.weight_decay * left * share)
                 table.grad = None
+
+
+class RowWise(torch.optim.Optimizer):
+    """Row-wise Adagrad and Adam of a sparse gradient, as the papers of both have them."""
+
+    def __init__(self, table: torch.Tensor, rule: TableRule) -> None:
+        super().__init__([table], {"lr": 0.0})
+        self.rule, self.table, self.count = rule, table, 0
+        self.mean, self.square = torch.zeros_like(table), torch.zeros(len(table), 1)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert self.table.grad is not None
+        self.count += 1
+        sparse = self.table.grad.coalesce()
+        rows, gradients = sparse.indices()[0], sparse.values()
+        squares = (gradients**2).mean(dim=1, keepdim=True)
+        if isinstance(self.rule, RowWiseAdagrad):
+            self.square[rows] += squares
+            step = gradients / (self.square[rows].sqrt() + 1e-8)
+        else:
+            self.mean[rows] = 0.9 * self.mean[rows] + 0.1 * gradients
+            self.square[rows] = 0.999 * self.square[rows] + 0.001 * squares
+            root = (self.square[rows] / (1 - 0.999**self.count)).sqrt()
+            step = self.mean[rows] / (1 - 0.9**self.count) / (root + 1e-8)
+        self.table[rows] -= self.param_groups[0]["lr"] * step
+
+
+def oracle_of(rule: TableRule, table: torch.Tensor) -> torch.optim.Optimizer:
+    """PyTorch's own optimizer of a table, or what the papers say."""
+    if isinstance(rule, (RowWiseAdagrad, RowWiseAdam)):
+        return RowWise(table, rule)
+    if isinstance(rule, Adagrad):
+        return torch.optim.Adagrad([table], 0.0, eps=1e-8)
+    # It adds eps to a root that is not corrected, so they agree where eps is next to nothing.
+    return torch.optim.SparseAdam([table], eps=1e-12) if isinstance(rule, Adam) else torch.optim.SGD([table])
 
 
 def rows_of(train_state: ShardedModel) -> dict[str, torch.Tensor]:
@@ -91,7 +135,14 @@ def rows_of(train_state: ShardedModel) -> dict[str, torch.Tensor]:
     }
 
 
-def test_every_row_decays_as_if_each_step_had_shrunk_the_whole_table(synthetic_folder: Path) -> None:
+@pytest.mark.parametrize(
+    "rule",
+    [RowWiseAdagrad(0.04), Adagrad(0.04), Adam(0.01, eps=1e-12), RowWiseAdam(0.01), SGD(8.0)],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_every_row_learns_and_decays_as_if_each_step_had_shrunk_the_whole_table(
+    synthetic_folder: Path, rule: TableRule
+) -> None:
     config = Config.of(
         data_path=str(synthetic_folder), batch_size=512, history=3, weight_decay=2.0, epochs=2, mlp_dims=(8,)
     )
@@ -99,7 +150,7 @@ def test_every_row_decays_as_if_each_step_had_shrunk_the_whole_table(synthetic_f
     context = init_runtime(config)
     try:
         columns = open_columns(config)
-        train_state = build_train_state(columns, config, context)
+        train_state = build_train_state(columns, config, context, tables=rule)
         features = [table.feature for table in columns.tables]
         interaction = Interaction(
             features, config.model.embedding_dim, config.model.mlp_dims, columns.mean_label
@@ -109,7 +160,7 @@ def test_every_row_decays_as_if_each_step_had_shrunk_the_whole_table(synthetic_f
         # The only row that no training rating looks up; it begins with zeros otherwise.
         shards_of(tensors_of(train_state))["movie"]["weight"][0].tensor.detach()[UNKNOWN_ROW] = 1.0
         before = rows_of(train_state)
-        reference = Reference(interaction, before, config)
+        reference = Reference(interaction, before, config, rule)
         with open_data(config, context) as data:
             input_pipeline = InputPipeline(data.loader)
             position, num_train = Progress(), columns.num_train
@@ -128,7 +179,9 @@ def test_every_row_decays_as_if_each_step_had_shrunk_the_whole_table(synthetic_f
     assert float(train_state.row_scale) == pytest.approx(math.exp(-2.0 * 0.75), rel=0.02)
     for name, rows in after.items():
         torch.testing.assert_close(rows, reference.tables[name].detach(), rtol=1e-3, atol=1e-5)
-    assert reference.sums["movie"][UNKNOWN_ROW] == 0
+        # All of it had something to learn.
+        assert (rows - before[name] * train_state.row_scale).abs().max() > 0.01
+    assert not reference.seen["movie"][UNKNOWN_ROW]
     assert after["movie"][UNKNOWN_ROW].tolist() == [float(train_state.row_scale)] * config.model.embedding_dim
 
 

@@ -38,7 +38,9 @@ OTHER_BATCH_SIZE = 700
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its data, and when it is written: every so many steps, or at the steps of a schedule."""
+    """A model, its data, the optimizer of its tables by its public name, and when it is written: every so
+    many steps, or at the steps of a schedule.
+    """
 
     num_ratings: int
     global_batch_size: int
@@ -46,6 +48,7 @@ class Case:
     settings: dict[str, Any]
     schedule: tuple[int, ...] = ()
     dump_every: int = 0
+    rule: str = "RowWiseAdagrad"
 
     def every_at(self, step: int) -> int:
         """--dump_every, as it is at a step."""
@@ -70,7 +73,7 @@ def _draw_periodic(chance: random.Random, num_ratings: int) -> Case:
     """Checkpoints every few steps, over the end of an epoch of 4 to 7 steps."""
     batch_size = 6 * chance.randrange(num_ratings * 8 // 10 // 42 + 1, num_ratings * 8 // 10 // 24)
     settings = {**_draw_settings(chance), "pipeline": "sparse_dist", "history": 0}
-    return Case(num_ratings, batch_size, 9, settings, dump_every=chance.choice((2, 3)))
+    return Case(num_ratings, batch_size, 9, settings, dump_every=chance.choice((2, 3)), rule="Adam")
 
 
 def _draw_async(chance: random.Random, num_ratings: int) -> Case:
@@ -78,7 +81,9 @@ def _draw_async(chance: random.Random, num_ratings: int) -> Case:
     schedule = tuple(sorted(chance.sample(range(EVALUATED_AT + 1, 12), 3)))
     batch_size = 6 * chance.randrange(100, 250)
     of_case = {"pipeline": "plain", "history": chance.randrange(1, 8), "async_dump": True}
-    return Case(num_ratings, batch_size, schedule[-1], {**_draw_settings(chance), **of_case}, schedule)
+    return Case(
+        num_ratings, batch_size, schedule[-1], {**_draw_settings(chance), **of_case}, schedule, rule="SGD"
+    )
 
 
 def _draw_sequence(chance: random.Random, num_ratings: int) -> Case:
@@ -128,8 +133,8 @@ def write_all(folder: Path, context: RuntimeContext) -> dict[str, Any]:
     sequence = ended.replaced(task="sequence", history=5, negatives=64, embedding_dim=8)
     return {
         "cases": found,
-        "resume": resume(by / "resume", ended, context),
-        "resume sequence": resume(by / "resume sequence", sequence, context),
+        "resume": resume(by / "resume", ended, context, adagrad()),
+        "resume sequence": resume(by / "resume sequence", sequence, context, None),
     }
 
 
@@ -142,7 +147,7 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
     from recsuite.training.state import build_train_state
 
     columns = open_columns(config)
-    train_state = build_train_state(columns, config, context)
+    train_state = build_train_state(columns, config, context, tables=rule_of(case))
     checkpointers = [
         begin_checkpointer(folder / kind, kind, train_state, columns, config, context) for kind in KINDS
     ]
@@ -252,16 +257,24 @@ def read_from(writers: int, folder: Path, all_of_them: bool, context: RuntimeCon
     found: dict[str, Any] = {"cases": {}}
     for name in cases_of(writers, readers, all_of_them):
         config = config_of(folder, CASES[name], context)
-        found["cases"][name] = read_case(by / name, all_of_them, config, context)
+        found["cases"][name] = read_case(by / name, CASES[name], all_of_them, config, context)
     if is_resumed(writers, readers, all_of_them):
         copied = folder / f"resumed-by-{writers}-{readers}"
         copy(by / "resume" / "interrupted", copied, context)
         config = ended_config(folder, context).replaced(batch_size=OTHER_BATCH_SIZE)
-        found["resumed"] = train(copied, config, context, resume=True)
+        found["resumed"] = train(copied, config, context, rule=adagrad(), resume=True)
     return found
 
 
-def read_case(folder: Path, all_of_them: bool, config: Config, context: RuntimeContext) -> dict[str, Any]:
+def rule_of(case: Case) -> Any:
+    import recsuite
+
+    return getattr(recsuite, case.rule)(0.01)
+
+
+def read_case(
+    folder: Path, case: Case, all_of_them: bool, config: Config, context: RuntimeContext
+) -> dict[str, Any]:
     """By kind, what loading every checkpoint, or every other one, gave, and the steps after the newest."""
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.training.state import build_train_state
@@ -269,7 +282,8 @@ def read_case(folder: Path, all_of_them: bool, config: Config, context: RuntimeC
     columns = open_columns(config)
     # Other initial weights, so that nothing right is there by chance; the second kind finds what the steps
     # after the first left.
-    train_state = build_train_state(columns, config.replaced(seed=config.runtime.seed + 1), context)
+    other = config.replaced(seed=config.runtime.seed + 1)
+    train_state = build_train_state(columns, other, context, tables=rule_of(case))
     found = {}
     for kind in KINDS:
         states, progress = load_states(folder / kind, all_of_them, train_state, columns, context)
@@ -305,15 +319,21 @@ def ended_config(folder: Path, context: RuntimeContext) -> Config:
     return Config.of(data_path=str(folder / str(SIZES[0])), batch_size=batch_size, epochs=2, keep=100)
 
 
-def resume(folder: Path, config: Config, context: RuntimeContext) -> dict[str, Any]:
+def adagrad() -> Any:
+    import recsuite
+
+    return recsuite.Adagrad(0.04)
+
+
+def resume(folder: Path, config: Config, context: RuntimeContext, rule: Any) -> dict[str, Any]:
     """A training, and the same one, ended by a SIGTERM to one rank and resumed."""
-    whole = train(folder / "whole", config, context, dump=True)
+    whole = train(folder / "whole", config, context, rule=rule, dump=True)
     end_at = len(whole["losses"]) // 2 + 3
-    before = train(folder / "ended", config, context, end_at, inc_dump=True, dump_every=4)
+    before = train(folder / "ended", config, context, end_at, rule, inc_dump=True, dump_every=4)
     copy(folder / "ended", folder / "interrupted", context)
     # Where batches are made is no part of a checkpoint; each worker is a Python that starts.
     num_workers = int(context.world_size == 1)
-    after = train(folder / "ended", config, context, resume=True, num_workers=num_workers)
+    after = train(folder / "ended", config, context, rule=rule, resume=True, num_workers=num_workers)
     return {"whole": whole, "end_at": end_at, "before": before, "after": after}
 
 

@@ -58,6 +58,7 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     for pipeline in ("plain", "sparse_dist"):
         ranking = config.replaced(task="ranking", pipeline=pipeline, epochs=1)
         found["ranking losses"][pipeline] = train_all(columns, ranking, context)[0]
+    found["rules"] = train_rules(columns, config.replaced(epochs=1), context)
     found["both sides"] = train_both_sides(config, context)
     found["learned weights"] = train_learned_weights(columns, config, context)
     found["sequences"] = {ids: train_sequence(config, ids, context) for ids in ("vocabulary", "dynamic")}
@@ -65,6 +66,15 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     found["tied"] = rank_all(columns, config, context, std=0)["ranks"]
     found["pipelined_modules"] = count_pipelined_modules(columns, config, context)
     return found
+
+
+def train_rules(columns: Any, config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """The losses, and `optimizer_sums`, by optimizer of the tables."""
+    from recsuite.sharding.table_rules import SGD, Adagrad, Adam, RowWiseAdam
+
+    # As large as they can be: after few steps a wrong sum over the ranks must show.
+    rules = (SGD(4.0), Adagrad(0.1), Adam(0.05), RowWiseAdam(0.05))
+    return {rule.name: train_all(columns, config, context, rule)[::2] for rule in rules}
 
 
 def train_both_sides(config: Config, context: RuntimeContext) -> dict[str, Any]:
@@ -115,7 +125,7 @@ def train_sequence(config: Config, ids: str, context: RuntimeContext) -> dict[st
     return found
 
 
-def build(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, Any]:
+def build(columns: Any, config: Config, context: RuntimeContext, rule: Any = None) -> tuple[Any, Any]:
     """A train state and an input pipeline, as `train` makes them."""
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
@@ -124,7 +134,7 @@ def build(columns: Any, config: Config, context: RuntimeContext) -> tuple[Any, A
 
     sampler = EpochSampler(EventBatches(columns, config, context.rank, context.world_size))
     input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
-    return build_train_state(columns, config, context), input_pipeline
+    return build_train_state(columns, config, context, tables=rule), input_pipeline
 
 
 def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any:
@@ -140,14 +150,14 @@ def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any
 
 
 def train_all(
-    columns: Any, config: Config, context: RuntimeContext
+    columns: Any, config: Config, context: RuntimeContext, rule: Any = None
 ) -> tuple[list[list[float]], Any, dict[str, float]]:
     """The loss of every step of every epoch, the metrics of the trained model, and `optimizer_sums`."""
     from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.steps import train_epoch
 
-    train_state, input_pipeline = build(columns, config, context)
+    train_state, input_pipeline = build(columns, config, context, rule)
     evaluator = make_evaluator(input_pipeline, columns, config.model, context)
     losses = []
     with input_pipeline.loader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import signal
@@ -16,9 +17,11 @@ from recsuite.runtime.process import RuntimeContext
 
 
 def train(
-    folder: Path, config: Config, context: RuntimeContext, end_at: int = -1, **settings: Any
+    folder: Path, config: Config, context: RuntimeContext, end_at: int = -1, rule: Any = None, **settings: Any
 ) -> dict[str, Any]:
     """What a training did: its status, which ratings it took, its losses, its end, what it learned.
+
+    rule: the optimizer of the tables.
 
     Which ratings is known only where batches are made in this process.
     """
@@ -42,7 +45,9 @@ def train(
         with open_data(config, context) as data, checkpointing(data.columns, config, context) as checkpointer:
             checkpointer.__class__ = EndingCheckpointer
             with noting(data.loader.dataset, taken):
-                run = training.train(data, config, context, checkpointer)
+                begun = training.begin_training(data, config, context, checkpointer)
+                begun.shard = functools.partial(begun.shard, tables=rule)  # type: ignore[method-assign]
+                run = begun.run()
             found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]
             found["test"] = run.test
             found["tensors"] = digests(checkpointer.tensors, context)
@@ -96,6 +101,7 @@ def advance(
     import torch.distributed as dist
 
     from recsuite.checkpoint.storage.manifest import Progress
+    from recsuite.training.optimizer import set_rates
 
     input_pipeline = input_pipeline_of(columns, config, context)
     train_state.model.train()
@@ -104,6 +110,7 @@ def advance(
         batches = input_pipeline.batches("train", progress.epoch, progress.samples)
         sizes = input_pipeline.loader.dataset.step_sizes("train", progress.samples)
         for size in sizes[: num_steps - len(losses)]:
+            set_rates(train_state.optimizer, 1.0, float(train_state.row_scale), progress.step)
             loss = train_state.learn(next(batches).to(context.device)).clone()
             dist.all_reduce(loss)
             losses.append(float(loss) / context.world_size)

@@ -69,6 +69,19 @@ def test_adagrads_state_agrees_for_1_2_and_3_ranks(found: dict[int, Any]) -> Non
     assert min(found[1]["sums"].values()) > 0
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "row-wise Adam"])
+def test_every_optimizer_of_the_tables_learns_alike_on_1_2_and_3_ranks(
+    found: dict[int, Any], name: str
+) -> None:
+    (expected,), sums = found[1]["rules"][name]
+    # The tables learned enough to tell a sum over the ranks that is wrong.
+    assert 0.02 < max(expected) - min(expected) < 1, expected
+    for results in found.values():
+        (losses,), others = results["rules"][name]
+        np.testing.assert_allclose(losses, expected, rtol=1e-4)
+        assert others == pytest.approx(sums, rel=1e-3, abs=1e-6)
+
+
 def test_a_ranking_trains_in_both_loops_on_1_2_and_3_ranks(found: dict[int, Any]) -> None:
     for results in found.values():
         ((plain,), (pipelined,)) = results["ranking losses"].values()

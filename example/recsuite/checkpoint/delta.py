@@ -38,7 +38,7 @@ from recsuite.checkpoint.dynamic.tables import DynamicTables
 from recsuite.checkpoint.full import Tensors, write_config
 from recsuite.checkpoint.storage.dynamic.files import PREFIX, name_of
 from recsuite.checkpoint.storage.manifest import Manifest, write_manifest
-from recsuite.checkpoint.storage.shards import shard_file_name, shard_files_of, write_shard_file
+from recsuite.checkpoint.storage.shards import shard_file_name, shard_files_of, tables_of, write_shard_file
 from recsuite.config.config import Config
 from recsuite.datasets.schema import Schema
 from recsuite.errors import UserError
@@ -149,7 +149,7 @@ def write_delta(
         UserError: on every rank, with the reason alone, when a file cannot be written.
     """
     rank = dist.get_rank(group)
-    arrays = _changed(touched, tensors, vocabulary)
+    arrays = _changed(touched, tensors, vocabulary, manifest)
     counts = {table: len(arrays[f"tables.{table}.rows"]) for table in shards_of(tensors)}
     changed = dynamic.arrays(is_delta=True)
     counts |= {table: len(changed[name_of(table, "ids")]) for table in dynamic.tables}
@@ -189,7 +189,7 @@ def _in_words(action: Callable[[], Any]) -> Any:
 
 
 def _changed(
-    touched: dict[str, torch.Tensor], tensors: Tensors, vocabulary: Vocabulary
+    touched: dict[str, torch.Tensor], tensors: Tensors, vocabulary: Vocabulary, manifest: Manifest
 ) -> dict[str, np.ndarray]:
     arrays: dict[str, np.ndarray] = {}
     for table, slots in shards_of(tensors).items():
@@ -200,9 +200,8 @@ def _changed(
         arrays[f"tables.{table}.rows"] = rows
         arrays[f"tables.{table}.ids"] = vocabulary.raw_ids(table, rows)
         # A rank that holds nothing of a table writes none of its rows: readers want each table in each file.
-        width = tensors[f"tables.{table}.weight"].size(1)
-        empty = {"weight": np.zeros((0, width), np.float32), "momentum1": np.zeros(0, np.float32)}
-        for slot, values in empty.items():
+        for slot, (shape, _) in tables_of(manifest)[table].items():
+            values = np.zeros((0, *shape[1:]), np.float32)
             for shard in slots.get(slot, ()):
                 values = shard.tensor.detach()[local].cpu().numpy()
             arrays[f"tables.{table}.{slot}"] = values

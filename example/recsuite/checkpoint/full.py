@@ -84,9 +84,9 @@ def _named(train_state: ShardedModel) -> Tensors:
     for key, slots in train_state.optimizer.state_dict()["state"].items():
         for slot, value in slots.items():
             # Of a table's state TorchRec names the table again.
-            found[f"{_name(key)}.{slot.rpartition('.')[2]}"] = value
-    # A row's weights and its optimizer's state share the prefix "tables.NAME.".
-    found = {name.replace(".weight.momentum1", ".momentum1"): value for name, value in found.items()}
+            # A row's weights and its optimizer's state share the prefix "tables.NAME.".
+            name = _name(key).removesuffix(".weight") if isinstance(value, ShardedTensor) else _name(key)
+            found[f"{name}.{slot.rpartition('.')[2]}"] = value
     # The reader cannot slice what has no dimension.
     return {
         name: value if isinstance(value, ShardedTensor) or value.dim() else value.view(1)

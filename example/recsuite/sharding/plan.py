@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,6 +50,7 @@ from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
 from recsuite.sharding.dynamic.spec import DynamicSpec
 from recsuite.sharding.managed.tables import ManagedTablesSharder
 from recsuite.sharding.recommender import TrainableModel, make_model
+from recsuite.sharding.table_rules import TableRule, check_rule
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the table.
 INIT_BLOCK_ROWS = 4096
@@ -67,16 +67,16 @@ def build_model(
     columns: Columns,
     config: Config,
     context: RuntimeContext,
-    table_optimizer: Mapping[str, Any],
+    tables: TableRule,
     maker: ModelMaker | None = None,
     loss: nn.Module | None = None,
 ) -> DistributedModelParallel:
     """The model of a data set, sharded over all ranks, with the optimizer of its tables in the backward.
 
-    table_optimizer: FBGEMM's parameters of it; maker, loss: see `make_model`. Collective: every rank.
+    tables: their optimizer; maker, loss: see `make_model`. Collective: every rank.
 
     Raises:
-        UserError: see `make_plan`.
+        UserError: see `make_plan` and `check_rule`.
     """
     # Again, right before the dense weights are drawn: they must not depend on what else has drawn from
     # torch's generator since the process began.
@@ -84,8 +84,8 @@ def build_model(
     specs = dynamic_specs(columns, config, context)
     num_rows = rows_of_tables(columns, specs, context.world_size)
     model = make_model(columns, config.model, config.data.history, num_rows, maker, loss)
-    sharder = make_sharder(table_optimizer, config, specs, context)
-    plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context)
+    sharder = make_sharder(tables, config, specs, context)
+    plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context, tables)
     # Tables are allocated here, each shard on the rank that owns it; before, they exist as shapes alone.
     sharded = DistributedModelParallel(
         model, device=context.device, plan=plan, sharders=[sharder], data_parallel_wrapper=FixedBuckets()
@@ -127,20 +127,24 @@ def rows_of_tables(columns: Columns, specs: Mapping[str, DynamicSpec], world_siz
 
 
 def make_sharder(
-    table_optimizer: Mapping[str, Any],
-    config: Config,
-    specs: Mapping[str, DynamicSpec],
-    context: RuntimeContext,
+    rule: TableRule, config: Config, specs: Mapping[str, DynamicSpec], context: RuntimeContext
 ) -> EmbeddingCollectionSharder:
     """What shards the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses.
 
     Raises:
-        UserError: on a GPU, for rows that are wider than FBGEMM reads there.
+        UserError: on a GPU, for rows that are wider than FBGEMM reads there; see also `check_rule`.
     """
     cpu_tables, width = config.training.cpu_tables, config.model.embedding_dim
+    is_cpu = context.device.type == "cpu"
+    check_rule(rule, cpu_tables if is_cpu else "gpu", bool(specs))
+    # One step learns from the batches of all ranks, so the rate is for that many events.
+    rate = rule.rate(config.loader.batch_size * context.world_size)
+    fused_params = {"optimizer": rule.fbgemm, "learning_rate": rate, **rule.options()}
     # A row out of range is a bug of ours: it must end the run, not turn into row 0.
-    fused_params = {**table_optimizer, "bounds_check_mode": BoundsCheckMode.FATAL}
-    if context.device.type != "cpu":
+    fused_params["bounds_check_mode"] = BoundsCheckMode.FATAL
+    if is_cpu and cpu_tables == "vectorised":
+        return CpuTablesSharder(fused_params, rule, config.runtime.timeout, specs)
+    if not is_cpu:
         require(
             width <= WIDEST_ON_GPU,
             f"--embedding_dim {width} is too large for a GPU, where FBGEMM returns zeros for wider rows "
@@ -148,15 +152,10 @@ def make_sharder(
         )
         if cpu_tables != TrainingConfig.cpu_tables:
             context.say(f"--cpu_tables {cpu_tables} changes nothing on a GPU")
-        if specs:
-            return ManagedTablesSharder(fused_params, specs)
-        return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=True)
-    if cpu_tables == "torchrec":
-        if specs:
-            return ManagedTablesSharder(fused_params, specs)
-        # Without use_index_dedup, which has no kernel on a CPU.
-        return EmbeddingCollectionSharder(fused_params=fused_params)
-    return CpuTablesSharder(fused_params, config.runtime.timeout, specs)
+    if specs:
+        return ManagedTablesSharder(fused_params, specs)
+    # On a CPU FBGEMM has no kernel for the distinct ids.
+    return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=not is_cpu)
 
 
 def make_plan(
@@ -166,10 +165,11 @@ def make_plan(
     specs: Mapping[str, DynamicSpec],
     batch_size: int,
     context: RuntimeContext,
+    rule: TableRule,
 ) -> ShardingPlan:
     """TorchRec's plan: rank 0 makes it, all use it. Collective: every rank.
 
-    num_rows: of each table; batch_size: of each rank.
+    num_rows: of each table; batch_size: of each rank; rule: the optimizer of the tables.
 
     The constraints: dynamic tables are split by rows, as many on each rank. Of others, those with many rows
     per rank are split too, so that their memory and work are shared by all; small ones lie whole on the rank
@@ -191,7 +191,8 @@ def make_plan(
     }
     memory = _memory_per_rank(context)
     planner = EmbeddingShardingPlanner(
-        topology=_topology(memory, context),
+        # The planner does not ask the sharder for the optimizer, whose state may be as large as the rows.
+        topology=_topology(memory // (1 + [*rule.slots.values()].count(False)), context),
         batch_size=batch_size,
         # TorchRec's default estimates the dense part instead, and warns that it over-estimates.
         storage_reservation=FixedPercentageStorageReservation(RESERVED_FOR_DENSE),

@@ -1,6 +1,6 @@
 """How a model learns: learning rates and their schedule, and the decay of the tables and of the dense part.
 
-    tables      row-wise Adagrad, inside the backward    --lr, --weight_decay
+    tables      see `table_rules`, inside the backward   --lr, --weight_decay
     dense part  AdamW, after the backward                --dense_lr, --dense_weight_decay
 
 Both rates fall linearly to zero over the run, counted in events and not in steps, so that they are the same
@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -25,10 +24,6 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.sections.model import OptimizerConfig
 
-# The global batch that --lr is for.
-REFERENCE_BATCH = 4096
-# Keeps a row without a gradient so far from dividing by zero, and is too small for anything else.
-TABLE_EPS = 1e-8
 # Over so many events of a stream, which has no passes, the tables decay by --weight_decay.
 EVENTS_OF_DECAY = 1_000_000
 # The parts of the combined optimizer, in their order.
@@ -37,31 +32,6 @@ PARAMETER_GROUPS = ("tables", "dense")
 
 # Makes the optimizer of the dense part from its parameters.
 DenseOptimizer = Callable[[Any], torch.optim.Optimizer]
-
-
-@dataclass(frozen=True)
-class RowWiseAdagrad:
-    """Adagrad with one number of state for each row, in the backward of the tables.
-
-    lr: the learning rate for a global batch of 4,096 events. Adagrad's steps have the size of the rate
-    whatever the gradient, so a row moves with the root of the number of steps; with the root of the batch in
-    the rate, it learns as much on any number of ranks.
-    """
-
-    lr: float
-    eps: float = TABLE_EPS
-
-    def rate(self, global_batch: int) -> float:
-        """Return the learning rate for the events in a step of all ranks, at the beginning of a run."""
-        return self.lr * math.sqrt(global_batch / REFERENCE_BATCH)
-
-    def parameters(self, global_batch: int) -> dict[str, Any]:
-        """Return what FBGEMM takes, whose kernels the optimizer is a part of."""
-        return {
-            "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            "learning_rate": self.rate(global_batch),
-            "eps": self.eps,
-        }
 
 
 def make_optimizer(
@@ -139,8 +109,8 @@ class Constant:
         return 1.0
 
 
-def set_rates(optimizer: CombinedOptimizer, left: float, scale: float) -> None:
-    """Learn at a share `left` of the first rates from now on; scale: the row scale."""
+def set_rates(optimizer: CombinedOptimizer, left: float, scale: float, step: int = 0) -> None:
+    """Learn at a share `left` of the first rates from now on; scale: the row scale; step: steps before."""
     for group in optimizer.param_groups:
         # Kept apart from "lr", which for the tables is divided by the scale below: callbacks are shown the
         # schedule.
@@ -149,6 +119,12 @@ def set_rates(optimizer: CombinedOptimizer, left: float, scale: float) -> None:
     for group in tables.param_groups:
         # The tables hold rows divided by the scale, so a step of the rows is one of theirs divided by it.
         group["lr"] /= scale
+    for kernel in (fused._emb_module for _, part in tables.optimizers for _, fused in part.optimizers):
+        # Adam's number of a step. Left to FBGEMM it counts evaluations too, and is in no checkpoint.
+        kernel.iter_cpu.fill_(step)
+        if not step:
+            # It is taken from there where the other one is zero.
+            kernel.iter.zero_()
 
 
 def scheduled_rates(optimizer: CombinedOptimizer) -> dict[str, float]:

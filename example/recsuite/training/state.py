@@ -22,7 +22,8 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import named
 from recsuite.sharding.plan import build_model
 from recsuite.sharding.recommender import ModelInput
-from recsuite.training.optimizer import DenseOptimizer, RowWiseAdagrad, make_optimizer
+from recsuite.sharding.table_rules import RowWiseAdagrad, TableRule
+from recsuite.training.optimizer import DenseOptimizer, make_optimizer
 
 
 class ShardedModel:
@@ -136,7 +137,7 @@ def build_train_state(
     context: RuntimeContext,
     maker: ModelMaker | None = None,
     loss: nn.Module | None = None,
-    tables: RowWiseAdagrad | None = None,
+    tables: TableRule | None = None,
     dense: DenseOptimizer | None = None,
 ) -> ShardedModel:
     """Return the model of a data set and its optimizers, untrained. Collective: every rank.
@@ -145,12 +146,10 @@ def build_train_state(
     where they are None.
 
     Raises:
-        UserError: when the tables do not fit the memory of the ranks.
+        UserError: when the tables do not fit the memory of the ranks, or their optimizer is none there is.
     """
-    global_batch = config.loader.batch_size * context.world_size
     tables = tables or RowWiseAdagrad(config.optimizer.lr)
-    # One step learns from the batches of all ranks, so the rate is for that many events.
-    model = build_model(columns, config, context, tables.parameters(global_batch), maker, loss)
+    model = build_model(columns, config, context, tables, maker, loss)
     return ShardedModel(model, make_optimizer(model, config.optimizer, dense), config.optimizer.weight_decay)
 
 

@@ -107,7 +107,7 @@ class Pass:
             left = self.schedule.left(progress)
             # Before the step: TorchRec gives the tables' rate to their kernel in `zero_grad`, and the kernel
             # learns in the backward.
-            set_rates(model.optimizer, left, scale.value)
+            set_rates(model.optimizer, left, scale.value, progress.step)
             model.table_optimizer.zero_grad()
             start_clock(shares, progress, scale.value)
             with named(STEP):

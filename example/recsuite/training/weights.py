@@ -33,8 +33,8 @@ LARGEST_WEIGHT = 1e6
 SHARE_OF_FREE = 0.5
 # That of a row scale which is moved into the tables: far from the ends of float32 on both sides.
 SMALLEST_EXPONENT = -32
-# What optimizers keep is to be finite, and may be large.
-OPTIMIZER_SLOTS = ("momentum1", "exp_avg", "exp_avg_sq", "step")
+# What optimizers keep of the dense part; it is to be finite, and may be large.
+OPTIMIZER_SLOTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def unsound(
@@ -57,10 +57,12 @@ def unsound(
             largest = max(map(abs, torch.stack(part.aminmax()).tolist()))
             if slot == "weight" and isinstance(value, ShardedTensor):
                 largest *= scale
-            limit = float("inf") if slot in OPTIMIZER_SLOTS else LARGEST_WEIGHT
+            # A rule of the tables names its state as it likes.
+            is_state = slot != "weight" if isinstance(value, ShardedTensor) else slot in OPTIMIZER_SLOTS
+            limit = float("inf") if is_state else LARGEST_WEIGHT
             # A comparison with NaN is false.
             if not largest < limit:
-                return f"{_in_words(name, slot, value)} has {largest:.3g}"
+                return f"{_in_words(name, is_state, value)} has {largest:.3g}"
     for name, share in shares.items():
         largest, kept = share.largest(changed=rows is not None)
         if not scale * largest < LARGEST_WEIGHT:
@@ -70,11 +72,11 @@ def unsound(
     return ""
 
 
-def _in_words(name: str, slot: str, value: torch.Tensor | ShardedTensor) -> str:
+def _in_words(name: str, is_state: bool, value: torch.Tensor | ShardedTensor) -> str:
     """What a tensor holds, in the words of the table of features, and its name."""
     is_table = isinstance(value, ShardedTensor)
     whole = f"the table {name.split('.')[-2]}" if is_table else "the dense part"
-    return f"{'the optimizer of ' if slot in OPTIMIZER_SLOTS else ''}{whole} ({name})"
+    return f"{'the optimizer of ' if is_state else ''}{whole} ({name})"
 
 
 def local_parts(

@@ -6,7 +6,7 @@ the arithmetic, and FBGEMM updates rows at a third of the speed of PyTorch's own
     ids of all features -> keys -> distinct keys, in order          a row travels once for all its ids
     keys to the ranks that own the rows, rows back -> a row an id   one exchange for all tables
     gradients of ids -> sums for distinct keys -> to the owners     as many bytes as the rows
-    -> sums over ranks -> row-wise Adagrad on the rows, in place    FBGEMM's EXACT_ROWWISE_ADAGRAD
+    -> sums over ranks -> the tables' optimizer, in place           see `table_rules`
 
 Dynamic tables are asked for by ids, which the ranks that own them turn into rows (`sharding/dynamic`).
 
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
@@ -29,7 +30,7 @@ from recsuite.datasets.schema import AUDIENCE, LISTS
 from recsuite.models.lists import DistinctRows
 from recsuite.models.rows import SharedRows
 from recsuite.runtime.ranges import named
-from recsuite.sharding.cpu.groups import DynamicPart, TableGroup
+from recsuite.sharding.cpu.groups import DynamicPart, TableGroup, make_state
 from recsuite.sharding.cpu.lookup import LookupRequest, TableLayout, learn
 from recsuite.sharding.cpu.request import CountsExchange
 from recsuite.sharding.cpu.resolution import mark_missing, resolve, take_unknown
@@ -37,27 +38,28 @@ from recsuite.sharding.cpu.shared_exchange import open_exchange
 from recsuite.sharding.dynamic.placement import rows_per_rank
 from recsuite.sharding.dynamic.rows import DynamicRows
 from recsuite.sharding.dynamic.spec import DynamicSpec
+from recsuite.sharding.table_rules import TableRule
+
+Specs = Mapping[str, DynamicSpec]
 
 
 class CpuTables(ShardedEmbeddingCollection):
     """The sharded tables of a model on the CPU, split by rows or whole.
 
-    dynamic: those of them that take ids in.
+    sharder: knows their optimizer, and those of them that take ids in.
     """
 
-    def __init__(
-        self, timeout: float, dynamic: Mapping[str, DynamicSpec], *arguments: Any, **options: Any
-    ) -> None:
+    def __init__(self, sharder: CpuTablesSharder, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.exchange = open_exchange(self._env.process_group, timeout)
+        self.exchange = open_exchange(self._env.process_group, sharder.timeout)
         # TorchRec's pipelines ask whether its exchange still waits for a first batch; ours does not.
         self._has_uninitialized_input_dist = False
         # Autograd calls the backward only for inputs that want a gradient. The rows themselves are none, so
         # this empty tensor is what makes it come, also on a rank that holds no rows.
         self.anchor = torch.zeros(0, requires_grad=True)
-        self.layout = self._lay_out(dynamic)
+        self.layout = self._lay_out(sharder.rule, sharder.dynamic)
 
-    def _lay_out(self, dynamic: Mapping[str, DynamicSpec]) -> TableLayout:
+    def _lay_out(self, rule: TableRule, dynamic: Specs) -> TableLayout:
         """Give the rows of all ranks their keys, and find the kernels of this rank."""
         plan = {name: self.module_sharding_plan[name] for name in self._table_names}
         num_rows = {name: config.num_embeddings for name, config in self._table_name_to_config.items()}
@@ -68,7 +70,10 @@ class CpuTables(ShardedEmbeddingCollection):
             for kind, lookup in zip(self._sharding_types, self._lookups, strict=True):
                 first_key, tables = layout.add_group(rank, kind)
                 if rank == self._env.rank:
-                    layout.groups.append(TableGroup(_kernel_of(lookup, tables), first_key, tables))
+                    module = _module_of(lookup, tables)
+                    state = make_state(rule, module) if module else {}
+                    kernel = module and module.emb_module
+                    layout.groups.append(TableGroup(kernel, state, first_key, tables, rule))
         for name, spec in dynamic.items():
             layout.dynamic[name] = self._share_of(spec, layout)
         layout.close()
@@ -76,15 +81,12 @@ class CpuTables(ShardedEmbeddingCollection):
 
     def _share_of(self, spec: DynamicSpec, layout: TableLayout) -> DynamicPart:
         """This rank's share of a dynamic table."""
-        ((group, first_row),) = [
-            (group, first_row)
-            for group in layout.groups
-            for name, first_row in group.tables
-            if name == spec.name
-        ]
+        places = {name: (group, first) for group in layout.groups for name, first in group.tables}
+        group, first_row = places[spec.name]
         rank, world_size = self._env.rank, self._env.world_size
         rows = slice(first_row, first_row + rows_per_rank(spec, world_size))
-        share = DynamicRows(spec, rank, world_size, group.weights[rows], group.state[rows])
+        state = group.state["momentum1"][rows]
+        share = DynamicRows(spec, rank, world_size, group.weights[rows], state)
         if share.unknown is not None:
             # Learned like any other, and zero to begin with.
             share.unknown[0].zero_()
@@ -157,14 +159,14 @@ class CpuTables(ShardedEmbeddingCollection):
             self.post_lookup_tracker_fn(looked_up, rows, self, None)
 
 
-def _kernel_of(lookup: Any, tables: tuple[tuple[str, int], ...]) -> Any:
-    """FBGEMM's kernel of a table group; None where this rank holds nothing of it."""
+def _module_of(lookup: Any, tables: tuple[tuple[str, int], ...]) -> Any:
+    """TorchRec's module of a table group; None where this rank holds nothing of it."""
     held = [[table.name for table in config.embedding_tables] for config in lookup.grouped_configs]
     names = [name for name, _ in tables]
     if held != ([names] if names else []):
         # Another version of TorchRec may group otherwise; rows would be others than their keys say.
         raise RuntimeError(f"TorchRec has grouped the tables {names} as {held}")
-    return lookup._emb_modules[0].emb_module if names else None
+    return lookup._emb_modules[0] if names else None
 
 
 def shared_in(names: Sequence[str]) -> Sequence[str]:
@@ -231,15 +233,14 @@ class Rows(torch.autograd.Function):
 class CpuTablesSharder(EmbeddingCollectionSharder):
     """Makes `CpuTables` of the tables of a model.
 
-    timeout: seconds that a rank waits for another one; dynamic: the tables that take ids in.
+    rule: their optimizer; timeout: seconds that a rank waits for another one; dynamic: the tables that take
+    ids in.
     """
 
-    def __init__(
-        self, fused_params: dict[str, Any], timeout: float, dynamic: Mapping[str, DynamicSpec]
-    ) -> None:
-        super().__init__(fused_params=fused_params)
-        self.timeout = timeout
-        self.dynamic = dynamic
+    def __init__(self, fused_params: dict[str, Any], rule: TableRule, timeout: float, dynamic: Specs) -> None:
+        # The kernel learns nothing and is to keep nothing: of all optimizers this one has no state.
+        super().__init__(fused_params={**fused_params, "optimizer": EmbOptimType.EXACT_SGD})
+        self.rule, self.timeout, self.dynamic = rule, timeout, dynamic
 
     def shard(
         self,
@@ -250,9 +251,7 @@ class CpuTablesSharder(EmbeddingCollectionSharder):
         module_fqn: str | None = None,
     ) -> CpuTables:
         """The sharded tables. Collective: every rank."""
-        return CpuTables(
-            self.timeout, self.dynamic, module, params, env, self.fused_params, device, module_fqn=module_fqn
-        )
+        return CpuTables(self, module, params, env, self.fused_params, device, module_fqn=module_fqn)
 
     @property
     def sharded_module_type(self) -> type[CpuTables]:

@@ -74,7 +74,8 @@ class TableLayout:
 
     parts: those of this rank, the groups first; dynamic: its shares of dynamic tables, by name; group_ends:
     the key after the last one of each group, rank after rank, int64; key_dtype: the narrowest that holds all
-    that is sent; generation: how often dynamic tables have moved between the ranks.
+    that is sent; num_keys: how many rows the static tables of all ranks have; generation: how often dynamic
+    tables have moved between the ranks.
     """
 
     def __init__(self, plan: Mapping[str, ParameterSharding], num_rows: Mapping[str, int]) -> None:
@@ -92,7 +93,7 @@ class TableLayout:
         self.rows_in_shard = {
             name: table.sharding_spec.shards[0].shard_sizes[0] for name, table in plan.items()
         }
-        self._num_keys = 0
+        self.num_keys = 0
         self._group_ends: list[int] = []
 
     @property
@@ -104,23 +105,18 @@ class TableLayout:
         """Give keys to what a rank has of the tables with one kind of sharding, after all keys so far; the
         first key, and the names of the tables, each with its first row in the group.
         """
-        first_key, tables = self._num_keys, []
+        first_key, tables = self.num_keys, []
         for name, index, shard in self._shards(rank, kind):
-            tables.append((name, self._num_keys - first_key))
-            self.shifts[name][index] = self._num_keys - shard.shard_offsets[0]
-            self._num_keys += shard.shard_sizes[0]
-        self._group_ends.append(self._num_keys)
+            tables.append((name, self.num_keys - first_key))
+            self.shifts[name][index] = self.num_keys - shard.shard_offsets[0]
+            self.num_keys += shard.shard_sizes[0]
+        self._group_ends.append(self.num_keys)
         return first_key, tuple(tables)
-
-    @property
-    def num_keys(self) -> int:
-        """How many rows the static tables of all ranks have."""
-        return self._num_keys
 
     def close(self) -> None:
         """All groups of all ranks were added, and all dynamic tables."""
         self.group_ends = torch.tensor(self._group_ends)
-        is_narrow = self._num_keys < 2**31 and not self.dynamic
+        is_narrow = self.num_keys < 2**31 and not self.dynamic
         self.key_dtype = torch.int32 if is_narrow else torch.int64
 
     def _shards(self, rank: int, kind: str) -> Iterator[tuple[str, int, Any]]:
@@ -189,8 +185,8 @@ def _summed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The distinct rows of some pieces, int64 [n], and the sums of their gradients, float32 [n, D].
 
-    Several ranks may want the same row, and Adagrad must see the sum of their gradients. dtype: the narrowest
-    that holds the rows.
+    Several ranks may want the same row, and an optimizer must see the sum of their gradients. dtype: the
+    narrowest that holds the rows.
     """
     found = sorted_distinct(torch.cat([rows[piece] for piece in pieces]), dtype)
     places = torch.cat([torch.arange(piece.start, piece.stop, dtype=torch.int32) for piece in pieces])

@@ -24,9 +24,10 @@ from recsuite.runtime.progress_bar import stage
 from recsuite.sharding.dynamic.sharded.collective import counts_of, describe_counts, dynamic_rows
 from recsuite.sharding.plan import describe_plan
 from recsuite.sharding.recommender import ModelInput
+from recsuite.sharding.table_rules import TableRule
 from recsuite.training.callbacks import Callback, Callbacks, CheckpointerProtocol, Run, Step
 from recsuite.training.input_pipeline import InputPipeline
-from recsuite.training.optimizer import DenseOptimizer, RowWiseAdagrad, Schedule
+from recsuite.training.optimizer import DenseOptimizer, Schedule
 from recsuite.training.state import ShardedModel, build_train_state
 from recsuite.training.steps import Pass, learn, start_clock
 from recsuite.training.weights import BestInMemory, check_finite, check_sound, unsound
@@ -73,7 +74,7 @@ class Training(ABC):
         self,
         maker: ModelMaker | None = None,
         loss: nn.Module | None = None,
-        tables: RowWiseAdagrad | None = None,
+        tables: TableRule | None = None,
         dense: DenseOptimizer | None = None,
     ) -> ShardedModel:
         """Build the model, share its tables out, and put it where the checkpointer begins. Collective.
@@ -83,7 +84,8 @@ class Training(ABC):
         is that of the task and the flags.
 
         Raises:
-            UserError: when the tables do not fit, or a checkpoint is damaged or of another model.
+            UserError: when the tables do not fit, there is no such optimizer of them, or a checkpoint is
+                damaged or of another model.
         """
         with self.phase("model"), stage("building the model", quiet=self.context.rank != 0):
             self.train_state = build_train_state(

@@ -1,0 +1,204 @@
+"""Optimizers of the tables: what a row becomes when its gradient is known, inside the backward.
+
+    rs.SGD            no state                        any device
+    rs.Adagrad        momentum1, D numbers a row      any device
+    rs.RowWiseAdagrad momentum1, one number a row     any device; the one of dynamic tables
+    rs.Adam           momentum1 and exp_avg_sq        our CPU tables and FBGEMM's on a GPU
+    rs.RowWiseAdam    the same, exp_avg_sq of one     our CPU tables and FBGEMM's on a GPU
+
+A step changes only the rows that it looked up, each once, by the sum of its gradients over all ranks. The
+state has the names that TorchRec gives it, is sharded like the rows, and is in checkpoints and deltas.
+
+All of them move a row by the rate times a function of its gradients. So the row scale (see `RowScale`), by
+which the rate is divided, decays rows exactly with any of them, and decoupled, as AdamW does it; a rule of
+your own must not depend on the rows themselves either, and its `step` does not see them.
+
+n: distinct rows of a step; D: numbers in a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor
+
+from recsuite.config.section import require
+
+# The global batch that the rate of a rule is for.
+REFERENCE_BATCH = 4096
+# Keeps a row without a gradient so far from dividing by zero, and is too small for anything else.
+TABLE_EPS = 1e-8
+# What FBGEMM's kernels have on a CPU; on a GPU they have all that has a name here.
+FBGEMM_ON_CPU = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+
+# What is kept of rows, by its name.
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class TableRule:
+    """An optimizer of the tables; derive from it for one of your own, which CPU tables then use.
+
+        class SignSGD(rs.TableRule):
+            name = "sign SGD"
+
+            def step(self, gradients, state, rate, number):
+                return gradients.sign_() * -rate
+
+    name: by which checkpoints tell it from others; slots: the state of a row, by its name in checkpoints:
+    True for one number, False for D of them, all zero in the beginning; fbgemm: FBGEMM's own, None where it
+    has none; lr: the learning rate for a global batch of 4,096 events, falling as the schedule says.
+    """
+
+    name: ClassVar[str]
+    slots: ClassVar[Mapping[str, bool]] = {}
+    fbgemm: ClassVar[EmbOptimType | None] = None
+
+    lr: float
+
+    def rate(self, global_batch: int) -> float:
+        """Return the learning rate for the events in a step of all ranks, at the beginning of a run.
+
+        Steps of Adagrad and Adam have the size of the rate whatever the gradient, so a row moves with the
+        root of the number of steps; with the root of the batch in the rate, it learns as much on any number
+        of ranks.
+        """
+        return self.lr * math.sqrt(global_batch / REFERENCE_BATCH)
+
+    def options(self) -> dict[str, Any]:
+        """Return what FBGEMM takes beside the rate."""
+        betas = zip(("beta1", "beta2"), getattr(self, "betas", ()), strict=False)
+        return {**({"eps": self.eps} if hasattr(self, "eps") else {}), **dict(betas)}
+
+    def step(self, gradients: Tensor, state: State, rate: Tensor, number: int) -> Tensor:
+        """Return what is added to n distinct rows, float32 [n, D]. Not collective.
+
+        gradients: of the rows, float32 [n, D], may be used up; state: of the rows, float32 [n, 1] or [n, D]
+        by `slots`, to be changed in place; rate: float32 [], already scheduled; number: of the step, from 1.
+        """
+        raise NotImplementedError
+
+
+class SGD(TableRule):
+    """Plain gradient descent, without state. Source: `torch.optim.SGD` without momentum.
+
+    lr: the learning rate for a global batch of 4,096 events, and in proportion for another one: the loss is
+    a mean, so twice the batch halves the number of steps and leaves the gradients as they are.
+    """
+
+    name = "SGD"
+    fbgemm = EmbOptimType.EXACT_SGD
+
+    def rate(self, global_batch: int) -> float:
+        """See `TableRule`."""
+        return self.lr * global_batch / REFERENCE_BATCH
+
+    def step(self, gradients: Tensor, state: State, rate: Tensor, number: int) -> Tensor:
+        """See `TableRule`."""
+        return gradients.mul_(-rate)
+
+
+@dataclass(frozen=True)
+class Adagrad(TableRule):
+    """Adagrad with a sum of squares for each number of a row.
+
+    lr: see `TableRule`; eps: added to the root of the sum. Source: Duchi et al., 2011; `torch.optim.Adagrad`.
+    """
+
+    name = "Adagrad"
+    slots: ClassVar = {"momentum1": False}
+    fbgemm = EmbOptimType.EXACT_ADAGRAD
+
+    eps: float = TABLE_EPS
+
+    def step(self, gradients: Tensor, state: State, rate: Tensor, number: int) -> Tensor:
+        """See `TableRule`."""
+        sums = state["momentum1"].add_(squares(gradients, self.slots["momentum1"]))
+        return gradients.mul_(-rate / sums.sqrt().add_(self.eps))
+
+
+class RowWiseAdagrad(Adagrad):
+    """Adagrad with one sum for each row, of the mean of its squares; the only one of dynamic tables.
+
+    lr, eps: see `Adagrad`. Source: FBGEMM's EXACT_ROWWISE_ADAGRAD, at three times its speed on a CPU.
+    """
+
+    name = "row-wise Adagrad"
+    slots: ClassVar = {"momentum1": True}
+    fbgemm = EmbOptimType.EXACT_ROWWISE_ADAGRAD
+
+
+@dataclass(frozen=True)
+class Adam(TableRule):
+    """Adam of the rows that a step looks up; the state of others stays as it is ("lazy").
+
+    lr: see `TableRule`; betas: of the means of gradients and of their squares, in [0, 1); eps: added to the
+    root. The bias is corrected by the number of the step in the training. Source: Kingma and Ba, 2015;
+    `torch.optim.SparseAdam`, FBGEMM's ADAM.
+    """
+
+    name = "Adam"
+    slots: ClassVar = {"momentum1": False, "exp_avg_sq": False}
+    fbgemm = EmbOptimType.ADAM
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = TABLE_EPS
+
+    def step(self, gradients: Tensor, state: State, rate: Tensor, number: int) -> Tensor:
+        """See `TableRule`."""
+        (first, second), means, variances = self.betas, state["momentum1"], state["exp_avg_sq"]
+        means.lerp_(gradients, 1 - first)
+        variances.lerp_(squares(gradients, self.slots["exp_avg_sq"]), 1 - second)
+        roots = (variances / (1 - second**number)).sqrt_().add_(self.eps)
+        return means * (-rate / (1 - first**number) / roots)
+
+
+class RowWiseAdam(Adam):
+    """Adam with one mean of squares for each row; see `Adam`. Source: FBGEMM's PARTIAL_ROWWISE_ADAM."""
+
+    name = "row-wise Adam"
+    slots: ClassVar = {"momentum1": False, "exp_avg_sq": True}
+    fbgemm = EmbOptimType.PARTIAL_ROWWISE_ADAM
+
+
+RULES = (SGD, Adagrad, RowWiseAdagrad, Adam, RowWiseAdam)
+
+
+def squares(gradients: Tensor, is_of_row: bool) -> Tensor:
+    """Return the squares of gradients, float32 [n, D], or the mean of each row's, float32 [n, 1]."""
+    if is_of_row:
+        return torch.linalg.vector_norm(gradients, dim=1, keepdim=True).square_().div_(gradients.size(1))
+    return gradients.square()
+
+
+def check_rule(rule: Any, place: str, has_dynamic: bool) -> None:
+    """Refuse a table optimizer that a place does not have, before any table is allocated.
+
+    place: "vectorised" for our own tables on a CPU, "torchrec" for FBGEMM's there, "gpu"; has_dynamic: there
+    are dynamic tables.
+
+    Raises:
+        UserError: names those that there are; also for an lr or betas out of range.
+    """
+
+    def is_there(kind: type[TableRule]) -> bool:
+        if has_dynamic:
+            # They move, evict and store one number beside each row, and learn of the unknown by it.
+            return kind is RowWiseAdagrad
+        if place == "vectorised":
+            return kind.step is not TableRule.step
+        return kind.fbgemm in FBGEMM_ON_CPU or (place == "gpu" and kind.fbgemm is not None)
+
+    names = ", ".join(f"rs.{kind.__name__}" for kind in RULES if is_there(kind))
+    where = {"vectorised": "", "torchrec": " with --cpu_tables torchrec", "gpu": " on a GPU"}[place]
+    require(
+        isinstance(rule, TableRule) and is_there(type(rule)),
+        f"The optimizer of {'dynamic ' * has_dynamic}tables{where} must be one of {names}, got {rule!r}",
+    )
+    is_sound = 0 <= rule.lr < math.inf and all(0 <= beta < 1 for beta in getattr(rule, "betas", ()))
+    require(is_sound, f"lr must be at least 0 and finite, betas at least 0 and below 1, got {rule!r}")
