@@ -66,8 +66,9 @@ class Pass:
     clock and growth of dynamic tables, callbacks. Nothing waits for the device but the end: losses stay there
     until then. Collective: every rank.
 
-    losses: of each global batch, float32 [steps], once all batches were taken; progress: of the training;
-    seconds: that the pass took.
+    step, is_last: the number of the batch under way in the training, from 1, and whether it is the last one
+    of the pass; losses: of each global batch, float32 [steps], once all batches were taken; progress: of the
+    training; seconds: that the pass took.
     """
 
     def __init__(
@@ -127,6 +128,16 @@ class Pass:
         self.losses = _means_over_ranks(losses, self.context.world_size)
         self.seconds = time.perf_counter() - start
 
+    @property
+    def step(self) -> int:
+        """See above."""
+        return self.progress.step + 1
+
+    @property
+    def is_last(self) -> bool:
+        """See above."""
+        return self.step == self.begin.step + len(self.step_sizes)
+
     def _copied(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
         for batch in source:
             with named("feed"):
@@ -147,8 +158,8 @@ class Pass:
         loss, self.model.loss = self.model.loss, None
         if loss is None:
             raise RuntimeError(
-                "A batch was taken and no loss computed of it; call model(batch), or model.step(loss) with a "
-                "loss of your own."
+                "A batch was taken and no loss computed of it. Fix: call model(batch), or with a loss of "
+                "your own model.step(loss), or set model.loss = loss.detach() where the step comes later."
             )
         return loss
 
