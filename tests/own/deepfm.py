@@ -1,7 +1,4 @@
-"""Train a DeepFM with a loss, a metric and a tracker of its own; none of them is in the library.
-
-    torchrun --standalone --nproc_per_node=2 deepfm.py --dump --save_dir dumps
-"""
+"""Train a DeepFM with a loss, a metric and a tracker of its own; none of them is in the library."""
 
 from __future__ import annotations
 
@@ -21,12 +18,11 @@ class DeepFM(nn.Module):
 
     def __init__(self, data: rs.ModelData, dim: int) -> None:
         super().__init__()
-        self.names = data.names("user", "event", "history", "item")
+        self.names = data.names("user", "history", "item")
         self.deep = nn.Sequential(nn.Linear(len(self.names) * dim, 32), nn.ReLU(), nn.Linear(32, 1))
         self.mean = nn.Parameter(torch.tensor(data.mean_label))
 
     def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
-        """Return predicted ratings, float32 [B]."""
         vectors = [rows[name] for name in self.names]
         first = sum(vector[:, 0] for vector in vectors)
         pairs = sum((a[:, 1:] * b[:, 1:]).sum(1) for a, b in combinations(vectors, 2))
@@ -34,29 +30,25 @@ class DeepFM(nn.Module):
 
 
 class WeightedHuber(nn.Module):
-    """A loss that grows linearly far from the label; high ratings count twice."""
+    """A loss that grows linearly far from the label; high ratings count more."""
 
-    def __init__(self, delta: float) -> None:
+    def __init__(self, of_high: float) -> None:
         super().__init__()
-        self.huber = nn.HuberLoss(reduction="none", delta=delta)
-        self.register_buffer("of_high", torch.tensor(2.0))
+        self.huber, self.of_high = nn.HuberLoss(reduction="none"), nn.Buffer(torch.tensor(of_high))
 
     def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
-        """Return the loss, float32 []."""
         weights = torch.where(batch.labels >= 4, self.of_high, 1.0) * batch.weights
         return (weights * self.huber(predictions, batch.labels)).mean()
 
 
 def within_one(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Return the share of predictions that are at most one star off."""
     return float((np.abs(predictions - labels) <= 1).mean())
 
 
 class Tracker(rs.Callback):
     """Writes a line of JSON after each epoch, and one at the end."""
 
-    def __init__(self, path: str) -> None:
-        self.path = Path(path)
+    path = Path("track.jsonl")
 
     def on_epoch(self, epoch: rs.Epoch) -> None:
         self.write(epoch=epoch.number, loss=epoch.train_loss, **epoch.validation)
@@ -65,8 +57,12 @@ class Tracker(rs.Callback):
         self.write(test_epoch=run.test_epoch, **run.test)
 
     def write(self, **numbers: float) -> None:
+        finite = {name: number for name, number in numbers.items() if np.isfinite(number)}
         with self.path.open("a") as file:
-            file.write(json.dumps(numbers) + "\n")
+            file.write(json.dumps(finite) + "\n")
+
+
+LOSS, METRICS = WeightedHuber(2.0), {"within one": within_one}
 
 
 def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
@@ -74,14 +70,14 @@ def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
 
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
-    trackers = [Tracker("track.jsonl")] if runtime.rank == 0 else []
+    trackers = [Tracker()] if runtime.rank == 0 else []
     with (
         rs.observing(args, runtime, callbacks=trackers) as observers,
         rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
         rs.checkpointing(data, args, runtime, observers) as checkpoints,
         rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
     ):
-        model = training.shard(make_model, loss=WeightedHuber(1.0), metrics={"within_one": within_one})
+        model = training.shard(make_model, loss=LOSS, metrics=METRICS)
         for part in training.passes():
             for batch in part:
                 model(batch).backward()
@@ -93,11 +89,14 @@ def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
 
 def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     with rs.open_data(args, runtime, rs.build_dataloader) as data:
-        metrics = {"within_one": within_one}
-        model, progress = rs.restore(data, args, runtime, make_model, loss=WeightedHuber(1.0), metrics=metrics)
+        model, progress = rs.restore(data, args, runtime, make_model, loss=LOSS, metrics=METRICS)
         rs.report_test(model, progress, data, args, runtime)
 
 
-if __name__ == "__main__":
+def main() -> int:
     modes = {"train": train, "dump": train, "inc_dump": train, "load": load}
-    rs.run_script(lambda: rs.exit_status(lambda: rs.run_modes(None, modes, make_model)))
+    return rs.exit_status(lambda: rs.run_modes(None, modes, make_model))
+
+
+if __name__ == "__main__":
+    rs.run_script(main)

@@ -85,20 +85,11 @@ class ModelInput(Pipelineable):
         return *plain, *self.members, *self.links
 
 
-class Output(NamedTuple):
-    """What a step is asked for: loss, float32 [], without gradient, and what the model returned."""
-
-    loss: torch.Tensor
-    predictions: Any
-
-
 class LossAndOutput(NamedTuple):
-    """What the model returns: the loss with its graph, and what stays; the pair that TorchRec's pipelines
-    expect.
-    """
+    """The loss with its graph, and what the model returned; the pair that TorchRec's pipelines expect."""
 
     loss: torch.Tensor
-    output: Output
+    output: Any
 
 
 class Recommender(nn.Module):
@@ -177,7 +168,7 @@ class TrainableModel(nn.Module):
             require_shape(output, 1, "forward must return one number for each event", "add .squeeze(1)")
         loss = self.loss(output, batch)
         require_shape(loss, 0, "A loss must be one number", "return (batch.weights * losses).mean()")
-        return LossAndOutput(loss, Output(loss.detach(), output))
+        return LossAndOutput(loss, output)
 
 
 def make_embeddings(num_rows: Mapping[str, int], embedding_dim: int) -> EmbeddingCollection:

@@ -85,7 +85,7 @@ def run(
     script.announce_data(config)
     with script.joined(config, given) as (config, context):
         for name in config.modes:
-            modes = {"compact": lambda *given: compact(*given, model), **modes}
+            modes = {"compact": lambda config, context: compact(config, context, model), **modes}
             modes[_written(config) if name == "train" else name](config, context)
         if not given:
             context.say(NEXT)

@@ -184,7 +184,7 @@ class PredictionEvaluator:
         shape = dataset.num_steps(split, window=window), dataset.batch_size
         mine = torch.empty(*shape, device=self.context.device)
         for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context, window)):
-            output = model(batch.to(self.context.device, non_blocking=True)).output.predictions
+            output = model(batch.to(self.context.device, non_blocking=True)).output
             mine[step] = predictions_of(model.module.recommender.head, self.task, output)
         return in_order(mine, len(dataset.positions_of(split, window)), self.context)
 
@@ -331,7 +331,7 @@ class RankingEvaluator:
         users = torch.empty(*cases.shape, self.embedding_dim, device=device)
         scores = torch.empty(cases.shape, device=device)
         for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context)):
-            user, item = model(batch.to(device, non_blocking=True)).output.predictions.unbind(dim=1)
+            user, item = model(batch.to(device, non_blocking=True)).output.unbind(dim=1)
             users[step] = user
             scores[step] = (user.double() * item.double()).sum(dim=1)
         number = len(cases.items)
@@ -344,7 +344,7 @@ class RankingEvaluator:
         sizes = dataset.step_sizes("catalogue")
         batches = shown_batches(self.input_pipeline, "catalogue", epoch, self.context)
         for size, batch in zip(sizes, batches, strict=True):
-            vectors = model(batch.to(self.context.device, non_blocking=True)).output.predictions
+            vectors = model(batch.to(self.context.device, non_blocking=True)).output
             # Every second vector of a larger tensor, which a collective does not take as it is.
             mine = vectors[:, 1].contiguous()
             everyones = [torch.empty_like(mine) for _ in range(self.context.world_size)]

@@ -65,8 +65,8 @@ class ShardedModel:
     def __call__(self, batch: ModelInput) -> torch.Tensor:
         """Return the loss of this rank's events, float32 []. Collective: every rank."""
         with named("dense"):
-            loss, output = self.model(batch)
-        self.loss = output.loss
+            loss: torch.Tensor = self.model(batch).loss
+        self.loss = loss.detach()
         self._end_forward()
         return loss
 

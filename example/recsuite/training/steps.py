@@ -20,7 +20,7 @@ from recsuite.sharding.dynamic.sharded.collective import begin_step, dynamic_mod
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.callbacks import Step
 from recsuite.training.input_pipeline import InputPipeline
-from recsuite.training.optimizer import Falling, RowScale, Schedule, scheduled_rates, set_rates
+from recsuite.training.optimizer import RowScale, Schedule, scheduled_rates, set_rates
 from recsuite.training.state import ShardedModel
 
 
@@ -171,19 +171,6 @@ def learn(part: Pass) -> np.ndarray:
         part.model.step()
     assert part.losses is not None
     return part.losses
-
-
-def train_epoch(
-    train_state: ShardedModel,
-    input_pipeline: InputPipeline,
-    progress: Progress,
-    config: TrainingConfig,
-    context: RuntimeContext,
-    on_step: Callable[[Step], None] = lambda step: None,
-) -> np.ndarray:
-    """Train on the rest of an epoch; see `learn`. Collective: every rank."""
-    schedule = Falling(len(input_pipeline.loader.dataset.ranges["train"]), config.epochs)
-    return learn(Pass(train_state, input_pipeline, progress, schedule, config, context, on_step))
 
 
 def start_clock(shares: Mapping[str, DynamicRows], progress: Progress, scale: float = 1.0) -> None:
