@@ -57,9 +57,8 @@ class Tracker(rs.Callback):
         self.write(test_epoch=run.test_epoch, **run.test)
 
     def write(self, **numbers: float) -> None:
-        finite = {name: number for name, number in numbers.items() if np.isfinite(number)}
         with self.path.open("a") as file:
-            file.write(json.dumps(finite) + "\n")
+            file.write(json.dumps(numbers) + "\n")
 
 
 LOSS, METRICS = WeightedHuber(2.0), {"within one": within_one}
@@ -70,9 +69,8 @@ def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
 
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
-    trackers = [Tracker()] if runtime.rank == 0 else []
     with (
-        rs.observing(args, runtime, callbacks=trackers) as observers,
+        rs.observing(args, runtime, callbacks=[Tracker()] * (runtime.rank == 0)) as observers,
         rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
         rs.checkpointing(data, args, runtime, observers) as checkpoints,
         rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,

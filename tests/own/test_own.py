@@ -15,9 +15,11 @@ from safetensors.numpy import load_file
 
 import recsuite as rs
 from recsuite.tools.cases import cases_of_models
+from tests.support.documents import PAGES, blocks
 from tests.support.launch import python, read_json, succeeded, torchrun
 
 OWN = Path(__file__).parent
+SCRIPTS = ("deepfm", "seconds")
 # A script as it is, and beside its metrics one that keeps what it was given on rank 0.
 KEEPING = """
 import numpy as np, os, recsuite as rs, {name} as own
@@ -187,3 +189,20 @@ def test_a_loop_an_optimizer_and_a_label_of_its_own_resume_bit_for_bit_and_are_s
     model = rs.ServedModel.open(tmp_path / "dumps", model=own.make_model)
     scores = model.score({name: given[-200:] for name, given in values.items()}).numpy()
     assert scores == pytest.approx(np.load(tmp_path / "200.npy"), rel=1e-6)
+
+
+def test_each_excerpt_of_the_page_is_of_these_scripts() -> None:
+    (page,) = [page for page in PAGES if page.name == "own_training.md"]
+    lines = {line.strip() for name in SCRIPTS for line in (OWN / f"{name}.py").read_text().splitlines()}
+    shown = {line.strip() for block in blocks(page, "python") for line in block.splitlines()}
+    commands = {line for line in shown if line.startswith("# torchrun ")}
+    assert len(shown) > 30
+    assert shown - commands <= lines
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_is_short_and_imports_the_public_names_alone(name: str) -> None:
+    code = (OWN / f"{name}.py").read_text()
+    assert len(code.splitlines()) <= 100
+    assert "import recsuite as rs" in code
+    assert "recsuite." not in code
