@@ -1,4 +1,4 @@
-"""A mistake in a user's model, loss or loop is one sentence that says what to do."""
+"""A user's own model, loss, optimizer and loop: what is possible, and the sentence for a mistake."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchrec.optim.keyed import KeyedOptimizer
 
 import recsuite as rs
 from recsuite.config.config import Config
+from recsuite.config.sections.model import OptimizerConfig
 from recsuite.datasets.opening import open_data
 from recsuite.models.tasks.task import predictions_of, task_named
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Step
 from recsuite.training.loops.loop import Training
+from recsuite.training.optimizer import make_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 Shape = Callable[[torch.Tensor], Any]
@@ -200,7 +203,7 @@ def test_several_outputs_a_loss_with_numbers_of_its_own_and_the_main_metric_can_
     assert [epoch.validation["rmse"] for epoch in run.epochs] == [1.0, 2.0]
     # The best epoch is the one that the metric says.
     assert (training.progress.best, training.progress.epochs_since_best) == (1.0, 1)
-    assert float(training.train_state.model.module.loss.share) != 0
+    assert training.train_state.model.module.loss.share.item() != 0
 
 
 def test_a_callback_is_shown_the_rate_that_the_loop_set_and_a_second_forward_learns_too(
@@ -223,3 +226,41 @@ def test_a_callback_is_shown_the_rate_that_the_loop_set_and_a_second_forward_lea
     training.validate()
     assert rates == [0.1 / number for number in range(1, len(rates) + 1)]
     assert len(rates) == len(part.step_sizes)
+
+
+class Dense(nn.Module):
+    """A model without tables, as far as an optimizer sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.fused_optimizer = nn.Linear(4, 4), KeyedOptimizer({}, {}, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *(
+            (name, {})
+            for name in ("SGD", "Adagrad", "AdamW", "NAdam", "RAdam", "Adamax", "Rprop", "Adafactor")
+        ),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
+        ("Adam", {"weight_decay": 0.1, "amsgrad": True}),
+        ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ],
+)
+def test_any_dense_optimizer_learns_as_it_does_without_the_library(
+    name: str, settings: dict[str, Any]
+) -> None:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        return getattr(torch.optim, name)(parameters, **settings)
+
+    ours, plain = Dense(), Dense()
+    _, wrapped = make_optimizer(ours, OptimizerConfig(), make).optimizers[1]
+    for module, optimizer in ((ours, wrapped), (plain, make(plain.parameters()))):
+        for step in range(3):
+            optimizer.zero_grad()
+            module.layers(torch.ones(2, 4) + step).square().sum().backward()
+            optimizer.step()
+    for found, wanted in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(found, wanted)

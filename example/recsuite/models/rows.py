@@ -80,7 +80,7 @@ class FeatureRows:
         weights: what the rows of a feature are multiplied by, 1 where there is none; they get no gradient.
         """
         weights = weights or {}
-        self._check([*names, *weights] if names else [""])
+        self._check(names or [""])
         is_plain = all(isinstance(weights.get(name), torch.Tensor | None) for name in names)
         if isinstance(self.found, SharedRows) and is_plain:
             found: torch.Tensor = _SharedSum.apply(self.found.rows, self.found, names, dict(weights))

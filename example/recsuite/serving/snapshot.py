@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
-from recsuite.datasets.batching.places import places_of
 from recsuite.datasets.preparation.vocabulary import Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
@@ -56,7 +55,8 @@ class Rows:
     def at(self, ratings: torch.Tensor) -> Rows:
         """Return those of some ratings, int64 [n], which may come several times."""
         counts, starts = self.counts[ratings], (self.counts.cumsum(0) - self.counts)[ratings]
-        return Rows(self.found[torch.from_numpy(places_of(starts.numpy(), counts.numpy()))], counts)
+        first = (starts - (counts.cumsum(0) - counts)).repeat_interleave(counts)
+        return Rows(self.found[first + torch.arange(len(first))], counts)
 
 
 @dataclass(frozen=True)

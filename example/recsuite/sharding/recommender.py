@@ -35,7 +35,7 @@ from recsuite.models.prior import (
 )
 from recsuite.models.recency import Members
 from recsuite.models.rows import FeatureRows, LookedUp, with_row_scale
-from recsuite.models.tasks.task import ModelData, ModelMaker, require_shape, task_named
+from recsuite.models.tasks.task import ModelData, ModelMaker, task_named
 from recsuite.models.two_sided import TwoSided
 from recsuite.runtime.ranges import named
 
@@ -163,12 +163,7 @@ class TrainableModel(nn.Module):
     def forward(self, batch: ModelInput) -> LossAndOutput:
         """The loss over this rank's B rows, and the output that stays."""
         output = self.recommender(batch)
-        # Against labels, [B], torch would make [B, B] of it, and learn something else in silence.
-        if isinstance(output, torch.Tensor) and output.shape[1:] == (1,):
-            require_shape(output, 1, "forward must return one number for each event", "add .squeeze(1)")
-        loss = self.loss(output, batch)
-        require_shape(loss, 0, "A loss must be one number", "return (batch.weights * losses).mean()")
-        return LossAndOutput(loss, output)
+        return LossAndOutput(self.loss(output, batch), output)
 
 
 def make_embeddings(num_rows: Mapping[str, int], embedding_dim: int) -> EmbeddingCollection:

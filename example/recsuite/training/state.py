@@ -18,7 +18,7 @@ from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
 from recsuite.models.prior import Prior
-from recsuite.models.tasks.task import ModelMaker, task_named
+from recsuite.models.tasks.task import ModelMaker, require_shape, task_named
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import named
 from recsuite.sharding.plan import build_model
@@ -65,18 +65,22 @@ class ShardedModel:
     def __call__(self, batch: ModelInput) -> torch.Tensor:
         """Return the loss of this rank's events, float32 []. Collective: every rank."""
         with named("dense"):
-            loss: torch.Tensor = self.model(batch).loss
+            loss, output = self.model(batch)
+        require_shape(loss, 0, "A loss must be one number", "return (batch.weights * losses).mean()")
         self.loss = loss.detach()
-        self._end_forward()
+        self._end_forward(output)
         return loss
 
     def output(self, batch: ModelInput) -> Any:
         """Return what the model computes of this rank's events, with its gradient. Collective: every rank."""
         output = self.model.module.recommender(batch)
-        self._end_forward()
+        self._end_forward(output)
         return output
 
-    def _end_forward(self) -> None:
+    def _end_forward(self, output: Any) -> None:
+        # Against labels, [B], torch would make [B, B] of it, and learn something else in silence.
+        if isinstance(output, torch.Tensor) and output.shape[1:] == (1,):
+            require_shape(output, 1, "forward must return one number for each event", "add .squeeze(1)")
         if self.after_forward is not None:
             self.after_forward()
         # What follows until the step is mostly the backward.
