@@ -47,8 +47,9 @@ def measure_workers(
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.monitoring.profiler import Profile
     from recsuite.training.input_pipeline import InputPipeline
+    from recsuite.training.optimizer import Falling
     from recsuite.training.state import build_train_state
-    from recsuite.training.steps import train_epoch
+    from recsuite.training.steps import Pass, learn
 
     columns = columns_of(folder, DEFAULT)
     dataset = EventBatches(columns, config, context.rank, context.world_size)
@@ -59,7 +60,8 @@ def measure_workers(
         def epoch(number: int, on_step: Any = lambda step: None) -> float:
             """Seconds of an epoch: its losses come from the device last."""
             began = time.perf_counter()
-            train_epoch(state, inputs, Progress(epoch=number), config.training, context, on_step)
+            schedule = Falling(columns.num_train, config.training.epochs)
+            learn(Pass(state, inputs, Progress(epoch=number), schedule, config.training, context, on_step))
             return time.perf_counter() - began
 
         epoch(0)

@@ -33,7 +33,7 @@ from recsuite.sharding.table_rules import (
 )
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.state import build_train_state
-from recsuite.training.steps import train_epoch
+from tests.support.steps import train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 

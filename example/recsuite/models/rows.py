@@ -70,6 +70,7 @@ class FeatureRows:
 
     def jagged(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row of each value of a feature, float32 [V, D], and the lengths of lists, int64 [B]."""
+        self._check([name])
         found = self.found[name]
         return scaled(found.values(), self.scale), found.lengths().to(torch.int64)
 
@@ -79,6 +80,7 @@ class FeatureRows:
         weights: what the rows of a feature are multiplied by, 1 where there is none; they get no gradient.
         """
         weights = weights or {}
+        self._check(names or [""])
         is_plain = all(isinstance(weights.get(name), torch.Tensor | None) for name in names)
         if isinstance(self.found, SharedRows) and is_plain:
             found: torch.Tensor = _SharedSum.apply(self.found.rows, self.found, names, dict(weights))
@@ -86,6 +88,12 @@ class FeatureRows:
         first, *others = (self._pooled(name, weights.get(name)) for name in names)
         # The sum instead of the rows: it is the same, and there are fewer of them.
         return scaled(sum(others, start=first), self.scale)
+
+    def _check(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self.found:
+                known = ", ".join(self.found)
+                raise KeyError(f"There is no feature {name!r} with embedding rows. Fix: give one of {known}.")
 
     def _pooled(self, name: str, weight: Weight | None) -> torch.Tensor:
         """Return what one feature adds, before the scale, float32 [B, D]."""

@@ -58,17 +58,23 @@ def make_optimizer(
 
 def _make_state(optimizer: KeyedOptimizerWrapper) -> None:
     """Make the state that most optimizers make in their first step: a checkpoint has the same tensors at any
-    time. The step is one at the rate zero and without decay, which changes no weight, and is not counted.
+    time. The step is one without gradients and decay; the weights are put back, and it is not counted.
     """
-    before = [(group["lr"], group.get("weight_decay", 0.0)) for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group.update(lr=0.0, weight_decay=0.0)
+    groups = optimizer.param_groups
+    before = [(value, value.detach().clone()) for group in groups for value in group["params"]]
+    decays = [group.get("weight_decay", 0.0) for group in groups]
+    for group in groups:
+        group["weight_decay"] = 0.0
     optimizer.init_state()
+    for group, decay in zip(groups, decays, strict=True):
+        group["weight_decay"] = decay
+    for value, weights in before:
+        value.detach().copy_(weights)
     for state in optimizer.state.values():
-        if "step" in state:
-            state["step"].zero_()
-    for group, (rate, decay) in zip(optimizer.param_groups, before, strict=True):
-        group.update(lr=rate, weight_decay=decay)
+        # Of NAdam a product of its momenta.
+        for name, start in (("step", 0), ("mu_product", 1)):
+            if name in state:
+                state[name].fill_(start)
 
 
 class Schedule(Protocol):
@@ -128,10 +134,13 @@ def set_rates(optimizer: CombinedOptimizer, left: float, scale: float, step: int
 
 
 def scheduled_rates(optimizer: CombinedOptimizer) -> dict[str, float]:
-    """The learning rates as scheduled, of each of `PARAMETER_GROUPS`."""
+    """The learning rates of each of `PARAMETER_GROUPS`: of the tables as scheduled, and of the dense part as
+    it was used, for a script may have set another one.
+    """
+    rates = ("scheduled_lr", "lr")
     return {
-        name: part.param_groups[0]["scheduled_lr"]
-        for name, (_, part) in zip(PARAMETER_GROUPS, optimizer.optimizers, strict=True)
+        name: part.param_groups[0][rate]
+        for name, rate, (_, part) in zip(PARAMETER_GROUPS, rates, optimizer.optimizers, strict=True)
     }
 
 
