@@ -120,7 +120,7 @@ def results_table(
 
 
 def _shown(task: Task, metrics: Metrics) -> list[str]:
-    return [four_places(metrics[key]) for key in task.metrics]
+    return [four_places(metrics.get(key, math.nan)) for key in task.metrics]
 
 
 def _interval(metrics: Measured, key: str) -> str:

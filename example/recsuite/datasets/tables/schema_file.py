@@ -68,7 +68,8 @@ class Files:
 
     events, users, items: a file, a folder of parts or a glob pattern; several have ", " between them.
     encoding, delimiter: of text files; no delimiter means that it is found. columns: the names of the events'
-    columns, in their order, where text files have no header.
+    columns, in their order, where text files have no header. constants: columns that no file of the events
+    has, as NAME=VALUE: of events without a user, "user=all" makes one user of all.
     """
 
     events: str = ""
@@ -77,11 +78,13 @@ class Files:
     encoding: str = "utf-8"
     delimiter: str = ""
     columns: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # As TOML has it.
-        if isinstance(self.columns, list):
-            object.__setattr__(self, "columns", tuple(self.columns))
+        for name in ("columns", "constants"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
 
 
 @dataclass(frozen=True)

@@ -120,10 +120,10 @@ def _choose(place: Place, key: str, value: str, choices: Sequence[str]) -> None:
         raise place.wrong(key, value, f"is not one of {', '.join(choices)}{question and f'; {question}'}")
 
 
-def _check_names(place: Place, names: Sequence[str]) -> None:
+def _check_names(place: Place, key: str, names: Sequence[str]) -> None:
     for number, name in enumerate(names):
         if not isinstance(name, str) or not can_be_named(name) or name in names[:number]:
-            raise place.wrong("columns", name, "is no name, or is there twice; give each column its own")
+            raise place.wrong(key, name, "is no name, or is there twice; give each column its own")
 
 
 def _check_files(place: Place, schema: TableSchema) -> None:
@@ -135,7 +135,11 @@ def _check_files(place: Place, schema: TableSchema) -> None:
         raise place.wrong(
             "delimiter", mark, 'is no delimiter; write one character such as ";", "\\t", or "::"'
         )
-    _check_names(place, files.columns)
+    _check_names(place, "columns", files.columns)
+    _check_names(place, "constants", files.constants)
+    for each in files.constants:
+        if "=" not in each[1:]:
+            raise place.wrong("constants", each, 'is no NAME=VALUE; write "user=all", say')
     for other in ("users", "items"):
         if getattr(files, other) and getattr(files, other) == files.events:
             raise place.wrong(other, files.events, "is the file of the events; leave it out")

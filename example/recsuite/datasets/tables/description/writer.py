@@ -31,7 +31,8 @@ HEAD = """\
 FILES = """
 # Which files hold what: each a file, a folder of parts, or a pattern such as "days/*.csv". What is not named
 # is found by its name. encoding: utf-8, utf-16 or latin-1. delimiter: what stands between columns of text.
-# columns: the names of the events' columns, where their files have no line with them.
+# columns: the names of the events' columns, where their files have no line with them. constants: columns that
+# no file has, with the value that they have in all events, such as "user=all".
 """
 USER = """
 # The users: the column of the events with their ids, and what one of them is called. table_column: the column
