@@ -63,7 +63,7 @@ class Here:
         if batch_size not in self.feeds:
             self.feeds[batch_size] = self._batches(batch_size)
         for _ in range(number):
-            # These lines are what `train_epoch` does around a step, with a rate and a row scale that stay.
+            # These lines are what a pass does around a step, with a rate and a row scale that stay.
             set_rates(self.state.optimizer, 1.0, 1.0)
             begin_step(self.shares, self.number, 0, 1.0)
             loss = self.state.learn(next(self.feeds[batch_size]).to(self.context.device))

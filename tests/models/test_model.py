@@ -25,7 +25,7 @@ from recsuite.sharding.plan import describe_plan
 from recsuite.sharding.recommender import ModelInput, Recommender
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.state import build_train_state
-from recsuite.training.steps import train_epoch
+from tests.support.steps import train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 

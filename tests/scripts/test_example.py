@@ -111,7 +111,7 @@ def test_output_is_lines_of_the_run_and_nothing_else(runs: list[subprocess.Compl
     epochs = [line for line in lines if "epoch 1/2: train" in line]
     assert len(epochs) == 1
     assert re.search(
-        r"train RMSE [\d.]+, validation RMSE [\d.]+, [\d.]+ s, [\d,]+ ratings/s, data wait [\d.]+%", epochs[0]
+        r"train loss [\d.]+, validation RMSE [\d.]+, [\d.]+ s, [\d,]+ ratings/s, data wait [\d.]+%", epochs[0]
     )
     assert runs[0].stderr == ""
 

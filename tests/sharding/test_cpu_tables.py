@@ -21,7 +21,7 @@ from recsuite.sharding.cpu.cpu_tables import CpuTables
 from recsuite.sharding.plan import make_sharder
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.state import build_train_state
-from recsuite.training.steps import train_epoch
+from tests.support.steps import train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 

@@ -24,10 +24,9 @@ from recsuite.sharding.recommender import ModelInput
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.optimizer import RowWiseAdagrad
 from recsuite.training.state import ShardedModel, build_train_state
-from recsuite.training.steps import train_epoch
 from recsuite.training.weights import fold_scale, local_parts
 from tests.support.feature_rows import feature_rows
-from tests.support.steps import tell
+from tests.support.steps import tell, train_epoch
 from tests.support.trained import Trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

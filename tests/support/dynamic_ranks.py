@@ -68,7 +68,7 @@ def trained(config: Config, context: RuntimeContext) -> dict[str, Any]:
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.input_pipeline import InputPipeline
     from recsuite.training.state import build_train_state
-    from recsuite.training.steps import train_epoch
+    from tests.support.steps import train_epoch
 
     columns = open_columns(config)
     sampler = EpochSampler(EventBatches(columns, config, context.rank, context.world_size))

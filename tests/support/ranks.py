@@ -145,7 +145,7 @@ def train_all(
     """The loss of every step of every epoch, the metrics of the trained model, and `optimizer_sums`."""
     from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.training.evaluation import make_evaluator
-    from recsuite.training.steps import train_epoch
+    from tests.support.steps import train_epoch
 
     train_state, input_pipeline = build(columns, config, context)
     evaluator = make_evaluator(input_pipeline, columns, config.model, context)
@@ -200,7 +200,7 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     for split in ("validation", "test", "catalogue"):
         with torch.no_grad():
             outputs = [
-                train_state.model(batch.to(context.device)).output.predictions
+                train_state.model(batch.to(context.device)).output
                 for batch in input_pipeline.batches(split, 0)
             ]
         numbers = torch.stack(outputs).unbind(dim=-1)

@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from recsuite.checkpoint.delta import TouchedRows, Vocabulary, write_delta
 from recsuite.checkpoint.dynamic.loading import add_texts
 from recsuite.checkpoint.full import (
-    OPTIMIZER,
     FullWriter,
     digest_of_vocabulary,
     dynamic_of,
@@ -71,6 +70,7 @@ class ChainWriter:
         # place.
         self.tensors = tensors_of(train_state)
         self.dynamic = dynamic_of(train_state)
+        self.optimizer = train_state.optimizer_name
         raise_on_all(lambda: add_texts(self.dynamic, columns, chain))
         self.shapes = shapes_of(self.tensors)
         self.plan = describe_plan(train_state.model, columns, config.model)
@@ -220,7 +220,7 @@ class ChainWriter:
             # Whoever writes the files adds them.
             files=(),
             vocabulary=self.vocabulary_digest,
-            optimizer=OPTIMIZER,
+            optimizer=self.optimizer,
             about={"plan": self.plan.splitlines(), "versions": self.versions, "model": self._model()},
             link=link,
             features=features_of(self.columns),

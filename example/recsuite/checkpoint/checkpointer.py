@@ -48,6 +48,8 @@ class Checkpointer:
         # Known before `begin`: the trainer has the workers make the batches from there on while it builds the
         # model that `begin` restores.
         self.start = Progress() if resumed is None else read_manifest(resumed.folder).progress
+        # The last step at which it was asked for a checkpoint.
+        self.seen = self.start.step
         self.run = run
         self.columns = columns
         self.config = config
@@ -90,7 +92,10 @@ class Checkpointer:
         # A vote of all ranks, and so cast in every step: a signal reaches them at different steps, and ranks
         # that wrote at different steps would wait for each other.
         stop, every = self.termination.agreed(), self.config.checkpoint.dump_every
-        if stop or (every and step.progress.step % every == 0):
+        # Not every step is seen: none at which gradients wait for a later one.
+        is_due = every and step.progress.step // every > self.seen // every
+        self.seen = step.progress.step
+        if stop or is_due:
             # First, because a delta can only build on a checkpoint that is known to be there.
             self.writer.finish()
             self._check(step)
@@ -102,7 +107,7 @@ class Checkpointer:
 
         The trainer checked the weights before the validation, so they are not looked at again.
         """
-        stop = self.termination.agreed()
+        stop, self.seen = self.termination.agreed(), epoch.progress.step
         self.writer.finish()
         self.writer.write(epoch.progress, in_full=self.config.checkpoint.dump)
         self._end_if(stop, epoch.progress)

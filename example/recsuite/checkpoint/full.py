@@ -54,9 +54,6 @@ from recsuite.runtime.collectives import all_gather_object
 from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
 from recsuite.training.state import ShardedModel
 
-# Held against the manifest at every load: the state of another optimizer may have the same names and shapes.
-OPTIMIZER = "row-wise Adagrad for the tables, AdamW for the dense part, decoupled decay of all rows"
-
 # All that is written, by its name in the shard files.
 Tensors = dict[str, "torch.Tensor | ShardedTensor"]
 
@@ -98,7 +95,10 @@ def _name(key: str) -> str:
     # Without the wrappers of a training: a server makes the head alone, and finds its tensors by these names.
     name = key.removeprefix("recommender.").removeprefix("head.")
     tables = "embeddings.embeddings."
-    return f"tables.{name.removeprefix(tables)}" if name.startswith(tables) else f"dense.{name}"
+    if name.startswith(tables):
+        return f"tables.{name.removeprefix(tables)}"
+    # Of a loss with numbers of its own, which no server has.
+    return name if name == key and name.startswith("loss.") else f"dense.{name}"
 
 
 def shapes_of(tensors: Tensors) -> dict[str, tuple[list[int], str]]:
@@ -236,15 +236,23 @@ SAME_DATA, MOST_NAMED = f"give the --data_path that its {CONFIG} names", 5
 
 
 def check_fit(
-    folder: Path, manifest: Manifest, shapes: Mapping[str, tuple[list[int], str]], columns: Columns
+    folder: Path,
+    manifest: Manifest,
+    shapes: Mapping[str, tuple[list[int], str]],
+    columns: Columns,
+    optimizer: str,
 ) -> None:
     """Refuse a checkpoint of another model, optimizer or data than these. shapes: see `shapes_of`.
 
     Raises:
         UserError: names both sides.
     """
-    if manifest.optimizer != OPTIMIZER:
-        raise UserError(f"{folder} was trained with {manifest.optimizer}, and this program has {OPTIMIZER}.")
+    # The state of another optimizer may have the same names and shapes.
+    if manifest.optimizer != optimizer:
+        raise UserError(
+            f"{folder} was trained with {manifest.optimizer}, and this program has {optimizer}. Fix: give "
+            "shard or restore the same tables= and dense=."
+        )
     theirs, ours = manifest.features, features_of(columns)
     if others := [*(theirs.keys() ^ ours.keys())]:
         parts = [f"{printable(name)} only {'there' if name in theirs else 'here'}" for name in sorted(others)]

@@ -71,6 +71,7 @@ class FeatureRows:
 
     def stack(self, names: Sequence[str]) -> torch.Tensor:
         """Return the rows of F features beside each other, float32 [B, F, D]; of a list the mean."""
+        self._check(names)
         if isinstance(self.found, SharedRows) and all(self.found[name].is_single for name in names):
             places = torch.stack([self.found[name].places for name in names], dim=1)
             return scaled(nn.functional.embedding(places, self.found.rows), self.scale)
@@ -78,6 +79,7 @@ class FeatureRows:
 
     def jagged(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row of each value of a feature, float32 [V, D], and the lengths of lists, int64 [B]."""
+        self._check([name])
         found = self.found[name]
         return scaled(found.values(), self.scale), found.lengths().to(torch.int64)
 
@@ -87,6 +89,7 @@ class FeatureRows:
         weights: what the rows of a feature are multiplied by, 1 where there is none; they get no gradient.
         """
         weights = weights or {}
+        self._check([*names, *weights] if names else [""])
         is_plain = all(isinstance(weights.get(name), torch.Tensor | None) for name in names)
         if isinstance(self.found, SharedRows) and is_plain:
             found: torch.Tensor = _SharedSum.apply(self.found.rows, self.found, names, dict(weights))
@@ -94,6 +97,12 @@ class FeatureRows:
         first, *others = (self._pooled(name, weights.get(name)) for name in names)
         # The sum instead of the rows: it is the same, and there are fewer of them.
         return scaled(sum(others, start=first), self.scale)
+
+    def _check(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self.found:
+                known = ", ".join(self.found)
+                raise KeyError(f"There is no feature {name!r} with embedding rows. Fix: give one of {known}.")
 
     def _pooled(self, name: str, weight: Weight | None) -> torch.Tensor:
         """Return what one feature adds, before the scale, float32 [B, D]."""

@@ -101,7 +101,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
         "plan": run.plan.splitlines(),
         # What people call the events and the metrics, for a table that imports no task.
         "events": columns.schema.labels,
-        "metrics": dict(task.metrics),
+        "metrics": task.labels_for(run.test),
         "main_metric": task.main_metric,
         "baselines": {name: finite(metrics) for name, metrics in columns.baselines[task.evaluation].items()},
         "test": finite(run.test),
@@ -147,9 +147,7 @@ def epoch_report(epoch: Epoch) -> dict[str, Any]:
 
 
 def _draw(run: Run, config: ModelConfig) -> bytes:
-    """The curves as PNG: what validation says after each epoch, the test at the end, baselines as lines; and
-    of ratings, where it has the same unit, the training step by step.
-    """
+    """Return the curves as PNG: the validation after each epoch, the test at the end, baselines as lines."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -167,10 +165,6 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
 
 
 def _draw_epochs(axes: Axes, run: Run, task: Task) -> None:
-    smooth = task.training_curve(_smooth(run))
-    if smooth is not None:
-        places = np.linspace(run.epochs[0].number - 1, run.epochs[-1].number, len(smooth))
-        axes.plot(places, smooth, color="0.65", label="training, while learning")
     name = task.main_metric
     numbers = [epoch.number for epoch in run.epochs]
     values = [epoch.validation[name] for epoch in run.epochs]
@@ -185,7 +179,7 @@ def _draw_epochs(axes: Axes, run: Run, task: Task) -> None:
         axes.axhline(metrics[name], color=color, linestyle=style, label=label)
     unit = task.curve_unit.format(labels=run.columns.schema.labels)
     axes.set(xlabel="epoch", ylabel=f"{task.main_label}{unit}")
-    # What lies above all baselines, as the first losses do, would leave little room for what matters.
+    # What lies above all baselines would leave little room for what matters.
     if task.lower_is_better:
         axes.set_ylim(top=max(metrics[name] for metrics in baselines.values()) * 1.02)
 
@@ -197,13 +191,6 @@ def _draw_windows(axes: Axes, run: Run, task: Task) -> None:
     overall = [window.overall[name] for window in run.epochs if isinstance(window, TrainedWindow)]
     axes.plot(numbers, overall, color="C0", label="all windows up to it")
     axes.set(xlabel="window", ylabel=f"{task.main_label}, predicted before learned")
-
-
-def _smooth(run: Run) -> np.ndarray:
-    """The losses in means over a fiftieth of an epoch, so that noise does not hide the curve."""
-    losses = np.concatenate([epoch.losses for epoch in run.epochs])
-    window = max(1, len(run.epochs[0].losses) // 50)
-    return np.array([part.mean() for part in np.array_split(losses, len(losses) // window)])
 
 
 def numbers(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:

@@ -103,24 +103,25 @@ def results_table(
     """A model beside the baselines of its task, on the test ratings; "-" is a metric that is not defined."""
     baselines = dict(columns.baselines[task.evaluation])
     oracle = baselines.pop("oracle", None)
-    rows = {name: _shown(task, metrics) for name, metrics in baselines.items()}
-    rows[name] = _shown(task, test)
+    labels = task.labels_for(test)
+    rows = {name: _shown(labels, metrics) for name, metrics in baselines.items()}
+    rows[name] = _shown(labels, test)
     for before, metrics in (("", test), ("validation: ", validation)):
         # A load without a validation, and a stream, have none.
         if isinstance(metrics, Measured) and metrics.intervals:
             if before:
-                rows["its validation"] = _shown(task, metrics)
+                rows["its validation"] = _shown(labels, metrics)
             which = f"{before}95 % interval, {counted(metrics.cases, columns.schema.label)}"
-            rows[which] = [_interval(metrics, key) for key in task.metrics]
+            rows[which] = [_interval(metrics, key) for key in labels]
     # The oracle is a bound, not a rival: it comes last.
     if oracle is not None:
-        rows["oracle (knows the planted world)"] = _shown(task, oracle)
-    heading = [f"{of} {columns.schema.labels}", *task.metrics.values()]
+        rows["oracle (knows the planted world)"] = _shown(labels, oracle)
+    heading = [f"{of} {columns.schema.labels}", *labels.values()]
     return markdown([heading, *([name, *row] for name, row in rows.items())])
 
 
-def _shown(task: Task, metrics: Metrics) -> list[str]:
-    return [four_places(metrics.get(key, math.nan)) for key in task.metrics]
+def _shown(labels: Mapping[str, str], metrics: Metrics) -> list[str]:
+    return [four_places(metrics.get(key)) for key in labels]
 
 
 def _interval(metrics: Measured, key: str) -> str:

@@ -14,25 +14,61 @@ from typing import Any
 
 import torch
 
-from recsuite.datasets.schema import AUDIENCE, ITEM, Schema
+from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, Schema
 from recsuite.errors import UserError, printable
+from recsuite.models.recency import Members
 from recsuite.models.retrieval import without
-from recsuite.models.rows import Inputs
+from recsuite.models.rows import FeatureRows, Inputs
+from recsuite.models.two_sided import TwoSided
 from recsuite.serving.index.nearest import KeptIndex, NearestItems
 from recsuite.serving.request import check_ids, members_of
-from recsuite.serving.snapshot import Found, Snapshot
+from recsuite.serving.snapshot import Found, Rows, Snapshot
 
 # Whose features say what an item is.
 OF_ITEMS = (ITEM, AUDIENCE)
+# What a model without vectors is told of users, or of items.
+Side = tuple[FeatureRows, Inputs]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Scores of users with items by the forward of a model without vectors, see `retrieval.Scorer`. Users and
+    items are given by their places, int64.
+    """
+
+    snapshot: Snapshot
+    users: Side
+    items: Side
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Return the score of each pair, float32 [B], of places [B] both."""
+        if not len(users):
+            return torch.zeros(0)
+        found: dict[str, Any] = {}
+        for (rows, _), places in ((self.users, users), (self.items, items)):
+            for name, each in rows.found.items():
+                found[name] = Rows(each.values(), each.lengths()).at(places)
+        (rows, told), described = self.users, self.items[1]
+        lengths = rows.found[HISTORY].lengths() if HISTORY in rows.found else users[:0]
+        parts = (Rows(each, lengths).at(users).found if len(each) else each for each in told.members)
+        # Of the other side's numbers there is none.
+        numbers = torch.where(told.numbers[users].isnan(), described.numbers[items], told.numbers[users])
+        inputs = Inputs(Members(*parts), numbers)
+        return self.snapshot.predict(FeatureRows(found, rows.scale, rows.lists), inputs)
+
+    def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Return the score of each user with each item, float32 [U, N], of places [U] and [N]."""
+        pairs = users.repeat_interleave(len(items)), items.repeat(len(users))
+        return self.score_pairs(*pairs).view(len(users), len(items))
 
 
 @dataclass(frozen=True)
 class Items:
     """Items in the order in which equal scores are listed.
 
-    ids: raw; keys: theirs, int64 [N], see `Found`; vectors: float32 [N, D], of `head`; kind: the type of the
-    raw ids that the training has seen; kept: the index, of other models too; None where these are candidates,
-    and not all items.
+    ids: raw; keys: theirs, int64 [N], see `Found`; vectors: float32 [N, D], of `head`, or places, int64 [N],
+    see `Pairs`; kind: the type of the raw ids that the training has seen; kept: the index, of other models
+    too; None where these are candidates, and not all items; side: of a model without vectors.
     """
 
     head: Any
@@ -42,6 +78,12 @@ class Items:
     vectors: torch.Tensor
     kind: type[Any] | None
     kept: KeptIndex | None
+    side: Side | None = None
+
+    def with_users(self, snapshot: Snapshot, users: Side) -> Items:
+        """Return the items with what scores them for some users; of a model without vectors."""
+        assert self.side is not None
+        return dataclasses.replace(self, head=Pairs(snapshot, users, self.side))
 
     @functools.cached_property
     def places(self) -> dict[Any, int]:
@@ -50,7 +92,16 @@ class Items:
 
     @functools.cached_property
     def directions(self) -> torch.Tensor:
-        """The factors of the vectors with the length 1, float32 [N, D - 1]; without them 0."""
+        """The factors of the vectors with the length 1, float32 [N, D - 1]; without them 0.
+
+        Raises:
+            UserError: when the model has no vectors.
+        """
+        if self.side is not None:
+            raise UserError(
+                "similar_items requires vectors of items, and this model has none. Fix: make it a "
+                "subclass of recsuite.TwoSided."
+            )
         return torch.nn.functional.normalize(self.vectors[:, 1:], dim=1)
 
     @functools.cached_property
@@ -63,7 +114,7 @@ class Items:
         """
         if self.kept is None:
             raise UserError("An approximate search is one of all items; leave out approximate or candidates.")
-        if not self.head.scores_are_products:
+        if not getattr(self.head, "scores_are_products", False):
             raise UserError(
                 "An approximate search needs scores that are products of vectors, as those of --task "
                 "ranking; leave approximate out."
@@ -177,10 +228,12 @@ class Catalogue:
         if self._items is None or self._items.head is not snapshot.head:
             located = self._locate(snapshot)
             inputs = Inputs(members_of({}, snapshot.schema), located.numbers)
-            vectors = snapshot.head.item_vectors(snapshot.rows_of(located.found), inputs)
-            item = snapshot.schema.item
+            head, item, rows = snapshot.head, snapshot.schema.item, snapshot.rows_of(located.found)
+            has_vectors = isinstance(head, TwoSided)
+            vectors = head.item_vectors(rows, inputs) if has_vectors else torch.arange(len(located.ids))
+            side = None if has_vectors else (rows, inputs)
             keys, kind = located.found[item].keys, snapshot.kind_of(item)
-            self._items = Items(snapshot.head, snapshot.schema, located.ids, keys, vectors, kind, self.kept)
+            self._items = Items(head, snapshot.schema, located.ids, keys, vectors, kind, self.kept, side)
         return self._items
 
     def _locate(self, snapshot: Snapshot) -> Located:

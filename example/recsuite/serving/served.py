@@ -32,6 +32,7 @@ from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.models.rows import Inputs
 from recsuite.models.tasks.task import ModelMaker
+from recsuite.models.two_sided import TwoSided
 from recsuite.serving.catalogue import Catalogue, Items, described
 from recsuite.serving.index.nearest import KeptIndex
 from recsuite.serving.model_files import put, read_change
@@ -142,7 +143,7 @@ class ServedModel:
             looked_up = snapshot.look_up(values)
         members = members_of(values, snapshot.schema)
         check_items(values, snapshot.features, snapshot.schema)
-        return snapshot.head.predict(looked_up, Inputs(members, snapshot.numbers_of(values)))
+        return snapshot.predict(looked_up, Inputs(members, snapshot.numbers_of(values)))
 
     def describe_items(self, values: Mapping[str, Sequence[Any]]) -> None:
         """Say what the items are that are recommended from now on: a model knows the ids of its own alone.
@@ -240,13 +241,18 @@ class ServedModel:
 
     @torch.inference_mode()
     def vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:
-        """The vectors of users, as `score` takes them, float32 [U, D], and the items, of one moment."""
+        """The vectors of users, as `score` takes them, float32 [U, D], and the items, of one moment. Of a
+        model without vectors they are places, int64 [U], see `Pairs`.
+        """
         with self._lock:
             snapshot = self._snapshot
             looked_up = snapshot.look_up(values, (USER, EVENT, HISTORY))
             items = self._catalogue.items(snapshot)
         members = members_of(values, snapshot.schema)
-        return items.head.user_vectors(looked_up, Inputs(members, snapshot.numbers_of(values))), items
+        inputs = Inputs(members, snapshot.numbers_of(values))
+        if isinstance(snapshot.head, TwoSided):
+            return snapshot.head.user_vectors(looked_up, inputs), items
+        return torch.arange(len(inputs.numbers)), items.with_users(snapshot, (looked_up, inputs))
 
     def recall(self, users: Any = None, k: int = 10, **others: Any) -> float:
         """The share of the items of `recommend` that an approximate search finds too, from 0 to 1.

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
+from recsuite.datasets.batching.places import places_of
 from recsuite.datasets.preparation.vocabulary import Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
-from recsuite.models.rows import FeatureRows
-from recsuite.models.tasks.task import ModelMaker, Task, task_named
+from recsuite.models.rows import FeatureRows, Inputs
+from recsuite.models.tasks.task import ModelMaker, Task, predictions_of, task_named
+from recsuite.models.two_sided import TwoSided
 from recsuite.serving.dynamic.directory import Directory
 from recsuite.serving.index.lists import Lists
 from recsuite.serving.request import (
@@ -50,6 +52,11 @@ class Rows:
     def lengths(self) -> torch.Tensor:
         """How many of them are each rating's, int64 [B]."""
         return self.counts
+
+    def at(self, ratings: torch.Tensor) -> Rows:
+        """Return those of some ratings, int64 [n], which may come several times."""
+        counts, starts = self.counts[ratings], (self.counts.cumsum(0) - self.counts)[ratings]
+        return Rows(self.found[torch.from_numpy(places_of(starts.numpy(), counts.numpy()))], counts)
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,17 @@ class Snapshot:
         """The name of the validation metric by which the best checkpoint of its training was chosen."""
         return self.task.main_label
 
+    def predict(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
+        """Return a prediction for each of B ratings, float32 [B], by which items are recommended."""
+        if isinstance(self.head, TwoSided):
+            return self.head.predict(rows, batch)
+        return predictions_of(self.head, self.task, self.head(rows, batch))
+
+    @property
+    def takes_ages(self) -> bool:
+        """True for a model that is told how long ago each item of a history was."""
+        return getattr(self.head, "takes_ages", False)
+
     def names_of(self, entities: Collection[str]) -> list[str]:
         """What a caller may give of some entities: their features, and the labels and ages of a
         history.
@@ -122,7 +140,7 @@ class Snapshot:
         # To a model without a history the ratings of one would make no difference, in silence; nor would ages
         # to one that counts all of it alike.
         if HISTORY in names:
-            names += [HISTORY_RATINGS, HISTORY_AGES] if self.head.takes_ages else [HISTORY_RATINGS]
+            names += [HISTORY_RATINGS, HISTORY_AGES] if self.takes_ages else [HISTORY_RATINGS]
         return sorted(names)
 
     def look_up(

@@ -6,10 +6,11 @@ Shapes: B events.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingConfig
@@ -20,6 +21,7 @@ from torchrec.streamable import Pipelineable
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import ENTITIES, EVENT, LISTS
+from recsuite.errors import UserError
 from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.lists import Links
 from recsuite.models.prior import (
@@ -33,8 +35,12 @@ from recsuite.models.prior import (
 )
 from recsuite.models.recency import Members
 from recsuite.models.rows import FeatureRows, LookedUp, with_row_scale
-from recsuite.models.tasks.task import ModelData, ModelMaker, task_named
+from recsuite.models.tasks.task import ModelData, ModelMaker, require_shape, task_named
+from recsuite.models.two_sided import TwoSided
 from recsuite.runtime.ranges import named
+
+# A metric of a user's own: of predictions and labels, numpy float32 [n] both.
+Metric = Callable[[np.ndarray, np.ndarray], float]
 
 
 @dataclass
@@ -79,23 +85,11 @@ class ModelInput(Pipelineable):
         return *plain, *self.members, *self.links
 
 
-class Output(NamedTuple):
-    """What is left of a step, without gradient: loss, float32 [], and output of the head, float32 [B, ...].
-
-    A step returns this alone, and keeps nothing of the graph that the loss hangs on.
-    """
-
-    loss: torch.Tensor
-    predictions: torch.Tensor
-
-
 class LossAndOutput(NamedTuple):
-    """What the model returns: the loss with its graph, and what stays; the pair that TorchRec's pipelines
-    expect.
-    """
+    """The loss with its graph, and what the model returned; the pair that TorchRec's pipelines expect."""
 
     loss: torch.Tensor
-    output: Output
+    output: Any
 
 
 class Recommender(nn.Module):
@@ -148,7 +142,8 @@ class _Compute(nn.Module):
 class TrainableModel(nn.Module):
     """The model with its loss, in the form that TorchRec's pipelines train: batch -> (loss, output).
 
-    loss: takes what the head made and the batch, and gives the weighted mean over its B rows, float32 [].
+    loss: takes what the head made and the batch, and gives the weighted mean over its B rows, float32 [];
+    metrics: a user's own.
     """
 
     def __init__(self, recommender: Recommender, loss: nn.Module) -> None:
@@ -157,6 +152,7 @@ class TrainableModel(nn.Module):
         # Inside, and not after the model: TorchRec's pipelines call the model with a batch, add up the first
         # of what it returns and run the backward from there.
         self.loss = loss
+        self.metrics: Mapping[str, Metric] = {}
 
     @property
     def row_scale(self) -> torch.Tensor:
@@ -166,9 +162,13 @@ class TrainableModel(nn.Module):
 
     def forward(self, batch: ModelInput) -> LossAndOutput:
         """The loss over this rank's B rows, and the output that stays."""
-        predictions = self.recommender(batch)
-        loss = self.loss(predictions, batch)
-        return LossAndOutput(loss, Output(loss.detach(), predictions.detach()))
+        output = self.recommender(batch)
+        # Against labels, [B], torch would make [B, B] of it, and learn something else in silence.
+        if isinstance(output, torch.Tensor) and output.shape[1:] == (1,):
+            require_shape(output, 1, "forward must return one number for each event", "add .squeeze(1)")
+        loss = self.loss(output, batch)
+        require_shape(loss, 0, "A loss must be one number", "return (batch.weights * losses).mean()")
+        return LossAndOutput(loss, output)
 
 
 def make_embeddings(num_rows: Mapping[str, int], embedding_dim: int) -> EmbeddingCollection:
@@ -216,6 +216,12 @@ def make_model(
     features = [*(table.feature for table in columns.tables), *columns.numbers]
     data = ModelData(columns.schema, features, columns.mean_label, history)
     head = (maker or task.make_model)(data, config)
+    wanted = TwoSided if task.evaluation == "ranks" else nn.Module
+    if not isinstance(head, wanted):
+        raise UserError(
+            f"--task {task.name} requires a {wanted.__name__}, got {head!r}. Fix: return one from the "
+            "function that makes the model, or give another --task."
+        )
     noise = task.noise_of(None, columns.schema.unit)
     if noise is not None and isinstance(head, CoOccurrence):
         head.prior = make_prior(columns, noise)

@@ -49,9 +49,10 @@ def run_modes(
     """Parse a command line, check it, and run the modes that it names; returns the exit status.
 
     argv: the flags, those of `sys.argv` when None; modes: the functions of a script by the names "train",
-    "dump", "inc_dump" and "load"; model: makes its model, for what one process does alone; defaults: flags
-    that those of a training come after; after: what a script does beside the modes. It needs a checkpoint:
-    where no flag writes or reads one, deltas are written.
+    "dump", "inc_dump" and "load", and "compact" where `compact` needs an optimizer; model: makes its model,
+    for what one process does alone and for "compact"; defaults: flags that those of a training come after;
+    after: what a script does beside the modes. It needs a checkpoint: where no flag writes or reads one,
+    deltas are written.
     """
     flags = [*(sys.argv[1:] if argv is None else argv)]
     named = {word.partition("=")[0] for word in flags}
@@ -65,20 +66,27 @@ def run_modes(
         return script.run_alone(config, given, model)
     script.check_machine()
     with shown():
-        run(config, given, modes, after)
+        run(config, given, modes, after, model)
     return 0
 
 
-def run(config: Config, given: frozenset[str], modes: Mapping[str, Mode], after: Mode | None = None) -> None:
+def run(
+    config: Config,
+    given: frozenset[str],
+    modes: Mapping[str, Mode],
+    after: Mode | None = None,
+    model: ModelMaker | None = None,
+) -> None:
     """Run the modes of the configuration. Collective: every rank.
 
-    given: the flags of the command line; the others are those of the checkpoint that is read, if one is.
+    given: the flags of the command line; the others are those of the checkpoint that is read, if one is;
+    modes, after, model: see `run_modes`.
     """
     script.announce_data(config)
     with script.joined(config, given) as (config, context):
         for name in config.modes:
-            mode = compact if name == "compact" else modes[_written(config) if name == "train" else name]
-            mode(config, context)
+            modes = {"compact": lambda config, context: compact(config, context, model), **modes}
+            modes[_written(config) if name == "train" else name](config, context)
         if not given:
             context.say(NEXT)
         if after is not None:
@@ -143,11 +151,11 @@ def report(result: Run, config: Config, context: RuntimeContext, observers: Obse
 
 
 def restore(
-    data: Data, config: Config, context: RuntimeContext, model: ModelMaker | None = None
+    data: Data, config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any
 ) -> tuple[ShardedModel, Progress]:
     """Build a model and put it where a checkpoint is; where the training was then. Collective: every rank.
 
-    model: makes it, as for `Training.shard`.
+    model, others: makes it, its loss, tables, dense and metrics, as for `Training.shard`.
 
     Raises:
         UserError: when the checkpoint is missing, damaged or of another model.
@@ -155,7 +163,7 @@ def restore(
     from recsuite.checkpoint.restore import restore_chosen
     from recsuite.training.state import build_train_state
 
-    train_state = build_train_state(data.columns, config, context, model)
+    train_state = build_train_state(data.columns, config, context, model, **others)
     restored = restore_chosen(config.checkpoint, config.model, train_state, data.columns, context)
     return train_state, restored.progress
 
@@ -178,12 +186,13 @@ def report_test(
     say_results(describe_step(progress), test, data.columns, config, context)
 
 
-def compact(config: Config, context: RuntimeContext) -> None:
-    """Merge deltas into one full checkpoint. Collective: every rank."""
+def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any) -> None:
+    """Merge deltas into one full checkpoint; model, others: see `restore`. Collective: every rank."""
     from recsuite.checkpoint.past import reopen_data
 
     with reopen_data(config, context, trains=False) as data:
         from recsuite.checkpoint.compaction import compact as merge
         from recsuite.training.state import build_train_state
 
-        merge(build_train_state(data.columns, config, context), data.columns, config, context)
+        train_state = build_train_state(data.columns, config, context, model, **others)
+        merge(train_state, data.columns, config, context)

@@ -31,7 +31,7 @@ from recsuite.datasets.metrics import (
     never_found,
 )
 from recsuite.datasets.schema import ITEM, LISTS, USER
-from recsuite.models.tasks.task import Task, task_named
+from recsuite.models.tasks.task import Task, predictions_of, task_named
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
 from recsuite.sharding.recommender import ModelInput
@@ -118,7 +118,7 @@ class PredictionEvaluator:
         if len(labels) == 0:
             return self.task.no_metrics()
         calibration = self._calibration(predictions, labels)
-        found = self._measure(predictions, labels, calibration, self.users.of["validation"])
+        found = self._measure(model, predictions, labels, calibration, self.users.of["validation"])
         return self.users.described(found, "validation")
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
@@ -133,7 +133,7 @@ class PredictionEvaluator:
         )
 
         def of_some(some: Any) -> Measured:
-            return self._measure(predictions[some], labels[some], calibration, users[some])
+            return self._measure(model, predictions[some], labels[some], calibration, users[some])
 
         return self.users.with_parts(of_some)
 
@@ -141,10 +141,12 @@ class PredictionEvaluator:
         self, model: DistributedModelParallel, number: int, window: tuple[int, int], labels: np.ndarray
     ) -> Metrics:
         """The metrics on the events of a stream from one position to before another; labels: of them."""
-        return self._measure(self.predict(model, "validation", number, window), labels, UNCALIBRATED)
+        predictions = self.predict(model, "validation", number, window)
+        return self._measure(model, predictions, labels, UNCALIBRATED)
 
     def _measure(
         self,
+        model: DistributedModelParallel,
         predictions: np.ndarray,
         labels: np.ndarray,
         calibration: Calibration,
@@ -153,8 +155,14 @@ class PredictionEvaluator:
         liked = labels >= self.liked_label
         if self.task.evaluation == "answers":
             # The probabilities as they are: what is served is not calibrated again.
-            return measure_probabilities(predictions, liked, users)
-        return measure(predictions, labels, liked, calibration, users)
+            found = measure_probabilities(predictions, liked, users)
+        else:
+            found = measure(predictions, labels, liked, calibration, users)
+        for name, metric in model.module.metrics.items():
+            found[name] = float(metric(predictions, labels))
+            # Of a metric that took the place of another one.
+            found.intervals.pop(name, None)
+        return found
 
     def _calibration(self, predictions: np.ndarray, labels: np.ndarray) -> Calibration:
         return fit_calibration(predictions, labels >= self.liked_label)
@@ -177,8 +185,8 @@ class PredictionEvaluator:
         shape = dataset.num_steps(split, window=window), dataset.batch_size
         mine = torch.empty(*shape, device=self.context.device)
         for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context, window)):
-            output = model(batch.to(self.context.device, non_blocking=True)).output.predictions
-            mine[step] = self.task.labels_of(output)
+            output = model(batch.to(self.context.device, non_blocking=True)).output
+            mine[step] = predictions_of(model.module.recommender.head, self.task, output)
         return in_order(mine, len(dataset.positions_of(split, window)), self.context)
 
 
@@ -324,7 +332,7 @@ class RankingEvaluator:
         users = torch.empty(*cases.shape, self.embedding_dim, device=device)
         scores = torch.empty(cases.shape, device=device)
         for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context)):
-            user, item = model(batch.to(device, non_blocking=True)).output.predictions.unbind(dim=1)
+            user, item = model(batch.to(device, non_blocking=True)).output.unbind(dim=1)
             users[step] = user
             scores[step] = (user.double() * item.double()).sum(dim=1)
         number = len(cases.items)
@@ -337,7 +345,7 @@ class RankingEvaluator:
         sizes = dataset.step_sizes("catalogue")
         batches = shown_batches(self.input_pipeline, "catalogue", epoch, self.context)
         for size, batch in zip(sizes, batches, strict=True):
-            vectors = model(batch.to(self.context.device, non_blocking=True)).output.predictions
+            vectors = model(batch.to(self.context.device, non_blocking=True)).output
             # Every second vector of a larger tensor, which a collective does not take as it is.
             mine = vectors[:, 1].contiguous()
             everyones = [torch.empty_like(mine) for _ in range(self.context.world_size)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -50,6 +50,8 @@ class RowWiseAdagrad:
 
     lr: float
     eps: float = TABLE_EPS
+    # In checkpoints.
+    name: ClassVar[str] = "row-wise Adagrad"
 
     def rate(self, global_batch: int) -> float:
         """Return the learning rate for the events in a step of all ranks, at the beginning of a run."""
@@ -152,10 +154,13 @@ def set_rates(optimizer: CombinedOptimizer, left: float, scale: float) -> None:
 
 
 def scheduled_rates(optimizer: CombinedOptimizer) -> dict[str, float]:
-    """The learning rates as scheduled, of each of `PARAMETER_GROUPS`."""
+    """The learning rates of each of `PARAMETER_GROUPS`: of the tables as scheduled, and of the dense part as
+    it was used, for a script may have set another one.
+    """
+    rates = ("scheduled_lr", "lr")
     return {
-        name: part.param_groups[0]["scheduled_lr"]
-        for name, (_, part) in zip(PARAMETER_GROUPS, optimizer.optimizers, strict=True)
+        name: part.param_groups[0][rate]
+        for name, rate, (_, part) in zip(PARAMETER_GROUPS, rates, optimizer.optimizers, strict=True)
     }
 
 

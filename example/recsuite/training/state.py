@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,12 +16,13 @@ from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
+from recsuite.errors import UserError
 from recsuite.models.prior import Prior
-from recsuite.models.tasks.task import ModelMaker
+from recsuite.models.tasks.task import ModelMaker, task_named
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import named
 from recsuite.sharding.plan import build_model
-from recsuite.sharding.recommender import ModelInput
+from recsuite.sharding.recommender import Metric, ModelInput
 from recsuite.training.optimizer import DenseOptimizer, RowWiseAdagrad, make_optimizer
 
 
@@ -36,15 +37,26 @@ class ShardedModel:
     are collective: every rank calls them equally often.
 
     model: what TorchRec made of it; optimizer: of the tables and of the dense part, as one; weight_decay: the
-    decay of the tables in a pass, see `RowScale`.
+    decay of the tables in a pass, see `RowScale`; tables: the name of their optimizer.
     """
 
     def __init__(
-        self, model: DistributedModelParallel, optimizer: CombinedOptimizer, weight_decay: float
+        self,
+        model: DistributedModelParallel,
+        optimizer: CombinedOptimizer,
+        weight_decay: float,
+        tables: str,
     ) -> None:
         self.model, self.optimizer, self.weight_decay = model, optimizer, weight_decay
+        dense = type(self.dense_optimizer._optimizer).__name__
+        # A checkpoint is loaded by the same ones alone.
+        self.optimizer_name = (
+            f"{tables} for the tables, {dense} for the dense part, decoupled decay of all rows"
+        )
         # The loss of the batch under way, without its graph.
         self.loss: torch.Tensor | None = None
+        # True from a forward until the step that learns from it.
+        self.is_pending = False
         # What a pipeline does between a forward and its backward.
         self.after_forward: Callable[[], None] | None = None
         # The name of a profile for what is between a forward and its step.
@@ -53,8 +65,8 @@ class ShardedModel:
     def __call__(self, batch: ModelInput) -> torch.Tensor:
         """Return the loss of this rank's events, float32 []. Collective: every rank."""
         with named("dense"):
-            loss, output = self.model(batch)
-        self.loss = output.loss
+            loss: torch.Tensor = self.model(batch).loss
+        self.loss = loss.detach()
         self._end_forward()
         return loss
 
@@ -68,6 +80,7 @@ class ShardedModel:
         if self.after_forward is not None:
             self.after_forward()
         # What follows until the step is mostly the backward.
+        self.is_pending = True
         self._between.close()
         self._between.enter_context(named("backward"))
 
@@ -79,6 +92,7 @@ class ShardedModel:
         self._between.close()
         if loss is not None:
             self.loss = loss.detach()
+        self.is_pending = False
         with named("optimizer"):
             self.optimizer.step()
             self.dense_optimizer.zero_grad()
@@ -122,7 +136,8 @@ class ShardedModel:
     @property
     def prior(self) -> Prior | None:
         """The prior of the rows, where the model has one."""
-        return getattr(self.head, "prior", None)
+        prior = getattr(self.head, "prior", None)
+        return prior if isinstance(prior, Prior) else None
 
     def expect_noise(self, noise: float | None) -> None:
         """Hold rows by their prior, if they have one, as strongly as is right for this noise."""
@@ -138,11 +153,12 @@ def build_train_state(
     loss: nn.Module | None = None,
     tables: RowWiseAdagrad | None = None,
     dense: DenseOptimizer | None = None,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> ShardedModel:
     """Return the model of a data set and its optimizers, untrained. Collective: every rank.
 
     maker, loss: those of the task where they are None; tables, dense: the optimizers, those of the flags
-    where they are None.
+    where they are None; metrics: of predictions and labels, beside those of the task.
 
     Raises:
         UserError: when the tables do not fit the memory of the ranks.
@@ -151,7 +167,13 @@ def build_train_state(
     tables = tables or RowWiseAdagrad(config.optimizer.lr)
     # One step learns from the batches of all ranks, so the rate is for that many events.
     model = build_model(columns, config, context, tables.parameters(global_batch), maker, loss)
-    return ShardedModel(model, make_optimizer(model, config.optimizer, dense), config.optimizer.weight_decay)
+    if metrics and task_named(config.model.task).evaluation == "ranks":
+        raise UserError(
+            f"metrics takes predictions and labels, and --task {config.model.task} has ranks alone."
+        )
+    model.module.metrics = dict(metrics or {})
+    optimizer = make_optimizer(model, config.optimizer, dense)
+    return ShardedModel(model, optimizer, config.optimizer.weight_decay, tables.name)
 
 
 def has_epochs_left(progress: Progress, config: TrainingConfig) -> bool:

@@ -20,7 +20,7 @@ from recsuite.sharding.dynamic.sharded.collective import begin_step, dynamic_mod
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.callbacks import Step
 from recsuite.training.input_pipeline import InputPipeline
-from recsuite.training.optimizer import Falling, RowScale, Schedule, scheduled_rates, set_rates
+from recsuite.training.optimizer import RowScale, Schedule, scheduled_rates, set_rates
 from recsuite.training.state import ShardedModel
 
 
@@ -66,8 +66,9 @@ class Pass:
     clock and growth of dynamic tables, callbacks. Nothing waits for the device but the end: losses stay there
     until then. Collective: every rank.
 
-    losses: of each global batch, float32 [steps], once all batches were taken; progress: of the training;
-    seconds: that the pass took.
+    step, is_last: the number of the batch under way in the training, from 1, and whether it is the last one
+    of the pass; losses: of each global batch, float32 [steps], once all batches were taken; progress: of the
+    training; seconds: that the pass took.
     """
 
     def __init__(
@@ -127,6 +128,16 @@ class Pass:
         self.losses = _means_over_ranks(losses, self.context.world_size)
         self.seconds = time.perf_counter() - start
 
+    @property
+    def step(self) -> int:
+        """See above."""
+        return self.progress.step + 1
+
+    @property
+    def is_last(self) -> bool:
+        """See above."""
+        return self.step == self.begin.step + len(self.step_sizes)
+
     def _copied(self, source: Iterator[ModelInput]) -> Iterator[ModelInput]:
         for batch in source:
             with named("feed"):
@@ -147,8 +158,8 @@ class Pass:
         loss, self.model.loss = self.model.loss, None
         if loss is None:
             raise RuntimeError(
-                "A batch was taken and no loss computed of it; call model(batch), or model.step(loss) with a "
-                "loss of your own."
+                "A batch was taken and no loss computed of it. Fix: call model(batch), or with a loss of "
+                "your own model.step(loss), or set model.loss = loss.detach() where the step comes later."
             )
         return loss
 
@@ -160,19 +171,6 @@ def learn(part: Pass) -> np.ndarray:
         part.model.step()
     assert part.losses is not None
     return part.losses
-
-
-def train_epoch(
-    train_state: ShardedModel,
-    input_pipeline: InputPipeline,
-    progress: Progress,
-    config: TrainingConfig,
-    context: RuntimeContext,
-    on_step: Callable[[Step], None] = lambda step: None,
-) -> np.ndarray:
-    """Train on the rest of an epoch; see `learn`. Collective: every rank."""
-    schedule = Falling(len(input_pipeline.loader.dataset.ranges["train"]), config.epochs)
-    return learn(Pass(train_state, input_pipeline, progress, schedule, config, context, on_step))
 
 
 def start_clock(shares: Mapping[str, DynamicRows], progress: Progress, scale: float = 1.0) -> None:

@@ -205,9 +205,5 @@ class Ranking(Task):
         item_ids = None if ids is None else torch.from_numpy(ids.copy())
         return SampledSoftmax(data.schema.item, torch.as_tensor(data.item_shares()), item_ids)
 
-    def describe_loss(self, train_loss: float) -> str:
-        """See `Task`."""
-        return f"loss {train_loss:.4f}"
-
 
 TASK = Ranking()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -53,15 +52,6 @@ class Rating(Task):
     def make_loss(self, data: TrainingData) -> SquaredError:
         """See `Task`."""
         return SquaredError()
-
-    def describe_loss(self, train_loss: float) -> str:
-        """See `Task`."""
-        return f"RMSE {train_loss**0.5:.4f}"
-
-    def training_curve(self, losses: np.ndarray) -> np.ndarray:
-        """See `Task`."""
-        # The loss is a mean square, and the main metric its root.
-        return np.sqrt(losses)
 
 
 TASK = Rating()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -46,14 +45,6 @@ class ResponseTask(Task):
     def labels_of(self, output: torch.Tensor) -> torch.Tensor:
         """See `Task`."""
         return output.sigmoid()
-
-    def describe_loss(self, train_loss: float) -> str:
-        """See `Task`."""
-        return f"log loss {train_loss:.4f}"
-
-    def training_curve(self, losses: np.ndarray) -> np.ndarray:
-        """See `Task`."""
-        return losses
 
 
 TASK = ResponseTask()

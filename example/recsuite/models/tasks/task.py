@@ -107,17 +107,13 @@ class Task(ABC):
     def make_loss(self, data: TrainingData) -> nn.Module:
         """The loss: (output of the head, batch) -> weighted mean over the batch, float32 []."""
 
-    @abstractmethod
-    def describe_loss(self, train_loss: float) -> str:
-        """The training loss of an epoch in words."""
-
-    def training_curve(self, losses: np.ndarray) -> np.ndarray | None:
-        """Losses, float [n], in the unit of the main metric; None where they have none in common."""
-        return None
-
     def labels_of(self, output: torch.Tensor) -> torch.Tensor:
         """Predicted labels, float32 [B], of what the head gave for the loss."""
         return output
+
+    def labels_for(self, found: Mapping[str, float]) -> dict[str, str]:
+        """Return the labels of its metrics and, by their names, of those that a user added."""
+        return {**self.metrics, **{name: name for name in found if name not in self.metrics}}
 
     @property
     def main_label(self) -> str:
@@ -142,6 +138,25 @@ def task_named(name: str) -> Task:
     # By name: a new task is a module and a choice of --task, and no list of tasks has to be kept beside.
     task: Task = importlib.import_module(f"recsuite.models.tasks.{name}").TASK
     return task
+
+
+def predictions_of(model: nn.Module, task: Task, output: Any) -> torch.Tensor:
+    """Return predicted labels, float32 [B], of what the forward of a model returned: those of its method
+    `predictions(output)`, if it has one, else those of the task.
+    """
+    convert = getattr(model, "predictions", None)
+    if convert is None and isinstance(output, torch.Tensor):
+        convert = task.labels_of
+    found: torch.Tensor = convert(output) if convert else output
+    require_shape(found, 1, "A model must predict one number for each event", "define predictions(output)")
+    return found.float()
+
+
+def require_shape(value: Any, dims: int, rule: str, fix: str) -> None:
+    """Refuse what a user's code returned, unless it is a tensor of so many dimensions."""
+    if not isinstance(value, torch.Tensor) or value.dim() != dims:
+        got = f"the shape {[*value.shape]}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ValueError(f"{rule}, got {got}. Fix: {fix}.")
 
 
 def library_model(data: ModelData, args: ModelConfig) -> nn.Module:

@@ -138,7 +138,7 @@ class Told:
         values[HISTORY_RATINGS] = [
             [self._shown(label) for label in labels.tolist()] for _, labels, _ in found
         ]
-        if snapshot.head.takes_ages:
+        if snapshot.takes_ages:
             values[HISTORY_AGES] = [
                 ages_in(times, end) for (_, _, times), end in zip(found, ends, strict=True)
             ]

@@ -39,7 +39,7 @@ class Chain:
         weight: float = WEIGHT,
     ) -> None:
         for name, model in (("retriever", retriever), ("ranker", ranker)):
-            if not model.snapshot.head.scores_are_products:
+            if not getattr(model.snapshot.head, "scores_are_products", False):
                 raise UserError(
                     f"The {name} {model.snapshot.folder} predicts labels, and a chain ranks by scores; give "
                     "one of --task ranking or sequence."

@@ -57,6 +57,7 @@ class EpochLoop(Training):
 
     def validate(self) -> Metrics:
         """See `Training`."""
+        self.check_whole()
         with self.phase("evaluation"):
             # Also where the loss was a number: a model may be broken and still give one.
             self.check_weights()
@@ -151,10 +152,12 @@ def judged(progress: Progress, value: float, task: Task, leeway: float) -> Progr
 def describe_epoch(epoch: Epoch, task: Task, unit: str, config: TrainingConfig) -> str:
     """One line on one epoch; unit: the noun for events."""
     validation = ", ".join(
-        f"{task.metrics[name]} {four_places(epoch.validation[name])}" for name in task.epoch_metrics
+        f"{label} {four_places(epoch.validation[name])}"
+        for name, label in task.labels_for(epoch.validation).items()
+        if name in task.epoch_metrics or name not in task.metrics
     )
     return (
-        f"epoch {epoch.number}/{config.epochs}: train {task.describe_loss(epoch.train_loss)}, "
+        f"epoch {epoch.number}/{config.epochs}: train loss {epoch.train_loss:.4f}, "
         f"validation {validation}, {epoch.seconds:.1f} s, {epoch.events_per_second:,.0f} {unit}/s, "
         f"data wait {epoch.data_wait:.1%}"
     )

@@ -23,7 +23,7 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
 from recsuite.sharding.dynamic.sharded.collective import counts_of, describe_counts, dynamic_rows
 from recsuite.sharding.plan import describe_plan
-from recsuite.sharding.recommender import ModelInput
+from recsuite.sharding.recommender import Metric, ModelInput
 from recsuite.training.callbacks import Callback, Callbacks, CheckpointerProtocol, Run, Step
 from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.optimizer import DenseOptimizer, RowWiseAdagrad, Schedule
@@ -65,6 +65,7 @@ class Training(ABC):
         self.checkpointer = checkpointer or BestInMemory(config.training, context)
         self.progress = self.checkpointer.start
         self.unit = data.columns.schema.labels
+        self.part: TrainingPass
         self.callbacks = Callbacks([*callbacks, self.make_bar()])
         self.input_pipeline = InputPipeline(data.loader, self.phase)
         self.prepare()
@@ -75,19 +76,22 @@ class Training(ABC):
         loss: nn.Module | None = None,
         tables: RowWiseAdagrad | None = None,
         dense: DenseOptimizer | None = None,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> ShardedModel:
         """Build the model, share its tables out, and put it where the checkpointer begins. Collective.
 
         maker: makes the model from the columns and the flags of the model; loss: called with the output of
         the model and the batch, returns the mean over the batch; tables, dense: the optimizers. What is None
-        is that of the task and the flags.
+        is that of the task and the flags. metrics: a name to a function of predictions and labels, numpy
+        float32 [n], which returns a number; shown beside those of the task. One with the name of the main
+        metric takes its place, and chooses the best epoch.
 
         Raises:
             UserError: when the tables do not fit, or a checkpoint is damaged or of another model.
         """
         with self.phase("model"), stage("building the model", quiet=self.context.rank != 0):
             self.train_state = build_train_state(
-                self.columns, self.config, self.context, maker, loss, tables, dense
+                self.columns, self.config, self.context, maker, loss, tables, dense, metrics
             )
         self.plan = describe_plan(self.train_state.model, self.columns, self.config.model)
         self.context.say(self.plan)
@@ -147,6 +151,19 @@ class Training(ABC):
         """A context around one of `callbacks.PHASES`."""
         return self.callbacks.phase(name, self.progress)
 
+    def check_whole(self) -> None:
+        """Refuse a pass of which not all was learned."""
+        if self.part.losses is None:
+            raise RuntimeError(
+                "The loop over the batches ended early. Fix: take every batch of a pass; for a shorter "
+                "training give --epochs."
+            )
+        if self.train_state.is_pending:
+            raise RuntimeError(
+                "The dense part has not learned from the last batches. Fix: call model.step() after "
+                "loss.backward(); where gradients add up over batches, also when part.is_last."
+            )
+
     def check_weights(self, rows: Mapping[str, torch.Tensor] | None = None) -> None:
         """Refuse weights that cannot be those of a trained model; rows: see `unsound`. Collective."""
         tensors, shares = self.checkpointer.tensors, dynamic_rows(self.train_state.model)
@@ -175,8 +192,9 @@ class Training(ABC):
     def after_step(self, step: Step, num_events: int) -> None:
         """Tell who looks on of a step, and the checkpointer too unless it was the last of `num_events`."""
         self.callbacks.on_step(step)
-        # After the last step of an epoch its losses are checked first, and it is validated.
-        if step.progress.samples < num_events:
+        # After the last step of an epoch its losses are checked first, and it is validated. A checkpoint has
+        # no gradients, so none is written while some wait for their step.
+        if step.progress.samples < num_events and not self.train_state.is_pending:
             with self.phase(self.checkpointer.phase):
                 self.checkpointer.on_step(step)
 
@@ -197,7 +215,7 @@ class TrainingPass(Pass):
             training.context,
             lambda step: training.after_step(step, num_events),
         )
-        self.training, self.wait = training, 0.0
+        training.part, self.training, self.wait = self, training, 0.0
         self.validation: Metrics | None = None
 
     def __iter__(self) -> Iterator[ModelInput]:
@@ -211,6 +229,7 @@ class TrainingPass(Pass):
 
         validation: the metrics of the pass, by which the best one is chosen.
         """
+        self.training.check_whole()
         self.validation = validation
         self.training.ended(self)
 

@@ -87,6 +87,7 @@ class StreamLoop(Training):
 
     def validate(self) -> Metrics:
         """See `Training`."""
+        self.check_whole()
         return {**self.task.no_metrics(), **self.stream.predicted}
 
     def finish(self) -> Run:

@@ -1,0 +1,97 @@
+"""Predict how many seconds of a video a user watches, with a loop, an optimizer and a schedule of its own.
+
+torchrun --standalone --nproc_per_node=2 seconds.py --data_path videos --dump --save_dir dumps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import nn
+
+import recsuite as rs
+
+# Batches whose gradients add up to one step; steps until the full learning rate.
+EVERY, WARM_UP = 3, 20
+
+
+class Seconds(nn.Module):
+    """Predict the logarithm of the seconds, from all features and the length of the video."""
+
+    def __init__(self, data: rs.ModelData, dim: int) -> None:
+        super().__init__()
+        self.names = data.names("user", "item")
+        self.numbers = sum(not feature.has_table for feature in data.features)
+        self.mlp = nn.Sequential(
+            nn.Linear(len(self.names) * dim + self.numbers, 16), nn.ReLU(), nn.Linear(16, 1)
+        )
+
+    def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
+        """Return log(1 + seconds), float32 [B]."""
+        inputs = [*(rows[name] for name in self.names), batch.numbers.nan_to_num()]
+        return self.mlp(torch.cat(inputs, dim=1)).squeeze(1)
+
+    def predictions(self, output: torch.Tensor) -> torch.Tensor:
+        """Return seconds, float32 [B], of what forward returned."""
+        return output.expm1()
+
+
+def loss_of(output: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
+    return (batch.weights * (output - batch.labels.log1p()).abs()).mean()
+
+
+def median_error(seconds: np.ndarray, labels: np.ndarray) -> float:
+    return float(np.median(np.abs(seconds - labels)))
+
+
+def momentum(parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
+    return Seconds(data, args.embedding_dim)
+
+
+METRICS = {"median error": median_error}
+
+
+def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
+    with (
+        rs.observing(args, runtime) as observers,
+        rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
+        rs.checkpointing(data, args, runtime, observers) as checkpoints,
+        rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,
+    ):
+        model = training.shard(make_model, tables=rs.RowWiseAdagrad(0.1), dense=momentum, metrics=METRICS)
+        for part in training.passes():
+            for batch in part:
+                with torch.autocast(runtime.device.type, torch.bfloat16):
+                    output = model.output(batch)
+                loss = loss_of(output.float(), batch)
+                (loss / EVERY).backward()
+                model.loss = loss.detach()
+                if part.step % EVERY == 0 or part.is_last:
+                    nn.utils.clip_grad_norm_(model.dense_parameters(), 1.0)
+                    for group in model.dense_optimizer.param_groups:
+                        group["lr"] = 0.05 * min(1.0, part.step / WARM_UP)
+                    model.step()
+            part.end(training.validate())
+        result = training.finish()
+    rs.report(result, args, runtime, observers)
+
+
+def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
+    with rs.open_data(args, runtime, rs.build_dataloader) as data:
+        model, progress = rs.restore(data, args, runtime, make_model, dense=momentum, metrics=METRICS)
+        rs.report_test(model, progress, data, args, runtime)
+
+
+def main() -> int:
+    modes = {"train": train, "dump": train, "inc_dump": train, "load": load}
+    return rs.exit_status(lambda: rs.run_modes(None, modes, make_model))
+
+
+if __name__ == "__main__":
+    rs.run_script(main)

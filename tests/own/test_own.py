@@ -1,0 +1,189 @@
+"""Scripts that a user could have written, outside the repository: each trains, is loaded, and is served."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import recsuite as rs
+from recsuite.tools.cases import cases_of_models
+from tests.support.launch import python, read_json, succeeded, torchrun
+
+OWN = Path(__file__).parent
+# A script as it is, and beside its metrics one that keeps what it was given on rank 0.
+KEEPING = """
+import numpy as np, os, recsuite as rs, {name} as own
+
+def kept(predictions, labels):
+    if os.environ["RANK"] == "0":
+        np.save(f"{{len(labels)}}.npy", predictions)
+    return 0.0
+
+own.METRICS["kept"] = kept
+if __name__ == "__main__":
+    rs.run_script(own.main)
+"""
+SCHEMA = """
+[files]
+events = "events.csv"
+users = "users.csv"
+items = "videos.csv"
+[user]
+column = "user"
+[item]
+column = "video"
+noun = "video"
+[label]
+column = "seconds"
+kind = "rating"
+noun = "view"
+[timestamp]
+column = "time"
+format = "unix"
+[features.country]
+of = "user"
+column = "country"
+kind = "category"
+[features.length]
+of = "item"
+column = "length"
+kind = "number"
+input = "dense"
+"""
+FEW = ("--dataset", "synthetic", "--synthetic_ratings", 2000, "--batch_size", 128, "--num_workers", 0)
+VIDEOS = ("--data_path", "videos", "--batch_size", 32, "--num_workers", 0, "--history", 0)
+
+
+def place(name: str, folder: Path) -> ModuleType:
+    """Put a script and `KEEPING` into a folder; returns the script as a module."""
+    shutil.copy(OWN / f"{name}.py", folder)
+    (folder / "keeping.py").write_text(KEEPING.format(name=name))
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+def write_videos(folder: Path) -> dict[str, list[Any]]:
+    """Write tables of views, in the order of time; returns the features of each view."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    # Each user watches each video once.
+    users, videos = (each.ravel() for each in np.indices((40, 25)))
+    order = draw.permutation(1000)
+    users, videos = users[order], videos[order]
+    lengths, countries = draw.integers(30, 900, 25).tolist(), ["NL", "PE"] * 20
+    seconds = np.round(np.array(lengths)[videos] * draw.uniform(0.1, 1, 40)[users], 1)
+    rows = zip(users, videos, seconds, strict=True)
+    lines = [f"{user},{video},{label},{60 * time}" for time, (user, video, label) in enumerate(rows)]
+    tables = {
+        "events": ["user,video,seconds,time", *lines],
+        "users": ["user,country", *(f"{user},{country}" for user, country in enumerate(countries))],
+        "videos": ["video,length", *(f"{video},{length}" for video, length in enumerate(lengths))],
+    }
+    for name, table in tables.items():
+        (folder / f"{name}.csv").write_text("\n".join([*table, ""]))
+    (folder / "schema.toml").write_text(SCHEMA)
+    return {
+        "user": users.tolist(),
+        "video": videos.tolist(),
+        "country": [countries[user] for user in users],
+        "length": [lengths[video] for video in videos],
+    }
+
+
+def tensors_of(folder: Path) -> dict[str, np.ndarray]:
+    """All that a checkpoint holds, by the file and the name."""
+    files = sorted(folder.glob("part-*.safetensors"))
+    return {f"{file.name}/{name}": array for file in files for name, array in load_file(file).items()}
+
+
+def test_a_deepfm_with_a_loss_a_metric_and_a_tracker_of_its_own_trains_loads_on_three_and_is_served(
+    tmp_path: Path,
+) -> None:
+    own, data = place("deepfm", tmp_path), tmp_path / "data"
+    flags = (*FEW, "--data_path", data)
+    trained = torchrun(
+        2, "keeping.py", "--dump", "--save_dir", "dumps", "--report_dir", "report", "--epochs", 2, *flags,
+        cwd=tmp_path,
+    )  # fmt: skip
+    report = read_json(tmp_path / "report" / "metrics.json")
+    assert "within one" in succeeded(trained)
+    assert report["metrics"]["within one"] == "within one"
+    # The tracker saw what the report has.
+    *epochs, test = map(json.loads, (tmp_path / "track.jsonl").read_text().splitlines())
+    assert [epoch["rmse"] for epoch in epochs] == [each["validation"]["rmse"] for each in report["epochs"]]
+    assert test["within one"] == report["test"]["within one"]
+    loaded = torchrun(3, "deepfm.py", "--load", "--save_dir", "dumps", "--data_path", data, cwd=tmp_path)
+    assert f"{report['test']['within one']:.4f}" in succeeded(loaded)
+    # Served with the histories of the data, also from an export.
+    predictions = np.load(tmp_path / f"{report['data']['num_test']}.npy")
+    model = rs.ServedModel.open(tmp_path / "dumps", model=own.make_model)
+    _, cases = cases_of_models([model], str(data))
+    described = model._data.of_items(model.snapshot)
+    places = [described["movie"].index(item) for item in cases.items]
+    names = model.snapshot.names_of(("user", "history"))
+    values = {name: given for name, given in cases.values.items() if name in names}
+    of_items = {name: [given[place] for place in places] for name, given in described.items()}
+    scores = model.score({**values, **of_items}).numpy()
+    assert scores == pytest.approx(predictions, abs=1e-6)
+    exported = ("--export", "exported", "--save_dir", "dumps")
+    succeeded(python("deepfm.py", *exported, cwd=tmp_path))
+    copy = rs.ServedModel.open(tmp_path / "exported", model=own.make_model)
+    assert copy.score({**values, **of_items}).numpy() == pytest.approx(scores, abs=0)
+    # Items are ranked by their scores, and what needs vectors says so.
+    user = {name: given[:2] for name, given in values.items()}
+    ids = [item for item in described["movie"] if model.knows("movie", item)]
+    items = {
+        name: [given[described["movie"].index(item)] for item in ids] for name, given in described.items()
+    }
+    for number, found in enumerate(model.recommend(user, len(ids), exclude=None)):
+        one = {name: [given[number]] * len(ids) for name, given in user.items()}
+        wanted = dict(zip(ids, model.score({**one, **items}).tolist(), strict=True))
+        assert dict(found) == pytest.approx(wanted, abs=1e-6)
+        assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
+    with pytest.raises(rs.UserError, match=r"similar_items requires vectors .* recsuite\.TwoSided"):
+        model.similar_items([cases.items[0]])
+    with pytest.raises(rs.UserError, match="leave approximate out"):
+        model.recommend(user, approximate=True)
+
+
+def test_a_loop_an_optimizer_and_a_label_of_its_own_resume_bit_for_bit_and_are_served(tmp_path: Path) -> None:
+    own = place("seconds", tmp_path)
+    values = write_videos(tmp_path / "videos")
+    flags = (*VIDEOS, "--epochs", 2, "--dump", "--dump_every", 4, "--keep", 100)
+    trained = torchrun(2, "keeping.py", *flags, "--save_dir", "dumps", cwd=tmp_path)
+    assert "median error" in succeeded(trained)
+    # At step 4 gradients wait for step 6, so a checkpoint does.
+    steps = sorted(int(path.name.removeprefix("step-")) for path in (tmp_path / "dumps").glob("step-*"))
+    last = steps[-1]
+    assert steps[:2] == [6, 9]
+    (tmp_path / "resumed").mkdir()
+    shutil.copytree(tmp_path / "dumps" / f"step-{9:09d}", tmp_path / "resumed" / f"step-{9:09d}")
+    succeeded(torchrun(2, "seconds.py", *flags, "--save_dir", "resumed", "--resume", cwd=tmp_path))
+    found, wanted = (tensors_of(tmp_path / name / f"step-{last:09d}") for name in ("resumed", "dumps"))
+    assert any("momentum_buffer" in name for name in wanted)
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not np.array_equal(found[name], wanted[name])] == []
+    # Another optimizer is refused by both names.
+    other = (tmp_path / "seconds.py").read_text().replace("make_model, dense=momentum", "make_model")
+    (tmp_path / "other.py").write_text(other)
+    load = ("--load", "--save_dir", "dumps", *VIDEOS)
+    refused = python("other.py", *load, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "SGD for the dense part" in refused.stderr
+    assert "AdamW for the dense part" in refused.stderr
+    assert "median error" in succeeded(python("seconds.py", *load, cwd=tmp_path))
+    # Seconds, not their logarithm; the newest 200 views are the test.
+    model = rs.ServedModel.open(tmp_path / "dumps", model=own.make_model)
+    scores = model.score({name: given[-200:] for name, given in values.items()}).numpy()
+    assert scores == pytest.approx(np.load(tmp_path / "200.npy"), rel=1e-6)
