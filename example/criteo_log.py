@@ -1,6 +1,6 @@
 """Criteo's columns, and a synthetic log of clicks that has them.
 
-    python criteo_log.py FOLDER                  500,000 impressions
+    python criteo_log.py FOLDER                  800,000 impressions
     python criteo_log.py FOLDER --rows 30000
 
     FOLDER/train.tsv, test.tsv   without a header: the label (1 is a click), the numbers I1 to I13 and the
@@ -50,9 +50,9 @@ WITHOUT_DATA = {"--doctor", "--schema", "--export"}
 NUMBERS = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 COLUMNS = ("label", *NUMBERS, *CATEGORIES)
-ROWS, MIN_ROWS, TEST_SHARE = 500_000, 1_000, 0.2
+ROWS, MIN_ROWS, TEST_SHARE = 800_000, 1_000, 0.2
 # Values of each category.
-NUM_VALUES = (8, 12, 16, 5, 16, 3, 24, 10, 6, 16, 12, 4, 20, 8, 12, 3, 10, 5, 16, 6, 12, 4, 8, 10, 12, 5)
+NUM_VALUES = (8, 6, 8, 5, 10, 3, 12, 6, 6, 8, 6, 4, 12, 8, 6, 3, 10, 5, 8, 6, 8, 4, 8, 10, 6, 5)
 # Pairs of categories, and of a category and a number, by their places, and how much each weighs.
 PAIRS, NUMBER_PAIRS, WEIGHT = ((0, 1), (2, 7), (4, 13)), ((8, 0), (10, 2)), 0.7
 # Of the effect of one feature, and the mean logit.
@@ -78,7 +78,7 @@ def draw(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
     single = MEAN + inputs @ slopes
     categories = np.empty((rows, len(CATEGORIES)), np.int64)
     for place, number in enumerate(NUM_VALUES):
-        popularity = 1 / np.arange(2, 2 + number)
+        popularity = 1 / np.arange(4, 4 + number)
         categories[:, place] = random.choice(number, rows, p=popularity / popularity.sum())
         single += random.normal(0, SPREAD, number)[categories[:, place]]
 

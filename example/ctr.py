@@ -20,8 +20,8 @@ import recsuite as rs
 
 # Criteo's rows have no user, and so no history.
 DEFAULTS = (
-    "--task response --history 0 --embedding_dim 16 --epochs 2 "
-    "--lr 0.1 --weight_decay 1 --dense_lr 0.005 --dense_weight_decay 2"
+    "--task response --history 0 --embedding_dim 8 --mlp_dims 32 --epochs 2 "
+    "--lr 0.1 --weight_decay 0.5 --dense_lr 0.005 --dense_weight_decay 0.2"
 )
 # Rows of tables begin close to zero, where products of two of them have nearly no gradient.
 SCALE = 4.0

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import recsuite as rs
+from tests.support.documents import blocks
 from tests.support.launch import ROOT, python, read_json, succeeded, torchrun
 
 sys.path.append(str(ROOT / "example"))
@@ -57,7 +58,7 @@ def raw_values(file: Path) -> dict[str, list[Any]]:
     return {"user": ["all"] * len(rows), "item": ["all"] * len(rows), **values}
 
 
-@pytest.mark.parametrize("model", ["dlrm", "dcn"])
+@pytest.mark.parametrize("model", [pytest.param("dlrm", marks=pytest.mark.soak), "dcn"])
 def test_one_and_two_processes_learn_alike_and_three_load_what_two_have_dumped(
     log: Path, tmp_path: Path, model: str
 ) -> None:
@@ -75,7 +76,7 @@ def test_one_and_two_processes_learn_alike_and_three_load_what_two_have_dumped(
     assert [float(value) for value in row.groups()] == pytest.approx([*found.values()], abs=1e-4)
 
 
-@pytest.mark.parametrize("model", ["dlrm", "dcn"])
+@pytest.mark.parametrize("model", ["dlrm", pytest.param("dcn", marks=pytest.mark.soak)])
 def test_a_resumed_training_equals_one_that_was_not_stopped_and_its_export_scores_what_was_tested(
     log: Path, tmp_path: Path, model: str
 ) -> None:
@@ -96,6 +97,10 @@ def test_a_resumed_training_equals_one_that_was_not_stopped_and_its_export_score
     scores = served.score(values).numpy()
     trained = rs.ServedModel.open(tmp_path / "dumps", model=model_of)
     assert scores == pytest.approx(trained.score(values).numpy(), abs=1e-6)
+    if model == "dlrm":
+        (tmp_path / "served.py").write_text(blocks(ROOT / "docs" / "ctr.md", "python")[0])
+        shown = succeeded(python("served.py", cwd=tmp_path, env={"PYTHONPATH": str(CTR.parent)}))
+        assert 0 < float(shown.strip("[]\n")) < 1
     # What the training said of the same rows, as sharp as a metric of all of them is.
     lines = (log / "test.tsv").read_text().splitlines()
     labels = np.array([line.startswith("1") for line in lines])
