@@ -137,7 +137,7 @@ def test_events_without_users_and_items_repeat_nothing_and_nothing_is_said(tmp_p
         )
         assert columns.num_train + columns.num_validation + columns.num_test == 40
         assert (columns.num_users, columns.num_items) == (1, 1)
-        assert columns.notes == []
+        assert not columns.notes
 
 
 def test_ratings_without_duplicates_stay_as_they_are_and_nothing_is_said(tmp_path: Path) -> None:
