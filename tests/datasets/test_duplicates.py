@@ -122,6 +122,24 @@ def test_of_repeats_the_first_click_or_the_last_rating_counts_unless_a_flag_says
     assert DataConfig(**flags).duplicates_of(kind) == how
 
 
+def test_events_without_users_and_items_repeat_nothing_and_nothing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(
+        "clicked,hour\n" + "".join(f"{n % 3 // 2},{n % 5}\n" for n in range(40))
+    )
+    (tmp_path / "schema.toml").write_text(
+        '[files]\nevents = "log.csv"\nconstants = ["user=all", "item=all"]\n[user]\ncolumn = "user"\n'
+        '[item]\ncolumn = "item"\n[label]\nkind = "yes_no"\ncolumn = "clicked"\n'
+        '[features.hour]\nof = "event"\ncolumn = "hour"\nkind = "category"\n'
+    )
+    for flags in ({}, {"duplicates": "keep"}):
+        columns = open_columns(
+            Config.of(data_path=str(tmp_path), split="random", validation_fraction=0.1, **flags)
+        )
+        assert columns.num_train + columns.num_validation + columns.num_test == 40
+        assert (columns.num_users, columns.num_items) == (1, 1)
+        assert not columns.notes
+
+
 def test_ratings_without_duplicates_stay_as_they_are_and_nothing_is_said(tmp_path: Path) -> None:
     for how in ("last", "first", "mean", "keep"):
         config = write(tmp_path, ONCE).replaced(duplicates=how)

@@ -16,6 +16,7 @@ from recsuite.datasets.metrics import (
     auc,
     fit_calibration,
     measure,
+    measure_probabilities,
     measure_ranks,
     never_found,
     ranks_by_chance,
@@ -246,3 +247,9 @@ def test_the_share_of_yes_is_that_of_all_known_answers_however_few_are_for_valid
     log_loss = found["answers"]["share of yes"]["log_loss"]
     assert log_loss == pytest.approx(expected)
     assert log_loss == pytest.approx(np.log(2), abs=0.01)
+
+
+def test_the_calibration_of_probabilities_is_their_mean_over_the_share_of_yes() -> None:
+    found = measure_probabilities(np.array([0.2, 0.4, 0.9], np.float32), np.array([False, True, False]))
+    assert found["calibration"] == pytest.approx(1.5)
+    assert np.isnan(measure_probabilities(np.array([0.5]), np.array([False]))["calibration"])

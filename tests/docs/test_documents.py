@@ -31,7 +31,7 @@ OTHER_FLAGS = [
         "--host",
     ),
     *("--write", "--data", "--real", "--output", "--help", "--rebuild", "--logdir", "--format", "--label"),
-    *("--peers", "--candidates", "--planted"),
+    *("--peers", "--candidates", "--planted", "--model"),
 ]
 
 

@@ -75,6 +75,21 @@ def test_gradients_are_those_of_rows_that_are_copied_for_each_value() -> None:
     assert torch.autograd.gradcheck(lambda of: sums_of(shared(of)), rows())
 
 
+def test_stacked_rows_and_their_gradients_are_those_of_each_feature() -> None:
+    one, other = rows(), rows()
+    for names in (["movie", "user"], ["user", "genres", "movie"]):
+        found, wanted = (
+            FeatureRows(shared(of), torch.tensor(0.5, dtype=torch.float64), ("genres", "history"))
+            for of in (one, other)
+        )
+        stacked, each = found.stack(names), torch.stack([wanted[name] for name in names], dim=1)
+        assert stacked.shape == (NUM_EVENTS, len(names), DIM)
+        torch.testing.assert_close(stacked, each)
+        (stacked**2).sum().backward()
+        (each**2).sum().backward()
+        torch.testing.assert_close(one.grad, other.grad)
+
+
 def test_a_feature_that_is_on_no_side_gets_no_gradient() -> None:
     found = rows()
     (of_items,) = sums_of(shared(found), SIDES[1:])

@@ -139,14 +139,18 @@ def measure_probabilities(
     predictions: np.ndarray, is_yes: np.ndarray, users: np.ndarray | None = None
 ) -> Measured:
     """Exact metrics of probabilities, float [n], and whether the answer was yes, bool [n]; users: see
-    `measure`.
+    `measure`. calibration: the mean probability over the share of yes, 1 at best; NaN without a yes.
     """
 
     def values_of(part: slice) -> tuple[np.ndarray, ...]:
         right = np.where(is_yes[part], predictions[part], 1 - predictions[part].astype(np.float64))
         return (-np.log(np.maximum(right, LEAST_PROBABILITY)),)
 
-    return _with_auc(_means(len(predictions), ("log_loss",), values_of, users), predictions, is_yes, users)
+    found = _means(len(predictions), ("log_loss",), values_of, users)
+    found = _with_auc(found, predictions, is_yes, users)
+    num_yes = np.count_nonzero(is_yes)
+    found["calibration"] = float(predictions.sum(dtype=np.float64) / num_yes) if num_yes else math.nan
+    return found
 
 
 def _means(

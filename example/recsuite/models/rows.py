@@ -52,6 +52,7 @@ class FeatureRows:
 
         rows["user"]                            float32 [B, D]: the row of each event, or the mean of a list
         rows.sum(["user", "age"])               their sum, float32 [B, D], in one pass over the rows
+        rows.stack(["user", "age"])             each of them, float32 [B, 2, D], likewise
         rows.sum(names, {"history": weights})   a feature times a number, or a list times weights [V]
         values, lengths = rows.jagged("genres") float32 [V, D] and int64 [B]
 
@@ -67,6 +68,14 @@ class FeatureRows:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.sum([name])
+
+    def stack(self, names: Sequence[str]) -> torch.Tensor:
+        """Return the rows of F features beside each other, float32 [B, F, D]; of a list the mean."""
+        self._check(names)
+        if isinstance(self.found, SharedRows) and all(self.found[name].is_single for name in names):
+            places = torch.stack([self.found[name].places for name in names], dim=1)
+            return scaled(nn.functional.embedding(places, self.found.rows), self.scale)
+        return torch.stack([self[name] for name in names], dim=1)
 
     def jagged(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row of each value of a feature, float32 [V, D], and the lengths of lists, int64 [B]."""

@@ -77,7 +77,8 @@ class Users:
         for split in ("validation", "test"):
             part = columns.range_of(split)
             events = rows[part.start : part.stop]
-            self.of[split] = np.array(events[USER])
+            # For intervals; events that all have the same user say as much of others as users would.
+            self.of[split] = np.array(events[USER]) if columns.num_users > 1 else np.arange(len(events))
             self._is_known[split] = [
                 known[events[entity]] for known, entity in zip(has_trained, (USER, ITEM), strict=True)
             ]

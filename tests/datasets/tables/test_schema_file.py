@@ -247,6 +247,12 @@ def test_the_kind_of_a_count_can_be_corrected_alone() -> None:
         ('delimiter = ";"', 'delimiter = "=>"', '[files] delimiter = "=>" is no delimiter; write one'),
         ('delimiter = ";"', 'columns = "a"', '[files] columns = "a" is not a list of texts.'),
         ('delimiter = ";"', 'columns = ["a", "a"]', '[files] columns = "a" is no name, or is there twice'),
+        (
+            'delimiter = ";"',
+            'constants = ["user"]',
+            '[files] constants = "user" is no NAME=VALUE; write "user=all", say.',
+        ),
+        ('delimiter = ";"', 'constants = ["=all"]', '[files] constants = "=all" is no NAME=VALUE'),
         ('delimiter = ";"', "columns = [1]", "[files] columns = 1 is no name, or is there twice"),
         ('delimiter = ";"', "item_columns = [1]", "[files] item_columns = 1 is no name, or is there twice"),
         ('delimiter = ";"', 'whole = "id"', '[files] whole = "id" is not a list of texts.'),

@@ -173,6 +173,8 @@ def rule_for_seen(
         repeats.append(int(np.count_nonzero(np.diff(np.sort(pairs)) == 0)))
 
     by_user.each(count)
+    if sum(repeats) == num_train - 1:
+        return EXCLUDE, []
     share = sum(repeats) / num_train
     seen = ALLOW if share >= LEAST_REPEATS else EXCLUDE
     does = "are ranked and recommended again" if seen == ALLOW else "are not recommended again"
@@ -192,6 +194,9 @@ def _for_pairs(
     and their times. title: what it is called meanwhile.
     """
     num_items = highest(events.item) + 1
+    # Events without users and items have one of each (`constants` of schema.toml), and repeat nothing.
+    if num_items == 1 and highest(events.user) == 0:
+        return
 
     def of_range(
         users: range, places: np.ndarray, user: np.ndarray, item: np.ndarray, time: np.ndarray

@@ -278,7 +278,8 @@ def _file(path: str, folder: str, files: Files, role: str = "") -> File:
     check_name(path)
     ends = _ends_of(path)
     below = path.partition("?")[0].removeprefix(folder).split("/")[:-1]
-    matches = [match for part in below if (match := PARTITION.fullmatch(part))]
+    given = files.constants if role == EVENTS else ()
+    matches = [match for part in (*below, *given) if (match := PARTITION.fullmatch(part))]
     with explained(f"{_shown(path)} cannot be read"):
         size = size_of(path) if is_remote(path) else os.path.getsize(path)
     return File(

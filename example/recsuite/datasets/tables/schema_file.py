@@ -70,6 +70,8 @@ class Files:
     encoding, delimiter: of text files; no delimiter means that it is found. columns, user_columns,
     item_columns: the names of the columns of the events, users and items, in their order, where text files
     have no header. whole: columns of ids and categories that hold whole numbers; another value is a bad row.
+    constants: columns that no file of the events has, as NAME=VALUE: of events without a user, "user=all"
+    makes one user of all.
     """
 
     events: str = ""
@@ -81,6 +83,7 @@ class Files:
     user_columns: tuple[str, ...] = ()
     item_columns: tuple[str, ...] = ()
     whole: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # As TOML has them.

@@ -25,7 +25,7 @@ class ResponseTask(Task):
     """See `Task`."""
 
     name = "response"
-    metrics: ClassVar = {"log_loss": "log loss", "auc": "AUC"}
+    metrics: ClassVar = {"log_loss": "log loss", "auc": "AUC", "calibration": "calibration"}
     main_metric = "log_loss"
     lower_is_better = True
     epoch_metrics = ("log_loss", "auc")

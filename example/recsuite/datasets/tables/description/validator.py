@@ -135,8 +135,11 @@ def _check_files(place: Place, schema: TableSchema) -> None:
         raise place.wrong(
             "delimiter", mark, 'is no delimiter; write one character such as ";", "\\t", or "::"'
         )
-    for key in ("columns", "user_columns", "item_columns", "whole"):
+    for key in ("columns", "user_columns", "item_columns", "whole", "constants"):
         _check_names(place, key, getattr(files, key))
+    for each in files.constants:
+        if "=" not in each[1:]:
+            raise place.wrong("constants", each, 'is no NAME=VALUE; write "user=all", say')
     for other in ("users", "items"):
         if getattr(files, other) and getattr(files, other) == files.events:
             raise place.wrong(other, files.events, "is the file of the events; leave it out")

@@ -33,6 +33,8 @@ FILES = """
 # is found by its name. encoding: utf-8, utf-16 or latin-1. delimiter: what stands between columns of text.
 # columns: the names of the events' columns, where their files have no line with them; user_columns and
 # item_columns of the others. whole: ids and categories that are whole numbers; other values are bad rows.
+# constants: columns that no file of the events has, with the value that they have in all events, such as
+# "user=all".
 """
 USER = """
 # The users: the column of the events with their ids, and what one of them is called. table_column: the column

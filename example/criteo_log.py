@@ -1,0 +1,209 @@
+"""Criteo's columns, and a synthetic log of clicks that has them.
+
+    python criteo_log.py FOLDER                  800,000 impressions
+    python criteo_log.py FOLDER --rows 30000
+
+    FOLDER/train.tsv, test.tsv   without a header: the label (1 is a click), the numbers I1 to I13 and the
+                                 categories C1 to C26, with tabs between; what is missing is empty
+           _oracle.json           the AUC, on test.tsv, of the probabilities from which the labels were drawn
+                                 (auc), and of the same without what was planted in pairs (without_crosses)
+
+A click depends on single features, on pairs of categories and on pairs of a category and a number. The effect
+of a pair is zero in the mean over each of its two, so a sum of features cannot know it. The same flags give
+the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from recsuite.checkout import DATA_ROOT
+from recsuite.config.config import Config
+from recsuite.datasets.metrics import auc
+from recsuite.datasets.tables.description.writer import write_schema
+from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables.schema_file import (
+    FeatureColumn,
+    Files,
+    ItemColumn,
+    LabelColumn,
+    TableSchema,
+    UserColumn,
+    schema_path,
+)
+from recsuite.datasets.tables.sources.text import TextFile
+from recsuite.errors import UserError
+from recsuite.files import locked, written_aside
+from recsuite.runtime.process import RuntimeContext
+
+T = TypeVar("T")
+# The underscore keeps it from being read as a table.
+ORACLE = "_oracle.json"
+# Modes that read no data.
+WITHOUT_DATA = {"--doctor", "--schema", "--export"}
+NUMBERS = tuple(f"I{number}" for number in range(1, 14))
+CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
+COLUMNS = ("label", *NUMBERS, *CATEGORIES)
+ROWS, MIN_ROWS, TEST_SHARE = 800_000, 1_000, 0.2
+# Values of each category.
+NUM_VALUES = (8, 6, 8, 5, 10, 3, 12, 6, 6, 8, 6, 4, 12, 8, 6, 3, 10, 5, 8, 6, 8, 4, 8, 10, 6, 5)
+# Pairs of categories, and of a category and a number, by their places, and how much each weighs.
+PAIRS, NUMBER_PAIRS, WEIGHT = ((0, 1), (2, 7), (4, 13)), ((8, 0), (10, 2)), 0.7
+# Of the effect of one feature, and the mean logit.
+SPREAD, MEAN = 0.2, -1.2
+# Seconds for which another process may draw or describe the same log.
+DEADLINE = 300.0
+
+
+def draw(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return numbers, float64 [rows, 13] with NaN where there is none; categories, int64 [rows, 26]; and the
+    logits of a click with and without crosses, float64 [rows] both.
+    """
+    random = np.random.default_rng(seed)
+    logs = random.normal(1.5, 1.0, (rows, len(NUMBERS)))
+    numbers = np.floor(np.exp(logs))
+    inputs = np.log1p(numbers)
+    inputs = (inputs - inputs.mean(0)) / inputs.std(0)
+    is_missing = random.random(numbers.shape) < np.linspace(0, 0.3, len(NUMBERS))
+    numbers[is_missing], inputs[is_missing] = np.nan, 0.0
+    slopes = random.normal(0, SPREAD, len(NUMBERS))
+    # What counts in a pair counts alone too, as it mostly does.
+    slopes[[number for _, number in NUMBER_PAIRS]] = 2 * SPREAD
+    single = MEAN + inputs @ slopes
+    categories = np.empty((rows, len(CATEGORIES)), np.int64)
+    for place, number in enumerate(NUM_VALUES):
+        popularity = 1 / np.arange(4, 4 + number)
+        categories[:, place] = random.choice(number, rows, p=popularity / popularity.sum())
+        single += random.normal(0, SPREAD, number)[categories[:, place]]
+
+    def effect(place: int) -> np.ndarray:
+        """A value's share in a pair, of mean 0 and variance 1 over the rows."""
+        values = random.normal(0, 1, NUM_VALUES[place])[categories[:, place]]
+        return (values - values.mean()) / values.std()
+
+    crosses = sum(effect(first) * effect(second) for first, second in PAIRS)
+    crosses = crosses + sum(effect(category) * inputs[:, number] for category, number in NUMBER_PAIRS)
+    return numbers, categories, single + WEIGHT * crosses, single
+
+
+def write_log(folder: Path, rows: int = ROWS, seed: int = 0) -> None:
+    """Write a log into a folder, which appears as a whole.
+
+    Raises:
+        UserError: for too few rows.
+    """
+    if rows < MIN_ROWS:
+        raise UserError(f"--rows must be at least {MIN_ROWS:,}, got {rows:,}.")
+    numbers, categories, logits, without = draw(rows, seed)
+    labels = np.random.default_rng(seed + 1).random(rows) < 1 / (1 + np.exp(-logits))
+    test = slice(rows - round(TEST_SHARE * rows), None)
+    oracle = {"auc": auc(logits[test], labels[test]), "without_crosses": auc(without[test], labels[test])}
+    with written_aside(folder) as aside:
+        aside.mkdir(parents=True)
+        lines = list(_lines(labels, numbers, categories))
+        (aside / "train.tsv").write_text("".join(lines[: test.start]))
+        (aside / "test.tsv").write_text("".join(lines[test.start :]))
+        (aside / ORACLE).write_text(json.dumps(oracle))
+
+
+def _lines(labels: np.ndarray, numbers: np.ndarray, categories: np.ndarray) -> Iterator[str]:
+    columns = [np.where(labels, "1", "0").tolist()]
+    for number in numbers.T:
+        texts = np.nan_to_num(number).astype(np.int64).astype(str)
+        columns.append(np.where(np.isnan(number), "", texts).tolist())
+    for place, (category, number) in enumerate(zip(categories.T, NUM_VALUES, strict=True)):
+        # As Criteo's, texts of 8 hexadecimal digits. Of every third column one value is that it is missing.
+        names = [f"{(place * 1_000 + value + 1) * 2_654_435_761 % 2**32:08x}" for value in range(number)]
+        names[0] = "" if place % 3 == 2 else names[0]
+        columns.append(np.array(names)[category].tolist())
+    for row in zip(*columns, strict=True):
+        yield "\t".join(row) + "\n"
+
+
+def synthetic_log(folder: Path) -> Path:
+    """Return a folder with a log, which is drawn if it is not there; several processes may call it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f".{folder.name}.lock"), "drawing the log", DEADLINE):
+        if not folder.exists():
+            write_log(folder)
+    return folder
+
+
+def describe(path: Path) -> None:
+    """Write a schema.toml for a log, a file or a folder, unless there is one beside it. Criteo's rows have no
+    user and no item, so all have the same ones; several processes may call it.
+
+    Raises:
+        UserError: for a file without Criteo's 40 columns.
+    """
+    written = schema_path(path)
+    if written.exists():
+        return
+    name = path.name if path.is_file() else ""
+    files = Files(name, delimiter="\t", columns=COLUMNS, constants=("user=all", "item=all"))
+    for file in find_tables(str(path), files).events:
+        number = len(TextFile(file).head.partition(b"\n")[0].split(b"\t"))
+        if number != len(COLUMNS):
+            raise UserError(
+                f"{file} must have {len(COLUMNS)} columns with tabs between (label, I1 to I13, C1 to C26), "
+                f"got {number} in line 1. Fix: give a log of Criteo's; example.py reads other tables."
+            )
+    numbers = {name: FeatureColumn("event", name, "number", input="dense") for name in NUMBERS}
+    categories = {name: FeatureColumn("event", name, "category") for name in CATEGORIES}
+    label = LabelColumn("yes_no", "label", noun="impression")
+    schema = TableSchema(UserColumn("user"), ItemColumn("item"), label, files, features=numbers | categories)
+    written.parent.mkdir(parents=True, exist_ok=True)
+    write_schema(schema, written)
+
+
+def parse(
+    argv: Sequence[str] | None, description: str | None, models: Mapping[str, T]
+) -> tuple[T, list[str]]:
+    """Return the model of --model, and the flags of the library, with the log that it reads.
+
+    Raises:
+        UserError: see `describe`.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", choices=models, default="dlrm", help="dlrm, unless another is given")
+    parser.add_argument("--data_path", type=Path, help="a log of Criteo's; a synthetic one without it")
+    flags, others = parser.parse_known_args(argv)
+    if not WITHOUT_DATA & {word.partition("=")[0] for word in others}:
+        path = flags.data_path or synthetic_log(DATA_ROOT / "criteo")
+        describe(path)
+        others += ["--data_path", str(path)]
+    return models[flags.model], others
+
+
+def say_oracle(config: Config, context: RuntimeContext) -> None:
+    """Say what the best possible model of a synthetic log reaches."""
+    path = Path(config.data.data_path) / ORACLE
+    if path.is_file():
+        found = json.loads(path.read_text())
+        context.say(
+            f"the best possible AUC of this log is {found['auc']:.4f}, and without crosses about "
+            f"{found['without_crosses']:.4f}"
+        )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write a log."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"impressions: {ROWS:,}")
+    parser.add_argument("--seed", type=int, default=0)
+    flags = parser.parse_args(argv)
+    write_log(flags.folder, flags.rows, flags.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    from recsuite.tools.script import exit_status, run_script
+
+    run_script(lambda: exit_status(main))

@@ -1,0 +1,171 @@
+"""The script of click prediction: its models on 1, 2 and 3 processes, a log of Criteo's, what is served."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import recsuite as rs
+from tests.support.documents import blocks
+from tests.support.launch import ROOT, python, read_json, succeeded, torchrun
+
+sys.path.append(str(ROOT / "example"))
+import criteo_log
+import ctr
+
+CTR = ROOT / "example" / "ctr.py"
+FEW = ("--num_workers", 0, "--embedding_dim", 8)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small synthetic log."""
+    folder = tmp_path_factory.mktemp("ctr") / "log"
+    criteo_log.write_log(folder, 6_000)
+    return folder
+
+
+def metrics_of(report: Path) -> dict[str, float]:
+    """The test metrics of a training."""
+    found: dict[str, float] = read_json(report / "metrics.json")["test"]
+    return {name: found[name] for name in ("log_loss", "auc", "calibration")}
+
+
+def tensors_of(folder: Path) -> dict[str, np.ndarray]:
+    """All that a checkpoint holds, by the file and the name."""
+    files = sorted(folder.glob("part-*.safetensors"))
+    return {f"{file.name}/{name}": array for file in files for name, array in load_file(file).items()}
+
+
+def raw_values(file: Path) -> dict[str, list[Any]]:
+    """The columns of a log as a caller of a served model gives them."""
+    rows = [line.split("\t") for line in file.read_text().splitlines()]
+    columns = dict(zip(criteo_log.COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+    del columns["label"]
+    values: dict[str, list[Any]] = {
+        name: [text or None for text in column] for name, column in columns.items()
+    }
+    for name in criteo_log.NUMBERS:
+        values[name] = [None if text is None else float(text) for text in values[name]]
+    return {"user": ["all"] * len(rows), "item": ["all"] * len(rows), **values}
+
+
+@pytest.mark.parametrize("model", [pytest.param("dlrm", marks=pytest.mark.soak), "dcn"])
+def test_one_and_two_processes_learn_alike_and_three_load_what_two_have_dumped(
+    log: Path, tmp_path: Path, model: str
+) -> None:
+    common = (CTR, "--model", model, "--data_path", log, *FEW)
+    more = ("--epochs", 1, "--save_dir", tmp_path / "dumps", "--inc_dump", "--dump_every", 5)
+    one = python(*common, "--epochs", 1, "--batch_size", 512, "--report_dir", tmp_path / "one")
+    assert "the best possible AUC of this log is 0." in succeeded(one)
+    succeeded(torchrun(2, *common, *more, "--batch_size", 256, "--report_dir", tmp_path / "two"))
+    found = metrics_of(tmp_path / "two")
+    assert found == pytest.approx(metrics_of(tmp_path / "one"), abs=1e-6)
+    assert len([*(tmp_path / "dumps").glob("delta-*")]) >= 1
+    loaded = succeeded(torchrun(3, *common, "--load", "--save_dir", tmp_path / "dumps"))
+    row = re.search(r"^\| this model, step [^|]*\|([^|]*)\|([^|]*)\|([^|]*)\|$", loaded, re.MULTILINE)
+    assert row is not None, loaded
+    assert [float(value) for value in row.groups()] == pytest.approx([*found.values()], abs=1e-4)
+
+
+@pytest.mark.parametrize("model", ["dlrm", pytest.param("dcn", marks=pytest.mark.soak)])
+def test_a_resumed_training_equals_one_that_was_not_stopped_and_its_export_scores_what_was_tested(
+    log: Path, tmp_path: Path, model: str
+) -> None:
+    flags = (CTR, "--model", model, "--data_path", log, *FEW, "--batch_size", 256, "--epochs", 1)
+    flags = (*flags, "--dump", "--dump_every", 5, "--keep", 100)
+    succeeded(torchrun(2, *flags, "--save_dir", tmp_path / "dumps", "--report_dir", tmp_path / "report"))
+    first, *_, last = sorted((tmp_path / "dumps").glob("step-*"))
+    shutil.copytree(first, tmp_path / "resumed" / first.name)
+    succeeded(torchrun(2, *flags, "--save_dir", tmp_path / "resumed", "--resume"))
+    found, wanted = tensors_of(tmp_path / "resumed" / last.name), tensors_of(last)
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not np.array_equal(found[name], wanted[name])] == []
+    export = ("--export", tmp_path / "exported", "--save_dir", tmp_path / "dumps")
+    succeeded(python(CTR, "--model", model, *export))
+    values = raw_values(log / "test.tsv")
+    model_of = ctr.MODELS[model]
+    served = rs.ServedModel.open(tmp_path / "exported", model=model_of)
+    scores = served.score(values).numpy()
+    trained = rs.ServedModel.open(tmp_path / "dumps", model=model_of)
+    assert scores == pytest.approx(trained.score(values).numpy(), abs=1e-6)
+    if model == "dlrm":
+        (tmp_path / "served.py").write_text(blocks(ROOT / "docs" / "ctr.md", "python")[0])
+        shown = succeeded(python("served.py", cwd=tmp_path, env={"PYTHONPATH": str(CTR.parent)}))
+        assert 0 < float(shown.strip("[]\n")) < 1
+    # What the training said of the same rows, as sharp as a metric of all of them is.
+    lines = (log / "test.tsv").read_text().splitlines()
+    labels = np.array([line.startswith("1") for line in lines])
+    losses = -np.log(np.where(labels, scores, 1 - scores))
+    assert losses.mean() == pytest.approx(metrics_of(tmp_path / "report")["log_loss"], abs=1e-6)
+
+
+def test_a_log_of_one_file_is_read_with_all_that_is_missing(log: Path, tmp_path: Path) -> None:
+    lines = (log / "train.tsv").read_text().splitlines()[:1500]
+    rows = [line.split("\t") for line in lines]
+    draw = np.random.default_rng(0)
+    for row in rows:
+        for place in draw.choice(np.arange(1, 40), 12, replace=False):
+            row[place] = ""
+    # Criteo's I2 goes down to -2, and one column may have no value at all.
+    rows[3][2], rows[4][2] = "-2", "-1"
+    for row in rows:
+        row[39] = ""
+    with gzip.open(tmp_path / "day_0.gz", "wt") as file:
+        file.writelines("\t".join(row) + "\n" for row in rows)
+    report = tmp_path / "report"
+    flags = ("--data_path", tmp_path / "day_0.gz", *FEW, "--epochs", 1, "--report_dir", report)
+    output = succeeded(python(CTR, *flags))
+    assert "1,500" not in output.split("skipped")[0] or "skipped" not in output
+    data = read_json(report / "metrics.json")["data"]
+    assert data["num_train"] + data["num_validation"] + data["num_test"] == 1_500
+    assert all(np.isfinite(value) for value in metrics_of(report).values())
+    assert 'events = "day_0.gz"' in (tmp_path / "schema.toml").read_text()
+
+
+@pytest.mark.parametrize("number", [39, 41])
+def test_another_number_of_columns_is_refused_in_one_sentence_and_nothing_is_written(
+    tmp_path: Path, number: int
+) -> None:
+    file = tmp_path / "train.txt"
+    file.write_text("".join("\t".join(["1"] * number) + "\n" for _ in range(3)))
+    ended = python(CTR, "--data_path", file)
+    assert ended.returncode == 2
+    assert f"{file} must have 40 columns with tabs between" in ended.stderr
+    assert f"got {number} in line 1" in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_the_log_knows_the_best_auc_and_what_a_model_without_crosses_misses(tmp_path: Path) -> None:
+    criteo_log.write_log(tmp_path / "a", 20_000)
+    criteo_log.write_log(tmp_path / "b", 20_000)
+    for name in ("train.tsv", "test.tsv", criteo_log.ORACLE):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    oracle = read_json(tmp_path / "a" / criteo_log.ORACLE)
+    assert 0.5 < oracle["without_crosses"] < oracle["auc"] - 0.05 < 0.9
+    with pytest.raises(rs.UserError, match=r"--rows must be at least 1,000, got 999"):
+        criteo_log.write_log(tmp_path / "c", 999)
+
+
+# The figures of docs/ctr.md, on the log that the script draws.
+@pytest.mark.soak
+def test_crosses_are_learned_to_within_two_thousandths_of_the_best_auc(tmp_path: Path) -> None:
+    criteo_log.write_log(tmp_path / "log")
+    best, found = read_json(tmp_path / "log" / criteo_log.ORACLE)["auc"], {}
+    for model in ctr.MODELS:
+        report = tmp_path / model
+        flags = ("--model", model, "--data_path", tmp_path / "log", "--report_dir", report)
+        succeeded(python(CTR, *flags, timeout=250))
+        found[model] = metrics_of(report)["auc"]
+    assert best - 0.002 < found["dlrm"] <= best + 0.001
+    assert best - 0.002 < found["dcn"] <= best + 0.001
+    assert found["linear"] < best - 0.01
