@@ -175,17 +175,12 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
 
 def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config:
     fitting, task = TASKS[schema.label_kind], config.model.task
-    if task in fitting or not is_known(task):
+    if task in fitting:
         return config
     if "task" in given:
         check_task(schema, task)
     say(f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}")
     return config.replaced(task=fitting[0])
-
-
-def is_known(task: str) -> bool:
-    """True for a task of the library; what another one is for is not known."""
-    return any(task in fitting for fitting in TASKS.values())
 
 
 def check_task(schema: Schema, task: str) -> None:
@@ -195,7 +190,7 @@ def check_task(schema: Schema, task: str) -> None:
         UserError: names the kind of the labels, and the tasks that there are for it.
     """
     fitting = TASKS[schema.label_kind]
-    if task not in fitting and is_known(task):
+    if task not in fitting:
         raise UserError(
             f"--task {task} cannot be learned of {schema.labels}, which are of the kind {schema.label_kind}; "
             f"give --task {' or '.join(fitting)}."

@@ -31,7 +31,7 @@ from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.models.rows import Inputs
-from recsuite.models.tasks.task import ModelMaker
+from recsuite.models.tasks import ModelMaker
 from recsuite.serving.catalogue import Catalogue, Items, described
 from recsuite.serving.index.nearest import KeptIndex
 from recsuite.serving.model_files import put, read_change

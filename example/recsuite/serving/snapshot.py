@@ -18,7 +18,7 @@ from recsuite.datasets.preparation.vocabulary import Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.rows import FeatureRows
-from recsuite.models.tasks.task import ModelMaker, Task, task_named
+from recsuite.models.tasks import TASKS, ModelMaker, Task
 from recsuite.serving.dynamic.directory import Directory
 from recsuite.serving.index.lists import Lists
 from recsuite.serving.request import (
@@ -102,7 +102,7 @@ class Snapshot:
     @property
     def task(self) -> Task:
         """What it has learned to do."""
-        return task_named(self.task_name)
+        return TASKS[self.task_name]
 
     @property
     def age(self) -> float:

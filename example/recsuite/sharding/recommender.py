@@ -33,7 +33,7 @@ from recsuite.models.prior import (
 )
 from recsuite.models.recency import Members
 from recsuite.models.rows import FeatureRows, LookedUp, with_row_scale
-from recsuite.models.tasks.task import ModelData, ModelMaker, task_named
+from recsuite.models.tasks import TASKS, ModelData, ModelMaker
 from recsuite.runtime.ranges import named
 
 
@@ -212,7 +212,7 @@ def make_model(
     history: how long one is at most; num_rows: of each table, by its name; maker, loss: those of the task
     where they are None.
     """
-    task = task_named(config.task)
+    task = TASKS[config.task]
     features = [*(table.feature for table in columns.tables), *columns.numbers]
     data = ModelData(columns.schema, features, columns.mean_label, history)
     head = (maker or task.make_model)(data, config)

@@ -19,7 +19,7 @@ from recsuite.tools import script
 if TYPE_CHECKING:
     from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.datasets.opening import Data
-    from recsuite.models.tasks.task import ModelMaker
+    from recsuite.models.tasks import ModelMaker
     from recsuite.monitoring.callbacks import Observers
     from recsuite.training.callbacks import CheckpointerProtocol, Run
     from recsuite.training.state import ShardedModel

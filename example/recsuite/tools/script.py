@@ -35,7 +35,7 @@ from recsuite.runtime.versions import check_versions
 from recsuite.workers.failure import WorkerError
 
 if TYPE_CHECKING:
-    from recsuite.models.tasks.task import ModelMaker
+    from recsuite.models.tasks import ModelMaker
 
 SYNTHETIC_NOTICE = (
     "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"

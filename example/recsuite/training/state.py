@@ -17,7 +17,7 @@ from recsuite.config.config import Config
 from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.models.prior import Prior
-from recsuite.models.tasks.task import ModelMaker
+from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import named
 from recsuite.sharding.plan import build_model

@@ -31,7 +31,7 @@ WIDEST, DEEPEST = 2**14, 100
 class ModelConfig(Section):
     """What is learned, and how large the model is."""
 
-    # Each is a module of `models/tasks`; only the names are here, because a task imports torch.
+    # Tasks stand in `models/tasks.py`; only their names are here, because that imports torch.
     CHOICES: ClassVar = {
         "task": ("rating", "ranking", "response", "sequence"),
         "history_weights": HISTORY_WEIGHTS,

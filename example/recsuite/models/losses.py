@@ -1,21 +1,47 @@
-"""To find which item a user chooses at all, whatever the label."""
+"""Losses of the library's models: predictions and a batch, to a weighted mean over the batch."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from recsuite.config.sections.model import ModelConfig
-from recsuite.models.heads import TwoTower
-from recsuite.models.tasks.task import Labelled, ModelData, Task, TrainingData
-
 # Events that are scored against all drawn items at once: of many items no more scores are held, and of few
 # they stay in a cache.
 EVENTS_AT_ONCE = 128
+
+
+# A protocol, for what goes through the model is made above it: `ModelInput` is one.
+class Labelled(Protocol):
+    """What a loss takes of a batch: the features, of which one tells items apart; labels and weights, float32
+    [B], where the weight of padding is 0; and which competitors users had, uint8 [B, bytes], a bit for each.
+    """
+
+    features: Any
+    labels: torch.Tensor
+    weights: torch.Tensor
+    had: torch.Tensor
+
+
+class SquaredError(nn.Module):
+    """The weighted mean squared error of predicted labels."""
+
+    def forward(self, predictions: torch.Tensor, batch: Labelled) -> torch.Tensor:
+        """float32 [], of predictions float32 [B]."""
+        # Padding has the weight 0.
+        return (batch.weights * (predictions - batch.labels) ** 2).mean()
+
+
+class LogLoss(nn.Module):
+    """The weighted mean of minus the logarithm of the probability of what came true."""
+
+    def forward(self, logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
+        """float32 [], of logits float32 [B]."""
+        # Padding has the weight 0.
+        return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
 
 
 class SampledSoftmax(nn.Module):
@@ -178,36 +204,3 @@ class _DrawnSoftmax(torch.autograd.Function):
         # What all others gain is lost by the own one.
         own = -others.sum(dim=1, keepdim=True)
         return torch.addcmul(others @ drawn, own, item), own * user, others.T @ user, None, None
-
-
-class Ranking(Task):
-    """See `Task`."""
-
-    name = "ranking"
-    metrics: ClassVar = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
-    main_metric = "ndcg_at_10"
-    lower_is_better = False
-    epoch_metrics = ("hr_at_10", "ndcg_at_10")
-    evaluation = "ranks"
-    curve_unit = ""
-    score_label = "score"
-
-    def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
-        """See `Task`."""
-        # Without the mean: one number added to every score changes no rank.
-        num_places = data.history if args.learns_history_weights else 0
-        return TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places)
-
-    def make_loss(self, data: TrainingData) -> SampledSoftmax:
-        """See `Task`."""
-        ids = data.item_ids()
-        # A copy: the columns are mapped, and cannot be written to.
-        item_ids = None if ids is None else torch.from_numpy(ids.copy())
-        return SampledSoftmax(data.schema.item, torch.as_tensor(data.item_shares()), item_ids)
-
-    def describe_loss(self, train_loss: float) -> str:
-        """See `Task`."""
-        return f"loss {train_loss:.4f}"
-
-
-TASK = Ranking()
