@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.parser import nearest_flag
+from recsuite.config.presets import with_preset
 from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
 from recsuite.runtime.host import stat_fields
@@ -100,7 +101,7 @@ def fit(
     # Of frames the folder comes later; it is one.
     path = str(events) if is_path else tempfile.gettempdir()
     config = config.replaced(data_path=path, dump=True)
-    config.validate()
+    config = with_preset(config, flags, read_launch().world_size)
     with FITTING:
         try:
             with _folder_of_launch() as folder:

@@ -37,6 +37,7 @@ class Flags(TypedDict, total=False):
     grow: float
     max_growth: int
     task: str
+    preset: str
     embedding_dim: int
     mlp_dims: tuple[int, ...]
     history_weights: str

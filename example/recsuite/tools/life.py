@@ -58,6 +58,7 @@ def run_modes(
     # A checkpoint that is read says itself what it is of.
     if not named & READING or named & WITH_TRAINING:
         flags = [*defaults, *flags]
+    added = frozenset(word[2:] for word in {*defaults} - named if word.startswith("--"))
     if after is not None and not named & WITH_CHECKPOINTS:
         flags.append("--inc_dump")
     config, given = script.parse_once(flags)
@@ -65,17 +66,24 @@ def run_modes(
         return script.run_alone(config, given, model)
     script.check_machine()
     with shown():
-        run(config, given, modes, after)
+        run(config, given, modes, after, added)
     return 0
 
 
-def run(config: Config, given: frozenset[str], modes: Mapping[str, Mode], after: Mode | None = None) -> None:
+def run(
+    config: Config,
+    given: frozenset[str],
+    modes: Mapping[str, Mode],
+    after: Mode | None = None,
+    defaults: frozenset[str] = frozenset(),
+) -> None:
     """Run the modes of the configuration. Collective: every rank.
 
-    given: the flags of the command line; the others are those of the checkpoint that is read, if one is.
+    given: the flags of the command line; the others are those of the checkpoint that is read, if one is;
+    defaults: see `joined`.
     """
     script.announce_data(config)
-    with script.joined(config, given) as (config, context):
+    with script.joined(config, given, defaults) as (config, context):
         for name in config.modes:
             mode = compact if name == "compact" else modes[_written(config) if name == "train" else name]
             mode(config, context)

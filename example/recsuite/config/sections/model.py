@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from recsuite.config.presets import AUTO, NONE, PRESETS
 from recsuite.config.section import Section, require
 
 # How many items a ranking is judged by: the K of HR@K and NDCG@K. Here, as
@@ -34,6 +35,7 @@ class ModelConfig(Section):
     # Tasks stand in `models/tasks.py`; only their names are here, because that imports torch.
     CHOICES: ClassVar = {
         "task": ("rating", "ranking", "response", "sequence"),
+        "preset": (AUTO, *PRESETS, NONE),
         "history_weights": HISTORY_WEIGHTS,
         "block": BLOCKS,
     }
@@ -45,6 +47,11 @@ class ModelConfig(Section):
     one comes next in the order of what the user had (sequence), or whether the answer is yes (response); not
     given, what the labels of --data_path are for."""
 
+    preset: str = AUTO
+    """Values for flags that belong together and are not given: those of the preset of this name, listed in
+    docs/flags.md and at the end of --help; auto: the preset that fits task, split and given flags, if one
+    does, and it is said; none: no preset. A checkpoint keeps its own."""
+
     embedding_dim: int = 32
     """Numbers per table row, a multiple of 4: the first is the row's bias, the others its factors."""
 
@@ -53,9 +60,7 @@ class ModelConfig(Section):
 
     history_weights: str = EQUAL
     """Of --task ranking: how much the items of a --history count, all alike (equal), or by how many came
-    later and how long ago it was, as is learned (learned). Not given, learned, unless --history is 0; and
-    where it is, --history 50, --embedding_dim 128, --mlp_dims none, --batch_size 512, --epochs 4,
-    --weight_decay 0.6, --dense_lr 0.005 and --dense_weight_decay 0 are what is not given of these."""
+    later and how long ago it was, as is learned (learned)."""
 
     negatives: int = 0
     """Of --task ranking and sequence: how many items, drawn anew in each step and the same for every rank,
