@@ -29,10 +29,14 @@ LEAST_LIKE = 0.75
 
 
 def parse_args(argv: list[str] | None = None) -> Config:
-    """Read a command line (`sys.argv` when None) into a checked `Config`.
+    """Read a command line into a checked `Config`. Not collective.
+
+    argv: the flags, those of `sys.argv` when None.
 
     Raises:
         UserError: on an unknown flag, a value that does not parse, or one that `Config.validate` refuses.
+
+        args = rs.parse_args(["--epochs", "2", "--batch_size", "512"])
     """
     return parse_given(argv)[0]
 

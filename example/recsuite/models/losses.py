@@ -27,7 +27,13 @@ class Labelled(Protocol):
 
 
 class SquaredError(nn.Module):
-    """The weighted mean squared error of predicted labels."""
+    """Weighted mean squared error of predicted labels.
+
+    Padding has the weight 0, and counts nothing.
+
+        model = training.shard(make_model, loss=rs.SquaredError())
+        loss = rs.SquaredError()(predictions, batch)          # float32 [], of float32 [B]
+    """
 
     def forward(self, predictions: torch.Tensor, batch: Labelled) -> torch.Tensor:
         """float32 [], of predictions float32 [B]."""
@@ -45,13 +51,15 @@ class LogLoss(nn.Module):
 
 
 class SampledSoftmax(nn.Module):
-    """Which of some items did each user choose: of those of the other events of a group, and of those that
-    were drawn for all events alike (Yang et al., "Mixed negative sampling for learning two-tower neural
-    networks in recommendations", 2020)?
+    """Softmax loss of the chosen item among the items of other events of a group, and among drawn negatives
+    (Yang et al., "Mixed negative sampling for learning two-tower neural networks in recommendations", 2020).
 
-    item: the feature that tells items apart; item_shares: of the training events, float32 [rows of its
-    table], none of them 0; item_ids: where a batch has ids and not rows, int64, the id of each share, first
-    that of the unknown, whose share is also that of all others.
+    item: the feature with the ids of items; item_shares: of the training events, float32 [rows of its table],
+    none of them 0; item_ids: for batches with ids instead of rows, int64, the id of each share, the unknown
+    id first, whose share is also that of all others.
+
+        loss = rs.SampledSoftmax("item", torch.as_tensor(data.columns.item_shares()))
+        loss(vectors, batch)                  # float32 [], of users and items float32 [N + B, 2, D]
     """
 
     def __init__(self, item: str, item_shares: torch.Tensor, item_ids: torch.Tensor | None = None) -> None:
@@ -68,8 +76,8 @@ class SampledSoftmax(nn.Module):
         self.register_buffer("log_shares", item_shares.log(), persistent=False)
 
     def forward(self, vectors: torch.Tensor, batch: Labelled) -> torch.Tensor:
-        """The weighted mean over B events, []; vectors: of users and items, [N + B, 2, D], those of the N
-        items that were drawn first.
+        """Return the loss, float32 [], the weighted mean over B events, of vectors of users and items,
+        float32 [N + B, 2, D], those of the N drawn items first.
         """
         num_drawn = len(vectors) - len(batch.weights)
         found = batch.features[self.item]

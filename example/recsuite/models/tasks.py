@@ -20,9 +20,13 @@ from recsuite.models.losses import LogLoss, SampledSoftmax, SquaredError
 
 
 class ModelData(NamedTuple):
-    """What a model is made for: the features of a data set, those with lists behind the others.
+    """Data set that a model is made for.
 
-    mean_label: of the training events, as it is learned; history: how many items one has at most.
+    schema: names of users, items and labels; features: with a table or a number, those with lists last;
+    mean_label: of the training events; history: the largest number of items in a history.
+
+        users = data.names("user", "event", "history")        # ["user", "age", ..., "history"]
+        head = rs.make_mlp([len(users) * dim, 64, 1])
     """
 
     schema: Schema
@@ -259,5 +263,14 @@ TASKS: Mapping[str, Task] = {
 
 
 def library_model(data: ModelData, args: ModelConfig) -> nn.Module:
-    """Return the library's model for --task, untrained."""
+    """Return the library's model for --task, untrained: an `nn.Module`, called with `FeatureRows` and a
+    batch.
+
+    data: what it is made for; args: its flags.
+
+    Raises:
+        UserError: when --embedding_dim cannot be divided among --num_heads.
+
+        model = training.shard(rs.library_model)
+    """
     return TASKS[args.task].make_model(data, args)

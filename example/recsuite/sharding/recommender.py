@@ -39,12 +39,17 @@ from recsuite.runtime.ranges import named
 
 @dataclass
 class ModelInput(Pipelineable):
-    """What the model takes: the features as a KeyedJaggedTensor; labels and weights float32 [B]; numbers
-    float32 [B, dense numbers]; had, which competitors users had, uint8 [B, bytes], see
-    `datasets.batching.batch.Batch`; members of its histories; links of its lists.
+    """Batch of a training: B events, as tensors.
 
-    Made in the main process from a worker's plain tensors; moves as one, so that TorchRec's pipelines can
-    copy it ahead of time.
+    features: the rows to look up, a KeyedJaggedTensor; labels and weights: float32 [B], the weight of padding
+    is 0; numbers: dense features, float32 [B, numbers]; had: bits of the negatives that the user had, uint8
+    [B, bytes], see `datasets.batching.batch.Batch`; members: of its histories; links: of its lists. Made in
+    the main process from a worker's plain arrays; `to` moves all of it, so that TorchRec's pipelines can copy
+    it ahead of time.
+
+        class SquaredError(nn.Module):
+            def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
+                return (batch.weights * (predictions - batch.labels) ** 2).mean()
     """
 
     features: KeyedJaggedTensor

@@ -86,6 +86,10 @@ def fit(
     Raises:
         UserError: for a flag that is not known, and whatever a training raises.
         KeyboardInterrupt: on Ctrl-C, in the main thread.
+
+        events = pandas.DataFrame({"user": [1, 1, 2], "item": [7, 8, 7], "rating": [4.0, 3.0, 5.0]})
+        model = rs.fit(events, epochs=5)
+        model.score(events)                                   # float32 [3]
     """
     config = _config_of(flags)
     is_path = isinstance(events, (str, Path))

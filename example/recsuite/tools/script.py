@@ -41,7 +41,14 @@ SYNTHETIC_NOTICE = (
 
 
 def run_script(main: Callable[[], int]) -> None:
-    """Run a script's `main` as the whole work of this process, and exit with the status that it returns."""
+    """Run a script's `main` as the whole work of this process, and exit with the status that it returns. Not
+    collective.
+
+    main: called without arguments; returns an exit status.
+
+        if __name__ == "__main__":
+            rs.run_script(main)
+    """
     # Python's KeyboardInterrupt is lost when it comes up inside a callback from C++, as in every backward.
     # The plain signal always ends the process, its workers end with it, and no file is ever half written. A
     # training that writes checkpoints has a handler of its own.
@@ -51,10 +58,13 @@ def run_script(main: Callable[[], int]) -> None:
 
 
 def exit_status(work: Callable[[], int]) -> int:
-    """The status that the work returns, or that of what it raised: 2 for a user's mistake.
+    """Return the status of the work, or that of its exception: 2 for a user's mistake. Not collective.
 
-    A mistake, a lost worker and a lost peer are one message each, without a traceback. Any other exception is
-    recorded for torchrun's report and raised again.
+    work: does everything, and returns a status. A mistake, a lost worker and a lost peer are one message
+    each, without a traceback. Any other exception is recorded for torchrun's report and raised again.
+
+        def main(argv: list[str] | None = None) -> int:
+            return rs.exit_status(lambda: rs.run_modes(argv, MODES, make_model))
     """
     try:
         return work()
@@ -179,9 +189,7 @@ def joined(
         cleanup_runtime()
 
 
-def _agree_on_flags(
-    config: Config, given: frozenset[str], defaults: frozenset[str] = frozenset()
-) -> Config:
+def _agree_on_flags(config: Config, given: frozenset[str], defaults: frozenset[str] = frozenset()) -> Config:
     """The same configuration on every rank, but for what is a machine's own. Collective: every rank."""
     # This imports torch, which a data worker must not.
     from recsuite.datasets.opening import check_same_flags, fitted_to_tables, of_this_machine

@@ -43,9 +43,11 @@ DenseOptimizer = Callable[[Any], torch.optim.Optimizer]
 class RowWiseAdagrad:
     """Adagrad with one number of state for each row, in the backward of the tables.
 
-    lr: the learning rate for a global batch of 4,096 events. Adagrad's steps have the size of the rate
-    whatever the gradient, so a row moves with the root of the number of steps; with the root of the batch in
-    the rate, it learns as much on any number of ranks.
+    lr: the learning rate for a global batch of 4,096 events; eps: added to the root of the state. Adagrad's
+    steps have the size of the rate whatever the gradient, so a row moves with the root of the number of
+    steps; with the root of the batch in the rate, it learns as much on any number of ranks.
+
+        model = training.shard(make_model, tables=rs.RowWiseAdagrad(lr=0.04), dense=dense_optimizer)
     """
 
     lr: float

@@ -30,7 +30,17 @@ WIDEST, DEEPEST = 2**14, 100
 
 @dataclass(frozen=True)
 class ModelConfig(Section):
-    """What is learned, and how large the model is."""
+    """Task and size of the model.
+
+    The fields task, preset, embedding_dim, mlp_dims, history_weights, negatives, block, num_blocks, num_heads
+    and dropout are flags, see docs/flags.md.
+
+    Raises:
+        UserError: from `validate`, for impossible values.
+
+        def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
+            return RatingModel(data, args.embedding_dim, args.mlp_dims)
+    """
 
     # Tasks stand in `models/tasks.py`; only their names are here, because that imports torch.
     CHOICES: ClassVar = {
