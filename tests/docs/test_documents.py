@@ -107,7 +107,7 @@ def test_the_tree_of_the_readme_names_every_folder() -> None:
 
 
 def test_the_page_of_flags_is_that_of_the_parser() -> None:
-    made = succeeded(python(DOCS / "make_flags.py"))
+    made = succeeded(python(DOCS / "make_flags.py", env={"PYTHONPATH": str(ROOT / "example")}))
     assert (DOCS / "flags.md").read_text() == made, "run python docs/make_flags.py --write"
     check = (
         "from make_flags import *; assert STUB.read_text() == stub(), 'run python docs/make_flags.py --write'"
@@ -118,7 +118,7 @@ def test_the_page_of_flags_is_that_of_the_parser() -> None:
 
 
 def test_the_page_of_public_names_is_that_of_their_docstrings() -> None:
-    made = succeeded(python(DOCS / "make_api.py"))
+    made = succeeded(python(DOCS / "make_api.py", env={"PYTHONPATH": str(ROOT / "example")}))
     assert (DOCS / "api.md").read_text() == made, "run python docs/make_api.py --write"
 
 
