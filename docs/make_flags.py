@@ -73,7 +73,7 @@ def stub() -> str:
     lines = [
         f"    {name}: {kind}{PATHS * (name in FOLDERS)}"
         for name, kind in kinds.items()
-        if name not in (*DECIDED, "schema")
+        if name not in DECIDED
     ]
     return "\n".join([*STUB_HEAD, *lines, ""])
 

@@ -362,8 +362,8 @@ def test_flags_of_a_program_of_another_age_are_left_out_and_that_is_said(
         0,
     )
     assert (
-        f"{dump / CONFIG} does not have --task, --preset, --mlp_dims, --history_weights, --negatives, "
-        "--block, --num_blocks, --num_heads, --dropout, --history, --audience, --others, --days, --ids"
+        f"{dump / CONFIG} does not have --task, --mlp_dims, --history_weights, --negatives, --block, "
+        "--num_blocks, --num_heads, --dropout, --preset, --history, --audience, --others, --days, --ids"
         in capsys.readouterr().out
     )
 

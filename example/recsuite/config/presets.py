@@ -94,9 +94,8 @@ def fitting_preset(config: Config, given: Collection[str]) -> str:
     if model.competitors:
         is_equal = "history_weights" in given and not model.learns_history_weights
         return NONE if is_equal or ("history" in given and data.history == 0) else "ranking"
-    lists_are_given = bool({"history", "audience"} & {*given}) or ("others" in given and data.others == 0)
-    fits = model.task == "rating" and data.is_unordered and not lists_are_given
-    return "co_occurrence" if fits else NONE
+    is_told = {"history", "audience"} & {*given} or ("others" in given and data.others == 0)
+    return "co_occurrence" if model.task == "rating" and data.is_unordered and not is_told else NONE
 
 
 def preset_flags(config: Config, given: Collection[str], world_size: int = 1) -> dict[str, Any]:

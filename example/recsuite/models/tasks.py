@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -66,19 +66,20 @@ class Task(ABC):
     metrics: name in files to label for people, in the order of the results table; main_metric: the one by
     which two models are compared; epoch_metrics: those that the line of an epoch shows; evaluation: whether
     its metrics, and the baselines that it has to beat, are of predictions held against the labels, of the
-    ranks of the items chosen, or of probabilities held against answers of yes and no; curve_unit: what the
-    label of the main metric's axis adds, with {labels} for the noun of the data; score_label: what a
-    recommendation's number is called, with {answer} for what a yes is; reads_order: whether histories are
-    read in their order, by the rows of the items themselves.
+    ranks of the items chosen, or of probabilities held against answers of yes and no; loss_label: the name of
+    a training loss; curve_unit: what the label of the main metric's axis adds, with {labels} for the noun of
+    the data; score_label: what a recommendation's number is called, with {answer} for what a yes is;
+    reads_order: whether histories are read in their order, by the rows of the items themselves.
     """
 
     metrics: ClassVar[Mapping[str, str]]
     main_metric: ClassVar[str]
-    lower_is_better: ClassVar[bool]
+    lower_is_better: ClassVar[bool] = True
     epoch_metrics: ClassVar[tuple[str, ...]]
     # A word and not a method: to evaluate takes ranks and batches, of which a task knows nothing.
     evaluation: ClassVar[Literal["predictions", "ranks", "answers"]]
-    curve_unit: ClassVar[str]
+    loss_label: ClassVar[str]
+    curve_unit: ClassVar[str] = ""
     score_label: ClassVar[str]
     reads_order: ClassVar[bool] = False
 
@@ -96,13 +97,17 @@ class Task(ABC):
     def make_loss(self, data: TrainingData) -> nn.Module:
         """The loss: (output of the head, batch) -> weighted mean over the batch, float32 []."""
 
-    @abstractmethod
+    def in_unit(self, losses: Any) -> Any:
+        """Return losses, a number or float [n], in the unit of the main metric."""
+        return losses
+
     def describe_loss(self, train_loss: float) -> str:
-        """The training loss of an epoch in words."""
+        """Return the training loss of an epoch in words."""
+        return f"{self.loss_label} {self.in_unit(train_loss):.4f}"
 
     def training_curve(self, losses: np.ndarray) -> np.ndarray | None:
-        """Losses, float [n], in the unit of the main metric; None where they have none in common."""
-        return None
+        """Return losses, float [n], in the unit of the main metric; None if that is no error."""
+        return self.in_unit(losses) if self.lower_is_better else None
 
     def labels_of(self, output: torch.Tensor) -> torch.Tensor:
         """Predicted labels, float32 [B], of what the head gave for the loss."""
@@ -131,11 +136,11 @@ class Rating(Task):
 
     metrics: ClassVar = {"rmse": "RMSE", "mae": "MAE", "auc": "AUC", "log_loss": "log loss"}
     main_metric = "rmse"
-    lower_is_better = True
     # Of labels the RMSE says enough.
     epoch_metrics = ("rmse",)
     evaluation = "predictions"
     curve_unit = " of {labels}"
+    loss_label = "RMSE"
     score_label = "predicted"
 
     def make_model(self, data: ModelData, args: ModelConfig) -> Interaction:
@@ -155,14 +160,10 @@ class Rating(Task):
         """See `Task`."""
         return SquaredError()
 
-    def describe_loss(self, train_loss: float) -> str:
-        """See `Task`."""
-        return f"RMSE {train_loss**0.5:.4f}"
-
-    def training_curve(self, losses: np.ndarray) -> np.ndarray:
+    def in_unit(self, losses: Any) -> Any:
         """See `Task`."""
         # The loss is a mean square, and the main metric its root.
-        return np.sqrt(losses)
+        return losses**0.5
 
 
 class ResponseTask(Task):
@@ -170,10 +171,9 @@ class ResponseTask(Task):
 
     metrics: ClassVar = {"log_loss": "log loss", "auc": "AUC"}
     main_metric = "log_loss"
-    lower_is_better = True
     epoch_metrics = ("log_loss", "auc")
     evaluation = "answers"
-    curve_unit = ""
+    loss_label = "log loss"
     score_label = "chance of {answer}"
 
     def make_model(self, data: ModelData, args: ModelConfig) -> Response:
@@ -189,14 +189,6 @@ class ResponseTask(Task):
         """See `Task`."""
         return output.sigmoid()
 
-    def describe_loss(self, train_loss: float) -> str:
-        """See `Task`."""
-        return f"log loss {train_loss:.4f}"
-
-    def training_curve(self, losses: np.ndarray) -> np.ndarray:
-        """See `Task`."""
-        return losses
-
 
 class Ranking(Task):
     """See `Task`."""
@@ -206,7 +198,7 @@ class Ranking(Task):
     lower_is_better = False
     epoch_metrics = ("hr_at_10", "ndcg_at_10")
     evaluation = "ranks"
-    curve_unit = ""
+    loss_label = "loss"
     score_label = "score"
 
     def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
@@ -221,10 +213,6 @@ class Ranking(Task):
         # A copy: the columns are mapped, and cannot be written to.
         item_ids = None if ids is None else torch.from_numpy(ids.copy())
         return SampledSoftmax(data.schema.item, torch.as_tensor(data.item_shares()), item_ids)
-
-    def describe_loss(self, train_loss: float) -> str:
-        """See `Task`."""
-        return f"loss {train_loss:.4f}"
 
 
 class NextItem(Ranking):

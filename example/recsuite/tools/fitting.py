@@ -26,7 +26,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from recsuite.config.config import Config, flag_names, sections
+from recsuite.config.config import ALONE, TRAINING, Config, flag_names, sections
 from recsuite.config.parser import nearest_flag
 from recsuite.config.presets import with_preset
 from recsuite.errors import UserError, printable
@@ -51,18 +51,7 @@ FITTING = threading.Lock()
 PREFIX = "recsuite-fit-"
 CONTENT = {"data", "columns", "checkpoints"}
 # What `fit` decides itself.
-DECIDED = (
-    "data_path",
-    "train",
-    "dump",
-    "inc_dump",
-    "load",
-    "compact",
-    "resume",
-    "doctor",
-    "export",
-    "recommend",
-)
+DECIDED = ("data_path", "load", "compact", *TRAINING, *ALONE)
 
 
 def fit(

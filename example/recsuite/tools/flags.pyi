@@ -37,7 +37,6 @@ class Flags(TypedDict, total=False):
     grow: float
     max_growth: int
     task: str
-    preset: str
     embedding_dim: int
     mlp_dims: tuple[int, ...]
     history_weights: str
@@ -46,6 +45,7 @@ class Flags(TypedDict, total=False):
     num_blocks: int
     num_heads: int
     dropout: float
+    preset: str
     lr: float
     dense_lr: float
     weight_decay: float

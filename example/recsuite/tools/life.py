@@ -34,9 +34,7 @@ NEXT = (
     "./run.sh help lists the rest"
 )
 # Flags of modes that write or read checkpoints, or need none.
-WITH_CHECKPOINTS = {
-    *(f"--{name}" for name in (*ALONE, *TRAINING, "incremental_dump", "compact", "load") if name != "train")
-}
+WITH_CHECKPOINTS = (WITH_TRAINING | READING | {f"--{name}" for name in ALONE}) - {"--train"}
 
 
 def run_modes(

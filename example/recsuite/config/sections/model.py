@@ -32,8 +32,8 @@ WIDEST, DEEPEST = 2**14, 100
 class ModelConfig(Section):
     """Task and size of the model.
 
-    The fields task, preset, embedding_dim, mlp_dims, history_weights, negatives, block, num_blocks, num_heads
-    and dropout are flags, see docs/flags.md.
+    The fields task, embedding_dim, mlp_dims, history_weights, negatives, block, num_blocks, num_heads,
+    dropout and preset are flags, see docs/flags.md.
 
     Raises:
         UserError: from `validate`, for impossible values.
@@ -56,11 +56,6 @@ class ModelConfig(Section):
     """What is learned: how many stars a user gives (rating), which item a user rates at all (ranking), which
     one comes next in the order of what the user had (sequence), or whether the answer is yes (response); not
     given, what the labels of --data_path are for."""
-
-    preset: str = AUTO
-    """Values for flags that belong together and are not given: those of the preset of this name, listed in
-    docs/flags.md and at the end of --help; auto: the preset that fits task, split and given flags, if one
-    does, and it is said; none: no preset. A checkpoint keeps its own."""
 
     embedding_dim: int = 32
     """Numbers per table row, a multiple of 4: the first is the row's bias, the others its factors."""
@@ -89,6 +84,11 @@ class ModelConfig(Section):
 
     dropout: float = 0.2
     """Of --task sequence: which share of the numbers that a block takes and adds training sets to zero."""
+
+    preset: str = AUTO
+    """Values for flags that belong together and are not given: those of the preset of this name, listed in
+    docs/flags.md and at the end of --help; auto: the preset that fits task, split and given flags, if one
+    does, and it is said; none: no preset. A checkpoint keeps its own."""
 
     @property
     def competitors(self) -> int:
