@@ -7,16 +7,13 @@ python docs/make_flags.py --write    put it into docs/flags.md
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from recsuite.config.both_sides import BOTH_SIDES
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.parser import build_parser
-from recsuite.config.rankings import RANKINGS
+from recsuite.config.presets import PRESETS
 from recsuite.config.section import as_given
-from recsuite.config.sequences import SEQUENCES
 from recsuite.tools.fitting import DECIDED
 
 PAGE = Path(__file__).with_name("flags.md")
@@ -37,11 +34,13 @@ HEAD = """# Every flag
 
 `python example/example.py --help` prints the same. `python docs/make_flags.py --write` makes this page.
 """
-BEST_KNOWN = """What is not given is taken from this table, and said at the start. Random splits take none of
-it where `--history`, `--audience` or `--others 0` is given, nor rankings with `--history 0` or
-`--history_weights equal`, nor a stream; [quality.md](quality.md) and
-[sequential.md](sequential.md) say how the values were chosen. The `--batch_size` of a sequence is
-that of all processes together."""
+PRESETS_HEAD = """`--preset NAME` sets the flags of its column that are not given, and a training says which.
+`--preset auto`, the default of `example.py`, takes the preset that fits `--task` and `--split`: none for
+a stream, for ratings where `--history`, `--audience` or `--others 0` is given, or for rankings with
+`--history 0` or `--history_weights equal`. `retrieval.py` and `sequential.py` name theirs. A checkpoint
+keeps the values, and a resume or a load takes them from there. [quality.md](quality.md) and
+[sequential.md](sequential.md) say how they were chosen. The `--batch_size` of a sequence is that of all
+processes together: each gets an equal part."""
 # Of the line that names a flag's default, in the help of the parser.
 DEFAULT = " (default: "
 
@@ -60,7 +59,7 @@ def main() -> None:
 def page() -> str:
     """The page: a table for each group of the parser's flags."""
     groups = build_parser()._action_groups
-    return HEAD + _best_known() + "".join(_section(group) for group in groups if list(_rows(group)))
+    return HEAD + _presets() + "".join(_section(group) for group in groups if list(_rows(group)))
 
 
 def stub() -> str:
@@ -74,28 +73,22 @@ def stub() -> str:
     lines = [
         f"    {name}: {kind}{PATHS * (name in FOLDERS)}"
         for name, kind in kinds.items()
-        if name not in (*DECIDED, "schema")
+        if name not in DECIDED
     ]
     return "\n".join([*STUB_HEAD, *lines, ""])
 
 
-def _best_known() -> str:
-    """A table of what is taken instead of the defaults where that learns best."""
-    flags, known = Config().flags, (BOTH_SIDES, RANKINGS, SEQUENCES)
-    lines = [
-        f"| `--{name}` | {as_given(flags[name])} | {' | '.join(_taken(each, name) for each in known)} |"
-        for name in {name: None for each in known for name in each}
+def _presets() -> str:
+    """The table of presets beside the defaults."""
+    defaults = Config().flags
+    sentences = [f"- `{name}`: {sentence}" for name, (sentence, _) in PRESETS.items()]
+    rows = [
+        f"| `--{flag}` | {as_given(defaults[flag])} | "
+        f"{' | '.join(as_given(flags[flag]) if flag in flags else '' for _, flags in PRESETS.values())} |"
+        for flag in {flag: None for _, flags in PRESETS.values() for flag in flags}
     ]
-    head = [
-        "| flag | default | `--task rating --split random`, and official splits | `--task ranking` | "
-        "`--task sequence` |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    return "\n".join(["", "## Defaults of a task and a split", "", BEST_KNOWN, "", *head, *lines, ""])
-
-
-def _taken(best_known: Mapping[str, Any], name: str) -> str:
-    return as_given(best_known[name]) if name in best_known else ""
+    head = [f"| flag | default | {' | '.join(f'`{name}`' for name in PRESETS)} |", "| --- " * 5 + "|"]
+    return "\n".join(["", "## Presets", "", PRESETS_HEAD, "", *sentences, "", *head, *rows, ""])
 
 
 def _section(group: argparse._ArgumentGroup) -> str:

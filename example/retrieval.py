@@ -4,11 +4,11 @@
     torchrun --standalone --nproc_per_node=2 retrieval.py --dataset ml-1m
     python retrieval.py --load --save_dir dumps              the index of what was trained before
 
-The flags are those of example.py, after --task ranking --negatives 512; where they ask for no checkpoint,
-deltas are written. One tower makes a vector of a user, the other of an item, and their product is the score;
-so items are found by an index of vectors, and not by looking at each. What this adds to example.py: the best
-checkpoint is exported with its index, which follows the later ones by their deltas, is held against exact
-search, and shows what it finds.
+The flags are those of example.py, after --task ranking --preset ranking --negatives 512; where they ask for
+no checkpoint, deltas are written. One tower makes a vector of a user, the other of an item, and their product
+is the score; so items are found by an index of vectors, and not by looking at each. What this adds to
+example.py: the best checkpoint is exported with its index, which follows the later ones by their deltas, is
+held against exact search, and shows what it finds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from recsuite.serving.served import Follower, ServedModel
 
 # Items drawn for a step compete beside those of the batch, where seldom ones are seldom.
-DEFAULTS = ("--task", "ranking", "--negatives", "512")
+DEFAULTS = ("--task", "ranking", "--preset", "ranking", "--negatives", "512")
 # Users whose searches are held against exact ones, the first of whom is shown, and how much each had at
 # least.
 USERS, LEAST = 200, 5

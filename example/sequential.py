@@ -5,7 +5,8 @@
     python sequential.py --data_path ml-1m --block hstu --epochs 12
     python sequential.py --recommend --user 42 --save_dir dumps     what is next for somebody
 
-The flags are those of example.py, and so is what it does with them: train, dump, load, deltas. What differs
+The flags are those of example.py, after --task sequence --preset sequence, and so is what it does with them:
+train, dump, load, deltas. What differs
 is the model, see docs/sequential.md. In the end it shows what the user of the newest event had, and what
 comes next.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import recsuite as rs
 
-DEFAULTS = ("--task", "sequence")
+DEFAULTS = ("--task", "sequence", "--preset", "sequence")
 
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:

@@ -12,10 +12,15 @@ LINES = "\n\t"
 
 
 class UserError(Exception):
-    """A mistake outside the program: bad flag, file, row, network or installation.
+    """Mistake outside the program: bad flag, file, row, network or installation.
 
     Its message is one sentence with the value, the limit and what to do. A script prints it from one rank
     without a traceback and exits with status 2; every other exception keeps its traceback.
+
+        try:
+            model = rs.ServedModel.open("dumps")
+        except rs.UserError as error:
+            print(error)
     """
 
     def __str__(self) -> str:

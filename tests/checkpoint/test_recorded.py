@@ -24,7 +24,7 @@ from recsuite.config.parser import parse_given
 from recsuite.datasets import opening
 from recsuite.datasets.opening import OF_A_MACHINE
 from recsuite.errors import UserError
-from recsuite.tools import script
+from recsuite.tools import life, script
 from tests.support.launch import EXAMPLE, python, succeeded
 from tests.support.tiny_dumps import add_dump, add_file
 
@@ -368,7 +368,7 @@ def test_flags_of_a_program_of_another_age_are_left_out_and_that_is_said(
     )
     assert (
         f"{dump / CONFIG} does not have --task, --mlp_dims, --history_weights, --negatives, --block, "
-        "--num_blocks, --num_heads, --dropout, --history, --audience, --others, --days, --ids, --dataset"
+        "--num_blocks, --num_heads, --dropout, --preset, --history, --audience, --others, --days, --ids"
         in capsys.readouterr().out
     )
 
@@ -383,3 +383,23 @@ def test_labels_for_another_task_than_that_of_a_checkpoint_are_refused(
     config = Config.of(data_path=str(tmp_path), load="somewhere")
     with pytest.raises(UserError, match=r"--task rating, and the labels of .* are for --task ranking;"):
         script._agree_on_flags(config, frozenset())
+
+
+def test_a_default_of_a_script_does_not_go_before_the_flags_of_a_checkpoint(
+    trained: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "broadcast_from_rank0", lambda decided: decided())
+    monkeypatch.setattr(opening, "check_same_flags", lambda config: None)
+    begun: list[Any] = []
+    monkeypatch.setattr(life, "run", lambda *given: begun.extend(given))
+    monkeypatch.setattr(script, "check_machine", lambda: None)
+    defaults = ("--task", "ranking", "--preset", "ranking", "--negatives", "512")
+    flags = ["--resume", "--negatives", "5", "--save_dir", trained.checkpoint.save_dir]
+    life.run_modes(flags, {}, defaults=defaults)
+    config, given, _, _, added = begun
+    assert added == {"task", "preset"}
+    # What was given is still held against the checkpoint.
+    with pytest.raises(UserError, match="--negatives 5 does not fit"):
+        script._agree_on_flags(config, given, added)
+    found = script._agree_on_flags(config, given - {"negatives"}, added)
+    assert (found.model.task, found.model.preset, found.model.negatives) == ("rating", "auto", 0)

@@ -13,7 +13,7 @@ from recsuite.config.sections import model
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.models.tasks.ranking import bits_of, sampled_softmax
+from recsuite.models.losses import bits_of, sampled_softmax
 
 GROUP = 24
 

@@ -24,7 +24,7 @@ from recsuite.datasets.tables.description.reader import parse_schema
 from recsuite.datasets.tables.description.writer import text_of
 from recsuite.errors import UserError
 from recsuite.ids import UNKNOWN_ID, check_distinct, ids_of
-from recsuite.models.tasks.ranking import TASK
+from recsuite.models.tasks import Ranking
 from recsuite.records import plain, typed
 
 SCHEMA = """
@@ -210,7 +210,7 @@ def test_all_values_of_the_files_are_known_and_each_has_its_id(columns: Columns)
 def test_the_loss_of_a_ranking_knows_the_shares_of_ids(config: Config, columns: Columns) -> None:
     static = open_columns(config.replaced(ids="vocabulary"))
     known = vocabulary_of(static)["item"]
-    by_id, by_row = TASK.make_loss(columns), TASK.make_loss(static)
+    by_id, by_row = Ranking().make_loss(columns), Ranking().make_loss(static)
     rows = torch.arange(len(known) + 1)
     ids = torch.from_numpy(np.concatenate([[UNKNOWN_ID], ids_of(known)]))
     assert torch.equal(by_id._log_shares_of(ids), by_row._log_shares_of(rows))

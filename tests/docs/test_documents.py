@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+import recsuite
 from recsuite.config.parser import build_parser
 from tests.support.documents import PAGES, README, blocks, name_of
-from tests.support.launch import ROOT, python, read_json, succeeded
+from tests.support.launch import EXAMPLE, ROOT, python, read_json, succeeded
 
 DOCS = ROOT / "docs"
 MOST_WORDS_OF_THE_README = 2_200
@@ -103,7 +107,7 @@ def test_the_tree_of_the_readme_names_every_folder() -> None:
 
 
 def test_the_page_of_flags_is_that_of_the_parser() -> None:
-    made = succeeded(python(DOCS / "make_flags.py"))
+    made = succeeded(python(DOCS / "make_flags.py", env={"PYTHONPATH": str(ROOT / "example")}))
     assert (DOCS / "flags.md").read_text() == made, "run python docs/make_flags.py --write"
     check = (
         "from make_flags import *; assert STUB.read_text() == stub(), 'run python docs/make_flags.py --write'"
@@ -111,6 +115,57 @@ def test_the_page_of_flags_is_that_of_the_parser() -> None:
     succeeded(python("-c", check, env={"PYTHONPATH": f"{DOCS}:{ROOT / 'example'}"}))
     for flag in build_parser()._option_string_actions:
         assert flag in ("-h", "--help") or f"`{flag}`" in made
+
+
+def test_the_page_of_public_names_is_that_of_their_docstrings() -> None:
+    made = succeeded(python(DOCS / "make_api.py", env={"PYTHONPATH": str(ROOT / "example")}))
+    assert (DOCS / "api.md").read_text() == made, "run python docs/make_api.py --write"
+
+
+def functions_that_raise() -> set[str]:
+    """The names of functions of the library that all raise a `UserError`, as their docstrings say."""
+    raises: dict[str, bool] = {"UserError": True, "require": True}
+    for path in (ROOT / "example" / "recsuite").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                is_said = "UserError: " in (ast.get_docstring(node) or "")
+                raises[node.name] = raises.get(node.name, True) and is_said
+    return {name for name, always in raises.items() if always}
+
+
+@pytest.mark.parametrize("name", recsuite.PUBLIC)
+def test_a_public_name_says_what_it_takes_gives_and_raises_and_shows_an_example(name: str) -> None:
+    found = getattr(recsuite, name)
+    text = inspect.getdoc(found) or ""
+    assert re.match(r"(?!What|Whether|Which|Who|How|That|Where|Those)[A-Z].*?\.(\s|$)", text, re.DOTALL)
+    parameters = inspect.signature(found).parameters.values() if found is not recsuite.UserError else ()
+    for each in parameters:
+        assert (
+            each.kind is each.VAR_POSITIONAL or each.name == "kwargs" or re.search(rf"\b{each.name}\b", text)
+        )
+    own = {key: each for key, each in vars(found).items() if key[0] != "_"} if inspect.isclass(found) else {}
+    methods = {key: each for key, each in own.items() if inspect.isfunction(each)}
+    for method in methods.values():
+        if "torch.Tensor" in str(method.__annotations__.get("return")):
+            assert re.search(r"float32 \[|See `TwoSided|As `ServedModel", method.__doc__ or "")
+    tree = ast.parse(textwrap.dedent(inspect.getsource(found)))
+    called = {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert "UserError: " in text or not called & functions_that_raise() or found is recsuite.UserError
+    if any("RuntimeContext" in str(each.annotation) for each in parameters):
+        assert "ollective" in text
+    (*_, example) = re.findall(r"\n\n((?: {4}.*(?:\n|$)|\n)+)", text)
+    ast.parse(textwrap.dedent(example))
+    assert {*re.findall(r"\brs\.(\w+)", example)} <= recsuite.PUBLIC.keys()
+
+
+def test_the_loop_in_the_readme_is_that_of_the_script() -> None:
+    loop = blocks(README, "python")[0]
+    assert "loss.backward()" in loop
+    assert loop in textwrap.dedent("\n".join(line[8:] for line in EXAMPLE.read_text().splitlines()) + "\n")
 
 
 def test_every_message_that_a_document_explains_is_in_the_code() -> None:

@@ -15,7 +15,9 @@ from recsuite.config.sections.model import BLOCKS, ModelConfig
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 from recsuite.gaps import OLDEST, gaps_of
+from recsuite.models import losses as loss_module
 from recsuite.models.lists import Links
+from recsuite.models.losses import drawn_softmax, sampled_softmax
 from recsuite.models.recency import Members
 from recsuite.models.rows import Inputs
 from recsuite.models.sequences import head as sequence_head
@@ -23,10 +25,7 @@ from recsuite.models.sequences.blocks import Attention, PointwiseAttention
 from recsuite.models.sequences.dropout import Dropout, kept
 from recsuite.models.sequences.head import SequenceHead, apart
 from recsuite.models.sequences.window import Window
-from recsuite.models.tasks import ranking
-from recsuite.models.tasks.ranking import drawn_softmax, sampled_softmax
-from recsuite.models.tasks.sequence import TASK
-from recsuite.models.tasks.task import ModelData
+from recsuite.models.tasks import TASKS, ModelData
 from recsuite.training.input_pipeline import with_histories
 from tests.support.feature_rows import feature_rows
 
@@ -66,7 +65,7 @@ def normal(*shape: int, seed: int = 1) -> torch.Tensor:
 
 def make_head(block: str, dropout: float = 0.0) -> SequenceHead:
     args = ModelConfig("sequence", DIM, (16,), block=block, num_heads=HEADS, dropout=dropout)
-    return randomized(TASK.make_model(ModelData(SCHEMA, FEATURES, history=WIDTH), args))
+    return randomized(TASKS["sequence"].make_model(ModelData(SCHEMA, FEATURES, history=WIDTH), args))
 
 
 def pairs() -> list[tuple[int, int]]:
@@ -341,8 +340,8 @@ def test_a_loss_that_goes_by_parts_is_that_of_the_whole(monkeypatch: pytest.Monk
     batch: Any = SimpleNamespace(features={"movie": items}, weights=weights, had=had)
     losses = []
     for number in (1, 3, 7, 100):
-        monkeypatch.setattr(ranking, "EVENTS_AT_ONCE", number)
-        loss = ranking.SampledSoftmax("movie", torch.ones(10))(vectors, batch)
+        monkeypatch.setattr(loss_module, "EVENTS_AT_ONCE", number)
+        loss = loss_module.SampledSoftmax("movie", torch.ones(10))(vectors, batch)
         losses.append(torch.cat([loss.view(1), *torch.autograd.grad(loss, vectors)[0].flatten(1)]))
     for each in losses[1:]:
         torch.testing.assert_close(each, losses[0])

@@ -7,9 +7,9 @@ import pytest
 
 from recsuite.config.sections.model import EVALUATIONS, ModelConfig
 from recsuite.datasets import metrics
-from recsuite.models.tasks.task import Task, task_named
+from recsuite.models.tasks import TASKS
 
-RATING, RANKING = task_named("rating"), task_named("ranking")
+RATING, RANKING = TASKS["rating"], TASKS["ranking"]
 
 
 def test_a_lower_rmse_and_a_higher_ndcg_are_better_and_nan_never_is() -> None:
@@ -21,13 +21,10 @@ def test_a_lower_rmse_and_a_higher_ndcg_are_better_and_nan_never_is() -> None:
     assert not RATING.is_better(float("nan"), None)
 
 
-@pytest.mark.parametrize(
-    "task", [task_named(name) for name in ModelConfig.CHOICES["task"]], ids=lambda task: task.name
-)
-def test_a_task_has_the_name_under_which_it_is_found_and_shows_metrics_that_it_has(task: Task) -> None:
-    assert task_named(task.name) is task
-    assert {task.main_metric, *task.epoch_metrics} <= set(task.metrics)
-    assert task.evaluation in EVALUATIONS
+@pytest.mark.parametrize("task", ModelConfig.CHOICES["task"])
+def test_each_choice_of_task_stands_in_the_table_and_shows_metrics_that_it_has(task: str) -> None:
+    assert {TASKS[task].main_metric, *TASKS[task].epoch_metrics} <= set(TASKS[task].metrics)
+    assert TASKS[task].evaluation in EVALUATIONS
 
 
 def test_the_metrics_of_a_task_are_those_that_are_measured() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from recsuite.config.sections.model import ModelConfig
-from recsuite.models.tasks.task import task_named
+from recsuite.models.tasks import TASKS
 from recsuite.monitoring.runs import find_runs, lower_is_better, main
 from tests.support.launch import python, succeeded
 
@@ -110,7 +110,7 @@ def test_what_a_report_says_does_nothing_to_a_terminal(
 
 
 def test_the_table_judges_as_the_tasks_do() -> None:
-    for task in map(task_named, ModelConfig.CHOICES["task"]):
+    for task in map(TASKS.__getitem__, ModelConfig.CHOICES["task"]):
         assert lower_is_better(task.main_metric) == task.lower_is_better
 
 

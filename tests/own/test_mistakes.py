@@ -17,7 +17,7 @@ import recsuite as rs
 from recsuite.config.config import Config
 from recsuite.config.sections.model import OptimizerConfig
 from recsuite.datasets.opening import open_data
-from recsuite.models.tasks.task import predictions_of, task_named
+from recsuite.models.tasks import predictions_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Step
 from recsuite.training.loops.loop import Training
@@ -149,7 +149,7 @@ def test_several_outputs_need_predictions(output: Any, predictions: Any) -> None
     if predictions is not None:
         model.predictions = predictions
     with pytest.raises(ValueError, match=re.escape("Fix: define predictions(output)")):
-        predictions_of(model, task_named("rating"), output)
+        predictions_of(model, TASKS["rating"], output)
 
 
 def test_a_model_without_vectors_is_refused_for_a_ranking(

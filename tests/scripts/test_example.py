@@ -24,7 +24,7 @@ from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.metrics import Measured
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.errors import counted
-from recsuite.models.tasks.task import task_named
+from recsuite.models.tasks import TASKS
 from recsuite.monitoring.results import (
     describe_difference,
     describe_failures,
@@ -301,7 +301,7 @@ def baselines_of_ranks(chance: float, popularity: float) -> dict[str, dict[str, 
 def test_a_model_that_any_baseline_beats_says_so() -> None:
     columns: Any = SimpleNamespace(schema=SCHEMA, baselines={"ranks": baselines_of_ranks(0.04, 0.2)})
     said = [
-        describe_failures(columns, task_named("ranking"), ranked(value))
+        describe_failures(columns, TASKS["ranking"], ranked(value))
         for value in (0.2, 0.1, 0.01, float("nan"))
     ]
     both = "this model is worse than a random order (0.0400) and popularity (0.2000): its test NDCG@10 is "
@@ -312,7 +312,7 @@ def test_a_model_that_any_baseline_beats_says_so() -> None:
         [f"{both}-"],
     ]
     columns.baselines = {"predictions": {"global mean": {"rmse": 1.1}, "biases": {"rmse": 0.9}}}
-    (worse,) = describe_failures(columns, task_named("rating"), Measured({"rmse": 1.0}, 5))
+    (worse,) = describe_failures(columns, TASKS["rating"], Measured({"rmse": 1.0}, 5))
     assert worse == "this model is worse than biases (0.9000): its test RMSE is 1.0000"
 
 
@@ -325,17 +325,17 @@ def test_users_of_the_training_and_others_are_held_against_the_baselines_apart()
     columns: Any = SimpleNamespace(schema=SCHEMA, baselines=baselines)
     test = ranked(0.3)
     test.parts = {"/known": ranked(0.35, 80), "/new": ranked(0.15, 20)}
-    assert describe_failures(columns, task_named("ranking"), test) == [
+    assert describe_failures(columns, TASKS["ranking"], test) == [
         "users with training ratings (80 ratings): its test NDCG@10 is 0.3500, better than all baselines",
         "other users (20 ratings): its test NDCG@10 is 0.1500, worse than popularity (0.2500)",
     ]
     test.parts["/new"] = ranked(0.26, 20)
-    assert describe_failures(columns, task_named("ranking"), test) == []
+    assert describe_failures(columns, TASKS["ranking"], test) == []
 
 
 def test_a_test_that_differs_from_the_validation_by_more_than_chance_is_said_with_the_reasons() -> None:
     columns: Any = SimpleNamespace(schema=SCHEMA)
-    task, validation, test = task_named("ranking"), ranked(0.14), ranked(0.232)
+    task, validation, test = TASKS["ranking"], ranked(0.14), ranked(0.232)
     differ = "validation NDCG@10 0.1400 and test NDCG@10 0.2320 differ by more than chance"
     time = "the test is newer than all training ratings, and the validation is drawn from among them"
     assert [*describe_difference(columns, task, test, validation, "random")] == [differ]
@@ -351,7 +351,7 @@ def test_a_test_that_differs_from_the_validation_by_more_than_chance_is_said_wit
 
 def test_the_table_has_the_interval_and_the_number_of_cases_of_test_and_validation() -> None:
     columns: Any = SimpleNamespace(schema=SCHEMA, baselines={"ranks": baselines_of_ranks(0.04, 0.2)})
-    shown = results_table(columns, task_named("ranking"), "a", ranked(0.3), "test", ranked(0.25, 9, 0.1))
+    shown = results_table(columns, TASKS["ranking"], "a", ranked(0.3), "test", ranked(0.25, 9, 0.1))
     rows = {row[1].strip(): row[3].strip() for row in (line.split("|") for line in shown.splitlines()[2:])}
     assert rows == {
         "a random order": "0.0400",

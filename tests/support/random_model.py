@@ -13,7 +13,7 @@ from recsuite.checkpoint.storage.manifest import Manifest, ParentLink, Progress
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.models.rows import with_row_scale
-from recsuite.models.tasks.task import ModelData, task_named
+from recsuite.models.tasks import TASKS, ModelData
 from recsuite.serving.snapshot import Snapshot
 
 USERS, ITEMS, DIM = 40, 211, 8
@@ -50,7 +50,7 @@ def snapshot_of(task: str, seed: int = 0, items: int = ITEMS) -> Snapshot:
         args = ModelConfig(task, DIM, (7, 5))
         about = {"model": json.loads(json.dumps({**dataclasses.asdict(args), "history": 20}))}
         data = ModelData(SCHEMA, features, 3.5, 20)
-        head = with_row_scale(task_named(task).make_model(data, args))
+        head = with_row_scale(TASKS[task].make_model(data, args))
     return Snapshot(
         folder=Path("none"),
         schema=SCHEMA,

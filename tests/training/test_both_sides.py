@@ -1,4 +1,4 @@
-"""Who had what on both sides: when it is taken, and that what was learned of it leaves and comes back."""
+"""Who had what on both sides: which flags exclude it; what was learned of it leaves and comes back."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from recsuite.checkpoint.session import checkpointing
-from recsuite.config.both_sides import BOTH_SIDES, both_sides
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
+from recsuite.config.presets import PRESETS
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.schema import AUDIENCE, HISTORY
 from recsuite.errors import UserError
@@ -24,42 +24,12 @@ from tests.support.raw_values import raw_days, raw_features, raw_lists
 
 # As --split random takes it, but small, and with whole lists, as a served model is told them.
 SMALL = {
-    **BOTH_SIDES,
+    **PRESETS["co_occurrence"][1],
     "others": 1_000,
-    "split": "random",
     "epochs": 2,
     "embedding_dim": 8,
     "batch_size": 4_000,
 }
-
-
-@pytest.mark.parametrize("split", ["random", "u1"])
-def test_ratings_of_a_split_without_order_take_both_sides(split: str) -> None:
-    assert both_sides(Config.of(split=split), ["split"]) == BOTH_SIDES
-
-
-def test_a_flag_that_is_given_stays_as_it_is() -> None:
-    found = both_sides(Config.of(split="random", lr=0.3, others=50), ["split", "lr", "others"])
-    assert found == {name: value for name, value in BOTH_SIDES.items() if name not in ("lr", "others")}
-
-
-@pytest.mark.parametrize(
-    ("flags", "given"),
-    [
-        ({"split": "time"}, []),
-        ({"split": "leave_one_out"}, []),
-        ({"split": "random", "task": "ranking"}, []),
-        ({"split": "random", "task": "response"}, []),
-        ({"split": "random", "stream": True}, []),
-        ({"split": "random", "history": 10}, ["history"]),
-        ({"split": "random", "audience": 10}, ["audience"]),
-        ({"split": "random", "others": 0}, ["others"]),
-    ],
-)
-def test_nothing_changes_where_time_counts_or_a_flag_says_which_lists_there_are(
-    flags: dict[str, object], given: list[str]
-) -> None:
-    assert both_sides(Config.of(**flags), given) == {}
 
 
 @pytest.mark.parametrize(
@@ -110,9 +80,8 @@ def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_fla
     data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
     flags = ("--split", "random", "--embedding_dim", 4, "--lr", 0.3, "--epochs", 2, "--batch_size", 2_000)
     said = succeeded(torchrun(2, EXAMPLE, "--inc_dump", *flags, *data))
-    assert (
-        "--others 200 --days user --weight_decay 0.0 --mlp_dims none --patience 10, as --split random" in said
-    )
+    shown = "--task rating --others 200 --days user --weight_decay 0.0 --mlp_dims none --patience 10"
+    assert f"--preset co_occurrence sets {shown}, as it fits --task rating --split random;" in said
     last = next(line for line in said.splitlines() if line.startswith("| this model, epoch"))
     loaded = succeeded(torchrun(3, EXAMPLE, "--load", *data))
     again = next(line for line in loaded.splitlines() if line.startswith("| this model, step"))
@@ -121,4 +90,5 @@ def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_fla
     )
     resumed = succeeded(torchrun(3, EXAMPLE, "--inc_dump", "--resume", "--epochs", 3, *data))
     assert "--lr 0.3" in resumed
-    assert "as --split random lets" not in resumed
+    assert "--preset co_occurrence --" in resumed
+    assert "--preset co_occurrence sets" not in resumed

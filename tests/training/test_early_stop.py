@@ -15,7 +15,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.models.prior import standard_error
-from recsuite.models.tasks.task import task_named
+from recsuite.models.tasks import TASKS
 from recsuite.training.loops.epochs import judged
 from tests.support.early_ranks import GLOBAL_BATCH_SIZE, PLANTED, STEPS_OF_AN_EPOCH
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
@@ -35,7 +35,7 @@ def test_an_epoch_counts_as_the_best_unless_an_earlier_one_was_better_by_the_lee
 ) -> None:
     progress, found = Progress(), []
     for rmse in (0.90, 0.91, 0.89, 0.92, 0.905):
-        progress = judged(progress, rmse, task_named("rating"), leeway)
+        progress = judged(progress, rmse, TASKS["rating"], leeway)
         found.append(progress.epochs_since_best)
     assert found == since_best
     # However many were taken that were a little worse.

@@ -1,6 +1,4 @@
-"""Rankings by learned weights of histories: when they are learned; that they, and those by sequences, leave
-and come back.
-"""
+"""Rankings by learned weights of histories, and by sequences, leave and come back."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ import torch
 from recsuite.checkpoint.session import checkpointing
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
-from recsuite.config.rankings import RANKINGS, rankings
-from recsuite.config.section import as_given
-from recsuite.config.sequences import SEQUENCES, sequences
+from recsuite.config.presets import PRESETS
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.schema import HISTORY, ITEM, USER
@@ -35,48 +31,9 @@ from tests.support.raw_values import raw_features, raw_lists
 # As --task ranking takes it, but small.
 SIZES = {"epochs": 2, "embedding_dim": 8, "batch_size": 2_000, "history": 6}
 SMALL = {
-    "ranking": {**RANKINGS, "task": "ranking", **SIZES},
-    "sequence": {**SEQUENCES, "task": "sequence", "negatives": 100, **SIZES},
+    "ranking": {**PRESETS["ranking"][1], **SIZES},
+    "sequence": {**PRESETS["sequence"][1], "negatives": 100, **SIZES},
 }
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5_000])
-def test_any_number_of_processes_share_the_events_of_a_step_of_sequences(world_size: int) -> None:
-    found = sequences(Config.of(task="sequence"), ["task"], world_size)
-    assert found == {**SEQUENCES, "batch_size": max(1, 1024 // world_size)}
-
-
-@pytest.mark.parametrize("split", ["time", "leave_one_out", "random"])
-def test_a_ranking_learns_the_weights_of_histories(split: str) -> None:
-    assert rankings(Config.of(task="ranking", split=split), ["task", "split"]) == RANKINGS
-
-
-def test_a_flag_that_is_given_stays_as_it_is() -> None:
-    found = rankings(Config.of(task="ranking", epochs=3, history=20), ["task", "epochs", "history"])
-    assert found == {name: value for name, value in RANKINGS.items() if name not in ("epochs", "history")}
-
-
-def test_the_help_says_which_flags_a_ranking_takes() -> None:
-    (page,) = (EXAMPLE.parent.parent / "docs").glob("flags.md")
-    # After the table of what a task and a split take.
-    *_, line = (each for each in page.read_text().splitlines() if each.startswith("| `--history_weights`"))
-    for name, value in RANKINGS.items():
-        assert name == "history_weights" or f"--{name} {as_given(value).removesuffix('.0')}" in line
-
-
-@pytest.mark.parametrize(
-    ("flags", "given"),
-    [
-        ({"task": "rating"}, []),
-        ({"task": "response"}, []),
-        ({"task": "ranking", "history": 0}, ["history"]),
-        ({"task": "ranking", "history_weights": "equal"}, ["history_weights"]),
-    ],
-)
-def test_nothing_changes_for_labels_or_where_a_flag_says_how_histories_count(
-    flags: dict[str, Any], given: list[str]
-) -> None:
-    assert rankings(Config.of(**flags), given) == {}
 
 
 @pytest.mark.parametrize(
@@ -232,14 +189,13 @@ def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_fla
     data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
     flags = ("--task", "ranking", "--embedding_dim", 4, "--epochs", 2, "--batch_size", 2_000)
     said = succeeded(torchrun(2, EXAMPLE, "--inc_dump", *flags, *data))
-    assert "--history 50 --history_weights learned --mlp_dims none" in said
-    assert "as --task ranking learns best with these" in said
+    assert "--preset ranking sets --history 50 --history_weights learned --mlp_dims none" in said
     last = next(line for line in said.splitlines() if line.startswith("| this model, epoch"))
     loaded = succeeded(torchrun(3, EXAMPLE, "--load", *data))
     again = next(line for line in loaded.splitlines() if line.startswith("| this model, step"))
     assert again.split("|")[2:4] == last.split("|")[2:4]
     resumed = succeeded(torchrun(3, EXAMPLE, "--inc_dump", "--resume", "--epochs", 3, *data))
-    assert "learns best with these" not in resumed
+    assert "--preset ranking sets" not in resumed
     # A base with its deltas, as a server reads them.
     served = ServedModel.open(tmp_path / "dumps", "latest")
     assert served.snapshot.manifest.link is not None

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 
 import recsuite
-from recsuite.config.rankings import RANKINGS
-from recsuite.config.sequences import SEQUENCES
+from recsuite.config.presets import PRESETS
 from recsuite.serving.served import ServedModel
 from recsuite.tools.cases import cases_of_models
 
 # As --task ranking takes it, but small.
 SIZES = {"epochs": 2, "embedding_dim": 8, "batch_size": 2_000, "history": 6}
 SMALL = {
-    "ranking": {**RANKINGS, "task": "ranking", **SIZES},
-    "sequence": {**SEQUENCES, "task": "sequence", "negatives": 100, **SIZES},
+    "ranking": {**PRESETS["ranking"][1], **SIZES},
+    "sequence": {**PRESETS["sequence"][1], "negatives": 100, **SIZES},
 }
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from recsuite.config.both_sides import BOTH_SIDES
 from recsuite.config.config import Config
+from recsuite.config.presets import PRESETS
 from recsuite.datasets.movielens.synthetic import World, write_synthetic
 from recsuite.datasets.opening import open_data
 from recsuite.models import prior
@@ -18,7 +18,7 @@ from recsuite.training.trainer import train
 
 # Variances of factors and of lists that are tried, as multiples of what is said: nobody who tunes tries more.
 STRENGTHS = (1 / 16, 1 / 4, 1, 4, 16)
-FLAGS = {**BOTH_SIDES, "split": "random", "test_fraction": 0.1, "embedding_dim": 16}
+FLAGS = {**PRESETS["co_occurrence"][1], "test_fraction": 0.1, "embedding_dim": 16}
 WORLDS = {
     "small": (30_000, World()),
     "ten times as large": (300_000, World()),

@@ -29,7 +29,7 @@ from recsuite.config.sections.checkpoint import CheckpointConfig
 from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted
-from recsuite.models.tasks.task import task_named
+from recsuite.models.tasks import TASKS
 from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.state import ShardedModel
@@ -119,7 +119,7 @@ def restore_chosen(
     asked = asked_for(folder, kind, until)
 
     def describe(progress: Progress) -> str:
-        chosen = describe_choice(progress, asked, task_named(model.task).main_label)
+        chosen = describe_choice(progress, asked, TASKS[model.task].main_label)
         is_other = until not in (-1, progress.step)
         return f"{chosen}, the newest up to --until {until}" if is_other else chosen
 

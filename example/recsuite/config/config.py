@@ -32,7 +32,18 @@ ALONE = ("doctor", "schema", "export", "recommend")
 
 @dataclass(frozen=True)
 class Config:
-    """Everything a run depends on, besides the machine it runs on. A function takes the section it reads."""
+    """Configuration of a run: one section of flags for each subject. A function takes the section it reads.
+
+    data, loader, tables, model, optimizer, training, stream, checkpoint, serving, monitoring, runtime: the
+    sections, see docs/flags.md; each flag is a field of one of them.
+
+    Raises:
+        UserError: from `validate`, for impossible values.
+
+        args = rs.Config.of(epochs=2, batch_size=512)
+        args.training.epochs                                  # 2
+        args = args.replaced(embedding_dim=16)
+    """
 
     data: DataConfig = field(default_factory=DataConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)

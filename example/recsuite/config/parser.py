@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from recsuite.config.config import Config, flag_names, sections
+from recsuite.config.presets import PRESETS, in_words, with_preset
 from recsuite.config.section import Section, as_given
 from recsuite.config.sections.checkpoint import NEWEST
 from recsuite.config.sections.stream import check_given
@@ -29,16 +30,22 @@ LEAST_LIKE = 0.75
 
 
 def parse_args(argv: list[str] | None = None) -> Config:
-    """Read a command line (`sys.argv` when None) into a checked `Config`.
+    """Read a command line into a checked `Config`. Not collective.
+
+    argv: the flags, those of `sys.argv` when None.
 
     Raises:
         UserError: on an unknown flag, a value that does not parse, or one that `Config.validate` refuses.
+
+        args = rs.parse_args(["--epochs", "2", "--batch_size", "512"])
     """
     return parse_given(argv)[0]
 
 
-def parse_given(argv: list[str] | None = None) -> tuple[Config, frozenset[str]]:
+def parse_given(argv: list[str] | None = None, world_size: int = 1) -> tuple[Config, frozenset[str]]:
     """`parse_args`, and the names of the flags that were given, also of those with their default value.
+
+    world_size: the number of processes, among which a preset may divide a number.
 
     Raises:
         UserError: see `parse_args`.
@@ -51,8 +58,7 @@ def parse_given(argv: list[str] | None = None) -> tuple[Config, frozenset[str]]:
             f"Unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}; see --help for every flag."
         )
     values = vars(found)
-    config = Config.of(**values)
-    config.validate()
+    config = with_preset(Config.of(**values), values, world_size)
     # Not in `Config.validate`, which cannot tell a flag that was given from its default.
     check_given(config.stream.stream, values, config.data.duplicates)
     return config, frozenset(values)
@@ -82,6 +88,8 @@ def build_parser() -> argparse.ArgumentParser:
         sentences = sentences_of(section)
         for field in dataclasses.fields(section):
             _add(group, section, field, sentences[field.name])
+    for name, (sentence, flags) in PRESETS.items():
+        parser.add_argument_group(f"--preset {name}", f"{sentence} {in_words(flags)}")
     return parser
 
 

@@ -211,15 +211,20 @@ def _warn(config: LoaderConfig, launch: Launch) -> None:
 
 
 def build_dataloader(dataset: EventBatches, sampler: EpochSampler, config: Config) -> BatchLoader:
-    """A loader of whole batches: in this process for --num_workers 0, else from a persistent pool.
+    """Return a loader of whole batches: made in this process for --num_workers 0, else by worker processes.
+    Not collective.
 
-    Spawned, unless --mp_context says otherwise, because a forked worker inherits the CUDA context and the
-    locks of every thread. Persistent, and one pool for training and evaluation: the sampler's requests say
-    which. The workers start at once, while the caller continues. Batches come out pinned where there is CUDA;
-    the copy to the device is the main process's, after `init_runtime` has set it. Not collective.
+    dataset: makes batch k of an epoch; sampler: the numbers of this rank's batches; config: the flags of
+    workers. Workers are spawned, unless --mp_context says otherwise, because a forked worker inherits the
+    CUDA context and the locks of every thread. They are persistent, and one pool serves training and
+    evaluation. They start at once, while the caller continues. Batches are pinned where there is CUDA; the
+    main process copies them to the device, after `init_runtime` has set it.
 
     Raises:
         UserError: when the data set cannot be sent to a worker, or the machine cannot start that many.
+
+        with rs.open_data(args, runtime, rs.build_dataloader) as data:
+            ...
     """
     return BatchLoader(dataset, sampler, config.loader)
 

@@ -2,7 +2,7 @@
 
 Plain numpy on arrays of one entry an event, so that a known answer can be checked by hand. How the arrays
 come together from all ranks is the business of `training/evaluation.py`; which metrics a task has, and how it
-calls them, that of `models/tasks/`.
+calls them, that of `models/tasks.py`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_own,
 from recsuite.datasets.streams.following import Following
 from recsuite.datasets.streams.past import BEGINNING, Past
 from recsuite.datasets.telling import MOST_TOLD
-from recsuite.errors import UserError, counted
+from recsuite.errors import UserError, counted, script_name
 from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, once_per_node
 from recsuite.runtime.console import say
 from recsuite.runtime.launch import launch_name
@@ -176,17 +176,15 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
 
 def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config:
     fitting, task = TASKS[schema.label_kind], config.model.task
-    if task in fitting or not is_known(task):
+    if task in fitting:
         return config
     if "task" in given:
         check_task(schema, task)
-    say(f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}")
+    say(
+        f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}; the same: "
+        f"{script_name()} --data_path {config.data.data_path} --task {fitting[0]}"
+    )
     return config.replaced(task=fitting[0])
-
-
-def is_known(task: str) -> bool:
-    """True for a task of the library; what another one is for is not known."""
-    return any(task in fitting for fitting in TASKS.values())
 
 
 def check_task(schema: Schema, task: str) -> None:
@@ -196,7 +194,7 @@ def check_task(schema: Schema, task: str) -> None:
         UserError: names the kind of the labels, and the tasks that there are for it.
     """
     fitting = TASKS[schema.label_kind]
-    if task not in fitting and is_known(task):
+    if task not in fitting:
         raise UserError(
             f"--task {task} cannot be learned of {schema.labels}, which are of the kind {schema.label_kind}; "
             f"give --task {' or '.join(fitting)}."

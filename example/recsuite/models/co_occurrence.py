@@ -28,12 +28,17 @@ LIKING = 0.3
 
 
 class CoOccurrence(Interaction):
-    """See the module. The rows of lists lie in tables of their own.
+    """Rating model of --preset co_occurrence: who rated what on both sides, with rows that a prior holds.
 
-    unit: what differences of labels are measured by, see `Schema.unit`; ids: the names of the features that
-    tell users, and items, apart; prior: of the rows; add_over_ranks: adds a tensor up over all ranks, for the
-    gradient of lists. A training sets the last two, and the `spreads` of the prior, see
-    `prior.learned_spreads`.
+    features: of the data, those with lists last; embedding_dim: D numbers in a row, the first is its bias;
+    mlp_dims: widths of hidden layers; mean_label: of the training events; unit: the scale of differences of
+    labels, see `Schema.unit`; ids: the names of the features with the ids of users and of items. The rows of
+    lists lie in tables of their own. A training sets three attributes: prior, of the rows; add_over_ranks,
+    which adds a tensor over all ranks for the gradient of lists; spreads, see `prior.learned_spreads`.
+
+        def make_model(data, args):
+            common = data.features, args.embedding_dim, args.mlp_dims, data.mean_label
+            return rs.CoOccurrence(*common, data.schema.unit, data.schema.ids)
     """
 
     def __init__(

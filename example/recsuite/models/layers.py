@@ -11,7 +11,13 @@ from torch import nn
 
 
 def make_mlp(widths: Sequence[int]) -> nn.Sequential:
-    """Linear layers from each width to the next, with ReLU between them."""
+    """Return linear layers from each width to the next, with ReLU between them; the last one stays linear.
+
+    widths: of the input, the hidden layers and the output.
+
+        mlp = rs.make_mlp([96, 64, 1])
+        mlp(vectors)                                          # float32 [B, 1], of float32 [B, 96]
+    """
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
         layers += [nn.Linear(width_in, width_out), nn.ReLU()]
@@ -20,7 +26,15 @@ def make_mlp(widths: Sequence[int]) -> nn.Sequential:
 
 
 class PairMLP(nn.Sequential):
-    """An MLP of the factors of a user, an item and their product; number 0 of a vector is its bias."""
+    """MLP of the factors of a user, an item and their product; number 0 of a vector is its bias, and unused
+    here.
+
+    embedding_dim: D numbers in a vector; hidden: widths of the hidden layers.
+
+        mlp = rs.PairMLP(32, (64, 32))
+        mlp(users, items)                                     # float32 [B], of float32 [B, 32] both
+        mlp.for_all(users, items)                             # float32 [U, N]
+    """
 
     def __init__(self, embedding_dim: int, hidden: Sequence[int]) -> None:
         super().__init__(*make_mlp([3 * (embedding_dim - 1), *hidden, 1]))

@@ -31,10 +31,14 @@ class LookedUp(Protocol):
 
 
 class Inputs(NamedTuple):
-    """What a model gets of a batch beside its rows, when it is served: as a training batch, without labels.
+    """Input of a model beside its rows when it is served: as a training batch, without labels.
 
-    members: of the histories; numbers: dense features, float32 [B, numbers], NaN where there is none; links:
-    of shared lists, None where each event has lists of its own.
+    members: of the histories; numbers: dense features, float32 [B, numbers], NaN for a missing one; links: of
+    shared lists, None where each event has lists of its own.
+
+        def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
+            ratings = batch.history_labels                    # float32 [V], of the items of all histories
+            return rows.sum(["user", "history"], {"history": ratings})
     """
 
     members: Members
@@ -50,14 +54,14 @@ class Inputs(NamedTuple):
 class FeatureRows:
     """Embedding rows of B events by the name of the feature.
 
-        rows["user"]                            float32 [B, D]: the row of each event, or the mean of a list
-        rows.sum(["user", "age"])               their sum, float32 [B, D], in one pass over the rows
-        rows.stack(["user", "age"])             each of them, float32 [B, 2, D], likewise
-        rows.sum(names, {"history": weights})   a feature times a number, or a list times weights [V]
-        values, lengths = rows.jagged("genres") float32 [V, D] and int64 [B]
+    found: the rows that were looked up; scale: factor of all rows, float32 []; lists: the features with
+    lists; all others have one row for each event.
 
-    found: what was looked up; scale: what rows are of what the tables hold, float32 []; lists: the features
-    with lists, all others have one row for each event.
+        rows["user"]                                # float32 [B, D]: one row an event, or the mean of a list
+        rows.sum(["user", "age"])                   # float32 [B, D]: their sum, in one pass over the rows
+        rows.stack(["user", "age"])                 # float32 [B, 2, D]: each of them
+        rows.sum(["history"], {"history": ratings}) # a list times weights, float32 [V]
+        values, lengths = rows.jagged("genres")     # float32 [V, D] and int64 [B]
     """
 
     def __init__(self, found: Mapping[str, LookedUp], scale: torch.Tensor, lists: Collection[str]) -> None:

@@ -21,10 +21,22 @@ SIDES = {USER: (USER, EVENT), ITEM: (ITEM,)}
 
 
 class TwoSided(nn.Module):
-    """A model that predicts from one vector of the user and one of the item.
+    """Base of models that predict from one vector of the user and one of the item.
 
     Define `user_vectors`, `item_vectors` and `score_pairs`. Serving then computes the vectors of all items
     once; where scores are products of the vectors (`scores_are_products`), an index finds the best items.
+
+        class Product(rs.TwoSided):
+            scores_are_products = True
+
+            def user_vectors(self, rows, batch):
+                return rows["user"]                           # float32 [B, D]
+
+            def item_vectors(self, rows, batch):
+                return rows["item"]
+
+            def score_pairs(self, users, items):
+                return (users * items).sum(dim=1)             # float32 [B]
     """
 
     scores_are_products: ClassVar[bool] = False
@@ -57,7 +69,13 @@ class TwoSided(nn.Module):
 
 
 class DenseNumbers(nn.ModuleDict):
-    """What the dense numbers of each side add to its vectors: layers of their own, none without numbers."""
+    """Layers that add the dense numbers of each side to its vectors; none for a side without numbers.
+
+    features: of the data; embedding_dim: D numbers in a vector.
+
+        self.numbers = rs.DenseNumbers(data.features, dim)
+        users = self.numbers.added(rows.sum(["user", "age"]), batch, "user")      # float32 [B, D]
+    """
 
     def __init__(self, features: Sequence[Feature], embedding_dim: int) -> None:
         super().__init__()

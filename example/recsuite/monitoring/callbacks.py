@@ -70,11 +70,16 @@ class Observers(Stopwatch):
 def observing(
     config: Config, context: RuntimeContext, callbacks: Sequence[Callback] = ()
 ) -> Iterator[Observers]:
-    """Open the callbacks of a training: the stopwatch first and then, on rank 0, what the flags ask for; in
-    the end those that are given. Closed with the context; not collective.
+    """Open the callbacks of a training: the stopwatch first, then, on rank 0, those that the flags ask for,
+    then those that are given. A context manager. Not collective.
+
+    config, context: flags and process; callbacks: your own.
 
     Raises:
-        UserError: before anything is trained, when what is seen could not be written.
+        UserError: before anything is trained, when results could not be written.
+
+        with rs.observing(args, runtime, [MyCallback()]) as observers:
+            ...
     """
     found = Observers()
     with contextlib.ExitStack() as stack:

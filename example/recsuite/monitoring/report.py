@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch.utils.tensorboard import SummaryWriter
 
-    from recsuite.models.tasks.task import Task
+    from recsuite.models.tasks import Task
 
 
 def make_report_dir(folder: Path) -> None:
@@ -78,9 +78,9 @@ def write_report(run: Run, seconds: dict[str, float], config: Config, context: R
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
     # Not above, as in `results.py`: a task imports torch.
-    from recsuite.models.tasks.task import task_named
+    from recsuite.models.tasks import TASKS
 
-    columns, task = run.columns, task_named(config.model.task)
+    columns, task = run.columns, TASKS[config.model.task]
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "config": config.flags,
@@ -151,13 +151,13 @@ def _draw(run: Run, config: ModelConfig) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from recsuite.models.tasks.task import task_named
+    from recsuite.models.tasks import TASKS
 
     # Without pyplot, which looks for a display and keeps every figure until it is told to close it.
     figure, content = Figure(figsize=(8, 4.5), dpi=120, layout="constrained"), io.BytesIO()
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    (_draw_windows if run.is_stream else _draw_epochs)(axes, run, task_named(config.task))
+    (_draw_windows if run.is_stream else _draw_epochs)(axes, run, TASKS[config.task])
     axes.set_title(Path(run.columns.source).name)
     axes.legend()
     figure.savefig(content)

@@ -16,7 +16,7 @@ from recsuite.errors import an, counted, four_places, markdown
 from recsuite.runtime.process import RuntimeContext
 
 if TYPE_CHECKING:
-    from recsuite.models.tasks.task import Task
+    from recsuite.models.tasks import Task
     from recsuite.training.callbacks import Run
 
 
@@ -42,9 +42,9 @@ def say_results(
     validation; when: after which epoch or step.
     """
     # Not above: a task imports torch, and the report's folder is checked before that takes its time.
-    from recsuite.models.tasks.task import task_named
+    from recsuite.models.tasks import TASKS
 
-    task = task_named(config.model.task)
+    task = TASKS[config.model.task]
     for sentence in describe_leaks(columns):
         context.say(sentence)
     context.say(results_table(columns, task, f"this model, {when}", test, "test", validation), tagged=False)
@@ -57,9 +57,9 @@ def say_results(
 
 def say_stream(run: Run, config: ModelConfig, context: RuntimeContext) -> None:
     """Show what the predictions of a stream's windows were worth, each made before its window was learned."""
-    from recsuite.models.tasks.task import task_named
+    from recsuite.models.tasks import TASKS
 
-    task, unit, number = task_named(config.task), run.columns.schema.labels, run.num_epochs
+    task, unit, number = TASKS[config.task], run.columns.schema.labels, run.num_epochs
     empty = counted(run.num_empty, f"window without {unit} was", f"windows without {unit} were")
     passed = f"; {empty} passed over" if run.num_empty else ""
     learned = counted(number, "window of the stream is", "windows of the stream are")

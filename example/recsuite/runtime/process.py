@@ -50,7 +50,11 @@ class RuntimeContext:
     """This process among the others. The words mean what torch means by them.
 
     rank: place among all processes; local_rank: place among those of this machine; world_size and
-    local_world_size: how many there are of each; device: the one this process computes on.
+    local_world_size: how many there are of each; device: the one this process computes on; num_threads: of
+    torch in this process.
+
+        runtime = rs.init_runtime(args)
+        runtime.say(f"{runtime.world_size} ranks")            # printed once, by rank 0
     """
 
     rank: int
@@ -69,8 +73,13 @@ class RuntimeContext:
 def init_runtime(config: Config) -> RuntimeContext:
     """Join the other processes: device, process group, seeds, threads, print. Collective: every rank.
 
+    config: --seed and --timeout count. Without torchrun this process is the only one.
+
     Raises:
         UserError: when the machine has fewer GPUs than processes.
+
+        runtime = rs.init_runtime(rs.parse_args())
+        print(runtime.rank, runtime.device)
     """
     launch = read_launch()
     # Before torch is imported, which loads the library that reads it. Also for a rank alone: where another
@@ -114,12 +123,18 @@ def init_runtime(config: Config) -> RuntimeContext:
 
 
 def cleanup_runtime() -> None:
-    """Leave the process group and give `print` back. Harmless when nothing was set up, or twice. Collective:
-    every rank waits for all others, so that none is left behind that nobody looks at.
+    """Leave the process group and restore `print`. A second call, and one without a group, does nothing.
+    Collective: every rank waits for all others, so that no process stays behind.
 
-    While an exception is on its way nobody is waited for, and the group is left to the end of the process:
-    with nccl, destroying it waits for peers that wait for this rank. That of a process alone always ends: a
-    notebook goes on after a mistake.
+    While an exception is handled it waits for no rank, and the group ends with the process: with nccl,
+    destroying it waits for peers that wait for this rank. A process alone always leaves its group: a notebook
+    goes on after a mistake.
+
+        runtime = rs.init_runtime(args)
+        try:
+            train(args, runtime)
+        finally:
+            rs.cleanup_runtime()
     """
     remove_tag()
     RUNNING_SPINS.close()

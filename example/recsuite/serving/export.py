@@ -29,7 +29,7 @@ from recsuite.config.sections.checkpoint import CheckpointConfig
 from recsuite.datasets.schema import LISTS, SCHEMA_FILE, record_of
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, explained, flush, flushed, written_aside
-from recsuite.models.tasks.task import ModelMaker
+from recsuite.models.tasks import ModelMaker
 from recsuite.records import plain
 from recsuite.runtime.console import say
 from recsuite.serving.dynamic.tables import Contents, arrays_of

@@ -19,7 +19,7 @@ from recsuite.config.sections.model import ModelConfig
 from recsuite.datasets.schema import HISTORY, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.rows import with_row_scale
-from recsuite.models.tasks.task import ModelData, ModelMaker, task_named
+from recsuite.models.tasks import TASKS, ModelData, ModelMaker
 from recsuite.records import LARGEST, typed
 from recsuite.serving.dynamic.tables import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot
@@ -88,7 +88,7 @@ def empty_head(
     # On "meta" tensors have shapes and no numbers, so what the manifest says of widths is held against the
     # model before it can cost memory.
     with torch.device("meta"):
-        empty = with_row_scale((maker or task_named(config.task).make_model)(data, config))
+        empty = with_row_scale((maker or TASKS[config.task].make_model)(data, config))
     wanted = {f"{DENSE}{name}": list(value.shape) or [1] for name, value in empty.state_dict().items()}
     found = {name: shape_of(folder, manifest, name) for name in manifest.tensors if _is_weight(name, wanted)}
     for name in sorted(found.keys() | wanted.keys()):

@@ -31,7 +31,7 @@ from recsuite.datasets.schema import (
 )
 from recsuite.datasets.source import locate, look, read
 from recsuite.errors import UserError, counted, duration, printable
-from recsuite.models.tasks.task import ModelMaker
+from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.console import say
 from recsuite.serving.display.events import Told
 from recsuite.serving.display.viewer import DAMPING, HAPPENINGS, Listing, Viewer, best_for, popular

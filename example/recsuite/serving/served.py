@@ -32,7 +32,7 @@ from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.files import local
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.models.rows import Inputs
-from recsuite.models.tasks.task import ModelMaker
+from recsuite.models.tasks import ModelMaker
 from recsuite.models.two_sided import TwoSided
 from recsuite.serving.catalogue import Catalogue, Items, described
 from recsuite.serving.index.nearest import KeptIndex
@@ -65,7 +65,17 @@ WITHOUT_HISTORIES = (
 
 
 class ServedModel:
-    """A model that threads may score with while another one puts deltas into it."""
+    """Model for serving: threads may score with it while another thread applies a delta.
+
+    snapshot: the weights and tables; `ServedModel.open` reads them from a folder.
+
+    Raises:
+        UserError: from its methods, for values of a wrong type and for features that the model lacks.
+
+        model = rs.ServedModel.open("dumps")
+        model.score({"user": [42, 42], "item": [1, 3]})      # float32 [2]
+        model.recommend([42], k=10)                           # [[(item, score), ...]]
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
@@ -328,9 +338,17 @@ class ServedModel:
 
 
 class Follower:
-    """Keeps a model as new as a folder of checkpoints in which a trainer continues, see `refresh`.
+    """A model that follows a folder of checkpoints while a trainer writes them, see `refresh`.
 
-    checkpoint: follows the best one by validation, or the latest, also where a best one is not there.
+    save_dir: the folder; start: an export to begin with; checkpoint: "best" by validation or "latest", also
+    taken where there is no best one; model: makes a model of your own, as for `ServedModel.open`.
+
+    Raises:
+        UserError: when the first checkpoint is missing or damaged.
+
+        follower = rs.Follower("dumps", checkpoint="latest")
+        if follower.refresh():
+            print(follower.model.progress.step)
     """
 
     def __init__(

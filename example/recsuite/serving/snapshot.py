@@ -18,7 +18,7 @@ from recsuite.datasets.preparation.vocabulary import Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.rows import FeatureRows, Inputs
-from recsuite.models.tasks.task import ModelMaker, Task, predictions_of, task_named
+from recsuite.models.tasks import TASKS, ModelMaker, Task, predictions_of
 from recsuite.models.two_sided import TwoSided
 from recsuite.serving.dynamic.directory import Directory
 from recsuite.serving.index.lists import Lists
@@ -109,7 +109,7 @@ class Snapshot:
     @property
     def task(self) -> Task:
         """What it has learned to do."""
-        return task_named(self.task_name)
+        return TASKS[self.task_name]
 
     @property
     def age(self) -> float:

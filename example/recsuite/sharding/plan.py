@@ -38,7 +38,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import UNKNOWN_ROW, Table
 from recsuite.errors import UserError
 from recsuite.models.co_occurrence import CoOccurrence
-from recsuite.models.tasks.task import ModelMaker
+from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.host import allowed_memory
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu.cpu_tables import CpuTablesSharder

@@ -35,7 +35,7 @@ from recsuite.models.prior import (
 )
 from recsuite.models.recency import Members
 from recsuite.models.rows import FeatureRows, LookedUp, with_row_scale
-from recsuite.models.tasks.task import ModelData, ModelMaker, task_named
+from recsuite.models.tasks import TASKS, ModelData, ModelMaker
 from recsuite.models.two_sided import TwoSided
 from recsuite.runtime.ranges import named
 
@@ -45,12 +45,17 @@ Metric = Callable[[np.ndarray, np.ndarray], float]
 
 @dataclass
 class ModelInput(Pipelineable):
-    """What the model takes: the features as a KeyedJaggedTensor; labels and weights float32 [B]; numbers
-    float32 [B, dense numbers]; had, which competitors users had, uint8 [B, bytes], see
-    `datasets.batching.batch.Batch`; members of its histories; links of its lists.
+    """Batch of a training: B events, as tensors.
 
-    Made in the main process from a worker's plain tensors; moves as one, so that TorchRec's pipelines can
-    copy it ahead of time.
+    features: the rows to look up, a KeyedJaggedTensor; labels and weights: float32 [B], the weight of padding
+    is 0; numbers: dense features, float32 [B, numbers]; had: bits of the negatives that the user had, uint8
+    [B, bytes], see `datasets.batching.batch.Batch`; members: of its histories; links: of its lists. Made in
+    the main process from a worker's plain arrays; `to` moves all of it, so that TorchRec's pipelines can copy
+    it ahead of time.
+
+        class SquaredError(nn.Module):
+            def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
+                return (batch.weights * (predictions - batch.labels) ** 2).mean()
     """
 
     features: KeyedJaggedTensor
@@ -207,7 +212,7 @@ def make_model(
     history: how long one is at most; num_rows: of each table, by its name; maker, loss: those of the task
     where they are None.
     """
-    task = task_named(config.task)
+    task = TASKS[config.task]
     features = [*(table.feature for table in columns.tables), *columns.numbers]
     data = ModelData(columns.schema, features, columns.mean_label, history)
     head = (maker or task.make_model)(data, config)

@@ -41,9 +41,17 @@ if TYPE_CHECKING:
 
 
 class FittedModel(ServedModel):
-    """A `ServedModel` that knows the tables it was trained on: what its users had, and what its items are.
+    """A `ServedModel` with the tables that it was trained on: features and histories of users and items.
 
-    lists: the flags that say which lists the model receives; metrics: on the test, by name.
+    snapshot: the weights; raw, tables: the tables and their schema; lists: the flags of the lists of the
+    model; metrics: on the test, by name. `fit` returns one.
+
+    Raises:
+        UserError: from its methods, for values of a wrong type and for features that the model lacks.
+
+        model = rs.fit(events, epochs=5)
+        model.recommend(["8d1f"], k=5)              # [[(item, score), ...]]: 5 pairs for one user
+        model.save("served")
     """
 
     _data: Told

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from recsuite.config.config import ALONE, TRAINING, Config, flag_names, sections
 from recsuite.config.parser import nearest_flag
+from recsuite.config.presets import with_preset
 from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
 from recsuite.runtime.host import stat_fields
@@ -76,6 +77,10 @@ def fit(
         UserError: for a flag that is not known, and whatever a training raises; rows of tables are counted
             from 1.
         KeyboardInterrupt: on Ctrl-C, in the main thread.
+
+        events = pandas.DataFrame({"user": [1, 1, 2], "item": [7, 8, 7], "rating": [4.0, 3.0, 5.0]})
+        model = rs.fit(events, epochs=5)
+        model.score(events)                                   # float32 [3]
     """
     config = _config_of(flags)
     is_path = isinstance(events, (str, Path))
@@ -91,7 +96,7 @@ def fit(
     # Of frames the folder comes later; it is one.
     path = str(events) if is_path else tempfile.gettempdir()
     config = config.replaced(data_path=path, dump=True)
-    config.validate()
+    config = with_preset(config, flags, read_launch().world_size)
     with FITTING:
         try:
             with _folder_of_launch() as folder:

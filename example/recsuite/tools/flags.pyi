@@ -7,6 +7,7 @@ class Flags(TypedDict, total=False):
     """The flags of `recsuite.fit`."""
 
     dataset: str
+    schema: str
     cache_dir: str | Path
     rebuild: bool
     synthetic_ratings: int
@@ -45,6 +46,7 @@ class Flags(TypedDict, total=False):
     num_blocks: int
     num_heads: int
     dropout: float
+    preset: str
     lr: float
     dense_lr: float
     weight_decay: float

@@ -19,7 +19,7 @@ from recsuite.tools import script
 if TYPE_CHECKING:
     from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.datasets.opening import Data
-    from recsuite.models.tasks.task import ModelMaker
+    from recsuite.models.tasks import ModelMaker
     from recsuite.monitoring.callbacks import Observers
     from recsuite.training.callbacks import CheckpointerProtocol, Run
     from recsuite.training.state import ShardedModel
@@ -34,9 +34,7 @@ NEXT = (
     "./run.sh help lists the rest"
 )
 # Flags of modes that write or read checkpoints, or need none.
-WITH_CHECKPOINTS = {
-    *(f"--{name}" for name in (*ALONE, *TRAINING, "incremental_dump", "compact", "load") if name != "train")
-}
+WITH_CHECKPOINTS = (WITH_TRAINING | READING | {f"--{name}" for name in ALONE}) - {"--train"}
 
 
 def run_modes(
@@ -46,19 +44,27 @@ def run_modes(
     defaults: Sequence[str] = (),
     after: Mode | None = None,
 ) -> int:
-    """Parse a command line, check it, and run the modes that it names; returns the exit status.
+    """Parse a command line, check it, and run the modes that it names; return the exit status. Collective:
+    every rank.
 
     argv: the flags, those of `sys.argv` when None; modes: the functions of a script by the names "train",
     "dump", "inc_dump" and "load", and "compact" where `compact` needs an optimizer; model: makes its model,
     for what one process does alone and for "compact"; defaults: flags that those of a training come after;
     after: what a script does beside the modes. It needs a checkpoint: where no flag writes or reads one,
     deltas are written.
+
+    Raises:
+        UserError: for a flag that cannot be, and whatever a mode raises.
+
+        MODES = {"train": train, "dump": train, "inc_dump": train, "load": load}
+        rs.run_modes(None, MODES, make_model, defaults=("--epochs", "4"))
     """
     flags = [*(sys.argv[1:] if argv is None else argv)]
     named = {word.partition("=")[0] for word in flags}
     # A checkpoint that is read says itself what it is of.
     if not named & READING or named & WITH_TRAINING:
         flags = [*defaults, *flags]
+    added = frozenset(word[2:] for word in {*defaults} - named if word.startswith("--"))
     if after is not None and not named & WITH_CHECKPOINTS:
         flags.append("--inc_dump")
     config, given = script.parse_once(flags)
@@ -66,7 +72,7 @@ def run_modes(
         return script.run_alone(config, given, model)
     script.check_machine()
     with shown():
-        run(config, given, modes, after, model)
+        run(config, given, modes, after, model, added)
     return 0
 
 
@@ -76,14 +82,15 @@ def run(
     modes: Mapping[str, Mode],
     after: Mode | None = None,
     model: ModelMaker | None = None,
+    defaults: frozenset[str] = frozenset(),
 ) -> None:
     """Run the modes of the configuration. Collective: every rank.
 
     given: the flags of the command line; the others are those of the checkpoint that is read, if one is;
-    modes, after, model: see `run_modes`.
+    modes, after, model: see `run_modes`; defaults: see `joined`.
     """
     script.announce_data(config)
-    with script.joined(config, given) as (config, context):
+    with script.joined(config, given, defaults) as (config, context):
         for name in config.modes:
             modes = {"compact": lambda config, context: compact(config, context, model), **modes}
             modes[_written(config) if name == "train" else name](config, context)
@@ -107,13 +114,17 @@ def open_data(
     build: Callable[..., Any],
     observers: Observers | None = None,
 ) -> Iterator[Data]:
-    """Open the data of a training, or with --load those of a checkpoint, and the loader of their batches. The
-    workers end with the context. Collective: every rank.
+    """Open the data of a training, or with --load those of a checkpoint, and the loader of their batches. A
+    context manager, at whose end the workers end. Collective: every rank.
 
-    build: makes the loader, see `build_dataloader`; observers: of a training.
+    config, context: flags and process; build: makes the loader, see `build_dataloader`; observers: of a
+    training; None for a load.
 
     Raises:
         UserError: when the data cannot be had, differ between machines, or the workers cannot start.
+
+        with rs.open_data(args, runtime, rs.build_dataloader) as data:
+            print(data.columns.num_train)
     """
     from recsuite.checkpoint.past import reopen_data
 
@@ -127,11 +138,16 @@ def open_data(
 def checkpointing(
     data: Data, config: Config, context: RuntimeContext, observers: Observers
 ) -> Iterator[CheckpointerProtocol | None]:
-    """Open what writes checkpoints and says where the training begins; None where the flags ask for none:
-    then memory keeps the best weights. Collective: every rank.
+    """Open the writer of checkpoints, which says where the training begins; None where the flags ask for
+    none: then memory keeps the best weights. A context manager. Collective: every rank.
+
+    data: see `open_data`; config, context: flags and process; observers: see `observing`.
 
     Raises:
         UserError: when another training writes there, and when the last checkpoint failed.
+
+        with rs.checkpointing(data, args, runtime, observers) as checkpoints:
+            training = rs.begin_training(data, args, runtime, checkpoints)
     """
     # The workers start while this imports TorchRec.
     with observers.part("imports"), stage("importing TorchRec", quiet=context.rank != 0):
@@ -144,7 +160,16 @@ def checkpointing(
 
 
 def report(result: Run, config: Config, context: RuntimeContext, observers: Observers) -> None:
-    """Show the results of a training, and write its report if one is asked for. Not collective."""
+    """Show the results of a training, and write its report if --report_dir asks for one. Not collective.
+
+    result: of `Training.finish`; config, context: flags and process; observers: see `observing`.
+
+    Raises:
+        UserError: when the report cannot be written.
+
+        result = training.finish()
+        rs.report(result, args, runtime, observers)
+    """
     from recsuite.monitoring.report import report_run
 
     report_run(result, observers.split(), config, context)
@@ -153,12 +178,18 @@ def report(result: Run, config: Config, context: RuntimeContext, observers: Obse
 def restore(
     data: Data, config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any
 ) -> tuple[ShardedModel, Progress]:
-    """Build a model and put it where a checkpoint is; where the training was then. Collective: every rank.
+    """Return a model with the weights of a checkpoint, and the progress of its training. Collective: every
+    rank.
 
-    model, others: makes it, its loss, tables, dense and metrics, as for `Training.shard`.
+    data: see `open_data`; config, context: flags and process, --load names the checkpoint; model: makes it,
+    as for `Training.shard`; None for that of --task; others: its loss, tables,
+    dense and metrics, likewise.
 
     Raises:
         UserError: when the checkpoint is missing, damaged or of another model.
+
+        model, progress = rs.restore(data, args, runtime, make_model)
+        print(progress.step)
     """
     from recsuite.checkpoint.restore import restore_chosen
     from recsuite.training.state import build_train_state
@@ -171,7 +202,16 @@ def restore(
 def report_test(
     model: ShardedModel, progress: Progress, data: Data, config: Config, context: RuntimeContext
 ) -> None:
-    """Test a model that was restored, and show the results. Collective: every rank."""
+    """Test a model that was restored, and show the results. Collective: every rank.
+
+    model, progress: of `restore`; data: see `open_data`; config, context: flags and process.
+
+    Raises:
+        UserError: when a stream has lost events that the model has learned.
+
+        model, progress = rs.restore(data, args, runtime, make_model)
+        rs.report_test(model, progress, data, args, runtime)
+    """
     from recsuite.checkpoint.storage.choice import describe_step
     from recsuite.monitoring.results import say_results
     from recsuite.training.evaluation import make_evaluator

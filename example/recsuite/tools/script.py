@@ -7,15 +7,13 @@ import io
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from recsuite.config.both_sides import both_sides
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
-from recsuite.config.rankings import rankings
-from recsuite.config.section import as_given, require
+from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset_flags, with_preset
+from recsuite.config.section import require
 from recsuite.config.sections.data import DataConfig
-from recsuite.config.sequences import sequences
 from recsuite.errors import BrokenLaunchError, UserError
 from recsuite.runtime.collectives import broadcast_from_rank0
 from recsuite.runtime.console import end_when_unread, say
@@ -35,7 +33,7 @@ from recsuite.runtime.versions import check_versions
 from recsuite.workers.failure import WorkerError
 
 if TYPE_CHECKING:
-    from recsuite.models.tasks.task import ModelMaker
+    from recsuite.models.tasks import ModelMaker
 
 SYNTHETIC_NOTICE = (
     "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
@@ -43,7 +41,14 @@ SYNTHETIC_NOTICE = (
 
 
 def run_script(main: Callable[[], int]) -> None:
-    """Run a script's `main` as the whole work of this process, and exit with the status that it returns."""
+    """Run a script's `main` as the whole work of this process, and exit with the status that it returns. Not
+    collective.
+
+    main: called without arguments; returns an exit status.
+
+        if __name__ == "__main__":
+            rs.run_script(main)
+    """
     # Python's KeyboardInterrupt is lost when it comes up inside a callback from C++, as in every backward.
     # The plain signal always ends the process, its workers end with it, and no file is ever half written. A
     # training that writes checkpoints has a handler of its own.
@@ -53,10 +58,13 @@ def run_script(main: Callable[[], int]) -> None:
 
 
 def exit_status(work: Callable[[], int]) -> int:
-    """The status that the work returns, or that of what it raised: 2 for a user's mistake.
+    """Return the status of the work, or that of its exception: 2 for a user's mistake. Not collective.
 
-    A mistake, a lost worker and a lost peer are one message each, without a traceback. Any other exception is
-    recorded for torchrun's report and raised again.
+    work: does everything, and returns a status. A mistake, a lost worker and a lost peer are one message
+    each, without a traceback. Any other exception is recorded for torchrun's report and raised again.
+
+        def main(argv: list[str] | None = None) -> int:
+            return rs.exit_status(lambda: rs.run_modes(argv, MODES, make_model))
     """
     try:
         return work()
@@ -85,9 +93,9 @@ def parse_once(argv: list[str] | None) -> tuple[Config, frozenset[str]]:
         SystemExit: after --help.
     """
     # Every rank parses for itself, because there is no process group yet.
-    quiet = read_launch().rank != 0
-    with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
-        return parse_given(argv)
+    launch = read_launch()
+    with contextlib.redirect_stdout(io.StringIO()) if launch.rank else contextlib.nullcontext():
+        return parse_given(argv, launch.world_size)
 
 
 def check_machine() -> None:
@@ -151,11 +159,14 @@ def announce_data(config: Config) -> None:
 
 
 @contextlib.contextmanager
-def joined(config: Config, given: frozenset[str] = frozenset()) -> Iterator[tuple[Config, RuntimeContext]]:
+def joined(
+    config: Config, given: frozenset[str] = frozenset(), defaults: frozenset[str] = frozenset()
+) -> Iterator[tuple[Config, RuntimeContext]]:
     """The process group of this launch, and the configuration on which its ranks agree. Collective: every
     rank.
 
     given: the flags of the command line; the others are those of the training whose checkpoint is read.
+    defaults: those of them that come from the script alone, and not before a checkpoint's.
 
     Raises:
         UserError: on every rank, when machines were given different flags, or one that contradicts the
@@ -170,7 +181,7 @@ def joined(config: Config, given: frozenset[str] = frozenset()) -> Iterator[tupl
     try:
         context = init_runtime(config)
         advise(recovery.after_lost_peer)
-        yield _agree_on_flags(config, given), context
+        yield _agree_on_flags(config, given, defaults), context
     except Exception as error:
         name_lost_peers(error, config.runtime.timeout, recovery)
         raise
@@ -178,7 +189,7 @@ def joined(config: Config, given: frozenset[str] = frozenset()) -> Iterator[tupl
         cleanup_runtime()
 
 
-def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
+def _agree_on_flags(config: Config, given: frozenset[str], defaults: frozenset[str] = frozenset()) -> Config:
     """The same configuration on every rank, but for what is a machine's own. Collective: every rank."""
     # This imports torch, which a data worker must not.
     from recsuite.datasets.opening import check_same_flags, fitted_to_tables, of_this_machine
@@ -187,14 +198,14 @@ def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
 
     def decided() -> Config:
         if not config.checkpoint.reads:
-            return _with_best_known(fitted_to_tables(config, given), given)
+            return _begun(config, given)
         from recsuite.checkpoint.storage.recorded import with_recorded
 
-        found = with_recorded(config, given)
-        fitted = fitted_to_tables(found, given, is_recorded=found is not config)
-        # Where there is a checkpoint its flags hold, the defaults of its training too.
+        found = with_recorded(config, given - defaults)
         if found is config:
-            return _with_best_known(fitted, given)
+            return _begun(config, given)
+        # Where there is a checkpoint its flags hold, those of its preset too.
+        fitted = fitted_to_tables(found, given - defaults, is_recorded=True)
         require(
             fitted.model.task == found.model.task,
             f"The checkpoint is of a training with --task {found.model.task}, and the labels of --data_path "
@@ -209,29 +220,28 @@ def _agree_on_flags(config: Config, given: frozenset[str]) -> Config:
     return config
 
 
-def _with_best_known(config: Config, given: frozenset[str]) -> Config:
-    """With the flags of `_best_known`, which are said. Not collective.
+def _begun(config: Config, given: frozenset[str]) -> Config:
+    """The flags of a training that begins, fitted to its tables, with those of its preset, which are said.
+    Not collective.
 
     Raises:
         UserError: when one that is given cannot be with them.
     """
-    changed, why = _best_known(config, given)
-    if not changed:
-        return config
-    flags = " ".join(f"--{name} {as_given(value)}" for name, value in changed.items())
-    say(f"{flags}, as {why}; see docs/{'sequential' if config.model.reads_order else 'quality'}.md")
-    found = config.replaced(**changed)
-    found.validate()
-    return found
+    from recsuite.datasets.opening import fitted_to_tables
 
-
-def _best_known(config: Config, given: frozenset[str]) -> tuple[dict[str, Any], str]:
-    """The flags of `both_sides` or `rankings` that a configuration is to take, and the reason in words."""
-    changed = both_sides(config, given)
-    if changed:
-        return changed, f"--split {config.data.split} lets a rating know all others of its user and its item"
-    changed = rankings(config, given) or sequences(config, given, read_launch().world_size)
-    return changed, f"--task {config.model.task} learns best with these"
+    # Of a preset that is named, --task and --split count as given.
+    config, reason = fitted_to_tables(config, {*given, *preset_flags(config, given)}), ""
+    if config.model.preset == AUTO:
+        name = fitting_preset(config, given)
+        if name == NONE:
+            return config
+        config = config.replaced(preset=name)
+        fitted = f"--task {config.model.task} --split {config.data.split}"
+        reason = f", as it fits {fitted}; --preset none sets nothing"
+    world_size = read_launch().world_size
+    if flags := preset_flags(config, given, world_size):
+        say(f"--preset {config.model.preset} sets {in_words(flags)}{reason}")
+    return with_preset(config, given, world_size)
 
 
 def _say_if_synthetic(config: DataConfig) -> None:

@@ -113,9 +113,17 @@ class Run:
 
 
 class Callback:
-    """Looks at a training while it runs. Not collective: each rank has its own, or none.
+    """Base of callbacks: observes a training without taking part in it, such as a log. Not collective: each
+    rank has its own, or none.
 
-    Inherit from it and define what is of interest; the other methods do nothing.
+    Override the methods of interest; the others do nothing. An exception ends the training.
+
+        class Losses(rs.Callback):
+            def on_epoch(self, epoch):
+                print(epoch.number, epoch.train_loss)
+
+        with rs.observing(args, runtime, [Losses()]) as observers:
+            ...
     """
 
     def phase(self, name: str, progress: Progress) -> AbstractContextManager[Any]:

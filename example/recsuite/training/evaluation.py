@@ -31,7 +31,7 @@ from recsuite.datasets.metrics import (
     never_found,
 )
 from recsuite.datasets.schema import ITEM, LISTS, USER
-from recsuite.models.tasks.task import Task, predictions_of, task_named
+from recsuite.models.tasks import TASKS, Task, predictions_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
 from recsuite.sharding.recommender import ModelInput
@@ -60,7 +60,7 @@ def make_evaluator(
     input_pipeline: InputPipeline, columns: Columns, config: ModelConfig, context: RuntimeContext
 ) -> Evaluator:
     """The evaluator that the configured task asks for. Not collective."""
-    task = task_named(config.task)
+    task = TASKS[config.task]
     if task.evaluation == "ranks":
         return RankingEvaluator(input_pipeline, columns, config.embedding_dim, context)
     return PredictionEvaluator(task, input_pipeline, columns, context)

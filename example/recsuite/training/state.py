@@ -18,7 +18,7 @@ from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
 from recsuite.models.prior import Prior
-from recsuite.models.tasks.task import ModelMaker, require_shape, task_named
+from recsuite.models.tasks import TASKS, ModelMaker, require_shape
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import named
 from recsuite.sharding.plan import build_model
@@ -170,7 +170,7 @@ def build_train_state(
     """
     tables = tables or RowWiseAdagrad(config.optimizer.lr)
     model = build_model(columns, config, context, tables, maker, loss)
-    if metrics and task_named(config.model.task).evaluation == "ranks":
+    if metrics and TASKS[config.model.task].evaluation == "ranks":
         raise UserError(
             f"metrics takes predictions and labels, and --task {config.model.task} has ranks alone."
         )

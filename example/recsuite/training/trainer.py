@@ -22,6 +22,18 @@ def begin_training(
 ) -> Training:
     """Return a training in epochs, validated after each and tested at the end, or along a stream, of which
     each window is predicted before it is learned. The workers begin. Collective: every rank.
+
+    data: see `open_data`; config, context: flags and process; checkpointer: see `checkpointing`, None keeps
+    the best weights in memory; callbacks: observe the training.
+
+        with rs.begin_training(data, args, runtime, checkpoints) as training:
+            model = training.shard(make_model)
+            for part in training.passes():
+                for batch in part:
+                    model(batch).backward()
+                    model.step()
+                part.end(training.validate())
+            result = training.finish()
     """
     kind = StreamLoop if config.stream.stream else EpochLoop
     return kind(data, config, context, checkpointer, callbacks)

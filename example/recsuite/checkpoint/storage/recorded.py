@@ -18,6 +18,7 @@ from recsuite.checkpoint.storage.choice import settled, suggesting
 from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, read_config
 from recsuite.config.config import Config, flag_names, sections
+from recsuite.config.presets import in_words
 from recsuite.config.section import as_given
 from recsuite.config.sections.model import ModelConfig, OptimizerConfig
 from recsuite.config.sections.stream import check_given
@@ -96,8 +97,7 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     chosen = _open(names, recorded, given) | data_flags_of(folder, recorded, given)
     others = {name: value for name, value in chosen.items() if value != config.flags[name]}
     if others:
-        flags = " ".join(f"--{name} {as_given(value)}" for name, value in others.items())
-        say(f"as in the training: {flags}")
+        say(f"as in the training: {in_words(others)}")
     found_config = merged(folder, config, others)
     check_given(found_config.stream.stream, given, found_config.data.duplicates)
     return found_config

@@ -112,9 +112,7 @@ class DataConfig(Section):
     others: int = 0
     """With --split random and the official splits, where what came later is no secret, the model receives
     with a rating, instead of what came before, all other items of its user and all other users of its item, a
-    sample of so many where there are more; 0 means that --history and --audience count there too. Not given,
-    200 with --task rating and such a split, with other values of some flags too, see docs/flags.md; they are
-    said at the start."""
+    sample of so many where there are more; 0 means that --history and --audience count there too."""
 
     days: str = "none"
     """With --split random and the official splits, what the day of a rating tells: a row of its own for each

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from recsuite.config.presets import AUTO, NONE, PRESETS
 from recsuite.config.section import Section, require
 
 # How many items a ranking is judged by: the K of HR@K and NDCG@K. Here, as
@@ -29,11 +30,22 @@ WIDEST, DEEPEST = 2**14, 100
 
 @dataclass(frozen=True)
 class ModelConfig(Section):
-    """What is learned, and how large the model is."""
+    """Task and size of the model.
 
-    # Each is a module of `models/tasks`; only the names are here, because a task imports torch.
+    The fields task, embedding_dim, mlp_dims, history_weights, negatives, block, num_blocks, num_heads,
+    dropout and preset are flags, see docs/flags.md.
+
+    Raises:
+        UserError: from `validate`, for impossible values.
+
+        def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
+            return RatingModel(data, args.embedding_dim, args.mlp_dims)
+    """
+
+    # Tasks stand in `models/tasks.py`; only their names are here, because that imports torch.
     CHOICES: ClassVar = {
         "task": ("rating", "ranking", "response", "sequence"),
+        "preset": (AUTO, *PRESETS, NONE),
         "history_weights": HISTORY_WEIGHTS,
         "block": BLOCKS,
     }
@@ -53,9 +65,7 @@ class ModelConfig(Section):
 
     history_weights: str = EQUAL
     """Of --task ranking: how much the items of a --history count, all alike (equal), or by how many came
-    later and how long ago it was, as is learned (learned). Not given, learned, unless --history is 0; and
-    where it is, --history 50, --embedding_dim 128, --mlp_dims none, --batch_size 512, --epochs 4,
-    --weight_decay 0.6, --dense_lr 0.005 and --dense_weight_decay 0 are what is not given of these."""
+    later and how long ago it was, as is learned (learned)."""
 
     negatives: int = 0
     """Of --task ranking and sequence: how many items, drawn anew in each step and the same for every rank,
@@ -74,6 +84,11 @@ class ModelConfig(Section):
 
     dropout: float = 0.2
     """Of --task sequence: which share of the numbers that a block takes and adds training sets to zero."""
+
+    preset: str = AUTO
+    """Values for flags that belong together and are not given: those of the preset of this name, listed in
+    docs/flags.md and at the end of --help; auto: the preset that fits task, split and given flags, if one
+    does, and it is said; none: no preset. A checkpoint keeps its own."""
 
     @property
     def competitors(self) -> int:

@@ -12,7 +12,7 @@ from recsuite.config.sections.training import TrainingConfig
 from recsuite.datasets.metrics import Metrics
 from recsuite.errors import counted, four_places
 from recsuite.models.prior import standard_error
-from recsuite.models.tasks.task import Task
+from recsuite.models.tasks import Task
 from recsuite.runtime.collectives import broadcast_from_rank0
 from recsuite.training.callbacks import Callback, Epoch, ProgressBar, Run
 from recsuite.training.evaluation import make_evaluator

@@ -17,7 +17,7 @@ from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import Data
-from recsuite.models.tasks.task import ModelMaker, task_named
+from recsuite.models.tasks import TASKS, ModelMaker
 from recsuite.runtime.collectives import all_gather_object
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
@@ -61,7 +61,7 @@ class Training(ABC):
         self.context = context
         self.data = data
         self.columns = data.columns
-        self.task = task_named(config.model.task)
+        self.task = TASKS[config.model.task]
         # A training without checkpoints is tested with its best weights too.
         self.checkpointer = checkpointer or BestInMemory(config.training, context)
         self.progress = self.checkpointer.start

@@ -6,7 +6,7 @@ import time
 from datetime import datetime, timezone
 
 from recsuite.errors import counted, four_places
-from recsuite.models.tasks.task import Task
+from recsuite.models.tasks import Task
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import TrainedWindow
 

@@ -1,31 +1,65 @@
-"""To find which item a user chooses at all, whatever the label."""
+"""Losses of the library's models: predictions and a batch, to a weighted mean over the batch."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-
-from recsuite.config.sections.model import ModelConfig
-from recsuite.models.heads import TwoTower
-from recsuite.models.tasks.task import Labelled, ModelData, Task, TrainingData
 
 # Events that are scored against all drawn items at once: of many items no more scores are held, and of few
 # they stay in a cache.
 EVENTS_AT_ONCE = 128
 
 
-class SampledSoftmax(nn.Module):
-    """Which of some items did each user choose: of those of the other events of a group, and of those that
-    were drawn for all events alike (Yang et al., "Mixed negative sampling for learning two-tower neural
-    networks in recommendations", 2020)?
+# A protocol, for what goes through the model is made above it: `ModelInput` is one.
+class Labelled(Protocol):
+    """What a loss takes of a batch: the features, of which one tells items apart; labels and weights, float32
+    [B], where the weight of padding is 0; and which competitors users had, uint8 [B, bytes], a bit for each.
+    """
 
-    item: the feature that tells items apart; item_shares: of the training events, float32 [rows of its
-    table], none of them 0; item_ids: where a batch has ids and not rows, int64, the id of each share, first
-    that of the unknown, whose share is also that of all others.
+    features: Any
+    labels: torch.Tensor
+    weights: torch.Tensor
+    had: torch.Tensor
+
+
+class SquaredError(nn.Module):
+    """Weighted mean squared error of predicted labels.
+
+    Padding has the weight 0, and counts nothing.
+
+        model = training.shard(make_model, loss=rs.SquaredError())
+        loss = rs.SquaredError()(predictions, batch)          # float32 [], of float32 [B]
+    """
+
+    def forward(self, predictions: torch.Tensor, batch: Labelled) -> torch.Tensor:
+        """float32 [], of predictions float32 [B]."""
+        # Padding has the weight 0.
+        return (batch.weights * (predictions - batch.labels) ** 2).mean()
+
+
+class LogLoss(nn.Module):
+    """The weighted mean of minus the logarithm of the probability of what came true."""
+
+    def forward(self, logits: torch.Tensor, batch: Labelled) -> torch.Tensor:
+        """float32 [], of logits float32 [B]."""
+        # Padding has the weight 0.
+        return nn.functional.binary_cross_entropy_with_logits(logits, batch.labels, weight=batch.weights)
+
+
+class SampledSoftmax(nn.Module):
+    """Softmax loss of the chosen item among the items of other events of a group, and among drawn negatives
+    (Yang et al., "Mixed negative sampling for learning two-tower neural networks in recommendations", 2020).
+
+    item: the feature with the ids of items; item_shares: of the training events, float32 [rows of its table],
+    none of them 0; item_ids: for batches with ids instead of rows, int64, the id of each share, the unknown
+    id first, whose share is also that of all others.
+
+        loss = rs.SampledSoftmax("item", torch.as_tensor(data.columns.item_shares()))
+        loss(vectors, batch)                  # float32 [], of users and items float32 [N + B, 2, D]
     """
 
     def __init__(self, item: str, item_shares: torch.Tensor, item_ids: torch.Tensor | None = None) -> None:
@@ -42,8 +76,8 @@ class SampledSoftmax(nn.Module):
         self.register_buffer("log_shares", item_shares.log(), persistent=False)
 
     def forward(self, vectors: torch.Tensor, batch: Labelled) -> torch.Tensor:
-        """The weighted mean over B events, []; vectors: of users and items, [N + B, 2, D], those of the N
-        items that were drawn first.
+        """Return the loss, float32 [], the weighted mean over B events, of vectors of users and items,
+        float32 [N + B, 2, D], those of the N drawn items first.
         """
         num_drawn = len(vectors) - len(batch.weights)
         found = batch.features[self.item]
@@ -178,32 +212,3 @@ class _DrawnSoftmax(torch.autograd.Function):
         # What all others gain is lost by the own one.
         own = -others.sum(dim=1, keepdim=True)
         return torch.addcmul(others @ drawn, own, item), own * user, others.T @ user, None, None
-
-
-class Ranking(Task):
-    """See `Task`."""
-
-    name = "ranking"
-    metrics: ClassVar = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
-    main_metric = "ndcg_at_10"
-    lower_is_better = False
-    epoch_metrics = ("hr_at_10", "ndcg_at_10")
-    evaluation = "ranks"
-    curve_unit = ""
-    score_label = "score"
-
-    def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
-        """See `Task`."""
-        # Without the mean: one number added to every score changes no rank.
-        num_places = data.history if args.learns_history_weights else 0
-        return TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places)
-
-    def make_loss(self, data: TrainingData) -> SampledSoftmax:
-        """See `Task`."""
-        ids = data.item_ids()
-        # A copy: the columns are mapped, and cannot be written to.
-        item_ids = None if ids is None else torch.from_numpy(ids.copy())
-        return SampledSoftmax(data.schema.item, torch.as_tensor(data.item_shares()), item_ids)
-
-
-TASK = Ranking()

@@ -1,0 +1,141 @@
+"""Presets: flags that belong together, by a name for --preset.
+
+docs/quality.md and docs/sequential.md say how their values were chosen, on the validation parts of ml-100k
+and ml-latest-small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from recsuite.config.section import as_given
+from recsuite.errors import UserError
+
+if TYPE_CHECKING:
+    from recsuite.config.config import Config
+
+# Values of --preset that are no name: the preset that fits, and none.
+AUTO, NONE = "auto", "none"
+
+
+class Total(int):
+    """A number for all processes together; each gets an equal part of it."""
+
+    def __str__(self) -> str:
+        return f"{int(self)} / processes"
+
+
+# name: (sentence, {flag: value}).
+PRESETS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "co_occurrence": (
+        "Ratings on a random or an official split: the model knows the other ratings of the user and of the "
+        "item, and a prior holds its rows.",
+        {
+            "task": "rating",
+            "split": "random",
+            "others": 200,
+            "days": "user",
+            "lr": 0.15,
+            "weight_decay": 0.0,
+            "mlp_dims": (),
+            "epochs": 20,
+            "patience": 10,
+        },
+    ),
+    "ranking": (
+        "Which item a user chooses, with learned weights of the items of a history.",
+        {
+            "task": "ranking",
+            "history": 50,
+            "history_weights": "learned",
+            "embedding_dim": 128,
+            "mlp_dims": (),
+            "batch_size": 512,
+            "epochs": 4,
+            "weight_decay": 0.6,
+            "dense_lr": 0.005,
+            "dense_weight_decay": 0.0,
+        },
+    ),
+    "sequence": (
+        "Which item comes next, by a transformer over the order of a history.",
+        {
+            "task": "sequence",
+            # The next item is that of the next event of a user, and not of all events until the end.
+            "split": "leave_one_out",
+            "history": 50,
+            "embedding_dim": 64,
+            "mlp_dims": (128,),
+            "negatives": 1024,
+            # The quality depends on the global batch.
+            "batch_size": Total(1024),
+            "epochs": 8,
+            # The rate falls to zero: a pass that is no better may have better ones after it.
+            "patience": 0,
+            "lr": 0.08,
+            "weight_decay": 0.6,
+            "dense_weight_decay": 0.01,
+        },
+    ),
+}
+
+
+def fitting_preset(config: Config, given: Collection[str]) -> str:
+    """Return the name of the preset that fits a configuration; "none" without one.
+
+    given: the names of the flags that were given; some of them say that lists count otherwise.
+    """
+    data, model = config.data, config.model
+    if model.reads_order:
+        return "sequence"
+    if config.stream.stream:
+        return NONE
+    if model.competitors:
+        is_equal = "history_weights" in given and not model.learns_history_weights
+        return NONE if is_equal or ("history" in given and data.history == 0) else "ranking"
+    is_told = {"history", "audience"} & {*given} or ("others" in given and data.others == 0)
+    return "co_occurrence" if model.task == "rating" and data.is_unordered and not is_told else NONE
+
+
+def preset_flags(config: Config, given: Collection[str], world_size: int = 1) -> dict[str, Any]:
+    """Return the flags that the preset of a configuration sets, which are those that are not given.
+
+    given: names of flags; world_size: the number of processes that share a `Total`.
+    """
+    _, values = PRESETS.get(config.model.preset, ("", {}))
+    found = {
+        name: max(1, value // world_size) if isinstance(value, Total) else value
+        for name, value in values.items()
+        if name not in given
+    }
+    if "mlp_dims" in found and config.model.block != "sas":
+        # Only blocks of this kind have layers of these widths.
+        found["mlp_dims"] = ()
+    return found
+
+
+def with_preset(config: Config, given: Collection[str], world_size: int = 1) -> Config:
+    """Return a configuration with the flags of its preset, checked; see `preset_flags`.
+
+    Raises:
+        UserError: when a flag is impossible, or not possible with the preset.
+    """
+    flags = preset_flags(config, given, world_size)
+    found = config.replaced(**flags)
+    try:
+        found.validate()
+    except UserError as error:
+        named = {name: value for name, value in flags.items() if f"--{name} " in str(error)}
+        if not named:
+            raise
+        raise UserError(
+            f"--preset {config.model.preset} sets {in_words(named)}, but {error} Give another value, or "
+            "--preset none."
+        ) from None
+    return found
+
+
+def in_words(flags: Mapping[str, Any]) -> str:
+    """Return flags as on a command line."""
+    return " ".join(f"--{name} {as_given(value)}" for name, value in flags.items())

@@ -1,0 +1,265 @@
+"""Tasks: the library's model and loss for a name of --task, and how its results are judged and shown."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from recsuite.config.section import require
+from recsuite.config.sections.model import HSTU, ModelConfig
+from recsuite.datasets.schema import AUDIENCE, Feature, Schema
+from recsuite.models.co_occurrence import CoOccurrence
+from recsuite.models.heads import Interaction, Response, TwoTower
+from recsuite.models.losses import LogLoss, SampledSoftmax, SquaredError
+
+
+class ModelData(NamedTuple):
+    """Data set that a model is made for.
+
+    schema: names of users, items and labels; features: with a table or a number, those with lists last;
+    mean_label: of the training events; history: the largest number of items in a history.
+
+        users = data.names("user", "event", "history")        # ["user", "age", ..., "history"]
+        head = rs.make_mlp([len(users) * dim, 64, 1])
+    """
+
+    schema: Schema
+    features: Sequence[Feature]
+    mean_label: float = 0.0
+    history: int = 0
+
+    def names(self, *entities: str) -> list[str]:
+        """Return the names of the features with rows, of "user", "item", "event", "history" or "audience"."""
+        return [each.name for each in self.features if each.has_table and each.entity in entities]
+
+
+# Makes a model, an `nn.Module` that is called with `FeatureRows` and a batch, from the flags of the model.
+ModelMaker = Callable[[ModelData, ModelConfig], nn.Module]
+
+
+# A protocol too: models import nothing of the data sets but the schema. `Columns` is one.
+class TrainingData(Protocol):
+    """What a task may know of the data."""
+
+    @property
+    def schema(self) -> Schema:
+        """What the data call users and items."""
+
+    def item_ids(self) -> np.ndarray | None:
+        """The ids of items that are known by such, int64; None where batches have their table rows."""
+
+    def item_shares(self) -> np.ndarray:
+        """Each item's share of the training events, float32 [rows of the items' table], or one for each of
+        `item_ids`.
+        """
+
+
+class Task(ABC):
+    """A choice of --task: the library's model and loss for it, and how results are judged and shown.
+
+    metrics: name in files to label for people, in the order of the results table; main_metric: the one by
+    which two models are compared; epoch_metrics: those that the line of an epoch shows; evaluation: whether
+    its metrics, and the baselines that it has to beat, are of predictions held against the labels, of the
+    ranks of the items chosen, or of probabilities held against answers of yes and no; curve_unit: what the label of the main metric's axis adds, with {labels} for the noun of
+    the data; score_label: what a recommendation's number is called, with {answer} for what a yes is;
+    reads_order: whether histories are read in their order, by the rows of the items themselves.
+    """
+
+    metrics: ClassVar[Mapping[str, str]]
+    main_metric: ClassVar[str]
+    lower_is_better: ClassVar[bool] = True
+    epoch_metrics: ClassVar[tuple[str, ...]]
+    # A word and not a method: to evaluate takes ranks and batches, of which a task knows nothing.
+    evaluation: ClassVar[Literal["predictions", "ranks", "answers"]]
+    curve_unit: ClassVar[str] = ""
+    score_label: ClassVar[str]
+    reads_order: ClassVar[bool] = False
+
+    @abstractmethod
+    def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
+        """Return the library's model for the task, untrained."""
+
+    def noise_of(self, value: float | None, unit: float) -> float | None:
+        """The mean square of what cannot be predicted, where the best value of the main metric so far is this
+        one, for the prior of rows; None where rows have no prior.
+        """
+        return None
+
+    @abstractmethod
+    def make_loss(self, data: TrainingData) -> nn.Module:
+        """The loss: (output of the head, batch) -> weighted mean over the batch, float32 []."""
+
+    def labels_of(self, output: torch.Tensor) -> torch.Tensor:
+        """Predicted labels, float32 [B], of what the head gave for the loss."""
+        return output
+
+    def labels_for(self, found: Mapping[str, float]) -> dict[str, str]:
+        """Return the labels of its metrics and, by their names, of those that a user added."""
+        return {**self.metrics, **{name: name for name in found if name not in self.metrics}}
+
+    @property
+    def main_label(self) -> str:
+        """How the main metric is called where people read it."""
+        return self.metrics[self.main_metric]
+
+    def is_better(self, value: float, best: float | None, leeway: float = 0.0) -> bool:
+        """Whether a value of the main metric beats the best one so far, or is worse by less than the leeway;
+        NaN beats nothing.
+        """
+        if best is None:
+            return math.isfinite(value)
+        return value < best + leeway if self.lower_is_better else value > best - leeway
+
+    def no_metrics(self) -> dict[str, float]:
+        """The metrics of a split without an event: none is defined."""
+        return dict.fromkeys(self.metrics, float("nan"))
+
+
+class Rating(Task):
+    """See `Task`."""
+
+    metrics: ClassVar = {"rmse": "RMSE", "mae": "MAE", "auc": "AUC", "log_loss": "log loss"}
+    main_metric = "rmse"
+    # Of labels the RMSE says enough.
+    epoch_metrics = ("rmse",)
+    evaluation = "predictions"
+    curve_unit = " of {labels}"
+    score_label = "predicted"
+
+    def make_model(self, data: ModelData, args: ModelConfig) -> Interaction:
+        """See `Task`."""
+        # From the mean label on, so that rows and layers learn the differences from it alone.
+        common = data.features, args.embedding_dim, args.mlp_dims, data.mean_label
+        if data.names(AUDIENCE):
+            return CoOccurrence(*common, data.schema.unit, data.schema.ids)
+        return Interaction(*common)
+
+    def noise_of(self, value: float | None, unit: float) -> float | None:
+        """See `Task`."""
+        # Before anything was validated, what the mean of all labels would leave.
+        return unit**2 if value is None else value**2
+
+    def make_loss(self, data: TrainingData) -> SquaredError:
+        """See `Task`."""
+        return SquaredError()
+
+
+class ResponseTask(Task):
+    """See `Task`."""
+
+    metrics: ClassVar = {"log_loss": "log loss", "auc": "AUC", "calibration": "calibration"}
+    main_metric = "log_loss"
+    epoch_metrics = ("log_loss", "auc")
+    evaluation = "answers"
+    score_label = "chance of {answer}"
+
+    def make_model(self, data: ModelData, args: ModelConfig) -> Response:
+        """See `Task`."""
+        # From the share of yes on, so that rows and layers learn the differences from it alone.
+        return Response(data.features, args.embedding_dim, args.mlp_dims, data.mean_label)
+
+    def make_loss(self, data: TrainingData) -> LogLoss:
+        """See `Task`."""
+        return LogLoss()
+
+    def labels_of(self, output: torch.Tensor) -> torch.Tensor:
+        """See `Task`."""
+        return output.sigmoid()
+
+
+class Ranking(Task):
+    """See `Task`."""
+
+    metrics: ClassVar = {"hr_at_10": "HR@10", "ndcg_at_10": "NDCG@10"}
+    main_metric = "ndcg_at_10"
+    lower_is_better = False
+    epoch_metrics = ("hr_at_10", "ndcg_at_10")
+    evaluation = "ranks"
+    score_label = "score"
+
+    def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
+        """See `Task`."""
+        # Without the mean: one number added to every score changes no rank.
+        num_places = data.history if args.learns_history_weights else 0
+        return TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places)
+
+    def make_loss(self, data: TrainingData) -> SampledSoftmax:
+        """See `Task`."""
+        ids = data.item_ids()
+        # A copy: the columns are mapped, and cannot be written to.
+        item_ids = None if ids is None else torch.from_numpy(ids.copy())
+        return SampledSoftmax(data.schema.item, torch.as_tensor(data.item_shares()), item_ids)
+
+
+class NextItem(Ranking):
+    """See `Task`; judged and trained as a ranking is."""
+
+    reads_order = True
+
+    def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
+        """See `Task`."""
+        # Not at the top: no other task needs a transformer.
+        from recsuite.models.sequences.blocks import HstuBlock, SasBlock
+        from recsuite.models.sequences.head import SequenceHead
+
+        dim, width = args.embedding_dim, data.history
+        # Here, for what --embedding_dim is without a flag is known only now.
+        require(
+            dim % args.num_heads == 0,
+            f"--embedding_dim {dim} cannot be divided among --num_heads {args.num_heads}; give a multiple",
+        )
+        blocks: list[nn.Module] = []
+        for number in range(args.num_blocks):
+            if args.block == HSTU:
+                blocks.append(HstuBlock(dim, args.num_heads, width, args.dropout, number))
+            else:
+                blocks.append(SasBlock(dim, args.num_heads, width, args.mlp_dims, args.dropout, number))
+        return SequenceHead(data.features, dim, data.schema.ids, blocks, width, args.dropout)
+
+
+# By the names of --task, whose choices stand in `ModelConfig`: a data worker reads them, without torch.
+TASKS: Mapping[str, Task] = {
+    "rating": Rating(),
+    "ranking": Ranking(),
+    "response": ResponseTask(),
+    "sequence": NextItem(),
+}
+
+
+def predictions_of(model: nn.Module, task: Task, output: Any) -> torch.Tensor:
+    """Return predicted labels, float32 [B], of what the forward of a model returned: those of its method
+    `predictions(output)`, if it has one, else those of the task.
+    """
+    convert = getattr(model, "predictions", None)
+    if convert is None and isinstance(output, torch.Tensor):
+        convert = task.labels_of
+    found: torch.Tensor = convert(output) if convert else output
+    require_shape(found, 1, "A model must predict one number for each event", "define predictions(output)")
+    return found.float()
+
+
+def require_shape(value: Any, dims: int, rule: str, fix: str) -> None:
+    """Refuse what a user's code returned, unless it is a tensor of so many dimensions."""
+    if not isinstance(value, torch.Tensor) or value.dim() != dims:
+        got = f"the shape {[*value.shape]}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ValueError(f"{rule}, got {got}. Fix: {fix}.")
+
+
+def library_model(data: ModelData, args: ModelConfig) -> nn.Module:
+    """Return the library's model for --task, untrained: an `nn.Module`, called with `FeatureRows` and a
+    batch.
+
+    data: what it is made for; args: its flags.
+
+    Raises:
+        UserError: when --embedding_dim cannot be divided among --num_heads.
+
+        model = training.shard(rs.library_model)
+    """
+    return TASKS[args.task].make_model(data, args)

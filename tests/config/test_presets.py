@@ -1,0 +1,142 @@
+"""Presets: plain data by name, taken where they are named or fit, and never over a flag that is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recsuite.checkpoint.storage.recorded import MODEL_FLAGS
+from recsuite.config.config import Config, flag_names
+from recsuite.config.parser import build_parser, parse_given
+from recsuite.config.presets import AUTO, NONE, PRESETS, fitting_preset, in_words, preset_flags
+from recsuite.errors import UserError
+from recsuite.runtime.launch import Launch
+from recsuite.tools import script
+from tests.support.launch import EXAMPLE, ROOT
+
+NAMES = [*PRESETS]
+
+
+def begun(*flags: object, world_size: int = 1) -> Config:
+    """The configuration that a training with these flags begins with."""
+    return script._begun(*parse_given([*map(str, flags)], world_size))
+
+
+def without_name(config: Config) -> dict[str, Any]:
+    """The flags of a configuration but for --preset."""
+    return {name: value for name, value in config.flags.items() if name != "preset"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_that_is_named_gives_the_same_as_its_flags(name: str) -> None:
+    line = in_words(PRESETS[name][1]).replace(" / processes", "").split()
+    assert without_name(begun("--preset", name)) == without_name(begun("--preset", "none", *line))
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("--split random", "co_occurrence"),
+        ("--split u1", "co_occurrence"),
+        ("--task ranking", "ranking"),
+        ("--task ranking --split random", "ranking"),
+        ("--task ranking --split leave_one_out", "ranking"),
+        ("--task sequence", "sequence"),
+    ],
+)
+def test_auto_takes_the_preset_that_fits_and_names_the_command_line_that_gives_the_same(
+    line: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = begun(*line.split())
+    assert found.model.preset == name
+    said = capsys.readouterr().out
+    assert said.startswith(f"--preset {name} sets ")
+    assert said.count("\n") == 1
+    assert "--preset none sets nothing" in said
+    assert begun(*line.split(), "--preset", name) == found
+    assert begun(*line.split(), "--preset", "none") == Config.of(**_values(line), preset="none")
+
+
+def _values(line: str) -> dict[str, Any]:
+    config, given = parse_given([*line.split(), "--preset", "none"])
+    return {name: config.flags[name] for name in given if name != "preset"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "--split time", "--split leave_one_out", "--stream"),
+        *("--split random --history 10", "--split random --audience 10", "--split random --others 0"),
+        *("--task ranking --history 0", "--task ranking --history_weights equal"),
+    ],
+)
+def test_auto_changes_nothing_where_time_counts_or_a_flag_says_which_lists_count(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, given = parse_given(line.split())
+    assert fitting_preset(config, given) == NONE
+    assert begun(*line.split()) == config
+    assert "--preset" not in capsys.readouterr().out
+    assert fitting_preset(Config.of(task="response", split="random"), ["task", "split"]) == NONE
+
+
+def test_flags_that_are_given_go_before_those_of_a_preset() -> None:
+    found = begun("--preset", "ranking", "--epochs", 3, "--history", 20, "--batch_size", 2048)
+    assert (found.training.epochs, found.data.history, found.loader.batch_size) == (3, 20, 2048)
+    assert found.model.embedding_dim == 128
+    # Also where they say what the preset is not for, as long as it can be.
+    assert begun("--preset", "ranking", "--history_weights", "equal").model.embedding_dim == 128
+
+
+@pytest.mark.parametrize("world_size", [1, 3, 5_000])
+@pytest.mark.parametrize("line", [("--preset", "sequence"), ("--task", "sequence")])
+def test_any_number_of_processes_share_the_events_of_a_step_of_sequences(
+    line: tuple[str, ...], world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "read_launch", lambda: Launch(world_size=world_size))
+    found = script._begun(*script.parse_once([*line]))
+    assert found.loader.batch_size == max(1, 1024 // world_size)
+
+
+def test_blocks_without_layers_of_their_own_take_no_widths_of_a_preset() -> None:
+    assert begun("--preset", "sequence", "--block", "hstu").model.mlp_dims == ()
+    assert begun("--preset", "sequence").model.mlp_dims == (128,)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("--preset best", "--preset best is not known; choose one of auto, co_occurrence, ranking, sequence"),
+        ("--preset ranking --history 0", "^--preset ranking sets --history_weights learned, but .* none.$"),
+        ("--preset co_occurrence --split time", "^--preset co_occurrence sets --days user, but .* none.$"),
+        ("--preset ranking --task rating", "^--preset ranking sets --history_weights learned, but .* none.$"),
+        ("--preset ranking --block hstu", "^--preset ranking sets --task ranking, but --block hstu is for"),
+        ("--preset ranking --lr 0", "^--lr 0.0 cannot learn; give a number above 0.$"),
+    ],
+)
+def test_a_preset_that_cannot_be_with_the_given_flags_is_refused_in_a_sentence(
+    line: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        parse_given(line.split())
+
+
+def test_help_shows_each_preset_with_its_values() -> None:
+    page = " ".join(build_parser().format_help().split())
+    for name, (sentence, flags) in PRESETS.items():
+        assert f"--preset {name}: {sentence} {in_words(flags)}" in page
+
+
+def test_presets_set_flags_that_there_are_and_are_kept_in_a_checkpoint_with_the_model() -> None:
+    assert {flag for _, flags in PRESETS.values() for flag in flags} <= flag_names().keys()
+    assert "preset" in MODEL_FLAGS
+    assert Config().model.preset == AUTO
+    assert preset_flags(Config(), ()) == {}
+
+
+@pytest.mark.parametrize(("name", "preset"), [("retrieval", "ranking"), ("sequential", "sequence")])
+def test_a_script_names_its_preset_in_its_defaults(name: str, preset: str) -> None:
+    code = (ROOT / "example" / f"{name}.py").read_text()
+    assert f'DEFAULTS = ("--task", "{preset}", "--preset", "{preset}"' in code
+    assert "--preset" not in EXAMPLE.read_text()
