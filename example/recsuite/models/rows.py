@@ -68,7 +68,8 @@ class FeatureRows:
         self.found, self.scale, self.lists = found, scale, lists
 
     def __contains__(self, name: str) -> bool:
-        return name in self.found
+        known = self.found.keys()
+        return name in known
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.sum([name])
@@ -103,10 +104,12 @@ class FeatureRows:
         return scaled(sum(others, start=first), self.scale)
 
     def _check(self, names: Sequence[str]) -> None:
+        # Asked for its keys: what TorchRec has looked up waits for them, and knows no `in`.
+        known = self.found.keys()
         for name in names:
-            if name not in self.found:
-                known = ", ".join(self.found)
-                raise KeyError(f"There is no feature {name!r} with embedding rows. Fix: give one of {known}.")
+            if name not in known:
+                has = ", ".join(known)
+                raise KeyError(f"There is no feature {name!r} with embedding rows. Fix: give one of {has}.")
 
     def _pooled(self, name: str, weight: Weight | None) -> torch.Tensor:
         """Return what one feature adds, before the scale, float32 [B, D]."""
