@@ -30,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         result: dict[str, Any] = {"about": describe(), **measure(Path(name))}
     result["bars"] = judge(result)
-    finish("ctr", result, render(result), flags, page=PAGE, marks=MARKS)
+    finish("ctr_auc", result, render(result), flags, page=PAGE, marks=MARKS)
 
 
 def measure(folder: Path) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def measure(folder: Path) -> dict[str, Any]:
     subprocess.run([sys.executable, EXAMPLE.with_name("criteo_log.py"), log], check=True)
     models = {}
     for model in MODELS:
-        command = [EXAMPLE.with_name("ctr.py"), "--model", model, "--data_path", log]
+        command: list[str | Path] = [EXAMPLE.with_name("ctr.py"), "--model", model, "--data_path", log]
         subprocess.run([sys.executable, *command, "--report_dir", folder / model], check=True)
         report = json.loads((folder / model / "metrics.json").read_text())
         models[model] = {**report["test"], "seconds": sum(epoch["seconds"] for epoch in report["epochs"])}

@@ -230,8 +230,8 @@ def test_the_figures_beside_other_systems_are_those_of_the_committed_run(
     assert (DOCS / "peers.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("benchmark", ["dynamic_delta", "dynamic_quality"])
-def test_the_figures_of_dynamic_tables_are_those_of_the_committed_run(
+@pytest.mark.parametrize("benchmark", ["dynamic_delta", "dynamic_quality", "ctr_auc"])
+def test_the_figures_of_one_page_are_those_of_the_committed_run(
     monkeypatch: pytest.MonkeyPatch, benchmark: str
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
