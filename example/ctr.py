@@ -10,7 +10,6 @@ The models, their loss and the loop are in this file. Further flags are those of
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from torch import nn
@@ -34,8 +33,7 @@ class ClickModel(nn.Module):
         super().__init__()
         self.names = data.names("event")
         self.num_numbers = sum(not feature.has_table for feature in data.features)
-        share = min(max(data.mean_label, 1e-4), 1 - 1e-4)
-        self.bias = nn.Parameter(torch.tensor(math.log(share / (1 - share))))
+        self.bias = nn.Parameter(torch.tensor(data.mean_label).clamp(1e-4, 1 - 1e-4).logit())
 
     def inputs(self, rows: rs.FeatureRows, batch: rs.Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return numbers, and which are missing, float32 [B, 2 * numbers], and float32 [B, categories, D]."""
@@ -71,8 +69,9 @@ class DLRM(ClickModel):
         dense = self.bottom(numbers)
         vectors = torch.cat([dense.unsqueeze(1), vectors], dim=1)
         products = vectors @ vectors.transpose(1, 2)
-        first, second = torch.triu_indices(*products.shape[1:], offset=1, device=products.device)
-        pairs = products.flatten(1).index_select(1, first * products.shape[1] + second)
+        size = products.shape[1]
+        first, second = torch.triu_indices(size, size, 1, device=products.device)
+        pairs = products.flatten(1).index_select(1, first * size + second)
         return self.bias + self.top(torch.cat([dense, pairs], dim=1)).squeeze(1)
 
 
@@ -139,9 +138,9 @@ def main(argv: list[str] | None = None) -> int:
 
     def run() -> int:
         model, others = criteo_log.parse(argv, __doc__, MODELS)
-        modes = {"train": train, "dump": train, "inc_dump": train, "load": load}
-        chosen = {name: functools.partial(mode, model) for name, mode in modes.items()}
-        return rs.run_modes(others, chosen, model, DEFAULTS.split())
+        trains, loads = functools.partial(train, model), functools.partial(load, model)
+        modes = {"train": trains, "dump": trains, "inc_dump": trains, "load": loads}
+        return rs.run_modes(others, modes, model, DEFAULTS.split())
 
     return rs.exit_status(run)
 

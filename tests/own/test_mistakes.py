@@ -17,7 +17,7 @@ import recsuite as rs
 from recsuite.config.config import Config
 from recsuite.config.sections.model import OptimizerConfig
 from recsuite.datasets.opening import open_data
-from recsuite.models.tasks import predictions_of
+from recsuite.models.tasks import TASKS, predictions_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Step
 from recsuite.training.loops.loop import Training

@@ -81,11 +81,11 @@ def test_a_resumed_training_equals_one_that_was_not_stopped_and_its_export_score
     log: Path, tmp_path: Path, model: str
 ) -> None:
     flags = (CTR, "--model", model, "--data_path", log, *FEW, "--batch_size", 256, "--epochs", 1)
-    flags = (*flags, "--dump", "--dump_every", 5, "--keep", 100)
-    succeeded(torchrun(2, *flags, "--save_dir", tmp_path / "dumps", "--report_dir", tmp_path / "report"))
+    dumping = (*flags, "--dump", "--dump_every", 5, "--keep", 100)
+    succeeded(torchrun(2, *dumping, "--save_dir", tmp_path / "dumps", "--report_dir", tmp_path / "report"))
     first, *_, last = sorted((tmp_path / "dumps").glob("step-*"))
     shutil.copytree(first, tmp_path / "resumed" / first.name)
-    succeeded(torchrun(2, *flags, "--save_dir", tmp_path / "resumed", "--resume"))
+    succeeded(torchrun(2, *dumping, "--save_dir", tmp_path / "resumed", "--resume"))
     found, wanted = tensors_of(tmp_path / "resumed" / last.name), tensors_of(last)
     assert found.keys() == wanted.keys()
     assert [name for name in wanted if not np.array_equal(found[name], wanted[name])] == []

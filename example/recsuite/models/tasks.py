@@ -66,9 +66,10 @@ class Task(ABC):
     metrics: name in files to label for people, in the order of the results table; main_metric: the one by
     which two models are compared; epoch_metrics: those that the line of an epoch shows; evaluation: whether
     its metrics, and the baselines that it has to beat, are of predictions held against the labels, of the
-    ranks of the items chosen, or of probabilities held against answers of yes and no; curve_unit: what the label of the main metric's axis adds, with {labels} for the noun of
-    the data; score_label: what a recommendation's number is called, with {answer} for what a yes is;
-    reads_order: whether histories are read in their order, by the rows of the items themselves.
+    ranks of the items chosen, or of probabilities held against answers of yes and no; curve_unit: what the
+    label of the main metric's axis adds, with {labels} for the noun of the data; score_label: what a
+    recommendation's number is called, with {answer} for what a yes is; reads_order: whether histories are
+    read in their order, by the rows of the items themselves.
     """
 
     metrics: ClassVar[Mapping[str, str]]

@@ -52,7 +52,7 @@ FITTING = threading.Lock()
 PREFIX = "recsuite-fit-"
 CONTENT = {"data", "columns", "checkpoints"}
 # What `fit` decides itself.
-DECIDED = {"data_path", "load", "compact", *TRAINING, *ALONE} - {"schema"}
+DECIDED = ("data_path", "load", "compact", *TRAINING, *ALONE)
 
 
 def fit(

@@ -7,7 +7,6 @@ class Flags(TypedDict, total=False):
     """The flags of `recsuite.fit`."""
 
     dataset: str
-    schema: str
     cache_dir: str | Path
     rebuild: bool
     synthetic_ratings: int
