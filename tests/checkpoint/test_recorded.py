@@ -396,7 +396,7 @@ def test_a_default_of_a_script_does_not_go_before_the_flags_of_a_checkpoint(
     defaults = ("--task", "ranking", "--preset", "ranking", "--negatives", "512")
     flags = ["--resume", "--negatives", "5", "--save_dir", trained.checkpoint.save_dir]
     life.run_modes(flags, {}, defaults=defaults)
-    config, given, _, _, added = begun
+    config, given, *_, added = begun
     assert added == {"task", "preset"}
     # What was given is still held against the checkpoint.
     with pytest.raises(UserError, match="--negatives 5 does not fit"):

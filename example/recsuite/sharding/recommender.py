@@ -219,7 +219,7 @@ def make_model(
     wanted = TwoSided if task.evaluation == "ranks" else nn.Module
     if not isinstance(head, wanted):
         raise UserError(
-            f"--task {task.name} requires a {wanted.__name__}, got {head!r}. Fix: return one from the "
+            f"--task {config.task} requires a {wanted.__name__}, got {head!r}. Fix: return one from the "
             "function that makes the model, or give another --task."
         )
     noise = task.noise_of(None, columns.schema.unit)

@@ -89,6 +89,8 @@ class SGD(TableRule):
 
     lr: the learning rate for a global batch of 4,096 events, and in proportion for another one: the loss is
     a mean, so twice the batch halves the number of steps and leaves the gradients as they are.
+
+        model = training.shard(make_model, tables=rs.SGD(lr=1.0))
     """
 
     name = "SGD"
@@ -108,6 +110,8 @@ class Adagrad(TableRule):
     """Adagrad with a sum of squares for each number of a row.
 
     lr: see `TableRule`; eps: added to the root of the sum. Source: Duchi et al., 2011; `torch.optim.Adagrad`.
+
+        model = training.shard(make_model, tables=rs.Adagrad(lr=0.04))
     """
 
     name = "Adagrad"
@@ -126,6 +130,8 @@ class RowWiseAdagrad(Adagrad):
     """Adagrad with one sum for each row, of the mean of its squares; the only one of dynamic tables.
 
     lr, eps: see `Adagrad`. Source: FBGEMM's EXACT_ROWWISE_ADAGRAD, at three times its speed on a CPU.
+
+        model = training.shard(make_model, tables=rs.RowWiseAdagrad(lr=0.04))
     """
 
     name = "row-wise Adagrad"
@@ -140,6 +146,8 @@ class Adam(TableRule):
     lr: see `TableRule`; betas: of the means of gradients and of their squares, in [0, 1); eps: added to the
     root. The bias is corrected by the number of the step in the training. Source: Kingma and Ba, 2015;
     `torch.optim.SparseAdam`, FBGEMM's ADAM.
+
+        model = training.shard(make_model, tables=rs.Adam(lr=0.01))
     """
 
     name = "Adam"
@@ -159,7 +167,12 @@ class Adam(TableRule):
 
 
 class RowWiseAdam(Adam):
-    """Adam with one mean of squares for each row; see `Adam`. Source: FBGEMM's PARTIAL_ROWWISE_ADAM."""
+    """Adam with one mean of squares for each row.
+
+    lr, betas, eps: see `Adam`. Source: FBGEMM's PARTIAL_ROWWISE_ADAM.
+
+        model = training.shard(make_model, tables=rs.RowWiseAdam(lr=0.01))
+    """
 
     name = "row-wise Adam"
     slots: ClassVar = {"momentum1": False, "exp_avg_sq": True}

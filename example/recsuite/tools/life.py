@@ -227,7 +227,15 @@ def report_test(
 
 
 def compact(config: Config, context: RuntimeContext, model: ModelMaker | None = None, **others: Any) -> None:
-    """Merge deltas into one full checkpoint; model, others: see `restore`. Collective: every rank."""
+    """Merge deltas into one full checkpoint. Collective: every rank.
+
+    config, context: flags and process; model, others: see `restore`.
+
+    Raises:
+        UserError: when a checkpoint is missing, damaged or of another model.
+
+        MODES = {**MODES, "compact": lambda config, context: rs.compact(config, context, make_model)}
+    """
     from recsuite.checkpoint.past import reopen_data
 
     with reopen_data(config, context, trains=False) as data:

@@ -39,6 +39,9 @@ class Step:
 
     progress: where the training is after it; loss: of this rank's rows, float32 [], on the device, so that
     reading it waits for the step; rates: the scheduled learning rates of "tables" and "dense".
+
+        def on_step(self, step: rs.Step) -> None:
+            print(step.progress.step, step.rates["dense"])
     """
 
     progress: Progress
@@ -48,11 +51,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one pass over the training events did, the same on every rank.
+    """Results of one pass over the training events, the same on every rank.
 
-    progress: where the training is after it; losses: mean loss of each step's global batch, float32 [steps];
-    train_loss: their mean, over events; data_wait: share of the pass that the rank which waited most spent
-    waiting for batches.
+    progress: of the training after it; losses: mean loss of each step's global batch, float32 [steps];
+    train_loss: their mean, over events; validation: metrics by name; seconds: of the pass; events_per_second:
+    in it; data_wait: share of the pass that the rank which waited most spent waiting for batches.
+
+        def on_epoch(self, epoch: rs.Epoch) -> None:
+            print(epoch.number, epoch.train_loss, epoch.validation["rmse"])
     """
 
     progress: Progress
@@ -88,12 +94,16 @@ class TrainedWindow(Epoch):
 
 @dataclass(frozen=True)
 class Run:
-    """What a training run leaves for the report, the same on every rank.
+    """Results of a training, the same on every rank.
 
-    epochs: those of this process, which may be none of a training that was complete; test: of the weights
-    after epoch `test_epoch`, the best one by validation; num_epochs: those that are done; stopped_early:
-    whether --patience ended it. In a stream epochs are windows, and the test is that of all their
-    predictions; num_empty: the windows that had no event, and were passed over.
+    columns: of its data; plan: of its tables, in lines; epochs: those of this process, which may be none of a
+    training that was complete; test: of the weights after epoch `test_epoch`, the best one by validation;
+    num_epochs: those that are done; stopped_early: true if --patience ended it; is_stream: true of a stream:
+    its epochs are windows, and the test is that of all their predictions; num_empty: the windows that had no
+    event, and were skipped.
+
+        def on_end(self, run: rs.Run) -> None:
+            print(run.test_epoch, run.test["rmse"])
     """
 
     columns: Columns

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
@@ -81,6 +82,9 @@ class Worker:
 
 def serve(worker: Worker, source: BatchSource, ring: Ring, connection: Connection) -> None:
     """Answer tasks until the trainer says None or is gone."""
+    # Of a process that was forked, what is there is the trainer's: collected here too, its destructors would
+    # run without the threads and libraries that they need.
+    gc.freeze()
     _settle(worker)
     while True:
         try:
