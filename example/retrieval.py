@@ -61,7 +61,7 @@ def load(args: rs.Config, runtime: rs.RuntimeContext) -> None:
         rs.report_test(model, progress, data, args, runtime)
 
 
-# What is written, the checkpoints of the flags do.
+# The flags say which checkpoints are written.
 MODES = {"train": train, "dump": train, "inc_dump": train, "load": load}
 
 

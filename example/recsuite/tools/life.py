@@ -91,8 +91,8 @@ def run(
     """
     script.announce_data(config)
     with script.joined(config, given, defaults) as (config, context):
+        modes = {"compact": lambda config, context: compact(config, context, model), **modes}
         for name in config.modes:
-            modes = {"compact": lambda config, context: compact(config, context, model), **modes}
             modes[_written(config) if name == "train" else name](config, context)
         if not given:
             context.say(NEXT)
