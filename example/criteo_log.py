@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -126,12 +126,12 @@ def _lines(labels: np.ndarray, numbers: np.ndarray, categories: np.ndarray) -> I
         yield "\t".join(row) + "\n"
 
 
-def synthetic_log(folder: Path) -> Path:
+def synthetic_log(folder: Path, write: Callable[[Path], object] = write_log) -> Path:
     """Return a folder with a log, which is drawn if it is not there; several processes may call it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(f".{folder.name}.lock"), "drawing the log", DEADLINE):
         if not folder.exists():
-            write_log(folder)
+            write(folder)
     return folder
 
 

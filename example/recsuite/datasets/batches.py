@@ -77,7 +77,7 @@ class EventBatches:
         """The most bytes that a batch can take: the longest list of every feature in every row."""
         most_negatives = self.model.num_negatives(self.num_items)
         sizes = len(self.numbers), self.batch_size, self.model, most_negatives, self.most_shared
-        return largest_batch(self.tables, *sizes)
+        return largest_batch(self.tables, *sizes, len(self.schema.more_labels))
 
     def positions_of(self, split: str, window: tuple[int, int] | None = None) -> range:
         """The positions of a pass: those of a split, or of a window where there is one."""
@@ -134,7 +134,8 @@ class EventBatches:
         if self.is_two_sided and trains and not self.is_stream:
             features.rarities(events, found.single[-1], share, rarities[:, :num_real])
         had = self._had(events if trains else events[:0], turns, negatives, empty)
-        return values, lengths, labels, weights, history_labels, *ages, numbers, *links, rarities, had
+        more = self._more_labels(events, weights, empty)
+        return values, lengths, labels, weights, history_labels, *ages, numbers, *links, rarities, had, *more
 
     def _negatives(self, request: Request) -> np.ndarray:
         """The positions of the items that are drawn for a step, int32: of training, where a model asks for
@@ -182,6 +183,22 @@ class EventBatches:
             # Whatever is measured counts each event once.
             weights[: len(events)] *= events["weight"]
         return labels, weights
+
+    def _more_labels(
+        self, events: np.ndarray, weights: np.ndarray, empty: Callable[..., np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The last two arrays of a `Batch`; weights: of the events."""
+        shape = self.batch_size, len(self.schema.more_labels)
+        found = empty(shape, np.float32), empty(shape, np.float32)
+        labels, its_weights = found
+        labels[:], its_weights[:] = 0, 0
+        for place in range(shape[1]):
+            values = events[f"label_{place + 2}"]
+            labels[: len(events), place] = np.nan_to_num(values)
+            its_weights[: len(events), place] = weights[: len(events)] * ~np.isnan(values)
+            if (name := f"weight_{place + 2}") in events.dtype.names:
+                its_weights[: len(events), place] *= events[name]
+        return found
 
     def _links(
         self, shared: Mapping[str, Shared], reads: np.ndarray, first: int, empty: Callable[..., np.ndarray]

@@ -83,7 +83,8 @@ def record_type(
     The fields of an event are "user" and "item", positions int32; "label", float32; "history_end", the place
     in what its user had before which its own history ends, "history_place", its own place there, -1 where it
     has none, and "audience_end" and "audience_place", the same of its item, int32; and where the data say so,
-    "weight", float32.
+    "weight", float32, and for each label after the first "label_2", "weight_2" and so on, float32, NaN for a
+    label that an event lacks.
     "features" are the table rows of features with one value; "lists" are two numbers for each feature with
     lists: where its values begin in `<feature>_values.npy`, and how many they are; "numbers" are the dense
     ones, on a common scale, NaN where there is none.
@@ -146,6 +147,12 @@ class Columns:
         """The labels of a split, float32, mapped from disk."""
         positions = self.range_of(split)
         return self.column("rating")[positions.start : positions.stop]
+
+    def all_labels(self, positions: range) -> np.ndarray:
+        """All L labels of some events, float32 [n, L], NaN where an event lacks one."""
+        rows = self.column("rows")[positions.start : positions.stop]
+        names = ["label", *(f"label_{place}" for place in range(2, len(self.schema.label_names) + 1))]
+        return np.stack([rows[name] for name in names], axis=1)
 
     def column(self, name: str) -> np.ndarray:
         """A column, mapped from disk."""

@@ -70,6 +70,17 @@ class Feature:
 
 
 @dataclass(frozen=True)
+class Label:
+    """One of several labels of an event, beside the first.
+
+    name: of its metrics; kind: one of LABEL_KINDS but CLICKS.
+    """
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True)
 class Schema:
     """What a data set tells of its users, items and events, and what it calls them.
 
@@ -78,6 +89,7 @@ class Schema:
     the column with what people call an item; it need not be a feature's. label: the noun for what is
     predicted; lowest_label, highest_label: its range; liked_label: from here on an item counts as liked;
     label_kind: one of LABEL_KINDS; answer: what a yes of YES_NO is called; seen: EXCLUDE or ALLOW.
+    more_labels: further labels of an event, where there are several; all else here is of the first.
     """
 
     features: tuple[Feature, ...]
@@ -91,6 +103,7 @@ class Schema:
     label_kind: str = RATING
     answer: str = "yes"
     seen: str = field(default=EXCLUDE, metadata=OPTIONAL)
+    more_labels: tuple[Label, ...] = field(default=(), metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         """Refuse a table of features that does not tell users or items apart.
@@ -121,6 +134,12 @@ class Schema:
     def labels(self) -> str:
         """The noun for several labels, and so for events."""
         return f"{self.label}s"
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of all L labels of an event, the first one first."""
+        first = self.answer if self.label_kind == YES_NO else self.label
+        return first, *(each.name for each in self.more_labels)
 
     @property
     def history(self) -> Feature:
@@ -197,7 +216,9 @@ def record_of(schema: Schema, features: Sequence[Feature]) -> dict[str, Any]:
     """
     # Sums of floats in another order are rounded otherwise, and a served model would score otherwise.
     recorded = [plain(schema.recorded(feature)) for feature in features]
-    return {**dataclasses.asdict(schema), "features": recorded}
+    found = {**dataclasses.asdict(schema), "features": recorded}
+    # Files of data with one label stay as they were before there could be several.
+    return found if schema.more_labels else {name: found[name] for name in found if name != "more_labels"}
 
 
 def schema_of(record: Any) -> Schema:
@@ -262,7 +283,8 @@ class Events:
     (seconds since 1970).
 
     weight: float32, how much each counts in the loss; features: column to numbers, float32 with NaN where
-    there is none, or to categories.
+    there is none, or to categories; more_labels: name of a further label to its values, float32, NaN where an
+    event lacks it; more_weights: name of such a label to weights of its own, float32.
     """
 
     user: np.ndarray
@@ -271,6 +293,8 @@ class Events:
     time: np.ndarray
     weight: np.ndarray | None = None
     features: dict[str, np.ndarray | Codes] = field(default_factory=dict)
+    more_labels: dict[str, np.ndarray] = field(default_factory=dict)
+    more_weights: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def with_columns(events: Events, change: Callable[[np.ndarray], np.ndarray]) -> Events:

@@ -233,16 +233,26 @@ TASKS: Mapping[str, Task] = {
 }
 
 
-def predictions_of(model: nn.Module, task: Task, output: Any) -> torch.Tensor:
-    """Return predicted labels, float32 [B], of what the forward of a model returned: those of its method
-    `predictions(output)`, if it has one, else those of the task.
+def predictions_of(model: nn.Module, task: Task, output: Any, labels: Sequence[str]) -> torch.Tensor:
+    """Return predicted labels, float32 [B], or [B, L] of a model of all L labels, of what the forward of a
+    model returned: those of its method `predictions(output)`, if it has one, else those of the task.
     """
     convert = getattr(model, "predictions", None)
     if convert is None and isinstance(output, torch.Tensor):
         convert = task.labels_of
     found: torch.Tensor = convert(output) if convert else output
-    require_shape(found, 1, "A model must predict one number for each event", "define predictions(output)")
+    if isinstance(found, torch.Tensor) and found.dim() == 2 and found.shape[1] == len(labels) > 1:
+        return found.float()
+    rule = "A model must predict one number for each event"
+    if len(labels) > 1:
+        rule += f", or {len(labels)}, of the labels {', '.join(labels)}"
+    require_shape(found, 1, rule, "define predictions(output)")
     return found.float()
+
+
+def first_label(predictions: Any) -> Any:
+    """Return the predictions of the first label, [n], of those of one or all, [n] or [n, L]."""
+    return predictions if predictions.ndim == 1 else predictions[:, 0]
 
 
 def require_shape(value: Any, dims: int, rule: str, fix: str) -> None:

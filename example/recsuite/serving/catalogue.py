@@ -19,6 +19,7 @@ from recsuite.errors import UserError, printable
 from recsuite.models.recency import Members
 from recsuite.models.retrieval import without
 from recsuite.models.rows import FeatureRows, Inputs
+from recsuite.models.tasks import first_label
 from recsuite.models.two_sided import TwoSided
 from recsuite.serving.index.nearest import KeptIndex, NearestItems
 from recsuite.serving.request import check_ids, members_of
@@ -54,7 +55,7 @@ class Pairs:
         # Of the other side's numbers there is none.
         numbers = torch.where(told.numbers[users].isnan(), described.numbers[items], told.numbers[users])
         inputs = Inputs(Members(*parts), numbers)
-        return self.snapshot.predict(FeatureRows(found, rows.scale, rows.lists), inputs)
+        return first_label(self.snapshot.predict(FeatureRows(found, rows.scale, rows.lists), inputs))
 
     def score_all(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """Return the score of each user with each item, float32 [U, N], of places [U] and [N]."""

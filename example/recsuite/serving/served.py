@@ -142,7 +142,8 @@ class ServedModel:
 
     @torch.inference_mode()
     def score(self, values: Mapping[str, Sequence[Any]]) -> torch.Tensor:
-        """Predicted ratings, probabilities of a yes, or scores for ranking, float32 [B], of one moment.
+        """Predicted ratings, probabilities of a yes, or scores for ranking, float32 [B], of one moment; of a
+        model of several labels float32 [B, L]. The first one is what recommendations go by.
 
         values: a feature's name to B raw values, lists of them for one with lists; "history_ratings" to the
         ratings of "history", list by list; and of a model that counts them by it, "history_ages" to how many

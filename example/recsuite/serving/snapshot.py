@@ -122,10 +122,10 @@ class Snapshot:
         return self.task.main_label
 
     def predict(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        """Return a prediction for each of B ratings, float32 [B], by which items are recommended."""
+        """Return predictions for B ratings, float32 [B], or [B, L] of a model of L labels."""
         if isinstance(self.head, TwoSided):
             return self.head.predict(rows, batch)
-        return predictions_of(self.head, self.task, self.head(rows, batch))
+        return predictions_of(self.head, self.task, self.head(rows, batch), self.schema.label_names)
 
     @property
     def takes_ages(self) -> bool:

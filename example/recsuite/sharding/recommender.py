@@ -48,10 +48,11 @@ class ModelInput(Pipelineable):
     """Batch of a training: B events, as tensors.
 
     features: the rows to look up, a KeyedJaggedTensor; labels and weights: float32 [B], the weight of padding
-    is 0; numbers: dense features, float32 [B, numbers]; had: bits of the negatives that the user had, uint8
-    [B, bytes], see `datasets.batching.batch.Batch`; members: of its histories; links: of its lists. Made in
-    the main process from a worker's plain arrays; `to` moves all of it, so that TorchRec's pipelines can copy
-    it ahead of time.
+    is 0; all_labels and all_weights: of the L labels of the data, float32 [B, L], the weight of one that an
+    event lacks is 0; numbers: dense features, float32 [B, numbers]; had: bits of the negatives that the user
+    had, uint8 [B, bytes], see `datasets.batching.batch.Batch`; members: of its histories; links: of its
+    lists. Made in the main process from a worker's plain arrays; `to` moves all of it, so that TorchRec's
+    pipelines can copy it ahead of time.
 
         class SquaredError(nn.Module):
             def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
@@ -65,29 +66,41 @@ class ModelInput(Pipelineable):
     had: torch.Tensor
     members: Members
     links: Links
+    more_labels: torch.Tensor
+    more_weights: torch.Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """A copy on the device; without waiting when non_blocking and the tensors are pinned."""
-        parts = [part.to(device, non_blocking=non_blocking) for part in self._parts()]
-        links = len(parts) - len(self.links)
-        members = links - len(self.members)
-        return ModelInput(*parts[:members], Members(*parts[members:links]), Links(*parts[links:]))
+
+        def there(part: Any) -> Any:
+            if isinstance(part, tuple):
+                return type(part)(*map(there, part))
+            return part.to(device, non_blocking=non_blocking)
+
+        return ModelInput(*map(there, vars(self).values()))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until the stream has used it."""
         # A pipeline copies on a stream of its own. Without this the allocator would give the memory to
         # another tensor as soon as Python drops this one, while kernels that read it still wait.
-        for part in self._parts():
-            part.record_stream(stream)
+        for part in vars(self).values():
+            for each in part if isinstance(part, tuple) else (part,):
+                each.record_stream(stream)
 
     @property
     def history_labels(self) -> torch.Tensor:
         """Labels of the items of all histories, float32 [V]."""
         return self.members.labels
 
-    def _parts(self) -> tuple[Any, ...]:
-        plain = self.features, self.labels, self.weights, self.numbers, self.had
-        return *plain, *self.members, *self.links
+    @property
+    def all_labels(self) -> torch.Tensor:
+        """See above."""
+        return torch.cat([self.labels.unsqueeze(1), self.more_labels], dim=1)
+
+    @property
+    def all_weights(self) -> torch.Tensor:
+        """See above."""
+        return torch.cat([self.weights.unsqueeze(1), self.more_weights], dim=1)
 
 
 class LossAndOutput(NamedTuple):

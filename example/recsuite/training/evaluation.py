@@ -30,8 +30,8 @@ from recsuite.datasets.metrics import (
     measure_ranks,
     never_found,
 )
-from recsuite.datasets.schema import ITEM, LISTS, USER
-from recsuite.models.tasks import TASKS, Task, predictions_of
+from recsuite.datasets.schema import ITEM, LISTS, USER, YES_NO
+from recsuite.models.tasks import TASKS, ResponseTask, Task, first_label, predictions_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
 from recsuite.sharding.recommender import ModelInput
@@ -41,6 +41,10 @@ from recsuite.training.input_pipeline import InputPipeline
 SCORES_AT_ONCE = 2**22
 # Of windows: a calibration would have to be that of windows before; no log loss is given without one.
 UNCALIBRATED = Calibration(float("nan"), float("nan"))
+
+
+# Of labels after the first, by whether they are answers of yes and no.
+METRICS_OF = {True: tuple(ResponseTask.metrics), False: ("rmse", "mae")}
 
 
 class Evaluator(Protocol):
@@ -109,7 +113,11 @@ class PredictionEvaluator:
         self.input_pipeline = input_pipeline
         self.context = context
         self.labels = {split: columns.labels(split) for split in ("validation", "test")}
-        self.liked_label = columns.schema.liked_label
+        self.schema = columns.schema
+        self.more_labels = {
+            split: columns.all_labels(columns.range_of(split))[:, 1:]
+            for split in ("validation", "test") * bool(self.schema.more_labels)
+        }
         self.users = Users(columns)
 
     def validate(self, model: DistributedModelParallel, epoch: int) -> Metrics:
@@ -117,8 +125,9 @@ class PredictionEvaluator:
         predictions, labels = self.predict(model, "validation", epoch), self.labels["validation"]
         if len(labels) == 0:
             return self.task.no_metrics()
-        calibration = self._calibration(predictions, labels)
-        found = self._measure(model, predictions, labels, calibration, self.users.of["validation"])
+        calibration, users = self._calibration(predictions, labels), self.users.of["validation"]
+        found = self._measure(model, predictions, labels, calibration, users)
+        self._add_more(found, predictions, self.more_labels.get("validation"), users)
         return self.users.described(found, "validation")
 
     def test(self, model: DistributedModelParallel, epoch: int) -> Measured:
@@ -132,15 +141,26 @@ class PredictionEvaluator:
             self.users.of["test"],
         )
 
-        def of_some(some: Any) -> Measured:
-            return self._measure(model, predictions[some], labels[some], calibration, users[some])
+        more = self.more_labels.get("test")
 
+        def of_some(some: Any) -> Measured:
+            found = self._measure(model, predictions[some], labels[some], calibration, users[some])
+            self._add_more(found, predictions[some], None if more is None else more[some], users[some])
+            return found
+
+        if more is not None and predictions.ndim == 1:
+            self.context.say(
+                f"the model predicts {self.schema.label} alone, so {', '.join(self.schema.label_names[1:])} "
+                "is not measured"
+            )
         return self.users.with_parts(of_some)
 
     def window(
         self, model: DistributedModelParallel, number: int, window: tuple[int, int], labels: np.ndarray
     ) -> Metrics:
-        """The metrics on the events of a stream from one position to before another; labels: of them."""
+        """The metrics of the first label on the events of a stream from one position to before another;
+        labels: of them.
+        """
         predictions = self.predict(model, "validation", number, window)
         return self._measure(model, predictions, labels, UNCALIBRATED)
 
@@ -152,7 +172,7 @@ class PredictionEvaluator:
         calibration: Calibration,
         users: np.ndarray | None = None,
     ) -> Measured:
-        liked = labels >= self.liked_label
+        liked, predictions = labels >= self.schema.liked_label, first_label(predictions)
         if self.task.evaluation == "answers":
             # The probabilities as they are: what is served is not calibrated again.
             found = measure_probabilities(predictions, liked, users)
@@ -164,8 +184,34 @@ class PredictionEvaluator:
             found.intervals.pop(name, None)
         return found
 
+    def _add_more(
+        self, found: Measured, predictions: np.ndarray, labels: np.ndarray | None, users: np.ndarray
+    ) -> None:
+        """Add the metrics of the labels after the first, by the name of the label and of the metric.
+
+        predictions: float32 [n, L], or [n] of a model that predicts the first label alone; labels: float32
+        [n, L - 1], NaN where an event lacks one.
+        """
+        if labels is None or predictions.ndim == 1:
+            return
+        for label, predicted, values in zip(
+            self.schema.more_labels, predictions.T[1:], labels.T, strict=True
+        ):
+            names, has = METRICS_OF[label.kind == YES_NO], ~np.isnan(values)
+            predicted, values, users_of = predicted[has], values[has], users[has]
+            if not has.any():
+                measured = Measured(dict.fromkeys(names, float("nan")), 0)
+            elif label.kind == YES_NO:
+                measured = measure_probabilities(predicted, values > 0, users_of)
+            else:
+                measured = measure(predicted, values, values > 0, UNCALIBRATED, users_of)
+            for name in names:
+                found[f"{label.name}_{name}"] = measured[name]
+                if name in measured.intervals:
+                    found.intervals[f"{label.name}_{name}"] = measured.intervals[name]
+
     def _calibration(self, predictions: np.ndarray, labels: np.ndarray) -> Calibration:
-        return fit_calibration(predictions, labels >= self.liked_label)
+        return fit_calibration(first_label(predictions), labels >= self.schema.liked_label)
 
     @torch.no_grad()
     def predict(
@@ -175,8 +221,8 @@ class PredictionEvaluator:
         epoch: int,
         window: tuple[int, int] | None = None,
     ) -> np.ndarray:
-        """Predictions for all events of a split, or of a window, float32, in their order, the same on every
-        rank.
+        """Predictions for all n events of a split, or of a window, float32 [n], or of a model of L labels
+        [n, L], in their order, the same on every rank.
         """
         # Not for layers alone: in this mode the tracker of a delta marks no row as changed.
         model.eval()
@@ -184,9 +230,13 @@ class PredictionEvaluator:
         dataset = self.input_pipeline.loader.dataset
         shape = dataset.num_steps(split, window=window), dataset.batch_size
         mine = torch.empty(*shape, device=self.context.device)
+        labels = self.schema.label_names
         for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context, window)):
             output = model(batch.to(self.context.device, non_blocking=True)).output
-            mine[step] = predictions_of(model.module.recommender.head, self.task, output)
+            found = predictions_of(model.module.recommender.head, self.task, output, labels)
+            if mine.shape[2:] != found.shape[1:]:
+                mine = torch.empty(*shape, len(labels), device=self.context.device)
+            mine[step] = found
         return in_order(mine, len(dataset.positions_of(split, window)), self.context)
 
 
@@ -211,8 +261,8 @@ def shown_batches(
 
 
 def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.ndarray:
-    """What all ranks found for the events of their batches, [steps, B] each, in the order of the `number`
-    events. Collective: every rank.
+    """What all ranks found for the events of their batches, [steps, B, ...] each, in the order of the
+    `number` events. Collective: every rank.
     """
     everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
     # All ranks have as many steps, so all of them take part or none does.
@@ -220,7 +270,7 @@ def in_order(mine: torch.Tensor, number: int, context: RuntimeContext) -> np.nda
         dist.all_gather(everyones, mine)
     # Step after step, and in a step rank after rank: that is how batches are cut from the split. What follows
     # the last event is padding.
-    return torch.stack(everyones, dim=1).flatten()[:number].cpu().numpy()
+    return torch.stack(everyones, dim=1).flatten(0, 2)[:number].cpu().numpy()
 
 
 class Cases:

@@ -91,6 +91,8 @@ class InputPipeline:
             batch.had,
             Members(batch.history_labels, batch.places, batch.gaps, batch.ages, batch.draws),
             links,
+            batch.more_labels,
+            batch.more_weights,
         )
 
 

@@ -77,13 +77,14 @@ def plain(raw: RawData) -> dict[str, Any]:
             return [None if code < 0 else column.values[code] for code in column.codes]
         return None if column is None else [None if value != value else value for value in column.tolist()]
 
-    events = {name: of(values) for name, values in vars(raw.events).items() if name != "features"}
+    dicts = raw.events.features, raw.events.more_labels, raw.events.more_weights
+    events = {name: of(values) for name, values in vars(raw.events).items() if not isinstance(values, dict)}
     frames = {
         f"{entity}.{name}": of(frame[name].to_numpy(object))
         for entity, frame in (("users", raw.users), ("items", raw.items))
         for name in frame
     }
-    return {**events, **frames, **{name: of(values) for name, values in raw.events.features.items()}}
+    return {**events, **frames, **{name: of(values) for found in dicts for name, values in found.items()}}
 
 
 @pytest.mark.parametrize("end", ENDS)

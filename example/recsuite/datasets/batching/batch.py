@@ -22,9 +22,10 @@ class Batch(NamedTuple):
     data set's features in order: ids of dynamic features, rows of the tables of all others. `labels` is
     float32 [B]. `weights` is float32 [B]: 0 for the rows that pad the last batch, and for real rows global
     batch size / real rows in the global batch, so that the mean over ranks of the weighted mean over B is the
-    mean over real rows; in training times the event's own weight. `history_labels` is float32, one for each
-    value of the feature "history". `numbers` is float32 [B, dense numbers], in the order of the data set's,
-    NaN where there is none.
+    mean over real rows; in training times the event's own weight. `more_labels` and `more_weights` are those
+    of the labels after the first, float32 [B, L - 1]: both are 0 where an event lacks one. `history_labels`
+    is float32, one for each value of the feature "history". `numbers` is float32 [B, dense numbers], in the
+    order of the data set's, NaN where there is none.
 
     Where weights of histories are learned, `places` and `gaps` say of each value of the feature "history" how
     many of its list came after it, and how long before the event it came, see `recsuite.gaps`, int32 both;
@@ -68,6 +69,8 @@ class Batch(NamedTuple):
     reads: torch.Tensor
     rarities: torch.Tensor
     had: torch.Tensor
+    more_labels: torch.Tensor
+    more_weights: torch.Tensor
 
 
 def largest_batch(
@@ -77,11 +80,12 @@ def largest_batch(
     model: ModelConfig,
     num_negatives: int,
     most_shared: int = 0,
+    more_labels: int = 0,
 ) -> int:
     """The most bytes that a batch can take, for a slot of the workers' ring: it is allocated once.
 
     num_negatives: the rows before those of events; most_shared: the values of one list for all rows together,
-    where they share them; else 0.
+    where they share them; else 0; more_labels: how many labels there are after the first.
     """
     lists = [table for table in tables if table.name in LISTS]
     # Where there is an audience, each row has its own value behind each list.
@@ -93,7 +97,7 @@ def largest_batch(
     num_rows = num_negatives + batch_size
     values = num_rows * sum(table.longest for table in tables if table.name not in LISTS)
     values += sum(in_lists.values())
-    row = 4 * len(tables) + 4 + 4 + 4 * num_numbers
+    row = 4 * len(tables) + (4 + 4) * (1 + more_labels) + 4 * num_numbers
     row += bytes_of_group(batch_size, model.competitors) + bytes_of_group(num_negatives, num_negatives)
     # A source, and how much is read.
     row += (8 + 4) * model.reads_order

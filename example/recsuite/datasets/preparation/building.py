@@ -164,7 +164,7 @@ def _write_columns(
     num_train = sizes[0]
     written, own = _write_features(folder, raw, stored, order, num_train, schema, past)
     num_head = min(num_train, HEAD) if past else num_train
-    weight = _weight(folder, raw, order, num_head)
+    weight = _weight(folder, raw, order, num_head) | _more_labels(folder, raw, order)
     told = _told_or_keys(folder, raw, stored, order[:num_train], schema, past)
     label_told = label_told_by_features(raw.events, order[:num_head], stored.label[:num_head], schema)
     # As much memory as a column.
@@ -302,6 +302,17 @@ def _weight(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> di
     for part in chunks(len(weight), weight):
         weight[part] /= mean
     return {"weight": weight}
+
+
+def _more_labels(folder: Path, raw: RawData, order: np.ndarray) -> dict[str, np.ndarray]:
+    """The labels after the first, float32, NaN where there is none, and the weights of their own."""
+    events = raw.events
+    return {
+        f"{field}_{place}": gather(found[name], order, temporary(folder, len(order), np.float32))
+        for place, name in enumerate(events.more_labels, 2)
+        for field, found in (("label", events.more_labels), ("weight", events.more_weights))
+        if name in found
+    }
 
 
 def _recorded(table: Table, schema: Schema) -> dict[str, Any]:

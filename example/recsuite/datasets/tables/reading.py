@@ -27,7 +27,18 @@ from recsuite.datasets.tables.parts.entities import property_of
 from recsuite.datasets.tables.parts.joining import Joined, joined
 from recsuite.datasets.tables.parts.part import Part
 from recsuite.datasets.tables.parts.store import kept, parts_of, unfinished
-from recsuite.datasets.tables.parts.wanted import DATE, ID, LABEL, TABLE_OF, TIME, WEIGHT, Wanted, wanted_of
+from recsuite.datasets.tables.parts.wanted import (
+    DATE,
+    ID,
+    LABEL,
+    MORE_LABEL,
+    MORE_WEIGHT,
+    TABLE_OF,
+    TIME,
+    WEIGHT,
+    Wanted,
+    wanted_of,
+)
 from recsuite.datasets.tables.schema_file import CATEGORY, COUNT, NUMBER, TableSchema
 from recsuite.datasets.tables.times import FIRST_LIKELY
 from recsuite.errors import UserError, counted, printable
@@ -203,8 +214,26 @@ class _Reading:
                 events.features[wanted.column] = self._codes(wanted)
             elif wanted.of == EVENT and wanted.kind == NUMBER:
                 events.features[wanted.column] = self._column(wanted, "float32")
+        self._add_labels(events)
         self._derive(events, entities)
         return events
+
+    def _add_labels(self, events: Events) -> None:
+        """Add the labels after the first, and say how many events lack each."""
+        for label in self.schema.more_labels:
+            wanted = Wanted(label.column, MORE_LABEL, EVENT, label=label)
+            events.more_labels[label.name] = values = self._column(wanted, "float32")
+            if label.weight:
+                wanted = Wanted(label.weight, MORE_WEIGHT, EVENT)
+                events.more_weights[label.name] = self._column(wanted, "float32")
+            lacking = sum(int(np.isnan(values[part]).sum()) for part in chunks(len(values), values))
+            if lacking == len(values):
+                raise UserError(f"No event has the label {label.name}; take it out of the schema.")
+            if lacking:
+                self.notes.append(
+                    f"{lacking:,} of {counted(len(values), 'event')} lack the label {printable(label.name)}, "
+                    "and do not count for it"
+                )
 
     def _note_early(self, time: np.ndarray) -> None:
         """Say how many times are what a 0, a -1 or another unit becomes."""

@@ -5,7 +5,7 @@ A file with these sections, all of which but [user], [item] and [label] may be l
     [files]             which files hold the events, users and items
     [user]              the columns with the ids of users
     [item]              the columns with the ids of items, and that of their titles
-    [label]             what is predicted, and the ends of its scale
+    [label]             what is predicted, and the ends of its scale; of several labels [[label]] for each
     [weight]            the column with the weights of the events
     [timestamp]         the column with their times
     [features.NAME]     a property of users, items or events; one section for each
@@ -28,6 +28,7 @@ from recsuite.datasets.schema import (
     VOCABULARY,
     YES_NO,
     Feature,
+    Label,
     Schema,
 )
 from recsuite.datasets.tables.sources.remote import is_remote
@@ -138,6 +139,7 @@ class LabelColumn:
     lowest, highest: the ends of the scale of a rating. liked: from here on an item counts as liked, of a
     rating or a count, in the unit of the column. noun: what one event is called; empty means by the column.
     drop: values that are no labels, whose events are left out: numbers, "<0" or ">5", with commas between.
+    weight: of a further label, a column with the weights that its values have beside those of the events.
     """
 
     kind: str
@@ -147,6 +149,7 @@ class LabelColumn:
     liked: float = 0.5
     noun: str = ""
     drop: str = ""
+    weight: str = ""
 
     @property
     def range(self) -> tuple[float, float]:
@@ -203,7 +206,10 @@ class FeatureColumn:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """All that a schema.toml says. features: by their names, which their tables have too."""
+    """All that a schema.toml says.
+
+    features: by their names, which their tables have too; more_labels: those after the first.
+    """
 
     user: UserColumn
     item: ItemColumn
@@ -212,6 +218,7 @@ class TableSchema:
     weight: WeightColumn | None = None
     timestamp: TimestampColumn | None = None
     features: dict[str, FeatureColumn] = field(default_factory=dict)
+    more_labels: tuple[LabelColumn, ...] = ()
 
     @property
     def title_column(self) -> str:
@@ -248,6 +255,7 @@ class TableSchema:
             liked_label=self.label.liked_label,
             label_kind=self.label.kind,
             **({"answer": self.label.column} if self.label.kind == YES_NO else {}),
+            more_labels=tuple(Label(each.name, each.kind) for each in self.more_labels),
         )
 
     def _features_of(self, entity: str) -> list[Feature]:

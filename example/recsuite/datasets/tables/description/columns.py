@@ -26,6 +26,10 @@ def check_columns(schema: TableSchema, columns: Mapping[str, Sequence[str]], pla
         column = getattr(getattr(schema, section), "column", "")
         if column:
             _check(place.at(section), "column", column, (EVENTS,), columns)
+    for number, label in enumerate(schema.more_labels, 2):
+        for key in ("column", "weight"):
+            if column := getattr(label, key):
+                _check(place.at(f"label {number}"), key, column, (EVENTS,), columns)
     for section, table in ((USER, USERS), (ITEM, ITEMS)):
         named = getattr(schema, section)
         key = "table_column" if named.table_column else "column"

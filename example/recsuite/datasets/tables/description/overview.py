@@ -59,7 +59,7 @@ def _roles(schema: TableSchema, samples: Mapping[str, pa.Table]) -> Iterator[Row
         yield of, f"{_short(named.column)}{own}", "id", of, _values(samples, of, named.column), ""
     label, weight, time = schema.label, schema.weight, schema.timestamp
     found = [("title", schema.item.title, "text", ITEM)] if schema.item.title else []
-    found.append(("label", label.column, label.kind, EVENT))
+    found += [("label", each.column, each.kind, EVENT) for each in (label, *schema.more_labels)]
     found += [("weight", weight.column, NUMBER, EVENT)] if weight else []
     found += [("timestamp", time.column, time.format, EVENT)] if time else []
     for role, column, kind, of in found:

@@ -49,14 +49,14 @@ FEATURES = "features"
 MOST_BYTES = 2**24
 # The keys of one kind of label, or of feature, besides those of all: with another kind they say nothing.
 KEYS_OF_LABELS = {
-    RATING: ("column", "lowest", "highest", "liked", "drop"),
-    YES_NO: ("column", "drop"),
+    RATING: ("column", "lowest", "highest", "liked", "drop", "weight"),
+    YES_NO: ("column", "drop", "weight"),
     CLICKS: (),
-    COUNT: ("column", "liked", "drop"),
+    COUNT: ("column", "liked", "drop", "weight"),
 }
 KEYS_OF_FEATURES = {CATEGORY: ("ids",), LIST: ("separator", "ids"), NUMBER: ("input",)}
 # What may be left out of them.
-OPTIONAL = ("liked", "drop", "separator", "input", "ids")
+OPTIONAL = ("liked", "drop", "weight", "separator", "input", "ids")
 # What to write of a rating without its scale.
 ENDS = "both ends of the scale, such as lowest = 1 and highest = 5"
 
@@ -86,6 +86,10 @@ def given_in(path: Path) -> tuple[str, dict[str, Any]]:
     found = _parsed(place, text)
     with suppress(IncompleteSchemaError):
         _schema(place, found)
+    # Of several labels a guess completes the first one alone.
+    labels = found.get("label", {})
+    if isinstance(labels, list):
+        found |= {"label": labels[0] if labels else {}, "more_labels": labels[1:]}
     return text, found
 
 
@@ -133,6 +137,10 @@ def _schema(place: Place, found: dict[str, Any]) -> TableSchema:
                 f"[{shortened(name)}] is not a known section; {nearest(name, (*SECTIONS, FEATURES))}"
             )
     features, lacking = _features(place, found.get(FEATURES, {})), None
+    labels = found.get("label")
+    if isinstance(labels, list) and labels:
+        found = {**found, "label": labels[0]}
+    more = labels[1:] if isinstance(labels, list) else []
     read: dict[str, Any] = {}
     for name, kind in SECTIONS.items():
         try:
@@ -145,6 +153,9 @@ def _schema(place: Place, found: dict[str, Any]) -> TableSchema:
             lacking = lacking or error
     if lacking:
         raise lacking
+    read["more_labels"] = tuple(
+        _section(place.at(f"label {number}"), each, LabelColumn) for number, each in enumerate(more, 2)
+    )
     return TableSchema(**read, features=features)
 
 

@@ -74,6 +74,7 @@ def validate(
     _check_files(place.at("files"), schema)
     _check_nouns(place, schema)
     _check_label(place.at("label"), schema.label)
+    _check_more_labels(place, schema)
     if schema.timestamp:
         _check_time_format(place.at("timestamp"), schema.timestamp.format)
     _check_features(place, schema)
@@ -86,8 +87,9 @@ def sections_of(schema: TableSchema) -> dict[str, object]:
     sections = {
         name: getattr(schema, name) for name in ("files", "user", "item", "label", "weight", "timestamp")
     }
+    labels = {f"label {number}": label for number, label in enumerate(schema.more_labels, 2)}
     features = {f"features.{name}": feature for name, feature in schema.features.items()}
-    return {name: section for name, section in (sections | features).items() if section is not None}
+    return {name: section for name, section in (sections | labels | features).items() if section is not None}
 
 
 def can_be_named(column: str) -> bool:
@@ -187,6 +189,24 @@ def _check_scale(place: Place, label: LabelColumn) -> None:
         raise place.wrong("liked", label.liked, f"is not from {label.lowest} to {label.highest}")
 
 
+def _check_more_labels(place: Place, schema: TableSchema) -> None:
+    if schema.label.weight:
+        raise place.at("label").wrong(
+            "weight", schema.label.weight, "is for the labels after the first; write a section [weight]"
+        )
+    before = [schema.label]
+    for number, label in enumerate(schema.more_labels, 2):
+        here = place.at(f"label {number}")
+        if label.kind == CLICKS:
+            raise here.wrong("kind", CLICKS, "has no values of its own; only the first label can be of it")
+        _check_label(here, label)
+        if label.name in [other.name for other in before]:
+            raise here.wrong("noun", label.name, "is the name of another label; write another noun")
+        if label.column in [other.column for other in before]:
+            raise here.wrong("column", label.column, "is the column of another label")
+        before.append(label)
+
+
 def _check_time_format(place: Place, pattern: str) -> None:
     if "%" not in pattern:
         _choose(place, "format", pattern, TIME_FORMATS)
@@ -258,7 +278,10 @@ def _check_column(place: Place, feature: FeatureColumn, schema: TableSchema) -> 
     taken = {
         schema.user.column: "the ids of users, a feature already",
         schema.item.column: "the ids of items, a feature already",
-        schema.label.column: "the label, which is to be predicted",
+        **dict.fromkeys(
+            [label.column for label in (schema.label, *schema.more_labels)],
+            "the label, which is to be predicted",
+        ),
     }
     # Another column of the events may have the name that the ids have in the own table.
     if feature.of in ENTITIES:

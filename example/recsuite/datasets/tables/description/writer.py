@@ -50,6 +50,8 @@ LABEL = """
 # column: that the event happened is all that is known), count (how often: 1, 2, 3 ...).
 # noun: what one event is called. drop: labels that are none, whose events are left out and counted: numbers
 # such as "-1" or "-1, 99", or what is below or above one, as in "<0".
+# Of several labels each has a section [[label]]; the first one decides which epoch is the best. An event may
+# lack the others: they count where they are. weight: of these, a column with the weights of their values.
 """
 # What a kind of label needs besides.
 LABELS = {
@@ -177,12 +179,16 @@ def _sections(
     schema: TableSchema, left_out: Sequence[Omission], given: Collection[str] = ()
 ) -> Iterator[str]:
     for name, section in _sections_of(schema).items():
-        if name not in given:
-            yield (
-                COMMENTS[name]
-                + LABELS.get(schema.label.kind, "") * (name == "label")
-                + _section(name, section)
-            )
+        if name in given:
+            continue
+        yield COMMENTS[name]
+        if name != "label":
+            yield _section(name, section)
+            continue
+        labels = (schema.label, *schema.more_labels)
+        yield from (LABELS.get(kind, "") for kind in dict.fromkeys(label.kind for label in labels))
+        name = "[label]" if schema.more_labels else "label"
+        yield "\n".join(_section(name, _of_label(label)) for label in labels)
     yield FEATURES
     for name, feature in schema.features.items():
         yield "\n" + _section(f"features.{name}", _of_feature(feature))
@@ -237,8 +243,7 @@ def _of_label(label: LabelColumn) -> dict[str, str | float]:
     # What is the usual one need not be taken out by who corrects the kind.
     if label.kind == RATING or (label.kind == COUNT and label.liked != LIKED_COUNT):
         values["liked"] = label.liked
-    if label.drop:
-        values["drop"] = label.drop
+    values |= {key: value for key, value in (("drop", label.drop), ("weight", label.weight)) if value}
     return {**values, **({"noun": label.noun} if label.noun else {})}
 
 

@@ -67,11 +67,12 @@ class Roles:
     weight: str = ""
     timestamp: str = ""
     notes: tuple[str, ...] = ()
+    of_labels: frozenset[str] = frozenset()
 
     @property
     def columns(self) -> set[str]:
         """All columns with a role."""
-        return {self.user, self.item, self.label.column, self.weight, self.timestamp} - {""}
+        return {self.user, self.item, self.label.column, self.weight, self.timestamp, *self.of_labels} - {""}
 
 
 def roles_of(
@@ -99,7 +100,9 @@ def roles_of(
     item = item or _only_id(contents, user) or _named_item(contents, user)
     if not (user and item):
         raise _unrecognised(contents, user, item)
-    taken = {user, item, label, weight}
+    more = given.get("more_labels", ())
+    of_labels = frozenset(each.get(key, "") for each in more for key in ("column", "weight"))
+    taken = {user, item, label, weight, *of_labels}
     rest = {name: content for name, content in contents.items() if name not in taken}
     if "timestamp" not in given:
         timestamp = _timestamp(events, rest, user, item)
@@ -116,7 +119,7 @@ def roles_of(
         # A scale or a drop that was written by hand says itself what is an answer.
         is_given = bool({"drop", "lowest", "highest"} & given.get("label", {}).keys())
         found, notes = _set_apart(found, contents[found.column], is_given)
-    return Roles(user, item, found, weight, timestamp, notes)
+    return Roles(user, item, found, weight, timestamp, notes, of_labels)
 
 
 def _id_column(

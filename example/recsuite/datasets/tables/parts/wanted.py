@@ -15,6 +15,7 @@ from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, LabelCo
 from recsuite.datasets.tables.sources.file import EVENTS, ITEMS, USERS
 from recsuite.datasets.tables.times import times
 from recsuite.datasets.tables.values import (
+    DROPPED,
     FAULTS,
     MISSING,
     NO_TIME,
@@ -36,10 +37,14 @@ if TYPE_CHECKING:
     import pyarrow
 
 ID, LABEL, WEIGHT, TIME, DATE = "id", "label", "weight", "time", "date"
+# Of the labels after the first, which an event may lack.
+MORE_LABEL, MORE_WEIGHT = "more_label", "more_weight"
 # The form of ids and categories that are whole numbers in texts too.
 WHOLE = "whole"
 # Of those that are kept as they are; all others are codes of their distinct values.
-DTYPES = {NUMBER: "<f8", DATE: "<f8", LABEL: "<f4", WEIGHT: "<f4", TIME: "<i8"}
+DTYPES = {NUMBER: "<f8", DATE: "<f8", TIME: "<i8"} | dict.fromkeys(
+    (LABEL, WEIGHT, MORE_LABEL, MORE_WEIGHT), "<f4"
+)
 TABLE_OF = {USER: USERS, ITEM: ITEMS}
 SECONDS_PER_DAY = 86_400
 
@@ -48,8 +53,8 @@ SECONDS_PER_DAY = 86_400
 class Wanted:
     """A column of a file, and how its values are kept.
 
-    kind: id, category, list, number, date, time, label or weight. of: user, item or event. form: of times,
-    what separates a list, or WHOLE.
+    kind: id, category, list, number, date, time, label, weight, more_label or more_weight. of: user, item or
+    event. form: of times, what separates a list, or WHOLE.
     """
 
     column: str
@@ -74,9 +79,9 @@ class Wanted:
         Raises:
             UserError: for a column of a type that this kind cannot be made of.
         """
-        if self.kind == LABEL:
-            assert self.label is not None
-            return labels(column, self.column, self.label)
+        if self.label:
+            found = labels(column, self.column, self.label)
+            return found if self.kind == LABEL else _with_gaps(found)
         if self.kind in (TIME, DATE):
             found = times(column, self.column, _form(self, column))
             return found if self.kind == TIME else _days(found)
@@ -84,7 +89,8 @@ class Wanted:
             return lists(column, self.column, self.form)
         if self.form == WHOLE:
             return wholes(column, self.column)
-        return {ID: ids, WEIGHT: weights, NUMBER: numbers}.get(self.kind, categories)(column, self.column)
+        of_kinds = {ID: ids, WEIGHT: weights, MORE_WEIGHT: weights, NUMBER: numbers}
+        return of_kinds.get(self.kind, categories)(column, self.column)
 
     def reason(self, fault: int, column: pyarrow.Array) -> str:
         """What is wrong with a value of a file's column, with what the schema asks of it."""
@@ -110,6 +116,12 @@ def _days(found: Parsed) -> Parsed:
     """Days since 1970, float64, NaN where there is no date."""
     days = np.where(found.faults == MISSING, np.nan, np.floor(found.values / SECONDS_PER_DAY))
     return Parsed(days, np.where(found.faults == MISSING, 0, found.faults).astype(np.int8))
+
+
+def _with_gaps(found: Parsed) -> Parsed:
+    """Labels that an event may lack: NaN where there is none, or one that drop names."""
+    lacks = (found.faults == MISSING) | (found.faults == DROPPED)
+    return Parsed(np.where(lacks, np.float32(np.nan), found.values), np.where(lacks, 0, found.faults))
 
 
 def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[Wanted, ...]]:
@@ -144,6 +156,10 @@ def _of_events(schema: TableSchema) -> list[Wanted]:
     found = []
     if schema.label.column:
         found.append(Wanted(schema.label.column, LABEL, EVENT, label=schema.label))
+    for label in schema.more_labels:
+        found.append(Wanted(label.column, MORE_LABEL, EVENT, label=label))
+        if label.weight:
+            found.append(Wanted(label.weight, MORE_WEIGHT, EVENT))
     if schema.weight:
         found.append(Wanted(schema.weight.column, WEIGHT, EVENT))
     if schema.timestamp:
