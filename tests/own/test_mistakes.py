@@ -149,7 +149,7 @@ def test_several_outputs_need_predictions(output: Any, predictions: Any) -> None
     if predictions is not None:
         model.predictions = predictions
     with pytest.raises(ValueError, match=re.escape("Fix: define predictions(output)")):
-        predictions_of(model, TASKS["rating"], output)
+        predictions_of(model, TASKS["rating"], output, ["rating"])
 
 
 def test_a_model_without_vectors_is_refused_for_a_ranking(

@@ -196,7 +196,7 @@ class EventBatches:
             values = events[f"label_{place + 2}"]
             labels[: len(events), place] = np.nan_to_num(values)
             its_weights[: len(events), place] = weights[: len(events)] * ~np.isnan(values)
-            if (name := f"weight_{place + 2}") in events.dtype.names:
+            if (name := f"weight_{place + 2}") in (events.dtype.names or ()):
                 its_weights[: len(events), place] *= events[name]
         return found
 

@@ -106,7 +106,7 @@ class ModelInput(Pipelineable):
 class LossAndOutput(NamedTuple):
     """The loss with its graph, and what the model returned; the pair that TorchRec's pipelines expect."""
 
-    loss: torch.Tensor
+    loss: torch.Tensor | None
     output: Any
 
 
@@ -179,9 +179,9 @@ class TrainableModel(nn.Module):
         return scale
 
     def forward(self, batch: ModelInput) -> LossAndOutput:
-        """The loss over this rank's B rows, and the output that stays."""
+        """Return the loss over this rank's B rows, in training alone, and the output that stays."""
         output = self.recommender(batch)
-        return LossAndOutput(self.loss(output, batch), output)
+        return LossAndOutput(self.loss(output, batch) if self.training else None, output)
 
 
 def make_embeddings(num_rows: Mapping[str, int], embedding_dim: int) -> EmbeddingCollection:

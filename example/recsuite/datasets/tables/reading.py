@@ -222,16 +222,16 @@ class _Reading:
         """Add the labels after the first, and say how many events lack each."""
         for label in self.schema.more_labels:
             wanted = Wanted(label.column, MORE_LABEL, EVENT, label=label)
-            events.more_labels[label.name] = values = self._column(wanted, "float32")
+            events.more_labels[label.key] = values = self._column(wanted, "float32")
             if label.weight:
                 wanted = Wanted(label.weight, MORE_WEIGHT, EVENT)
-                events.more_weights[label.name] = self._column(wanted, "float32")
+                events.more_weights[label.key] = self._column(wanted, "float32")
             lacking = sum(int(np.isnan(values[part]).sum()) for part in chunks(len(values), values))
             if lacking == len(values):
-                raise UserError(f"No event has the label {label.name}; take it out of the schema.")
+                raise UserError(f"No event has the label {label.key}; take it out of the schema.")
             if lacking:
                 self.notes.append(
-                    f"{lacking:,} of {counted(len(values), 'event')} lack the label {printable(label.name)}, "
+                    f"{lacking:,} of {counted(len(values), 'event')} lack the label {printable(label.key)}, "
                     "and do not count for it"
                 )
 

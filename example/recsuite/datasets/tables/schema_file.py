@@ -165,7 +165,12 @@ class LabelColumn:
     def name(self) -> str:
         """What one event is called."""
         # Sentences make the plural with an s.
-        return self.noun or re.sub(r"\W+", "_", self.column).strip("_").removesuffix("s") or "click"
+        return self.noun or self.key.removesuffix("s") or "click"
+
+    @property
+    def key(self) -> str:
+        """The name of a label after the first, and of its metrics."""
+        return self.noun or re.sub(r"\W+", "_", self.column).strip("_")
 
 
 @dataclass(frozen=True)
@@ -255,7 +260,7 @@ class TableSchema:
             liked_label=self.label.liked_label,
             label_kind=self.label.kind,
             **({"answer": self.label.column} if self.label.kind == YES_NO else {}),
-            more_labels=tuple(Label(each.name, each.kind) for each in self.more_labels),
+            more_labels=tuple(Label(each.key, each.kind) for each in self.more_labels),
         )
 
     def _features_of(self, entity: str) -> list[Feature]:

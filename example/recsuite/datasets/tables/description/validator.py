@@ -200,8 +200,8 @@ def _check_more_labels(place: Place, schema: TableSchema) -> None:
         if label.kind == CLICKS:
             raise here.wrong("kind", CLICKS, "has no values of its own; only the first label can be of it")
         _check_label(here, label)
-        if label.name in [other.name for other in before]:
-            raise here.wrong("noun", label.name, "is the name of another label; write another noun")
+        if label.key in [other.key for other in before]:
+            raise here.wrong("noun", label.key, "is the name of another label; write another noun")
         if label.column in [other.column for other in before]:
             raise here.wrong("column", label.column, "is the column of another label")
         before.append(label)

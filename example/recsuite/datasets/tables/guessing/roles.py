@@ -100,7 +100,7 @@ def roles_of(
     item = item or _only_id(contents, user) or _named_item(contents, user)
     if not (user and item):
         raise _unrecognised(contents, user, item)
-    more = given.get("more_labels", ())
+    more: Any = given.get("more_labels", ())
     of_labels = frozenset(each.get(key, "") for each in more for key in ("column", "weight"))
     taken = {user, item, label, weight, *of_labels}
     rest = {name: content for name, content in contents.items() if name not in taken}
