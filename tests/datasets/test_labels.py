@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +197,8 @@ def test_a_model_of_the_first_label_alone_is_taken_and_that_is_said(
 
 def test_another_number_of_outputs_than_labels_is_refused(config: Config, context: RuntimeContext) -> None:
     class Two(ThreeOutputs):
-        predictions: Callable[[Any], Any] = staticmethod(lambda output: output[:, :2])
+        def predictions(self, output: torch.Tensor) -> torch.Tensor:
+            return output[:, :2]
 
     with open_data(config, context) as data, rs.begin_training(data, config, context) as training:
         model = training.shard(Two, loss=FirstLoss())

@@ -366,6 +366,8 @@ CHECKS: dict[str, Check] = {
     "python example/pipeline.py --epochs 2": is_run_by_the_test_of_the_script,
     # ctr.md
     "python example/ctr.py --model dlrm": is_run_by_the_test_of_the_script,
+    # multitask.md
+    "python example/multitask.py --epochs 2": is_run_by_the_test_of_the_script,
     # your_data.md
     "./run.sh setup": walks_from_a_table_to_recommendations,
     "./run.sh schema shop": is_a_step_of_the_walk,

@@ -230,7 +230,7 @@ def test_the_figures_beside_other_systems_are_those_of_the_committed_run(
     assert (DOCS / "peers.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("benchmark", ["dynamic_delta", "dynamic_quality", "ctr_auc"])
+@pytest.mark.parametrize("benchmark", ["dynamic_delta", "dynamic_quality", "ctr_auc", "multitask_auc"])
 def test_the_figures_of_one_page_are_those_of_the_committed_run(
     monkeypatch: pytest.MonkeyPatch, benchmark: str
 ) -> None:
