@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.config.sections.model import TOP
+from recsuite.config.sections import TOP
 from recsuite.datasets.metrics import Metrics
 
 # Module to the names that are taken from it.

@@ -15,7 +15,7 @@ import numpy as np
 from recbole_parts import metrics_of
 
 from recsuite.config.config import Config
-from recsuite.config.sections.model import TOP
+from recsuite.config.sections import TOP
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.schema import ITEM, USER, RawData, with_columns

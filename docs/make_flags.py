@@ -12,8 +12,7 @@ from pathlib import Path
 
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.parser import build_parser
-from recsuite.config.presets import PRESETS
-from recsuite.config.section import as_given
+from recsuite.config.presets import PRESETS, as_given
 from recsuite.tools.fitting import DECIDED
 
 PAGE = Path(__file__).with_name("flags.md")

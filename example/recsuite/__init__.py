@@ -18,7 +18,7 @@ PUBLIC = {
     "FittedModel": "tools.fitted",
     "Follower": "serving.served",
     "Inputs": "models.rows",
-    "ModelConfig": "config.sections.model",
+    "ModelConfig": "config.sections",
     "ModelData": "models.tasks",
     "ModelInput": "sharding.recommender",
     "PairMLP": "models.layers",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from recsuite.config.sections.model import NUM_GAPS
+from recsuite.config.sections import NUM_GAPS
 
 # Seconds that a number of 32 bits holds.
 OLDEST = 2**31 - 1

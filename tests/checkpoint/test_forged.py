@@ -26,7 +26,7 @@ from recsuite.checkpoint.restore import restore_chosen
 from recsuite.checkpoint.storage.manifest import MANIFEST, read_manifest, write_manifest
 from recsuite.checkpoint.storage.shards import OFFSETS_KEY
 from recsuite.checkpoint.storage.writer import retire
-from recsuite.config.sections.checkpoint import CheckpointConfig
+from recsuite.config.sections import CheckpointConfig
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
 from recsuite.records import sealed

@@ -15,7 +15,7 @@ import recsuite
 import serve
 from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.parser import parse_args, sentences_of
-from recsuite.config.section import Section
+from recsuite.config.sections import Section
 from recsuite.errors import UserError
 from recsuite.monitoring import runs
 from recsuite.serving.served import Follower, ServedModel

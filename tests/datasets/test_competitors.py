@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from recsuite.config import sections
 from recsuite.config.config import Config
-from recsuite.config.sections import model
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
@@ -21,7 +21,7 @@ GROUP = 24
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """Planted ratings of few movies by few users, several in one second, so that many had many."""
-    monkeypatch.setattr(model, "COMPETITORS", GROUP)
+    monkeypatch.setattr(sections, "COMPETITORS", GROUP)
     rng = np.random.default_rng(0)
     lines = ["userId,movieId,rating,timestamp"]
     for user in range(30):

@@ -10,7 +10,7 @@ import pandas
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation import duplicates, vocabulary
 from recsuite.datasets.preparation.cache import open_columns

@@ -13,7 +13,7 @@ import torch
 
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns, record_type
 from recsuite.datasets.loader import EpochSampler, build_dataloader

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recsuite.config.sections.model import BLOCKS, ModelConfig
+from recsuite.config.sections import BLOCKS, ModelConfig
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 from recsuite.gaps import OLDEST, gaps_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recsuite.config.sections.model import EVALUATIONS, ModelConfig
+from recsuite.config.sections import EVALUATIONS, ModelConfig
 from recsuite.datasets import metrics
 from recsuite.models.tasks import TASKS
 

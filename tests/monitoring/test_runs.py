@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections import ModelConfig
 from recsuite.models.tasks import TASKS
 from recsuite.monitoring.runs import find_runs, lower_is_better, main
 from tests.support.launch import python, succeeded

@@ -15,7 +15,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 
 import recsuite as rs
 from recsuite.config.config import Config
-from recsuite.config.sections.model import OptimizerConfig
+from recsuite.config.sections import OptimizerConfig
 from recsuite.datasets.opening import open_data
 from recsuite.models.tasks import TASKS, predictions_of
 from recsuite.runtime.process import RuntimeContext

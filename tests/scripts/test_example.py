@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from recsuite.config.sections.training import TrainingConfig
+from recsuite.config.sections import TrainingConfig
 from recsuite.datasets.metrics import Measured
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.errors import counted

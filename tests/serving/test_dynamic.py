@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
 from recsuite.checkpoint.storage.manifest import read_manifest, write_manifest
 from recsuite.checkpoint.storage.writer import publish
-from recsuite.config.sections.checkpoint import CheckpointConfig
+from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.schema import SCHEMA_FILE
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of

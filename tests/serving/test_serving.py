@@ -34,7 +34,7 @@ from recsuite.checkpoint.storage.manifest import (
 from recsuite.checkpoint.storage.recorded import with_recorded
 from recsuite.checkpoint.storage.writer import publish, retire, set_aside
 from recsuite.config.parser import parse_given
-from recsuite.config.sections.checkpoint import CheckpointConfig
+from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.schema import SCHEMA_FILE
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of

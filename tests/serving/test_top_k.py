@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections import ModelConfig
 from recsuite.datasets.schema import HISTORY, ITEM
 from recsuite.errors import UserError
 from recsuite.models import retrieval

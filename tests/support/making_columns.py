@@ -19,7 +19,7 @@ from unittest import mock
 import numpy as np
 import pandas
 
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets import telling
 from recsuite.datasets.preparation import building, vocabulary
 from recsuite.datasets.preparation.arrays import groups, mapped

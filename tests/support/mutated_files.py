@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.feather
 import pyarrow.parquet
 
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.reading import read_tables
 from recsuite.datasets.tables.schema_file import (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink, Progress
-from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections import ModelConfig
 from recsuite.datasets.movielens.schema import SCHEMA
 from recsuite.models.rows import with_row_scale
 from recsuite.models.tasks import TASKS, ModelData

@@ -94,10 +94,10 @@ def train_both_sides(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
 def train_learned_weights(columns: Any, config: Config, context: RuntimeContext) -> dict[str, Any]:
     """The losses, by pipeline, and the metrics of a ranking that learns how much items of a history count."""
-    from recsuite.config.sections import model
+    from recsuite.config import sections
 
     # A rank's batch is a multiple of it whatever the number of ranks, so the same events compete.
-    competitors, model.COMPETITORS = model.COMPETITORS, 40
+    competitors, sections.COMPETITORS = sections.COMPETITORS, 40
     flags = {"history_weights": "learned", "mlp_dims": (), "batch_size": 480 // context.world_size}
     config = config.replaced(task="ranking", epochs=2, **flags)
     found: dict[str, Any] = {}
@@ -106,7 +106,7 @@ def train_learned_weights(columns: Any, config: Config, context: RuntimeContext)
             losses, metrics, sums = train_all(columns, config.replaced(pipeline=pipeline), context)
             found[pipeline] = {"losses": losses, "metrics": metrics, "sums": sums}
     finally:
-        model.COMPETITORS = competitors
+        sections.COMPETITORS = competitors
     return found
 
 

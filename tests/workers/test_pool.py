@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsuite.config.sections.data import LoaderConfig
+from recsuite.config.sections import LoaderConfig
 from recsuite.errors import UserError
 from recsuite.runtime import host as machine
 from recsuite.workers import handle

@@ -25,8 +25,7 @@ from recsuite.checkpoint.storage.directory import others_in
 from recsuite.checkpoint.storage.dynamic.files import opened
 from recsuite.checkpoint.storage.manifest import Manifest, Progress
 from recsuite.checkpoint.storage.shards import check_shard_files, reading
-from recsuite.config.sections.checkpoint import CheckpointConfig
-from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections import CheckpointConfig, ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted
 from recsuite.models.tasks import TASKS

@@ -12,15 +12,24 @@ from dataclasses import dataclass, field
 from os.path import commonpath, exists, isdir, realpath
 from typing import Any
 
-from recsuite.config.section import Section, as_given, require
-from recsuite.config.sections.checkpoint import NEWEST, CheckpointConfig
-from recsuite.config.sections.data import DataConfig, LoaderConfig
-from recsuite.config.sections.model import SAS, ModelConfig, OptimizerConfig
-from recsuite.config.sections.monitoring import MonitoringConfig
-from recsuite.config.sections.serving import ServingConfig
-from recsuite.config.sections.stream import StreamConfig
-from recsuite.config.sections.tables import TablesConfig
-from recsuite.config.sections.training import RuntimeConfig, TrainingConfig
+from recsuite.config.presets import as_given
+from recsuite.config.sections import (
+    NEWEST,
+    SAS,
+    CheckpointConfig,
+    DataConfig,
+    LoaderConfig,
+    ModelConfig,
+    MonitoringConfig,
+    OptimizerConfig,
+    RuntimeConfig,
+    Section,
+    ServingConfig,
+    StreamConfig,
+    TablesConfig,
+    TrainingConfig,
+    require,
+)
 from recsuite.files import local
 
 # Of --weight_decay in all passes: rows are held divided by what they decayed to, which has to be a float32.

@@ -13,10 +13,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.presets import PRESETS, in_words, with_preset
-from recsuite.config.section import Section, as_given
-from recsuite.config.sections.checkpoint import NEWEST
-from recsuite.config.sections.stream import check_given
+from recsuite.config.presets import PRESETS, as_given, in_words, with_preset
+from recsuite.config.sections import NEWEST, Section, check_given
 from recsuite.errors import UserError, script_name
 from recsuite.records import PATHS
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from recsuite.config.section import as_given
 from recsuite.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,6 +16,11 @@ if TYPE_CHECKING:
 
 # Values of --preset that are no name: the preset that fits, and none.
 AUTO, NONE = "auto", "none"
+
+
+def as_given(value: Any) -> str:
+    """The value of a flag as it is given on the command line."""
+    return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
 
 class Total(int):

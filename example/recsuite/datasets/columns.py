@@ -57,7 +57,7 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.config.sections.model import EVALUATIONS
+from recsuite.config.sections import EVALUATIONS
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.schema import ENTITIES, ITEM, Feature, Schema, Table
 from recsuite.errors import UserError, printable

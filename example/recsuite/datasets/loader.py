@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recsuite.config.config import Config
-from recsuite.config.sections.data import LoaderConfig
+from recsuite.config.sections import LoaderConfig
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.batching.batch import Batch, to_tensors
 from recsuite.errors import UserError, counted

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recsuite.config.sections.model import TOP
+from recsuite.config.sections import TOP
 
 # The name of a metric to its value, NaN where it is not defined.
 Metrics = dict[str, float]

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recsuite.checkout import DATA_ROOT
-from recsuite.config.sections.data import DataConfig
-from recsuite.config.sections.tables import TablesConfig
+from recsuite.config.sections import DataConfig, TablesConfig
 from recsuite.datasets.movielens.schema import DATA_DEADLINE, EDITIONS, SCHEMA, is_known
 from recsuite.datasets.movielens.schema import NUM_RATINGS as NUM_EVENTS
 from recsuite.datasets.preparation.duplicates import settle

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from recsuite.config.sections.model import NUM_GAPS
+from recsuite.config.sections import NUM_GAPS
 from recsuite.models.layers import repeated, summed
 
 NUM_HALVES = 2

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from recsuite.config.section import require
-from recsuite.config.sections.model import HSTU, ModelConfig
+from recsuite.config.sections import HSTU, ModelConfig, require
 from recsuite.datasets.schema import AUDIENCE, Feature, Schema
 from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.heads import Interaction, Response, TwoTower

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.config import Config
-from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections import ModelConfig
 from recsuite.datasets.metrics import Metrics, finite
 from recsuite.errors import UserError
 from recsuite.files import explained, replace_file

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
-from recsuite.config.sections.model import ModelConfig
-from recsuite.config.sections.training import TrainingConfig
+from recsuite.config.sections import ModelConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import KNOWN, NEW, Measured, Metrics
 from recsuite.datasets.telling import MOST_OF_LABEL

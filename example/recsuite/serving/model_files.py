@@ -15,7 +15,7 @@ from torch import nn
 from recsuite.checkpoint.storage.chain import check_name
 from recsuite.checkpoint.storage.manifest import Manifest, check_files, read_manifest
 from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of, shard_files_of
-from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections import ModelConfig
 from recsuite.datasets.schema import HISTORY, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.rows import with_row_scale

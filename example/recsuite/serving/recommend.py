@@ -15,8 +15,7 @@ from typing import Any
 from recsuite.checkpoint.storage.choice import asked_for, describe_choice
 from recsuite.checkpoint.storage.recorded import checked_flags, data_flags_of, merged
 from recsuite.config.config import Config
-from recsuite.config.sections.checkpoint import NEWEST
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import NEWEST, DataConfig
 from recsuite.datasets.schema import (
     AUDIENCE,
     CLICKS,

@@ -31,9 +31,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from recsuite.config.config import Config
-from recsuite.config.section import require
-from recsuite.config.sections.model import ModelConfig
-from recsuite.config.sections.training import TrainingConfig
+from recsuite.config.sections import ModelConfig, TrainingConfig, require
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import UNKNOWN_ROW, Table
 from recsuite.errors import UserError

@@ -18,7 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import ENTITIES, EVENT, LISTS
 from recsuite.errors import UserError

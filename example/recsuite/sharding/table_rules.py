@@ -27,7 +27,7 @@ import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
 
-from recsuite.config.section import require
+from recsuite.config.sections import require
 
 # The global batch that the rate of a rule is for.
 REFERENCE_BATCH = 4096

@@ -12,7 +12,7 @@ import numpy as np
 
 from recsuite.checkpoint.storage.recorded import checked_flags
 from recsuite.config.config import Config
-from recsuite.config.sections.model import TOP
+from recsuite.config.sections import TOP
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics, measure_ranks
 from recsuite.datasets.preparation.cache import open_columns

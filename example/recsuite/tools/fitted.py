@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import EVENT, ITEM, RATING, USER, Feature, RawData
 from recsuite.datasets.tables.derived import (
     AGE_DAYS,

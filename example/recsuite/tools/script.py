@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_given
 from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset_flags, with_preset
-from recsuite.config.section import require
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig, require
 from recsuite.errors import BrokenLaunchError, UserError
 from recsuite.runtime.collectives import broadcast_from_rank0
 from recsuite.runtime.console import end_when_unread, say

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections import ModelConfig
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching.places import places_of
 from recsuite.datasets.columns import Columns

@@ -22,7 +22,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recsuite.checkpoint.storage.manifest import Progress
-from recsuite.config.sections.model import OptimizerConfig
+from recsuite.config.sections import OptimizerConfig
 
 # Over so many events of a stream, which has no passes, the tables decay by --weight_decay.
 EVENTS_OF_DECAY = 1_000_000

@@ -14,7 +14,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
-from recsuite.config.sections.training import TrainingConfig
+from recsuite.config.sections import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
 from recsuite.models.prior import Prior

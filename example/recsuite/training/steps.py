@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from recsuite.checkpoint.storage.manifest import Progress
-from recsuite.config.sections.training import TrainingConfig
+from recsuite.config.sections import TrainingConfig
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.ranges import STEP, named
 from recsuite.sharding.dynamic.rows import DynamicRows

@@ -14,8 +14,7 @@ import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from recsuite.checkpoint.storage.manifest import Progress
-from recsuite.config.sections.model import OptimizerConfig
-from recsuite.config.sections.training import TrainingConfig
+from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.errors import UserError
 from recsuite.runtime.collectives import all_gather_object
 from recsuite.runtime.host import free_memory

@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import pytest
 
-from recsuite.config.sections.data import DATASETS
+from recsuite.config.sections import DATASETS
 from recsuite.datasets.movielens import download
 from recsuite.datasets.tables.sources import remote
 from recsuite.errors import UserError

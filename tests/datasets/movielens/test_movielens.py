@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import RawData
 from recsuite.datasets.source import locate, read

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.opening import fitted_to_tables
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.tables import source

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.parts import store
@@ -36,7 +36,7 @@ SCHEMA = TableSchema(
 # Reads a folder of days, and is killed meanwhile.
 KILLED = """
 import os, signal, sys
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.parts import part
 from recsuite.datasets.tables.reading import read_tables

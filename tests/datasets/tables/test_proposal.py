@@ -20,7 +20,7 @@ import pytest
 from pyarrow import parquet
 
 from recsuite.config.config import Config
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.tables.description.reader import parse_schema, read_schema
 from recsuite.datasets.tables.files import find_tables

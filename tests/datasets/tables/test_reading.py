@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow
 import pytest
 
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import Codes, Events, RawData
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.parts import blocks, coding

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.reading import read_tables

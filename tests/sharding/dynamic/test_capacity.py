@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recsuite.config.sections.tables import TablesConfig
+from recsuite.config.sections import TablesConfig
 from recsuite.datasets.schema import DYNAMIC, ITEM, USER, Feature, Table
 from recsuite.errors import UserError
 from recsuite.sharding.dynamic.sharded.capacity import specs_of

@@ -18,10 +18,8 @@ from recsuite.checkpoint.storage.choice import settled, suggesting
 from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.checkpoint.storage.manifest import CONFIG, FEATURES_FILE, read_config
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.presets import in_words
-from recsuite.config.section import as_given
-from recsuite.config.sections.model import ModelConfig, OptimizerConfig
-from recsuite.config.sections.stream import check_given
+from recsuite.config.presets import as_given, in_words
+from recsuite.config.sections import ModelConfig, OptimizerConfig, check_given
 from recsuite.errors import UserError, printable
 from recsuite.records import LARGEST, typed
 from recsuite.runtime.console import say

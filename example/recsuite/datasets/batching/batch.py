@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from recsuite.config.sections.model import ModelConfig
+from recsuite.config.sections import ModelConfig
 from recsuite.datasets.batching.competitors import bytes_of_group
 from recsuite.datasets.schema import AUDIENCE, ENTITIES, EVENT, HISTORY, LISTS, Table
 

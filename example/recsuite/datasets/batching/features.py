@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.batching.lists import OWNERS, Read, Shared, Turns, before, in_order, others
 from recsuite.datasets.batching.order import turns_of
 from recsuite.datasets.batching.places import places_of, take_lists

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from recsuite.checkout import DATA_ROOT
-from recsuite.config.sections.data import OFFICIAL_SPLITS, DataConfig
+from recsuite.config.sections import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.movielens.schema import DATA_DEADLINE, EDITIONS, GENRES, SCHEMA, TABLES, files_in
 from recsuite.datasets.schema import ITEM, RawData
 from recsuite.datasets.tables.files import find_tables

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.config.sections.data import DataConfig
-from recsuite.config.sections.model import EVALUATIONS
+from recsuite.config.sections import EVALUATIONS, DataConfig
 from recsuite.datasets.columns import MANIFEST, Columns
 from recsuite.datasets.metrics import Metrics, finite
 from recsuite.datasets.preparation.arrays.mapped import (

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from recsuite.checkout import place_for
 from recsuite.config.config import Config
-from recsuite.config.sections.data import DataConfig
-from recsuite.config.sections.model import TOP
+from recsuite.config.sections import TOP, DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
 from recsuite.datasets.preparation.building import make_columns, newest_of
 from recsuite.datasets.schema import AUDIENCE, HISTORY, RawData, Table

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.arrays.groups import Groups, grouped
 from recsuite.datasets.preparation.arrays.mapped import MOST, highest, keep, release, writeable
 from recsuite.datasets.preparation.arrays.order import among, sorted_places

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.arrays.mapped import chunks, gather, highest, release, where
 from recsuite.datasets.preparation.arrays.order import sorted_places
 from recsuite.datasets.preparation.duplicates import describe_leak

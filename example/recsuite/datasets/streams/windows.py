@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from recsuite.config.durations import Duration
+from recsuite.config.sections import Duration
 
 
 class Window(NamedTuple):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.arrays.mapped import chunks
 from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
 from recsuite.datasets.tables.derived import AGE_DAYS, HOUR, age_days, dates_name, derived, hour, weekday

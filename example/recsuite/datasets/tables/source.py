@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData, Schema
 from recsuite.datasets.tables.description.reader import IncompleteSchemaError, read_schema
 from recsuite.datasets.tables.description.validator import validate

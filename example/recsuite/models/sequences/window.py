@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recsuite.config.sections.model import NUM_GAPS
+from recsuite.config.sections import NUM_GAPS
 from recsuite.models.layers import repeated
 
 # There are few biases, and each is for many pairs: they learn so many times faster than other weights.

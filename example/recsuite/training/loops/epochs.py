@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from recsuite.checkpoint.storage.manifest import Progress
-from recsuite.config.sections.training import TrainingConfig
+from recsuite.config.sections import TrainingConfig
 from recsuite.datasets.metrics import Metrics
 from recsuite.errors import counted, four_places
 from recsuite.models.prior import standard_error

@@ -12,7 +12,7 @@ import numpy as np
 
 from recsuite.checkpoint.storage.manifest import VOCABULARY
 from recsuite.checkpoint.storage.stream_progress import StreamProgress
-from recsuite.config.sections.checkpoint import CheckpointConfig
+from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import find_same, load

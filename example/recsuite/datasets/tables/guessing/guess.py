@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import CLICKS, COUNT, ENTITIES, EVENT, ITEM, USER
 from recsuite.datasets.tables.description.columns import EVENTS, ITEMS, USERS
 from recsuite.datasets.tables.description.overview import values_of

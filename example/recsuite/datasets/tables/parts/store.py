@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from recsuite.checkout import place_for
-from recsuite.config.sections.data import DataConfig
+from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import VERSION
 from recsuite.datasets.tables.parts.part import Part, make_part, open_part
 from recsuite.datasets.tables.parts.wanted import Wanted

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from recsuite.config.sections.tables import AUTO, TablesConfig
+from recsuite.config.presets import AUTO
+from recsuite.config.sections import TablesConfig
 from recsuite.datasets.schema import Table
 from recsuite.errors import UserError
 from recsuite.sharding.dynamic.spec import BUCKET_WIDTH, DynamicSpec
