@@ -48,11 +48,12 @@ class ModelInput(Pipelineable):
     """Batch of a training: B events, as tensors.
 
     features: the rows to look up, a KeyedJaggedTensor; labels and weights: float32 [B], the weight of padding
-    is 0; all_labels and all_weights: of the L labels of the data, float32 [B, L], the weight of one that an
-    event lacks is 0; numbers: dense features, float32 [B, numbers]; had: bits of the negatives that the user
-    had, uint8 [B, bytes], see `datasets.batching.batch.Batch`; members: of its histories; links: of its
-    lists. Made in the main process from a worker's plain arrays; `to` moves all of it, so that TorchRec's
-    pipelines can copy it ahead of time.
+    is 0; more_labels and more_weights: of the labels after the first, float32 [B, L - 1], both 0 where an
+    event lacks one; all_labels and all_weights: of all L labels, float32 [B, L]; numbers: dense features,
+    float32 [B, numbers]; had: bits of the negatives that the user had, uint8 [B, bytes], see
+    `datasets.batching.batch.Batch`; members: of its histories; links: of its lists. Made in the main process
+    from a worker's plain arrays; `to` moves all of it, so that TorchRec's pipelines can copy it ahead of
+    time.
 
         class SquaredError(nn.Module):
             def forward(self, predictions: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
