@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from recsuite.config.parser import parse_args
+from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.documents import PAGES, README, blocks, commands, short_form
 from tests.support.launch import ROOT, python, read_json, run_command, succeeded
 from tests.support.quick_python import quick_python
