@@ -240,20 +240,3 @@ def test_crosses_are_learned_to_within_two_thousandths_of_the_best_auc(tmp_path:
     assert best - 0.002 < found["dlrm"] <= best + 0.001
     assert best - 0.002 < found["dcn"] <= best + 0.001
     assert found["linear"] < best - 0.01
-
-
-# The figures of docs/multitask.md, on shops that no setting was chosen on.
-@pytest.mark.soak
-def test_clicks_teach_what_purchases_alone_do_not(tmp_path: Path) -> None:
-    found = {}
-    for labels in (("purchase", "click"), ("purchase",)):
-        shop, report = tmp_path / f"shop-{len(labels)}", tmp_path / f"report-{len(labels)}"
-        shop_log.write_log(shop, labels, seed=1)
-        succeeded(
-            python(CTR.with_name("multitask.py"), "--data_path", shop, "--report_dir", report, timeout=250)
-        )
-        found[len(labels)] = metrics_of(report)["auc"]
-    oracle = read_json(tmp_path / "shop-2" / criteo_log.ORACLE)
-    planted = oracle["auc"] - oracle["without_taste"]
-    assert found[2] - found[1] > planted / 2
-    assert found[2] < oracle["auc"] + 0.001
