@@ -130,7 +130,7 @@ def measure_sharded(dim: int, context: RuntimeContext, settings: Settings) -> di
     with rows_drawn_on_device():
         built = build_model(columns, config, context, RowWiseAdagrad(config.optimizer.lr))
     # DistributedModelParallel wraps the model.
-    tables = built.module.recommender.embeddings
+    (tables,) = built.module.recommender.embeddings
     batches = _features(columns, config, context)
     distinct = statistics.fmean(
         sum(part.unique().numel() for part in batch.values().split(number)) for batch in batches

@@ -41,8 +41,21 @@ def measure(folder: Path, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"seed": seed}
     for way, labels in WAYS.items():
         shop, report = folder / way, folder / f"report-{way}"
-        write = [EXAMPLE.with_name("shop_log.py"), shop, "--labels", *labels, "--seed", str(seed)]
-        train = [EXAMPLE.with_name("multitask.py"), "--data_path", shop, "--report_dir", report]
+        write: list[str | Path] = [
+            EXAMPLE.with_name("shop_log.py"),
+            shop,
+            "--labels",
+            *labels,
+            "--seed",
+            str(seed),
+        ]
+        train: list[str | Path] = [
+            EXAMPLE.with_name("multitask.py"),
+            "--data_path",
+            shop,
+            "--report_dir",
+            report,
+        ]
         for command in (write, train):
             subprocess.run([sys.executable, *command], check=True)
         metrics = json.loads((report / "metrics.json").read_text())

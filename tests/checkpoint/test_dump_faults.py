@@ -37,6 +37,7 @@ from recsuite.checkpoint.storage.chain import chain_at, check_whole
 from recsuite.checkpoint.storage.choice import chosen_chain
 from recsuite.checkpoint.storage.directory import BEST, LATEST, full_checkpoints_in, newest_in, step_of
 from recsuite.checkpoint.storage.dynamic.files import opened
+from recsuite.checkpoint.storage.dynamic.record import DynamicRecord
 from recsuite.checkpoint.storage.manifest import MANIFEST, VOCABULARY, Progress, read_manifest, write_manifest
 from recsuite.datasets.opening import open_data
 from recsuite.errors import UserError
@@ -555,6 +556,14 @@ MISFITS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "another shape": (
         {"tensors": {USER: ([7, 4], "float32")}},
         [f"has float32 [7, 4] for {USER}", ", 4]; give"],
+    ),
+    "another width": (
+        {"tensors": {USER: ([7, 8], "float32"), "dense.mlp.0.weight": ([9, 9], "float32")}},
+        ["has 8 numbers in a row of user, and this model has 4; give the --embedding_dim", "embedding_dims"],
+    ),
+    "another width of a dynamic table": (
+        {"dynamic": {"user": DynamicRecord(12, 16, 16, "continuous", 1, "lru", 0, 0, "steps", False, 0, 0)}},
+        ["has 12 numbers in a row of user, and this model has 4; give"],
     ),
     "another type": (
         {"tensors": {USER: ([0, 4], "float16")}},

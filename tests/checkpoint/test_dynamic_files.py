@@ -161,7 +161,6 @@ def test_where_somebody_may_be_let_go_the_least_wanted_are_left_out_and_counted(
     ("change", "sentence"),
     [
         ({"bucket_width": 8}, "buckets of 8 places for user, and this program has 16"),
-        ({"embedding_dim": 4}, "has 4 numbers in a row of user, and this model has 3"),
         ({"unit": "seconds"}, "in seconds, and --ttl or --half_life in steps"),
     ],
 )

@@ -26,7 +26,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.models.layers import NumberLayers
 from recsuite.models.lists import Links
 from recsuite.models.recency import Members
-from recsuite.sharding.recommender import ModelInput, TrainableModel, make_model
+from recsuite.sharding.recommender import ModelInput, TrainableModel, make_head, make_model
 from recsuite.training.input_pipeline import InputPipeline
 
 DEVICE = torch.device("meta")
@@ -69,7 +69,7 @@ def test_a_step_mixes_no_devices_and_asks_the_device_for_nothing(synthetic_folde
         model, batch, looked_up = moved(model, batch, lambda tensor: mode.from_tensor(tensor).to(DEVICE))
         head = model.recommender.head
         with Crossings() as crossings:
-            rows = model.recommender.rows_of(looked_up)
+            rows = model.recommender.rows_of([looked_up])
             predictions = head(rows, batch)
             loss = model.loss(predictions, batch)
             loss.backward()
@@ -99,7 +99,8 @@ def model_and_batch(config: Config) -> tuple[TrainableModel, ModelInput]:
     sampler = EpochSampler(EventBatches(columns, config, 0, 1))
     input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
     num_rows = {table.name: table.rows for table in columns.tables}
-    model = make_model(columns, config.model, config.data.history, num_rows)
+    head = make_head(columns, config.model, config.data.history)
+    model = make_model(columns, config.model, head, num_rows)
     model.recommender.head.add_over_ranks = lambda tensor: tensor
     return model, next(input_pipeline.batches("train", 0))
 
@@ -120,7 +121,7 @@ def moved(
         length_per_key=features.length_per_key(),
         offset_per_key=features.offset_per_key(),
     )
-    dim = next(iter(model.recommender.embeddings.embedding_configs())).embedding_dim
+    dim = model.recommender.embeddings[0].embedding_dim()
     looked_up = {
         name: JaggedTensor(
             values=torch.empty(number, dim, device=DEVICE, requires_grad=True), lengths=of_feature

@@ -127,7 +127,7 @@ def test_the_loss_is_the_mean_over_real_rows(
 def test_the_model_follows_the_table_of_features(columns: Columns) -> None:
     head = Interaction([table.feature for table in columns.tables], 8, (4,), 3.5)
     recommender = Recommender({table.name: table.rows for table in columns.tables}, 8, head)
-    names = [table.name for table in recommender.embeddings.embedding_configs()]
+    names = [table.name for table in recommender.embeddings[0].embedding_configs()]
     assert names == [table.name for table in columns.tables]
     assert {name for name, _ in head.named_parameters()} == {
         "mlp.0.weight",
@@ -139,7 +139,7 @@ def test_the_model_follows_the_table_of_features(columns: Columns) -> None:
 
 def test_the_plan_is_a_line_for_each_table(columns: Columns, config: Config, context: RuntimeContext) -> None:
     model = build_train_state(columns, config, context).model
-    lines = describe_plan(model, columns, config.model).splitlines()
+    lines = describe_plan(model, columns).splitlines()
     assert lines[0].split() == ["table", "rows", "dim", "sharding", "ranks", "MiB"]
     assert [line.split()[0] for line in lines[1:]] == [table.name for table in columns.tables]
     movie = next(line.split() for line in lines if line.startswith("movie"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 
+from recsuite.errors import UserError
 from recsuite.models.layers import means
 from recsuite.models.lists import DistinctRows
-from recsuite.models.rows import FeatureRows, SharedRows
+from recsuite.models.rows import FeatureRows, JoinedRows, SharedRows
 
 DIM, NUM_EVENTS = 3, 4
 # Of a user, of an item, of a list of the item's and of a list of the user's: rows that events share, rows
@@ -88,6 +90,25 @@ def test_stacked_rows_and_their_gradients_are_those_of_each_feature() -> None:
         (stacked**2).sum().backward()
         (each**2).sum().backward()
         torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_features_of_one_width_are_summed_and_stacked_beside_those_of_others() -> None:
+    one, other = shared(rows()), shared(torch.ones(10, 8, dtype=torch.float64))
+    # As tables of two widths give them.
+    parts = [
+        SharedRows({name: of[name] for name in side}, of.rows, of.in_order)
+        for of, side in zip((one, other), SIDES, strict=True)
+    ]
+    scale, lists = torch.tensor(0.5, dtype=torch.float64), ("genres", "history")
+    joined, alone = (FeatureRows(found, scale, lists) for found in (JoinedRows(parts), one))
+    torch.testing.assert_close(joined.sum(SIDES[0]), alone.sum(SIDES[0]))
+    torch.testing.assert_close(joined.stack(SIDES[0]), alone.stack(SIDES[0]))
+    assert joined["genres"].shape == (NUM_EVENTS, 8)
+    for join in (joined.sum, joined.stack):
+        with pytest.raises(
+            UserError, match=r"must have one width, got user 3, genres 8\. Fix: .* torch\.cat"
+        ):
+            join(["user", "genres"])
 
 
 def test_a_feature_that_is_on_no_side_gets_no_gradient() -> None:

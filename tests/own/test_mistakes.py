@@ -30,9 +30,10 @@ Shape = Callable[[torch.Tensor], Any]
 class Small(nn.Module):
     """Predicts by two features; `shape` makes its output of the predictions."""
 
-    def __init__(self, names: tuple[str, str], shape: Shape) -> None:
+    def __init__(self, names: tuple[str, str], shape: Shape, widths: Any) -> None:
         super().__init__()
         self.names, self.shape, self.bias = names, shape, nn.Parameter(torch.zeros(1))
+        self.embedding_dims = widths or {}
 
     def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> Any:
         return self.shape((rows[self.names[0]] * rows[self.names[1]]).sum(1) + self.bias)
@@ -49,8 +50,23 @@ class Mean(nn.Module):
         return self.shape((output - batch.labels) ** 2)
 
 
-def small(names: tuple[str, str] = ("user", "movie"), shape: Shape = lambda output: output) -> Any:
-    return lambda data, args: Small(names, shape)
+def small(
+    names: tuple[str, str] = ("user", "movie"), shape: Shape = lambda output: output, widths: Any = None
+) -> Any:
+    return lambda data, args: Small(names, shape, widths)
+
+
+class Sums(Small):
+    """Adds up rows."""
+
+    def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> Any:
+        return rows.sum(self.names).sum(1)
+
+
+def library_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
+    model = rs.library_model(data, args)
+    model.embedding_dims = {"genres": 8}
+    return model
 
 
 @pytest.fixture
@@ -93,6 +109,29 @@ def trained(training: Training, **given: Any) -> rs.Run:
             "tuple",
         ),
         ({"maker": lambda data, args: None}, rs.UserError, "requires a Module, got None"),
+        *(
+            ({"maker": small(widths=widths)}, rs.UserError, sentence)
+            for widths, sentence in (
+                ({"film": 8}, r"the tables are user, .*movie.*, got \{'film': 8\}"),
+                ({"movie": 6}, r"give tables a multiple of 4 up to 16,384, .* got \{'movie': 6\}"),
+                ({"movie": 0}, r"a multiple of 4"),
+                ({"movie": 2**15}, r"a multiple of 4 up to 16,384"),
+                ({"movie": 8.0}, r"got \{'movie': 8\.0\}"),
+                ({"movie": True}, r"got \{'movie': True\}"),
+                ({7: 8}, r"got \{7: 8\}"),
+                ([8, 8], r"got \[8, 8\]"),
+            )
+        ),
+        (
+            {"maker": lambda data, args: Sums(("user", "movie"), torch.mean, {"movie": 8})},
+            rs.UserError,
+            r"added up .* one width, got user 4, movie 8\. Fix: give these features the same width",
+        ),
+        (
+            {"maker": library_model},
+            rs.UserError,
+            r"of the library adds up rows, .* --embedding_dim, 4, got \{'genres': 8\}",
+        ),
     ],
 )
 def test_a_wrong_feature_output_or_loss_is_named(
@@ -189,7 +228,7 @@ def test_several_outputs_a_loss_with_numbers_of_its_own_and_the_main_metric_can_
     training: Training,
 ) -> None:
     def maker(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
-        return Two(("user", "movie"), lambda output: {"label": output, "other": 2 * output})
+        return Two(("user", "movie"), lambda output: {"label": output, "other": 2 * output}, {})
 
     seen: list[int] = []
 

@@ -102,9 +102,9 @@ def test_an_epoch_equals_that_of_fbgemm(config: Config, context: RuntimeContext,
 
 def test_rows_that_fbgemm_returns_as_zeros_on_a_gpu_are_refused_there(context: RuntimeContext) -> None:
     on_gpu = dataclasses.replace(context, device=torch.device("cuda"))
-    make_sharder(RowWiseAdagrad(0.04), Config.of(embedding_dim=1024), {}, on_gpu)
-    with pytest.raises(UserError, match=r"--embedding_dim 1028 is too large for a GPU, .* at most 1,024"):
-        make_sharder(RowWiseAdagrad(0.04), Config.of(embedding_dim=1028), {}, on_gpu)
+    make_sharder(RowWiseAdagrad(0.04), Config(), {}, on_gpu, 1024)
+    with pytest.raises(UserError, match=r"embedding_dim of 1028 is too large for a GPU, .* at most 1,024"):
+        make_sharder(RowWiseAdagrad(0.04), Config(), {}, on_gpu, 1028)
 
 
 FBGEMMS = "rs.SGD, rs.Adagrad, rs.RowWiseAdagrad"

@@ -38,8 +38,8 @@ OTHER_BATCH_SIZE = 700
 
 @dataclass(frozen=True)
 class Case:
-    """A model, its data, the optimizer of its tables by its public name, and when it is written: every so
-    many steps, or at the steps of a schedule.
+    """A model, its data, the optimizer of its tables by its public name, whether these have several widths,
+    and when it is written: every so many steps, or at the steps of a schedule.
     """
 
     num_ratings: int
@@ -49,6 +49,7 @@ class Case:
     schedule: tuple[int, ...] = ()
     dump_every: int = 0
     rule: str = "RowWiseAdagrad"
+    has_widths: bool = False
 
     def every_at(self, step: int) -> int:
         """--dump_every, as it is at a step."""
@@ -73,7 +74,8 @@ def _draw_periodic(chance: random.Random, num_ratings: int) -> Case:
     """Checkpoints every few steps, over the end of an epoch of 4 to 7 steps."""
     batch_size = 6 * chance.randrange(num_ratings * 8 // 10 // 42 + 1, num_ratings * 8 // 10 // 24)
     settings = {**_draw_settings(chance), "pipeline": "sparse_dist", "history": 0}
-    return Case(num_ratings, batch_size, 9, settings, dump_every=chance.choice((2, 3)), rule="Adam")
+    every = chance.choice((2, 3))
+    return Case(num_ratings, batch_size, 9, settings, dump_every=every, rule="Adam", has_widths=True)
 
 
 def _draw_async(chance: random.Random, num_ratings: int) -> Case:
@@ -133,8 +135,8 @@ def write_all(folder: Path, context: RuntimeContext) -> dict[str, Any]:
     sequence = ended.replaced(task="sequence", history=5, negatives=64, embedding_dim=8)
     return {
         "cases": found,
-        "resume": resume(by / "resume", ended, context, adagrad()),
-        "resume sequence": resume(by / "resume sequence", sequence, context, None),
+        "resume": resume(by / "resume", ended, context, adagrad(), several_widths),
+        "resume sequence": resume(by / "resume sequence", sequence, context, None, None),
     }
 
 
@@ -147,7 +149,7 @@ def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext
     from recsuite.training.state import build_train_state
 
     columns = open_columns(config)
-    train_state = build_train_state(columns, config, context, tables=rule_of(case))
+    train_state = build_train_state(columns, config, context, maker_of(case), tables=rule_of(case))
     checkpointers = [
         begin_checkpointer(folder / kind, kind, train_state, columns, config, context) for kind in KINDS
     ]
@@ -205,8 +207,8 @@ def begin_checkpointer(
 
 
 def sharding_of(train_state: Any) -> dict[str, str]:
-    (plan,) = train_state.model.plan.plan.values()
-    return {table: parameter.sharding_type for table, parameter in plan.items()}
+    plans = train_state.model.plan.plan.values()
+    return {table: parameter.sharding_type for plan in plans for table, parameter in plan.items()}
 
 
 def marked(checkpointer: Any, context: RuntimeContext) -> dict[str, list[int]]:
@@ -262,8 +264,19 @@ def read_from(writers: int, folder: Path, all_of_them: bool, context: RuntimeCon
         copied = folder / f"resumed-by-{writers}-{readers}"
         copy(by / "resume" / "interrupted", copied, context)
         config = ended_config(folder, context).replaced(batch_size=OTHER_BATCH_SIZE)
-        found["resumed"] = train(copied, config, context, rule=adagrad(), resume=True)
+        found["resumed"] = train(copied, config, context, rule=adagrad(), maker=several_widths, resume=True)
     return found
+
+
+def maker_of(case: Case) -> Any:
+    return several_widths if case.has_widths else None
+
+
+def several_widths(data: Any, args: Any) -> Any:
+    # Not at the top: it imports torch.
+    from tests.support import several_widths as own
+
+    return own.several_widths(data, args)
 
 
 def rule_of(case: Case) -> Any:
@@ -283,7 +296,7 @@ def read_case(
     # Other initial weights, so that nothing right is there by chance; the second kind finds what the steps
     # after the first left.
     other = config.replaced(seed=config.runtime.seed + 1)
-    train_state = build_train_state(columns, other, context, tables=rule_of(case))
+    train_state = build_train_state(columns, other, context, maker_of(case), tables=rule_of(case))
     found = {}
     for kind in KINDS:
         states, progress = load_states(folder / kind, all_of_them, train_state, columns, context)
@@ -325,15 +338,17 @@ def adagrad() -> Any:
     return recsuite.Adagrad(0.04)
 
 
-def resume(folder: Path, config: Config, context: RuntimeContext, rule: Any) -> dict[str, Any]:
+def resume(folder: Path, config: Config, context: RuntimeContext, rule: Any, maker: Any) -> dict[str, Any]:
     """A training, and the same one, ended by a SIGTERM to one rank and resumed."""
-    whole = train(folder / "whole", config, context, rule=rule, dump=True)
+    whole = train(folder / "whole", config, context, rule=rule, maker=maker, dump=True)
     end_at = len(whole["losses"]) // 2 + 3
-    before = train(folder / "ended", config, context, end_at, rule, inc_dump=True, dump_every=4)
+    before = train(folder / "ended", config, context, end_at, rule, maker, inc_dump=True, dump_every=4)
     copy(folder / "ended", folder / "interrupted", context)
     # Where batches are made is no part of a checkpoint; each worker is a Python that starts.
     num_workers = int(context.world_size == 1)
-    after = train(folder / "ended", config, context, rule=rule, resume=True, num_workers=num_workers)
+    after = train(
+        folder / "ended", config, context, rule=rule, maker=maker, resume=True, num_workers=num_workers
+    )
     return {"whole": whole, "end_at": end_at, "before": before, "after": after}
 
 

@@ -59,6 +59,7 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
         ranking = config.replaced(task="ranking", pipeline=pipeline, epochs=1)
         found["ranking losses"][pipeline] = train_all(columns, ranking, context)[0]
     found["rules"] = train_rules(columns, config.replaced(epochs=1), context)
+    found["widths"] = train_widths(config, context)
     found["both sides"] = train_both_sides(config, context)
     found["learned weights"] = train_learned_weights(columns, config, context)
     found["sequences"] = {ids: train_sequence(config, ids, context) for ids in ("vocabulary", "dynamic")}
@@ -69,12 +70,33 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
 
 def train_rules(columns: Any, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """The losses, and `optimizer_sums`, by optimizer of the tables."""
+    """The losses, and `optimizer_sums`, by optimizer of tables of several widths."""
     from recsuite.sharding.table_rules import SGD, Adagrad, Adam, RowWiseAdam
+    from tests.support.several_widths import several_widths
 
     # As large as they can be: after few steps a wrong sum over the ranks must show.
     rules = (SGD(4.0), Adagrad(0.1), Adam(0.05), RowWiseAdam(0.05))
-    return {rule.name: train_all(columns, config, context, rule)[::2] for rule in rules}
+    return {rule.name: train_all(columns, config, context, rule, several_widths)[::2] for rule in rules}
+
+
+def train_widths(config: Config, context: RuntimeContext) -> dict[str, Any]:
+    """The losses, by whose step it is, of static and of dynamic tables of several widths."""
+    from recsuite.datasets.preparation.cache import open_columns
+    from recsuite.runtime.collectives import once_per_node
+    from tests.support.several_widths import several_widths
+
+    found: dict[str, Any] = {}
+    for ids in ("vocabulary", "dynamic"):
+        of_ids = config.replaced(epochs=1, ids=ids, pipeline="sparse_dist")
+        columns = once_per_node(context, lambda of_ids=of_ids: open_columns(of_ids), deadline=60)[
+            context.rank
+        ]
+        found[ids] = {}
+        for tables in ("vectorised", "torchrec"):
+            chosen = of_ids.replaced(cpu_tables=tables)
+            ((losses,), *_) = train_all(columns, chosen, context, maker=several_widths)
+            found[ids][tables] = losses
+    return found
 
 
 def train_both_sides(config: Config, context: RuntimeContext) -> dict[str, Any]:
@@ -125,7 +147,9 @@ def train_sequence(config: Config, ids: str, context: RuntimeContext) -> dict[st
     return found
 
 
-def build(columns: Any, config: Config, context: RuntimeContext, rule: Any = None) -> tuple[Any, Any]:
+def build(
+    columns: Any, config: Config, context: RuntimeContext, rule: Any = None, maker: Any = None
+) -> tuple[Any, Any]:
     """A train state and an input pipeline, as `train` makes them."""
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
@@ -134,7 +158,7 @@ def build(columns: Any, config: Config, context: RuntimeContext, rule: Any = Non
 
     sampler = EpochSampler(EventBatches(columns, config, context.rank, context.world_size))
     input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))
-    return build_train_state(columns, config, context, tables=rule), input_pipeline
+    return build_train_state(columns, config, context, maker, tables=rule), input_pipeline
 
 
 def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any:
@@ -150,14 +174,14 @@ def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any
 
 
 def train_all(
-    columns: Any, config: Config, context: RuntimeContext, rule: Any = None
+    columns: Any, config: Config, context: RuntimeContext, rule: Any = None, maker: Any = None
 ) -> tuple[list[list[float]], Any, dict[str, float]]:
     """The loss of every step of every epoch, the metrics of the trained model, and `optimizer_sums`."""
     from recsuite.checkpoint.storage.manifest import Progress
     from recsuite.training.evaluation import make_evaluator
     from tests.support.steps import train_epoch
 
-    train_state, input_pipeline = build(columns, config, context, rule)
+    train_state, input_pipeline = build(columns, config, context, rule, maker)
     evaluator = make_evaluator(input_pipeline, columns, config.model, context)
     losses = []
     with input_pipeline.loader:
@@ -222,10 +246,11 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
 
 
 def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContext) -> int:
-    """How many modules TorchRec's pipeline takes over."""
+    """How many modules TorchRec's pipeline takes over, of tables of three widths."""
     from recsuite.training.steps import Overlap
+    from tests.support.several_widths import several_widths
 
-    train_state, input_pipeline = build(columns, config, context)
+    train_state, input_pipeline = build(columns, config, context, maker=several_widths)
     overlap = Overlap(train_state.model, train_state.optimizer, context.device)
     train_state.after_forward = overlap.after_forward
     # To the end, for it exchanges the ids of batches ahead.

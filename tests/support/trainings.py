@@ -17,11 +17,17 @@ from recsuite.runtime.process import RuntimeContext
 
 
 def train(
-    folder: Path, config: Config, context: RuntimeContext, end_at: int = -1, rule: Any = None, **settings: Any
+    folder: Path,
+    config: Config,
+    context: RuntimeContext,
+    end_at: int = -1,
+    rule: Any = None,
+    maker: Any = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """What a training did: its status, which ratings it took, its losses, its end, what it learned.
 
-    rule: the optimizer of the tables.
+    rule: the optimizer of the tables; maker: makes the model.
 
     Which ratings is known only where batches are made in this process.
     """
@@ -46,7 +52,7 @@ def train(
             checkpointer.__class__ = EndingCheckpointer
             with noting(data.loader.dataset, taken):
                 begun = training.begin_training(data, config, context, checkpointer)
-                begun.shard = functools.partial(begun.shard, tables=rule)  # type: ignore[method-assign]
+                begun.shard = functools.partial(begun.shard, maker, tables=rule)  # type: ignore[method-assign]
                 run = begun.run()
             found["losses"] = [float(loss) for epoch in run.epochs for loss in epoch.losses]
             found["test"] = run.test

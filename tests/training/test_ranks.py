@@ -82,6 +82,17 @@ def test_every_optimizer_of_the_tables_learns_alike_on_1_2_and_3_ranks(
         assert others == pytest.approx(sums, rel=1e-3, abs=1e-6)
 
 
+@pytest.mark.parametrize("ids", ["vocabulary", "dynamic"])
+def test_tables_of_several_widths_learn_alike_by_either_step_on_1_2_and_3_ranks(
+    found: dict[int, Any], ids: str
+) -> None:
+    expected = found[1]["widths"][ids]["vectorised"]
+    assert expected[-1] < expected[0]
+    for results in found.values():
+        for losses in results["widths"][ids].values():
+            np.testing.assert_allclose(losses, expected, rtol=1e-4)
+
+
 def test_a_ranking_trains_in_both_loops_on_1_2_and_3_ranks(found: dict[int, Any]) -> None:
     for results in found.values():
         ((plain,), (pipelined,)) = results["ranking losses"].values()
@@ -149,7 +160,8 @@ def test_training_lowers_the_loss(found: dict[int, Any]) -> None:
 
 def test_the_pipelined_loop_is_pipelined(found: dict[int, Any]) -> None:
     for results in found.values():
-        assert results["pipelined_modules"] == 1
+        # One for each width of the tables.
+        assert results["pipelined_modules"] == 3
 
 
 def movies_of_users(columns: Columns, num_known: int) -> dict[int, set[int]]:

@@ -73,7 +73,7 @@ class ChainWriter:
         self.optimizer = train_state.optimizer_name
         raise_on_all(lambda: add_texts(self.dynamic, columns, chain))
         self.shapes = shapes_of(self.tensors)
-        self.plan = describe_plan(train_state.model, columns, config.model)
+        self.plan = describe_plan(train_state.model, columns)
         # Found once: to look them up takes as long as to write a small delta.
         self.versions = installed_versions()
         self.vocabulary_digest = digest_of_vocabulary(columns)

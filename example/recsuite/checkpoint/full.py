@@ -44,7 +44,7 @@ from torch.futures import Future
 
 from recsuite.checkpoint.dynamic.tables import DynamicTable, DynamicTables
 from recsuite.checkpoint.storage.manifest import CONFIG, VOCABULARY, Manifest, write_manifest
-from recsuite.checkpoint.storage.shards import OFFSETS_KEY, shard_file_name, write_shard_file
+from recsuite.checkpoint.storage.shards import OFFSETS_KEY, shard_file_name, widths_in, write_shard_file
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import SCHEMA_FILE, Feature
@@ -93,10 +93,11 @@ def _named(train_state: ShardedModel) -> Tensors:
 
 def _name(key: str) -> str:
     # Without the wrappers of a training: a server makes the head alone, and finds its tensors by these names.
-    name = key.removeprefix("recommender.").removeprefix("head.")
-    tables = "embeddings.embeddings."
-    if name.startswith(tables):
-        return f"tables.{name.removeprefix(tables)}"
+    name = key.removeprefix("recommender.")
+    if name.startswith("embeddings."):
+        # Behind the number of their collection, which has the tables of one width.
+        return f"tables.{name.split('.', 3)[3]}"
+    name = name.removeprefix("head.")
     # Of a loss with numbers of its own, which no server has.
     return name if name == key and name.startswith("loss.") else f"dense.{name}"
 
@@ -241,8 +242,10 @@ def check_fit(
     shapes: Mapping[str, tuple[list[int], str]],
     columns: Columns,
     optimizer: str,
+    widths: Mapping[str, int],
 ) -> None:
-    """Refuse a checkpoint of another model, optimizer or data than these. shapes: see `shapes_of`.
+    """Refuse a checkpoint of another model, optimizer or data than these. shapes: see `shapes_of`; widths:
+    numbers in a row of each table.
 
     Raises:
         UserError: names both sides.
@@ -275,6 +278,14 @@ def check_fit(
             f"{SAME_DATA}, with the same --split and --seed; for new ids train anew on all files, or from "
             "the start with --ids dynamic, and with --stream to go on with new files."
         )
+    # Before all tensors: the dense part has other shapes then too, which says less.
+    recorded = widths_in(manifest)
+    for name, width in widths.items():
+        if recorded.get(name, width) != width:
+            raise UserError(
+                f"{folder} has {recorded[name]} numbers in a row of {name}, and this model has {width}; give "
+                "the --embedding_dim of its training, and a model of your own the same embedding_dims."
+            )
     for name in sorted({*manifest.tensors, *shapes}):
         if manifest.tensors.get(name) != shapes.get(name):
             raise UserError(

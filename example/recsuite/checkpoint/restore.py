@@ -85,13 +85,14 @@ def _load(
     """`restore` without the suggestion."""
     tensors, dynamic = tensors_of(train_state), dynamic_of(train_state)
     shapes, optimizer = shapes_of(tensors), train_state.optimizer_name
+    widths = train_state.model.module.recommender.widths
     # Each check ends on all ranks before the next begins, and all end before a byte is changed: a rank that
     # read on while another one refused would hold half of another model.
     try:
         manifests: list[Manifest] = raise_on_all(lambda: _check_shared(chain, context))
     except UserError as error:
         raise _DamagedError(str(error), chain) from None
-    raise_on_all(lambda: check_fit(chain.folder, manifests[-1], shapes, columns, optimizer))
+    raise_on_all(lambda: check_fit(chain.folder, manifests[-1], shapes, columns, optimizer, widths))
     # The digests are right, and still a forged file may hold other tensors than its manifest names.
     raise_on_all(lambda: _check_shards(chain, manifests))
     raise_on_all(lambda: _check_dynamic(chain, manifests, dynamic))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding_bag
 
+from recsuite.config.sections import require
 from recsuite.models.layers import means, scaled
 from recsuite.models.lists import DistinctRows, Links
 from recsuite.models.recency import Members
@@ -55,7 +56,11 @@ class FeatureRows:
     """Embedding rows of B events by the name of the feature.
 
     found: the rows that were looked up; scale: factor of all rows, float32 []; lists: the features with
-    lists; all others have one row for each event.
+    lists; all others have one row for each event. D is --embedding_dim, and of tables that the attribute
+    `embedding_dims` of the model names what it says, a multiple of 4: `embedding_dims = {"genres": 8}`.
+
+    Raises:
+        UserError: from `sum` and `stack`, when rows have different widths.
 
         rows["user"]                                # float32 [B, D]: one row an event, or the mean of a list
         rows.sum(["user", "age"])                   # float32 [B, D]: their sum, in one pass over the rows
@@ -77,10 +82,11 @@ class FeatureRows:
     def stack(self, names: Sequence[str]) -> torch.Tensor:
         """Return the rows of F features beside each other, float32 [B, F, D]; of a list the mean."""
         self._check(names)
-        if isinstance(self.found, SharedRows) and all(self.found[name].is_single for name in names):
-            places = torch.stack([self.found[name].places for name in names], dim=1)
-            return scaled(nn.functional.embedding(places, self.found.rows), self.scale)
-        return torch.stack([self[name] for name in names], dim=1)
+        shared = self._shared(names)
+        if shared is not None and all(shared[name].is_single for name in names):
+            places = torch.stack([shared[name].places for name in names], dim=1)
+            return scaled(nn.functional.embedding(places, shared.rows), self.scale)
+        return torch.stack(_of_one_width(names, [self[name] for name in names]), dim=1)
 
     def jagged(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the row of each value of a feature, float32 [V, D], and the lengths of lists, int64 [B]."""
@@ -96,10 +102,11 @@ class FeatureRows:
         weights = weights or {}
         self._check(names or [""])
         is_plain = all(isinstance(weights.get(name), torch.Tensor | None) for name in names)
-        if isinstance(self.found, SharedRows) and is_plain:
-            found: torch.Tensor = _SharedSum.apply(self.found.rows, self.found, names, dict(weights))
+        shared = self._shared(names)
+        if shared is not None and is_plain:
+            found: torch.Tensor = _SharedSum.apply(shared.rows, shared, names, dict(weights))
             return scaled(found, self.scale)
-        first, *others = (self._pooled(name, weights.get(name)) for name in names)
+        first, *others = _of_one_width(names, [self._pooled(name, weights.get(name)) for name in names])
         # The sum instead of the rows: it is the same, and there are fewer of them.
         return scaled(sum(others, start=first), self.scale)
 
@@ -111,6 +118,12 @@ class FeatureRows:
                 has = ", ".join(known)
                 raise KeyError(f"There is no feature {name!r} with embedding rows. Fix: give one of {has}.")
 
+    def _shared(self, names: Sequence[str]) -> SharedRows | None:
+        """Return what has the rows of all of the features in one tensor."""
+        parts = self.found.parts if isinstance(self.found, JoinedRows) else [self.found]
+        shared = (part for part in parts if isinstance(part, SharedRows))
+        return next((part for part in shared if all(name in part for name in names)), None)
+
     def _pooled(self, name: str, weight: Weight | None) -> torch.Tensor:
         """Return what one feature adds, before the scale, float32 [B, D]."""
         found = self.found[name]
@@ -121,6 +134,21 @@ class FeatureRows:
         if name in self.lists:
             rows = means(rows, torch.ones_like(rows[:, 0]), found.lengths())
         return rows if weight is None else weight * rows
+
+
+def _of_one_width(names: Sequence[str], rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the rows of features, float32 [B, D] each.
+
+    Raises:
+        UserError: when they have different widths.
+    """
+    widths = ", ".join(f"{name} {each.size(1)}" for name, each in zip(names, rows, strict=True))
+    require(
+        len({each.size(1) for each in rows}) == 1,
+        f"Rows that are added up or stacked must have one width, got {widths}. Fix: give these features the "
+        "same width in embedding_dims, or join their rows by torch.cat",
+    )
+    return rows
 
 
 def with_row_scale(model: nn.Module) -> nn.Module:
@@ -154,6 +182,14 @@ class SharedRows(dict[str, DistinctRows]):
     ) -> None:
         super().__init__(found)
         self.rows, self.in_order = rows, in_order
+
+
+class JoinedRows(dict[str, LookedUp]):
+    """Rows of all features, looked up in tables of several widths. parts: those of each width."""
+
+    def __init__(self, parts: Sequence[Mapping[str, LookedUp]]) -> None:
+        super().__init__(each for part in parts for each in part.items())
+        self.parts = parts
 
 
 class _SharedSum(torch.autograd.Function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from recsuite.datasets.schema import AUDIENCE, Feature, Schema
 from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.heads import Interaction, Response, TwoTower
 from recsuite.models.losses import LogLoss, SampledSoftmax, SquaredError
+from recsuite.models.two_sided import Head
 
 
 class ModelData(NamedTuple):
@@ -230,6 +231,30 @@ TASKS: Mapping[str, Task] = {
     "response": ResponseTask(),
     "sequence": NextItem(),
 }
+
+
+def widths_of(model: nn.Module, tables: Collection[str], embedding_dim: int) -> dict[str, int]:
+    """Return how many numbers a row of each table has: `embedding_dims` of the model, or else embedding_dim.
+
+    Raises:
+        UserError: when the model names another table, or a width that no table can have.
+    """
+    own, most = getattr(model, "embedding_dims", {}), ModelConfig.MOST["embedding_dim"]
+    is_sound = isinstance(own, Mapping) and all(
+        type(width) is int and width % 4 == 0 and 4 <= width <= most for width in own.values()
+    )
+    require(
+        is_sound and own.keys() <= {*tables},
+        f"embedding_dims of a model must give tables a multiple of 4 up to {most:,}, and the tables are "
+        f"{', '.join(tables)}, got {own!r}",
+    )
+    widths = {name: own.get(name, embedding_dim) for name in tables}
+    require(
+        not isinstance(model, Head) or {*widths.values()} <= {embedding_dim},
+        f"A model of the library adds up rows, so all of them must have the width of --embedding_dim, "
+        f"{embedding_dim}, got {own!r}",
+    )
+    return widths
 
 
 def predictions_of(model: nn.Module, task: Task, output: Any, labels: Sequence[str]) -> torch.Tensor:

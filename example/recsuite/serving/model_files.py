@@ -14,17 +14,18 @@ from torch import nn
 
 from recsuite.checkpoint.storage.chain import check_name
 from recsuite.checkpoint.storage.manifest import Manifest, check_files, read_manifest
-from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of, shard_files_of
+from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of, shard_files_of, widths_in
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.schema import HISTORY, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.rows import with_row_scale
-from recsuite.models.tasks import TASKS, ModelData, ModelMaker
+from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
 from recsuite.records import LARGEST, typed
 from recsuite.serving.dynamic.tables import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot
 
 DENSE = "dense."
+OWN = "of a model of your own give the function that made it: ServedModel.open(folder, model=...)."
 
 
 @contextlib.contextmanager
@@ -79,24 +80,26 @@ def empty_head(
     maker: makes it; that of the task where it is None.
     """
     config, history = model_of(folder, manifest)
-    dim = _embedding_dim(folder, features, manifest)
-    if config.embedding_dim != dim:
-        raise UserError(
-            f"{folder} has rows of {dim} numbers, and says --embedding_dim {config.embedding_dim}."
-        )
     data = ModelData(schema, features, 0.0, history)
     # On "meta" tensors have shapes and no numbers, so what the manifest says of widths is held against the
     # model before it can cost memory.
     with torch.device("meta"):
         empty = with_row_scale((maker or TASKS[config.task].make_model)(data, config))
+    tables = [feature.name for feature in with_tables(features, config.reads_order)]
+    recorded = widths_in(manifest)
+    for name, width in widths_of(empty, tables, config.embedding_dim).items():
+        if recorded.get(name) != width:
+            raise UserError(
+                f"{folder} has {recorded.get(name, 'no')} numbers in a row of {name}, and its model {width}; "
+                f"{OWN}"
+            )
     wanted = {f"{DENSE}{name}": list(value.shape) or [1] for name, value in empty.state_dict().items()}
     found = {name: shape_of(folder, manifest, name) for name in manifest.tensors if _is_weight(name, wanted)}
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
             raise UserError(
                 f"{folder} has {found.get(name, 'nothing')} for {name}, and its model "
-                f"{wanted.get(name, 'nothing')}; of a model of your own give the function that makes it: "
-                "ServedModel.open(folder, model=...)."
+                f"{wanted.get(name, 'nothing')}; {OWN}"
             )
     return empty.eval().requires_grad_(False)
 
@@ -104,19 +107,6 @@ def empty_head(
 def _is_weight(name: str, wanted: Mapping[str, object]) -> bool:
     """True for a tensor of the dense part, but not for the state of its optimizer."""
     return name.startswith(DENSE) and (name in wanted or name.rpartition(".")[0] not in wanted)
-
-
-def _embedding_dim(folder: Path, features: Sequence[Feature], manifest: Manifest) -> int:
-    """How many numbers each row of every table has."""
-    reads_order = model_of(folder, manifest)[0].reads_order
-    tables = [feature.name for feature in with_tables(features, reads_order)]
-    static = [name for name in tables if name not in manifest.dynamic]
-    shapes = {name: shape_of(folder, manifest, f"tables.{name}.weight") for name in static}
-    dims = {shape[1] if len(shape) == 2 and min(shape) > 0 else 0 for shape in shapes.values()}
-    dims |= {manifest.dynamic[name].embedding_dim for name in tables if name in manifest.dynamic}
-    if len(dims) != 1 or min(dims) < 2:
-        raise UserError(f"{folder} has tables of {printable(shapes)}, which do not make a model.")
-    return dims.pop()
 
 
 def dense_names(head: nn.Module) -> list[str]:

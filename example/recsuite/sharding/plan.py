@@ -31,12 +31,12 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from recsuite.config.config import Config
-from recsuite.config.sections import ModelConfig, TrainingConfig, require
+from recsuite.config.sections import TrainingConfig, require
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import UNKNOWN_ROW, Table
 from recsuite.errors import UserError
 from recsuite.models.co_occurrence import CoOccurrence
-from recsuite.models.tasks import ModelMaker
+from recsuite.models.tasks import ModelMaker, widths_of
 from recsuite.runtime.host import allowed_memory
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu.cpu_tables import CpuTablesSharder
@@ -47,7 +47,7 @@ from recsuite.sharding.dynamic.sharded.capacity import specs_of
 from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
 from recsuite.sharding.dynamic.spec import DynamicSpec
 from recsuite.sharding.managed.tables import ManagedTablesSharder
-from recsuite.sharding.recommender import TrainableModel, make_model
+from recsuite.sharding.recommender import TrainableModel, make_head, make_model
 from recsuite.sharding.table_rules import TableRule, check_rule
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the table.
@@ -71,7 +71,7 @@ def build_model(
 ) -> DistributedModelParallel:
     """The model of a data set, sharded over all ranks, with the optimizer of its tables in the backward.
 
-    tables: their optimizer; maker, loss: see `make_model`. Collective: every rank.
+    tables: their optimizer; maker, loss: see `make_head` and `make_model`. Collective: every rank.
 
     Raises:
         UserError: see `make_plan` and `check_rule`.
@@ -79,10 +79,12 @@ def build_model(
     # Again, right before the dense weights are drawn: they must not depend on what else has drawn from
     # torch's generator since the process began.
     torch.manual_seed(config.runtime.seed)
-    specs = dynamic_specs(columns, config, context)
+    head = make_head(columns, config.model, config.data.history, maker)
+    widths = widths_of(head, [table.name for table in held_tables(columns)], config.model.embedding_dim)
+    specs = dynamic_specs(columns, config, context, widths)
     num_rows = rows_of_tables(columns, specs, context.world_size)
-    model = make_model(columns, config.model, config.data.history, num_rows, maker, loss)
-    sharder = make_sharder(tables, config, specs, context)
+    model = make_model(columns, config.model, head, num_rows, loss)
+    sharder = make_sharder(tables, config, specs, context, max(widths.values()))
     plan = make_plan(model, sharder, num_rows, specs, config.loader.batch_size, context, tables)
     # Tables are allocated here, each shard on the rank that owns it; before, they exist as shapes alone.
     sharded = DistributedModelParallel(
@@ -90,8 +92,8 @@ def build_model(
     )
     # TorchRec's own initial rows come from the generator of each rank, so they would depend on the plan.
     fill_tables(sharded, config.runtime.seed, specs)
-    if isinstance(model.recommender.head, CoOccurrence):
-        model.recommender.head.add_over_ranks = add_over_ranks
+    if isinstance(head, CoOccurrence):
+        head.add_over_ranks = add_over_ranks
     return sharded
 
 
@@ -106,12 +108,13 @@ def held_tables(columns: Columns) -> list[Table]:
     return [table for table in columns.tables if table.rows]
 
 
-def dynamic_specs(columns: Columns, config: Config, context: RuntimeContext) -> dict[str, DynamicSpec]:
-    """What the dynamic tables of a data set are told, by their names."""
+def dynamic_specs(
+    columns: Columns, config: Config, context: RuntimeContext, widths: Mapping[str, int]
+) -> dict[str, DynamicSpec]:
+    """What the dynamic tables of a data set are told, by their names. widths: of all tables."""
     memory = int((1 - RESERVED_FOR_DENSE) * _memory_per_rank(context)) * context.world_size
-    dim, seed = config.model.embedding_dim, config.runtime.seed
-    is_stream = config.stream.stream
-    return specs_of(held_tables(columns), config.tables, dim, INIT_STD, seed, memory, is_stream)
+    seed, is_stream = config.runtime.seed, config.stream.stream
+    return specs_of(held_tables(columns), config.tables, widths, INIT_STD, seed, memory, is_stream)
 
 
 def rows_of_tables(columns: Columns, specs: Mapping[str, DynamicSpec], world_size: int) -> dict[str, int]:
@@ -125,15 +128,16 @@ def rows_of_tables(columns: Columns, specs: Mapping[str, DynamicSpec], world_siz
 
 
 def make_sharder(
-    rule: TableRule, config: Config, specs: Mapping[str, DynamicSpec], context: RuntimeContext
+    rule: TableRule, config: Config, specs: Mapping[str, DynamicSpec], context: RuntimeContext, width: int
 ) -> EmbeddingCollectionSharder:
     """What shards the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses.
+
+    width: of the widest table.
 
     Raises:
         UserError: on a GPU, for rows that are wider than FBGEMM reads there; see also `check_rule`.
     """
-    cpu_tables, width = config.training.cpu_tables, config.model.embedding_dim
-    is_cpu = context.device.type == "cpu"
+    cpu_tables, is_cpu = config.training.cpu_tables, context.device.type == "cpu"
     check_rule(rule, cpu_tables if is_cpu else "gpu", bool(specs))
     # One step learns from the batches of all ranks, so the rate is for that many events.
     rate = rule.rate(config.loader.batch_size * context.world_size)
@@ -145,7 +149,7 @@ def make_sharder(
     if not is_cpu:
         require(
             width <= WIDEST_ON_GPU,
-            f"--embedding_dim {width} is too large for a GPU, where FBGEMM returns zeros for wider rows "
+            f"An embedding_dim of {width} is too large for a GPU, where FBGEMM returns zeros for wider rows "
             f"(torchrec#3673); give at most {WIDEST_ON_GPU:,}",
         )
         if cpu_tables != TrainingConfig.cpu_tables:
@@ -200,8 +204,8 @@ def make_plan(
     try:
         return planner.collective_plan(model, [sharder], dist.GroupMember.WORLD)
     except PlannerError as error:
-        tables = model.recommender.embeddings.embedding_configs()
-        needed = sum(table.num_embeddings * table.embedding_dim for table in tables) * 4 / 2**30
+        widths = model.recommender.widths
+        needed = sum(rows * widths[name] for name, rows in num_rows.items()) * 4 / 2**30
         raise UserError(
             f"The tables need {needed:.1f} GiB and room for their optimizer, and {context.world_size} ranks "
             f"have {memory / 2**30:.1f} GiB each ({str(error).strip().splitlines()[0]}); start more "
@@ -267,22 +271,19 @@ def _fill_shard(shard: Shard, table: str, embedding_dim: int, seed: int) -> None
         target[start - first_row : end - first_row] = part.to(target.device)
 
 
-def describe_plan(model: DistributedModelParallel, columns: Columns, config: ModelConfig) -> str:
+def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:
     """A line a table: rows, dimension, how it is split, on which ranks, MiB of weights."""
     lines = [f"{'table':<12}{'rows':>12}{'dim':>5}  {'sharding':<12}{'ranks':<10}{'MiB':>8}"]
     dynamic = dynamic_rows(model)
-    # One sharded module: all tables are in one collection.
-    (module_plan,) = model.plan.plan.values()
+    # A sharded module for each width.
+    plan = {name: found for module in model.plan.plan.values() for name, found in module.items()}
     for table in held_tables(columns):
-        parameter = module_plan[table.name]
+        parameter, width = plan[table.name], model.module.recommender.widths[table.name]
         ranks = sorted(parameter.ranks or [])
         shown = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else ",".join(map(str, ranks))
         rows = dynamic[table.name].spec.capacity if table.name in dynamic else table.rows
-        mib = rows * config.embedding_dim * 4 / 2**20
-        line = (
-            f"{table.name:<12}{rows:>12,}{config.embedding_dim:>5}  "
-            f"{parameter.sharding_type:<12}{shown:<10}{mib:>8.2f}"
-        )
+        mib = rows * width * 4 / 2**20
+        line = f"{table.name:<12}{rows:>12,}{width:>5}  {parameter.sharding_type:<12}{shown:<10}{mib:>8.2f}"
         lines.append(line + (_describe_dynamic(dynamic[table.name]) if table.name in dynamic else ""))
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ Shapes: B events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,8 +34,8 @@ from recsuite.models.prior import (
     Prior,
 )
 from recsuite.models.recency import Members
-from recsuite.models.rows import FeatureRows, LookedUp, with_row_scale
-from recsuite.models.tasks import TASKS, ModelData, ModelMaker
+from recsuite.models.rows import FeatureRows, JoinedRows, LookedUp, with_row_scale
+from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
 from recsuite.models.two_sided import TwoSided
 from recsuite.runtime.ranges import named
 
@@ -115,14 +115,16 @@ class Recommender(nn.Module):
     """Tables, which TorchRec shards over the ranks, and the model that computes with their rows.
 
     The model and the loss are modules of their own: TorchRec's pipeline traces what is around the tables with
-    torch.fx, which takes those as they are. lists: the features with lists.
+    torch.fx, which takes those as they are. embedding_dim: of the tables for which the model names no other;
+    lists: the features with lists.
     """
 
     def __init__(
         self, num_rows: Mapping[str, int], embedding_dim: int, head: nn.Module, lists: Collection[str] = ()
     ) -> None:
         super().__init__()
-        self.embeddings = make_embeddings(num_rows, embedding_dim)
+        self.widths = widths_of(head, num_rows, embedding_dim)
+        self.embeddings = make_embeddings(num_rows, self.widths)
         # Any: its methods are those of whoever wrote it.
         self.head: Any = with_row_scale(head)
         self.lists = frozenset(lists)
@@ -132,16 +134,17 @@ class Recommender(nn.Module):
         """Return the output of the model. Collective: every rank."""
         # What is left of it without lookup and output exchange, which have names of their own.
         with named("input exchange"):
-            looked_up = self.embeddings(batch.features)
+            looked_up = [tables(batch.features) for tables in self.embeddings]
         return self.compute(looked_up, batch)
 
     def look_up(self, batch: ModelInput) -> FeatureRows:
         """Return the rows of a batch. Collective: every rank."""
-        return self.rows_of(self.embeddings(batch.features))
+        return self.rows_of([tables(batch.features) for tables in self.embeddings])
 
-    def rows_of(self, looked_up: Mapping[str, LookedUp]) -> FeatureRows:
-        """Return what was looked up as the model takes it."""
-        return FeatureRows(looked_up, self.head.row_scale, self.lists)
+    def rows_of(self, looked_up: Sequence[Mapping[str, LookedUp]]) -> FeatureRows:
+        """Return what was looked up as the model takes it. looked_up: of the tables of each width."""
+        found = looked_up[0] if len(looked_up) == 1 else JoinedRows(looked_up)
+        return FeatureRows(found, self.head.row_scale, self.lists)
 
 
 class _Compute(nn.Module):
@@ -152,7 +155,7 @@ class _Compute(nn.Module):
         # In a tuple, or it would be a module of this one.
         self._recommender = (recommender,)
 
-    def forward(self, looked_up: Mapping[str, LookedUp], batch: ModelInput) -> Any:
+    def forward(self, looked_up: Sequence[Mapping[str, LookedUp]], batch: ModelInput) -> Any:
         """Return the output of the model."""
         (recommender,) = self._recommender
         return recommender.head(recommender.rows_of(looked_up), batch)
@@ -185,46 +188,52 @@ class TrainableModel(nn.Module):
         return LossAndOutput(self.loss(output, batch) if self.training else None, output)
 
 
-def make_embeddings(num_rows: Mapping[str, int], embedding_dim: int) -> EmbeddingCollection:
+def make_embeddings(num_rows: Mapping[str, int], widths: Mapping[str, int]) -> nn.ModuleList:
     """The tables on the meta device: only the shards are ever allocated, when they are sharded.
 
-    num_rows: of each table, by its name.
+    A collection for each width, as TorchRec's have tables of one width. num_rows, widths: of each table, by
+    its name.
     """
-    return EmbeddingCollection(
-        tables=[
-            EmbeddingConfig(
-                name=name,
-                embedding_dim=embedding_dim,
-                num_embeddings=rows,
-                # Drawn later, from the seed. TorchRec's own draw would touch all memory of tables that are
-                # to fill slowly.
-                init_fn=_as_it_is,
-                # One feature for each table. Two features that shared a table would need another way from the
-                # names of features to those of tables, in checkpoints and in the tracking of rows too.
-                feature_names=[name],
-            )
-            for name, rows in num_rows.items()
-        ],
-        device=torch.device("meta"),
+    tables = [
+        EmbeddingConfig(
+            name=name,
+            embedding_dim=widths[name],
+            num_embeddings=rows,
+            # Drawn later, from the seed. TorchRec's own draw would touch all memory of tables that are
+            # to fill slowly.
+            init_fn=_as_it_is,
+            # One feature for each table. Two features that shared a table would need another way from the
+            # names of features to those of tables, in checkpoints and in the tracking of rows too.
+            feature_names=[name],
+        )
+        for name, rows in num_rows.items()
+    ]
+    return nn.ModuleList(
+        EmbeddingCollection(
+            tables=[table for table in tables if table.embedding_dim == width], device=torch.device("meta")
+        )
+        for width in sorted({*widths.values()})
     )
+
+
+def of_tables(features: KeyedJaggedTensor, tables: Collection[str]) -> KeyedJaggedTensor:
+    """Return those of the features of a batch that have some tables, in the order of the batch."""
+    names = features.keys()
+    if len(names) == len(tables):
+        return features
+    return features.permute([place for place, name in enumerate(names) if name in tables])
 
 
 def _as_it_is(table: torch.Tensor) -> None:
     """Leave what is in a table."""
 
 
-def make_model(
-    columns: Columns,
-    config: ModelConfig,
-    history: int,
-    num_rows: Mapping[str, int],
-    maker: ModelMaker | None = None,
-    loss: nn.Module | None = None,
-) -> TrainableModel:
-    """Return the model of a data set with its loss; its tables are not allocated yet.
+def make_head(
+    columns: Columns, config: ModelConfig, history: int, maker: ModelMaker | None = None
+) -> nn.Module:
+    """Return the model that computes with the rows of a data set.
 
-    history: how long one is at most; num_rows: of each table, by its name; maker, loss: those of the task
-    where they are None.
+    history: how long one is at most; maker: makes it, that of the task where it is None.
     """
     task = TASKS[config.task]
     features = [*(table.feature for table in columns.tables), *columns.numbers]
@@ -239,9 +248,23 @@ def make_model(
     noise = task.noise_of(None, columns.schema.unit)
     if noise is not None and isinstance(head, CoOccurrence):
         head.prior = make_prior(columns, noise)
-    lists = [feature.name for feature in features if feature.multi]
+    return head
+
+
+def make_model(
+    columns: Columns,
+    config: ModelConfig,
+    head: nn.Module,
+    num_rows: Mapping[str, int],
+    loss: nn.Module | None = None,
+) -> TrainableModel:
+    """Return the model of a data set with its loss; its tables are not allocated yet.
+
+    num_rows: of each table, by its name; loss: that of the task where it is None.
+    """
+    lists = [table.name for table in columns.tables if table.feature.multi]
     recommender = Recommender(num_rows, config.embedding_dim, head, lists)
-    return TrainableModel(recommender, loss or task.make_loss(columns))
+    return TrainableModel(recommender, loss or TASKS[config.task].make_loss(columns))
 
 
 def make_prior(columns: Columns, noise: float) -> Prior:

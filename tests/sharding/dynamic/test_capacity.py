@@ -12,11 +12,12 @@ from recsuite.sharding.dynamic.sharded.capacity import specs_of
 MEMORY = 2**24
 
 
-def places(capacity: str, users: int, items: int, is_stream: bool) -> dict[str, int]:
+def places(capacity: str, users: int, items: int, is_stream: bool, width: int = 4) -> dict[str, int]:
     """Places of each table, of files with so many ids."""
     features = Feature("user", USER, "u", ids=DYNAMIC), Feature("item", ITEM, "i", ids=DYNAMIC)
     tables = [Table(feature, rows) for feature, rows in zip(features, (users, items), strict=True)]
-    specs = specs_of(tables, TablesConfig(capacity=capacity), 4, 0.025, 0, MEMORY, is_stream)
+    widths = {"user": 4, "item": width}
+    specs = specs_of(tables, TablesConfig(capacity=capacity), widths, 0.025, 0, MEMORY, is_stream)
     return {name: spec.capacity for name, spec in specs.items()}
 
 
@@ -31,6 +32,10 @@ def test_a_training_on_all_files_has_places_by_the_ids_in_them() -> None:
     assert places("auto", 800, 16, is_stream=False) == {"user": 1600, "item": 32}
     shared = places("50%", 3_000, 1_000, is_stream=False)
     assert shared["user"] == pytest.approx(3 * shared["item"], rel=0.01)
+    # A row of 32 numbers takes the memory of several of 4.
+    wider = places("50%", 3_000, 1_000, is_stream=False, width=32)
+    assert wider["user"] == shared["user"]
+    assert wider["item"] < shared["item"] / 2
 
 
 @pytest.mark.parametrize(

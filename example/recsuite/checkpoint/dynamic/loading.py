@@ -47,11 +47,6 @@ def check_tables(folder: Path, records: Mapping[str, DynamicRecord], tables: Dyn
                 f"{folder} has buckets of {record.bucket_width} places for {name}, and this program has "
                 f"{BUCKET_WIDTH}; load it with the program that wrote it."
             )
-        if record.embedding_dim != ours[name].embedding_dim:
-            raise UserError(
-                f"{folder} has {record.embedding_dim} numbers in a row of {name}, and this model has "
-                f"{ours[name].embedding_dim}; give the --embedding_dim of its training."
-            )
         if record.unit != ours[name].unit and (ours[name].ttl or ours[name].half_life):
             raise UserError(
                 f"{folder} counts the age of rows of {name} in {record.unit}, and --ttl or --half_life in "

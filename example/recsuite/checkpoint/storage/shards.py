@@ -256,6 +256,13 @@ def tables_of(manifest: Manifest) -> dict[str, dict[str, tuple[list[int], str]]]
     return found
 
 
+def widths_in(manifest: Manifest) -> dict[str, int]:
+    """Numbers in a row of each table; 0 where the shape is none of a table."""
+    weights = {name: slots["weight"] for name, slots in tables_of(manifest).items() if "weight" in slots}
+    widths = {name: shape[1] if len(shape) == 2 else 0 for name, (shape, _) in weights.items()}
+    return {**widths, **{name: record.embedding_dim for name, record in manifest.dynamic.items()}}
+
+
 def _check_rows(
     path: Path, table: str, slots: dict[str, tuple[list[int], str]], own: dict[str, Piece]
 ) -> None:

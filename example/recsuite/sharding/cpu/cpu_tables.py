@@ -38,6 +38,7 @@ from recsuite.sharding.cpu.shared_exchange import open_exchange
 from recsuite.sharding.dynamic.placement import rows_per_rank
 from recsuite.sharding.dynamic.rows import DynamicRows
 from recsuite.sharding.dynamic.spec import DynamicSpec
+from recsuite.sharding.recommender import of_tables
 from recsuite.sharding.table_rules import TableRule
 
 Specs = Mapping[str, DynamicSpec]
@@ -74,8 +75,9 @@ class CpuTables(ShardedEmbeddingCollection):
                     state = make_state(rule, module) if module else {}
                     kernel = module and module.emb_module
                     layout.groups.append(TableGroup(kernel, state, first_key, tables, rule))
-        for name, spec in dynamic.items():
-            layout.dynamic[name] = self._share_of(spec, layout)
+        # Others of the model have another width, and so other tables.
+        for name in [name for name in dynamic if name in plan]:
+            layout.dynamic[name] = self._share_of(dynamic[name], layout)
         layout.close()
         return layout
 
@@ -108,6 +110,7 @@ class CpuTables(ShardedEmbeddingCollection):
         with torch.no_grad():
             # TorchRec waits twice, for counts and then for keys; its pipeline does other work between the
             # two.
+            features = of_tables(features, self.layout.plan)
             return KJTListSplitsAwaitable([CountsExchange(self.layout, self.exchange, features)], ctx)
 
     def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:

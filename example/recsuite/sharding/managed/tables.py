@@ -28,6 +28,7 @@ from recsuite.sharding.dynamic.spec import DynamicSpec
 from recsuite.sharding.managed.owners import OwnedCollisions
 from recsuite.sharding.managed.remapping import Remapping
 from recsuite.sharding.managed.unknown import UnknownRows
+from recsuite.sharding.recommender import of_tables
 
 
 class ManagedTables(ShardedEmbeddingCollection):
@@ -98,6 +99,7 @@ class ManagedTables(ShardedEmbeddingCollection):
     def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
         """Send ids to the ranks that own them. Collective: every rank."""
         ctx.generation = self.generation
+        features = of_tables(features, self._table_name_to_config)
         sent: Awaitable[Awaitable[KJTList]] = self.collisions.input_dist(ctx, features)
         return sent
 

@@ -81,7 +81,8 @@ class Training(ABC):
     ) -> ShardedModel:
         """Build the model, share its tables out, and put it where the checkpointer begins. Collective.
 
-        maker: makes the model from the columns and the flags of the model; loss: called with the output of
+        maker: makes the model from the columns and the flags of the model, and its attribute `embedding_dims`
+        gives the tables that it names another width than --embedding_dim; loss: called with the output of
         the model and the batch, returns the mean over the batch; tables, dense: the optimizers. What is None
         is that of the task and the flags. metrics: a name to a function of predictions and labels, numpy
         float32 [n], which returns a number; shown beside those of the task. One with the name of the main
@@ -95,7 +96,7 @@ class Training(ABC):
             self.train_state = build_train_state(
                 self.columns, self.config, self.context, maker, loss, tables, dense, metrics
             )
-        self.plan = describe_plan(self.train_state.model, self.columns, self.config.model)
+        self.plan = describe_plan(self.train_state.model, self.columns)
         for line in self.plan.splitlines():
             self.context.say(line)
         with self.phase(self.checkpointer.phase):

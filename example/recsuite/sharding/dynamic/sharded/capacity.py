@@ -22,14 +22,14 @@ BYTES_OF_WAITING = 8 + 8 + 4 + 2
 def specs_of(
     tables: Sequence[Table],
     config: TablesConfig,
-    embedding_dim: int,
+    widths: Mapping[str, int],
     init_std: float,
     seed: int,
     memory: int,
     is_stream: bool = False,
 ) -> dict[str, DynamicSpec]:
-    """What each dynamic table is told, by its name. memory: bytes that all ranks have for tables; is_stream:
-    whether ids come that nobody has counted.
+    """What each dynamic table is told, by its name. widths: of each table; memory: bytes that all ranks have
+    for tables; is_stream: whether ids come that nobody has counted.
 
     Raises:
         UserError: when --capacity names a table that is not dynamic, asks a stream for a count, or for more
@@ -48,13 +48,13 @@ def specs_of(
         _check_stream(dynamic, wanted, config)
     shares = _shares(dynamic, is_stream)
     # A share is that of the tables when they have grown: only then is it what they take in the end.
-    bytes_of_a_place = _bytes_of_a_place(config, embedding_dim) * _growth(config)
+    bytes_of_a_place = {name: _bytes_of_a_place(config, widths[name]) * _growth(config) for name in names}
     places = _places(dynamic, wanted, shares, bytes_of_a_place, memory)
     _check_memory(places, bytes_of_a_place, config, memory)
     return {
         name: DynamicSpec(
             name,
-            embedding_dim,
+            widths[name],
             capacity,
             capacity * _growth(config),
             seed=seed,
@@ -84,10 +84,10 @@ def _check_stream(tables: Sequence[Table], wanted: Mapping[str, str], config: Ta
 
 
 def _check_memory(
-    places: Mapping[str, int], bytes_of_a_place: int, config: TablesConfig, memory: int
+    places: Mapping[str, int], bytes_of_a_place: Mapping[str, int], config: TablesConfig, memory: int
 ) -> None:
     """Refuse what the planner would: to find out how many rows each rank has of it takes memory too."""
-    needed = bytes_of_a_place * sum(places.values())
+    needed = sum(bytes_of_a_place[name] * number for name, number in places.items())
     if needed > memory:
         growth = f", which --grow may make {_growth(config)} times as many," if config.grow else ""
         raise UserError(
@@ -118,7 +118,7 @@ def _places(
     tables: Sequence[Table],
     wanted: Mapping[str, str],
     shares: Mapping[str, float],
-    bytes_of_a_place: int,
+    bytes_of_a_place: Mapping[str, int],
     memory: int,
 ) -> dict[str, int]:
     """Places of each table: whole buckets, one at least; no more than a share of the memory has room for."""
@@ -127,7 +127,8 @@ def _places(
         value = wanted.get(table.name, wanted[""])
         if value.endswith("%"):
             part = 1.0 if table.name in wanted else shares[table.name]
-            buckets = int(float(value[:-1]) / 100 * memory * part / bytes_of_a_place) // BUCKET_WIDTH
+            share = float(value[:-1]) / 100 * memory * part
+            buckets = int(share / bytes_of_a_place[table.name]) // BUCKET_WIDTH
         else:
             buckets = -(-(PLACES_PER_ID * table.rows if value == AUTO else int(value)) // BUCKET_WIDTH)
         found[table.name] = BUCKET_WIDTH * max(1, buckets)
