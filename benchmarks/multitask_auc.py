@@ -41,22 +41,9 @@ def measure(folder: Path, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"seed": seed}
     for way, labels in WAYS.items():
         shop, report = folder / way, folder / f"report-{way}"
-        write: list[str | Path] = [
-            EXAMPLE.with_name("shop_log.py"),
-            shop,
-            "--labels",
-            *labels,
-            "--seed",
-            str(seed),
-        ]
-        train: list[str | Path] = [
-            EXAMPLE.with_name("multitask.py"),
-            "--data_path",
-            shop,
-            "--report_dir",
-            report,
-        ]
-        for command in (write, train):
+        write: list[str | Path] = [EXAMPLE.with_name("shop_log.py"), shop, "--labels", *labels]
+        train: list[str | Path] = [EXAMPLE.with_name("multitask.py"), "--data_path", shop]
+        for command in ([*write, "--seed", str(seed)], [*train, "--report_dir", report]):
             subprocess.run([sys.executable, *command], check=True)
         metrics = json.loads((report / "metrics.json").read_text())
         seconds = sum(epoch["seconds"] for epoch in metrics["epochs"])
