@@ -121,7 +121,7 @@ def moved(
         length_per_key=features.length_per_key(),
         offset_per_key=features.offset_per_key(),
     )
-    dim = model.recommender.embeddings[0].embedding_dim()
+    (dim,) = {*model.recommender.widths.values()}
     looked_up = {
         name: JaggedTensor(
             values=torch.empty(number, dim, device=DEVICE, requires_grad=True), lengths=of_feature

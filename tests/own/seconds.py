@@ -23,10 +23,10 @@ class Seconds(nn.Module):
     def __init__(self, data: rs.ModelData, dim: int) -> None:
         super().__init__()
         self.names = data.names("user", "item")
-        self.numbers = sum(not feature.has_table for feature in data.features)
-        self.mlp = nn.Sequential(
-            nn.Linear(len(self.names) * dim + self.numbers, 16), nn.ReLU(), nn.Linear(16, 1)
-        )
+        self.embedding_dims = {"video": 16}
+        width = sum(self.embedding_dims.get(name, dim) for name in self.names)
+        width += sum(not feature.has_table for feature in data.features)
+        self.mlp = nn.Sequential(nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, 1))
 
     def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
         """Return log(1 + seconds), float32 [B]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -210,6 +210,33 @@ class Two(Small):
 
     def predictions(self, output: dict[str, torch.Tensor]) -> torch.Tensor:
         return output["label"]
+
+
+class Vectors(rs.TwoSided):
+    """A vector of the user and one of the movie, whose tables have a width of their own."""
+
+    embedding_dims: ClassVar = {"user": 8, "movie": 8}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(8))
+
+    def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
+        return self.factor * rows["user"]
+
+    def item_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
+        return rows["movie"]
+
+    def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
+        return torch.stack([self.user_vectors(rows, batch), self.item_vectors(rows, batch)], dim=1)
+
+
+def test_items_are_ranked_by_vectors_of_any_width(synthetic_folder: Path, context: RuntimeContext) -> None:
+    flags = {"data_path": str(synthetic_folder), "task": "ranking", "history": 0, "epochs": 1}
+    config = Config.of(**flags, embedding_dim=4, batch_size=2_048)
+    with open_data(config, context) as data, rs.begin_training(data, config, context) as training:
+        run = trained(training, maker=lambda data, args: Vectors())
+    assert 0 < run.test["ndcg_at_10"] < 1
 
 
 class OfTwo(nn.Module):

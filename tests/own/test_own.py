@@ -14,6 +14,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import recsuite as rs
+from recsuite.config.sections.checkpoint import CheckpointConfig
+from recsuite.serving.export import export
 from recsuite.tools.cases import cases_of_models
 from tests.support.documents import PAGES, blocks
 from tests.support.launch import python, read_json, succeeded, torchrun
@@ -189,6 +191,21 @@ def test_a_loop_an_optimizer_and_a_label_of_its_own_resume_bit_for_bit_and_are_s
     model = rs.ServedModel.open(tmp_path / "dumps", model=own.make_model)
     scores = model.score({name: given[-200:] for name, given in values.items()}).numpy()
     assert scores == pytest.approx(np.load(tmp_path / "200.npy"), rel=1e-6)
+    export(CheckpointConfig(save_dir=str(tmp_path / "dumps")), tmp_path / "exported", own.make_model)
+    copy = rs.ServedModel.open(tmp_path / "exported", model=own.make_model)
+    assert copy.score({name: given[-200:] for name, given in values.items()}).tolist() == scores.tolist()
+    # The videos have a width of their own, which a model of another one is not given.
+    assert model.snapshot.tables["video"].shape == (26, 16)
+    assert model.snapshot.tables["user"].shape == (41, 32)
+
+    def narrower(data: rs.ModelData, args: rs.ModelConfig) -> Any:
+        made = own.make_model(data, args)
+        made.embedding_dims = {"video": 8}
+        return made
+
+    for folder in ("dumps", "exported"):
+        with pytest.raises(rs.UserError, match=r"has 16 numbers in a row of video, and its model 8; .*\)\.$"):
+            rs.ServedModel.open(tmp_path / folder, model=narrower)
 
 
 def test_each_excerpt_of_the_page_is_of_these_scripts() -> None:

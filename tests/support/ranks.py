@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,7 @@ def train_widths(config: Config, context: RuntimeContext) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for ids in ("vocabulary", "dynamic"):
         of_ids = config.replaced(epochs=1, ids=ids, pipeline="sparse_dist")
-        columns = once_per_node(context, lambda of_ids=of_ids: open_columns(of_ids), deadline=60)[
-            context.rank
-        ]
+        columns = once_per_node(context, partial(open_columns, of_ids), deadline=60)[context.rank]
         found[ids] = {}
         for tables in ("vectorised", "torchrec"):
             chosen = of_ids.replaced(cpu_tables=tables)
@@ -228,7 +227,7 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     evaluation.SCORES_AT_ONCE, sharding.INIT_STD, usual = 2**13, std, sharding.INIT_STD
     train_state, input_pipeline = build(columns, config, context)
     sharding.INIT_STD = usual
-    evaluator = RankingEvaluator(input_pipeline, columns, config.model.embedding_dim, context)
+    evaluator = RankingEvaluator(input_pipeline, columns, context)
     ranks = {split: evaluator.ranks(train_state.model, split, 0).tolist() for split in ("validation", "test")}
     vectors = {}
     for split in ("validation", "test", "catalogue"):

@@ -109,9 +109,7 @@ def trained(
         with checkpointing(data.columns, config, context) as checkpointer:
             loop = EpochLoop(data, config, context, checkpointer)
             loop.run()
-        evaluator = RankingEvaluator(
-            InputPipeline(data.loader), data.columns, config.model.embedding_dim, context
-        )
+        evaluator = RankingEvaluator(InputPipeline(data.loader), data.columns, context)
         loop.train_state.model.eval()
         with torch.no_grad():
             _, scores = evaluator._embed(loop.train_state.model, "test", 0)

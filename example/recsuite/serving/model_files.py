@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import nn
 
-from recsuite.checkpoint.storage.chain import check_name
+from recsuite.checkpoint.storage.chain import ChoiceError, check_name
 from recsuite.checkpoint.storage.manifest import Manifest, check_files, read_manifest
 from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape_of, shard_files_of, widths_in
 from recsuite.config.sections import ModelConfig
@@ -89,7 +89,7 @@ def empty_head(
     recorded = widths_in(manifest)
     for name, width in widths_of(empty, tables, config.embedding_dim).items():
         if recorded.get(name) != width:
-            raise UserError(
+            raise ChoiceError(
                 f"{folder} has {recorded.get(name, 'no')} numbers in a row of {name}, and its model {width}; "
                 f"{OWN}"
             )
@@ -97,7 +97,7 @@ def empty_head(
     found = {name: shape_of(folder, manifest, name) for name in manifest.tensors if _is_weight(name, wanted)}
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
-            raise UserError(
+            raise ChoiceError(
                 f"{folder} has {found.get(name, 'nothing')} for {name}, and its model "
                 f"{wanted.get(name, 'nothing')}; {OWN}"
             )

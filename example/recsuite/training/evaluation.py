@@ -66,7 +66,7 @@ def make_evaluator(
     """The evaluator that the configured task asks for. Not collective."""
     task = TASKS[config.task]
     if task.evaluation == "ranks":
-        return RankingEvaluator(input_pipeline, columns, config.embedding_dim, context)
+        return RankingEvaluator(input_pipeline, columns, context)
     return PredictionEvaluator(task, input_pipeline, columns, context)
 
 
@@ -316,12 +316,9 @@ class RankingEvaluator:
     how a product is summed depends on the number of ranks, and what is left of it does not.
     """
 
-    def __init__(
-        self, input_pipeline: InputPipeline, columns: Columns, embedding_dim: int, context: RuntimeContext
-    ) -> None:
+    def __init__(self, input_pipeline: InputPipeline, columns: Columns, context: RuntimeContext) -> None:
         self.input_pipeline = input_pipeline
         self.context = context
-        self.embedding_dim = embedding_dim
         # Both now: the training may outlive the files.
         self.cases = {
             split: Cases(columns, input_pipeline.loader.dataset, split) for split in ("validation", "test")
@@ -379,10 +376,12 @@ class RankingEvaluator:
         """The users' vectors, float32 [n, D], and the scores of their own items, float32 [n]."""
         cases, device = self.cases[split], self.context.device
         # As in `PredictionEvaluator.predict`.
-        users = torch.empty(*cases.shape, self.embedding_dim, device=device)
-        scores = torch.empty(cases.shape, device=device)
+        users, scores = torch.empty(0), torch.empty(cases.shape, device=device)
         for step, batch in enumerate(shown_batches(self.input_pipeline, split, epoch, self.context)):
             user, item = model(batch.to(device, non_blocking=True)).output.unbind(dim=1)
+            if step == 0:
+                # As wide as the vectors of the model are.
+                users = user.new_empty(*cases.shape, user.size(1))
             users[step] = user
             scores[step] = (user.double() * item.double()).sum(dim=1)
         number = len(cases.items)
