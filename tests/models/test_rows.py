@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from recsuite.models.layers import means
-from recsuite.models.lists import DistinctRows
+from recsuite.models.layers import DistinctRows, means
 from recsuite.models.rows import FeatureRows, SharedRows
 
 DIM, NUM_EVENTS = 3, 4
