@@ -17,8 +17,7 @@ from checkpoint_setup import BLOCK_STEPS, MOST_AT_ONCE, Clock, Settings, trainin
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.runtime.collectives import all_gather_object
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import RuntimeContext, all_gather_object
 
 SHARES = (0.001, 0.01, 0.1)
 

@@ -15,8 +15,7 @@ from typing import Any
 from figures import bar_lines
 
 from recsuite.files import replace_file
-from recsuite.runtime.host import allowed_cores, available_memory
-from recsuite.runtime.versions import installed_versions
+from recsuite.runtime.host import allowed_cores, available_memory, installed_versions
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -28,7 +28,7 @@ from typing import Any
 from environment import DOCS, EXAMPLE, describe, finish, make_parser
 from figures import bar, origin, table
 
-from recsuite.datasets.movielens.schema import OF_20M, files_in
+from recsuite.datasets.movielens.source import OF_20M, files_in
 
 PAGE = DOCS / "dynamic.md"
 MARKS = ("<!-- online quality -->", "<!-- end of online quality -->")

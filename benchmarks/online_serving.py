@@ -31,8 +31,7 @@ from figures import bar, origin, table
 from online_quality import Lines, train
 
 from recsuite.checkpoint.storage.directory import LATEST
-from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.worlds.moving import MovingWorld
+from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
 from recsuite.serving.followers.following import wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 

@@ -22,7 +22,7 @@ from scipy.sparse import csr_matrix, diags_array, hstack, identity
 
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Calibration, measure
-from recsuite.datasets.preparation.arrays.groups import grouped
+from recsuite.datasets.preparation.arrays import grouped
 from recsuite.datasets.preparation.baselines import fit_biases
 
 RANK = 10

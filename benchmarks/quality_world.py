@@ -33,7 +33,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from recsuite.datasets.movielens.worlds.world import (
+from recsuite.datasets.movielens.synthetic import (
     MEAN_SCORE,
     World,
     draw_stars,

@@ -45,8 +45,7 @@ from sequences_tables import MARKS, THIS, judge, render
 from threadpoolctl import threadpool_limits
 
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.worlds.chain import ChainWorld
+from recsuite.datasets.movielens.synthetic import ChainWorld, write_synthetic
 
 SPLITS = ("leave_one_out", "time")
 PAGE = DOCS / "sequential.md"

@@ -29,8 +29,7 @@ from sequences_rank import RECBOLE, THIS
 from train_team import Order, Team, teams
 
 from recsuite.config.parser import parse_args
-from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.worlds.chain import ChainWorld
+from recsuite.datasets.movielens.synthetic import ChainWorld, write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 
 PAGE = DOCS / "sequential.md"

@@ -11,9 +11,9 @@ from train_team import DIM, MEAN_RATING, MLP_DIMS
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.movielens.synthetic import POPULARITY_SLOPE
-from recsuite.datasets.preparation.arrays.records import Own, write_records
+from recsuite.datasets.preparation.arrays import Own, write_records
 from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, USER, Table
 
 # Of the features that MovieLens has beside user and movie: how many values.

@@ -23,11 +23,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from recsuite.checkout import DATA_ROOT
 from recsuite.config.config import Config
 from recsuite.datasets.metrics import auc
-from recsuite.datasets.tables.description.writer import write_schema
+from recsuite.datasets.tables.description import write_schema
 from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables.formats import TextFile
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
     Files,
@@ -37,9 +37,8 @@ from recsuite.datasets.tables.schema_file import (
     UserColumn,
     schema_path,
 )
-from recsuite.datasets.tables.sources.text import TextFile
 from recsuite.errors import UserError
-from recsuite.files import locked, written_aside
+from recsuite.files import DATA_ROOT, locked, written_aside
 from recsuite.runtime.process import RuntimeContext
 
 T = TypeVar("T")

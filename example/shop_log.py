@@ -25,11 +25,10 @@ import numpy as np
 import pandas
 
 import criteo_log
-from recsuite.checkout import DATA_ROOT
 from recsuite.config.config import Config
 from recsuite.datasets.metrics import auc
 from recsuite.errors import UserError
-from recsuite.files import written_aside
+from recsuite.files import DATA_ROOT, written_aside
 from recsuite.runtime.process import RuntimeContext
 
 ROWS, MIN_ROWS, TEST_SHARE = 300_000, 1_000, 0.2

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.worlds.moving import MovingWorld
+from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
 from tests.support.launch import ROOT, python, read_json, succeeded
 
 

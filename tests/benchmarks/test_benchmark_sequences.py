@@ -15,8 +15,7 @@ import pytest
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import measure_ranks
-from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.worlds.chain import ChainWorld
+from recsuite.datasets.movielens.synthetic import ChainWorld, write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.launch import ROOT, python, read_json, succeeded
 

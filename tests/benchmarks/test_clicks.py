@@ -13,7 +13,7 @@ import pytest
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.preparation.arrays.groups import grouped
+from recsuite.datasets.preparation.arrays import grouped
 from recsuite.datasets.preparation.baselines import popularity_ranks
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.launch import ROOT, python, read_json, succeeded

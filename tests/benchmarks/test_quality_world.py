@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.worlds.world import (
+from recsuite.datasets.movielens.synthetic import (
     DEFAULT_WORLD,
     MAX_SCORE,
     MEAN_SCORE,
@@ -18,6 +17,7 @@ from recsuite.datasets.movielens.worlds.world import (
     SCORE_STEPS,
     World,
     expected_ratings,
+    write_synthetic,
 )
 from tests.support import written_world
 from tests.support.launch import ROOT

@@ -28,8 +28,7 @@ from recsuite.checkpoint.storage.shards import OFFSETS_KEY
 from recsuite.checkpoint.storage.writer import retire
 from recsuite.config.sections import CheckpointConfig
 from recsuite.errors import UserError
-from recsuite.files import FileEntry, digest_of
-from recsuite.records import sealed
+from recsuite.files import FileEntry, digest_of, sealed
 from recsuite.serving import reader
 from recsuite.serving.export import export
 from recsuite.serving.served import Follower, ServedModel

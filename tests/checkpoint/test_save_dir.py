@@ -39,7 +39,7 @@ from recsuite.checkpoint.storage.manifest import (
 )
 from recsuite.checkpoint.storage.writer import LOCK, prune, publish, retire, set_aside, writing
 from recsuite.errors import UserError
-from recsuite.records import sealed
+from recsuite.files import sealed
 from recsuite.serving import reader
 from tests.support.launch import ROOT
 from tests.support.tiny_dumps import (

@@ -11,7 +11,7 @@ from recsuite.config.config import Config, flag_names
 from recsuite.config.parser import build_parser, parse_given
 from recsuite.config.presets import AUTO, NONE, PRESETS, fitting_preset, in_words, preset_flags
 from recsuite.errors import UserError
-from recsuite.runtime.launch import Launch
+from recsuite.runtime.process import Launch
 from recsuite.tools import script
 from tests.support.launch import EXAMPLE, ROOT
 

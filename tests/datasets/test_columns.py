@@ -22,14 +22,14 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns, MappedColumn
 from recsuite.datasets.movielens import source as movielens
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation import cache
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW, RawData
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
-from recsuite.records import parsed, sealed
+from recsuite.files import parsed, sealed
 
 
 @pytest.fixture
@@ -406,7 +406,7 @@ def test_a_cache_of_somebody_else_is_used_while_it_is_whole_and_refused_in_a_sen
 
 
 def test_a_folder_that_forbids_writing_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recsuite.checkout.DATA_ROOT", folder.parent / "elsewhere")
+    monkeypatch.setattr("recsuite.files.DATA_ROOT", folder.parent / "elsewhere")
     folder.chmod(0o555)
     try:
         found = open_columns(Config.of(data_path=str(folder)))

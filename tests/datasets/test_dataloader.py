@@ -18,7 +18,7 @@ from recsuite.datasets import loader as loader_module
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import EpochSampler, build_dataloader, choose_num_workers
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.datasets.source import locate, read

@@ -13,12 +13,12 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.batching.features import FORGOTTEN_EVERY
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.datasets.tables.derived import with_user_day
 from recsuite.errors import UserError
-from recsuite.models.prior import EVENT_BIAS, EVENT_FACTOR, Held
+from recsuite.models.co_occurrence import EVENT_BIAS, EVENT_FACTOR, Held
 from recsuite.sharding.recommender import make_prior
 
 DAY = 86_400

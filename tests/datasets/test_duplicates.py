@@ -12,9 +12,9 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.preparation import duplicates, vocabulary
+from recsuite.datasets.preparation import splits, vocabulary
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.preparation.duplicates import settle
+from recsuite.datasets.preparation.splits import settle
 from recsuite.datasets.schema import ITEM, USER, Events, Feature, RawData, Schema
 from recsuite.datasets.source import locate, read
 from recsuite.errors import UserError
@@ -180,7 +180,7 @@ def test_more_ratings_or_values_of_lists_than_can_be_counted_are_refused(
 ) -> None:
     config = write(tmp_path, RATINGS)
     with monkeypatch.context() as patch:
-        patch.setattr(duplicates, "MOST", 7)
+        patch.setattr(splits, "MOST", 7)
         with pytest.raises(UserError, match=r"^There are 8 ratings, and 7 is the limit; give fewer\.$"):
             open_columns(config)
     monkeypatch.setattr(vocabulary, "MOST", 2)

@@ -15,7 +15,7 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns

@@ -21,16 +21,18 @@ from recsuite.datasets.metrics import (
     never_found,
     ranks_by_chance,
 )
-from recsuite.datasets.movielens.schema import SCHEMA
-from recsuite.datasets.preparation.arrays.groups import grouped
+from recsuite.datasets.movielens.source import SCHEMA
+from recsuite.datasets.preparation.arrays import grouped
 from recsuite.datasets.preparation.baselines import (
     Biases,
     Oracle,
+    Stored,
     baselines_of,
+    by_items,
+    by_users,
     fit_biases,
     popularity_ranks,
 )
-from recsuite.datasets.preparation.histories import Stored, by_items, by_users
 
 LIKED = 4.0
 NO_CALIBRATION = Calibration(float("nan"), float("nan"))

@@ -12,7 +12,7 @@ import sys, time
 from pathlib import Path
 import example
 from recsuite.config.config import Config
-from recsuite.runtime.collectives import all_gather_object
+from recsuite.runtime.process import all_gather_object
 from recsuite.runtime.process import cleanup_runtime, init_runtime
 from recsuite.tools import life
 folder = Path({folder!r})

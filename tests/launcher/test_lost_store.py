@@ -8,7 +8,7 @@ import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from recsuite.launcher import lost_store
+from recsuite.launcher import meeting
 
 
 def test_a_store_that_is_gone_is_taken_for_an_empty_one_for_a_moment_and_is_then_missed(
@@ -23,8 +23,8 @@ def test_a_store_that_is_gone_is_taken_for_an_empty_one_for_a_moment_and_is_then
         return answer
 
     monkeypatch.setattr(DynamicRendezvousHandler, "num_nodes_waiting", ask)
-    monkeypatch.setattr(lost_store, "SECONDS", 0.2)
-    lost_store.outlive_store()
+    monkeypatch.setattr(meeting, "SECONDS", 0.2)
+    meeting.outlive_store()
     handler = object.__new__(DynamicRendezvousHandler)
     assert [handler.num_nodes_waiting() for _ in range(4)] == [2, 0, 0, 0]
     time.sleep(0.3)

@@ -23,9 +23,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.models.layers import NumberLayers
-from recsuite.models.lists import Links
-from recsuite.models.recency import Members
+from recsuite.models.layers import Links, Members, NumberLayers
 from recsuite.sharding.recommender import ModelInput, TrainableModel, make_head, make_model
 from recsuite.training.input_pipeline import InputPipeline
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recsuite.models.lists import DistinctRows, shared_sums, sums_over_roots
+from recsuite.models.layers import DistinctRows, shared_sums, sums_over_roots
 
 DIM = 3
 # Five events: the first two share a list of three, the third has none, the others have lists of their own.

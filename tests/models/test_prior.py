@@ -10,9 +10,7 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, USER, Feature
-from recsuite.models.co_occurrence import CoOccurrence
-from recsuite.models.lists import held_by_prior
-from recsuite.models.prior import (
+from recsuite.models.co_occurrence import (
     BIAS,
     FACTOR,
     GROUPS,
@@ -20,11 +18,12 @@ from recsuite.models.prior import (
     LIST_BIAS,
     LIST_FACTOR,
     SPREAD_STD,
+    CoOccurrence,
     Held,
     Prior,
     learned_spreads,
 )
-from recsuite.models.recency import Members
+from recsuite.models.layers import Members, held_by_prior
 from recsuite.models.rows import Inputs
 from tests.support.feature_rows import feature_rows
 

@@ -8,7 +8,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 from recsuite.models.heads import TwoTower
-from recsuite.models.recency import Members, Recency
+from recsuite.models.layers import Members, Recency
 from recsuite.models.rows import Inputs
 from tests.support.feature_rows import feature_rows
 

@@ -12,19 +12,23 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsuite.config.sections import BLOCKS, ModelConfig
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 from recsuite.gaps import OLDEST, gaps_of
 from recsuite.models import losses as loss_module
-from recsuite.models.lists import Links
+from recsuite.models import sequences as sequence_head
+from recsuite.models.layers import Links, Members
 from recsuite.models.losses import drawn_softmax, sampled_softmax
-from recsuite.models.recency import Members
 from recsuite.models.rows import Inputs
-from recsuite.models.sequences import head as sequence_head
-from recsuite.models.sequences.blocks import Attention, PointwiseAttention
-from recsuite.models.sequences.dropout import Dropout, kept
-from recsuite.models.sequences.head import SequenceHead, apart
-from recsuite.models.sequences.window import Window
+from recsuite.models.sequences import (
+    Attention,
+    Dropout,
+    PointwiseAttention,
+    SequenceHead,
+    Window,
+    apart,
+    kept,
+)
 from recsuite.models.tasks import TASKS, ModelData
 from recsuite.training.input_pipeline import with_histories
 from tests.support.feature_rows import feature_rows

@@ -14,7 +14,7 @@ import torch
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.monitoring.profiler import OTHER, PARTS, Profile, segments, split_steps
-from recsuite.runtime import ranges
+from recsuite.runtime import process
 from recsuite.runtime.process import RuntimeContext
 from tests.support.launch import read_json
 
@@ -132,7 +132,7 @@ def run_steps(profile: Profile, epochs: list[int]) -> None:
     for steps in epochs:
         with profile.phase("steps", Progress()):
             for _ in range(steps):
-                with ranges.named("step"):
+                with process.named("step"):
                     torch.ones(3).add_(1)
                 profile.on_step(NO_STEP)
     profile.on_end(NO_RUN)
@@ -161,6 +161,6 @@ def test_a_training_too_short_for_a_profile_is_told(tmp_path: Path, epochs: list
 
 
 def test_without_a_recording_a_range_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "record_function", None)
-    with ranges.named("step"):
+    monkeypatch.setattr(torch.profiler, "record_function", None)
+    with process.named("step"):
         pass

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import recsuite as rs
-from recsuite.config.sections.checkpoint import CheckpointConfig
+from recsuite.config.sections import CheckpointConfig
 from recsuite.serving.export import export
 from recsuite.tools.cases import cases_of_models
 from tests.support.documents import PAGES, blocks

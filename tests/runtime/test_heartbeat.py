@@ -14,17 +14,17 @@ from tests.support.launch import PATIENCE, started, wait_for
 
 HEAD = "import sys, time\n"
 CALL = """
-from recsuite.runtime.peers import heartbeat
-heartbeat.CALL_SECONDS = 0.5
-with heartbeat.Heartbeat(1, 0).within("joining the other ranks"):
+from recsuite.runtime import peers
+peers.CALL_SECONDS = 0.5
+with peers.Heartbeat(1, 0).within("joining the other ranks"):
     print("inside", flush=True)
     time.sleep(60)
 """
 STUCK = """
 import os, threading
-from recsuite.launcher import stuck
-stuck.PATIENCE = stuck.MEETING_SECONDS = 0.5
-stuck.end_when_stuck(["--dump", "--timeout", "1"])
+from recsuite.launcher import __main__ as launcher
+launcher.PATIENCE = launcher.MEETING_SECONDS = 0.5
+launcher.end_when_stuck(["--dump", "--timeout", "1"])
 {what}
 """
 FREE = "for _ in range(40): time.sleep(0.1)\nprint('ended by itself')"
@@ -41,8 +41,8 @@ child = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
 child.wait()
 """
 RANK = """
-from recsuite.runtime.peers import heartbeat
-heartbeat.Heartbeat(1, 0)
+from recsuite.runtime import peers
+peers.Heartbeat(1, 0)
 print("lives", flush=True)
 time.sleep(60)
 """
@@ -52,20 +52,20 @@ subprocess.Popen([sys.executable, "-c", sys.argv[1]]).wait()
 """
 ALONE = """
 import os, signal
-from recsuite.runtime.peers import heartbeat
-heart = heartbeat.Heartbeat(1, 0)
+from recsuite.runtime import peers
+heart = peers.Heartbeat(1, 0)
 os.kill(os.getppid(), signal.SIGKILL)
-time.sleep(3 * heartbeat.BEAT_SECONDS)
+time.sleep(3 * peers.BEAT_SECONDS)
 heart.stop()
 print("goes on")
 """
 FAILED = """
 import contextlib
-from recsuite.runtime.peers import heartbeat
-heartbeat.CALL_SECONDS = 0
-with contextlib.suppress(ValueError), heartbeat.Heartbeat(1, 0).within("joining the other ranks"):
+from recsuite.runtime import peers
+peers.CALL_SECONDS = 0
+with contextlib.suppress(ValueError), peers.Heartbeat(1, 0).within("joining the other ranks"):
     raise ValueError
-time.sleep(1 + 3 * heartbeat.BEAT_SECONDS)
+time.sleep(1 + 3 * peers.BEAT_SECONDS)
 print("told why")
 """
 
@@ -124,9 +124,9 @@ def test_a_launcher_that_is_stopped_for_too_long_is_ended_and_one_that_goes_on_i
 
 STOPS = """
 import os, signal, subprocess
-from recsuite.launcher import stuck
-stuck.STOPPED_SECONDS = 0.5
-stuck.end_when_stuck(["--timeout", "1"])
+from recsuite.launcher import __main__ as launcher
+launcher.STOPPED_SECONDS = 0.5
+launcher.end_when_stuck(["--timeout", "1"])
 child = subprocess.Popen(["sleep", "60"])
 child.send_signal(signal.SIGSTOP)
 print(child.wait())

@@ -14,10 +14,8 @@ from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.runtime import host as machine
 from recsuite.runtime import process as runtime
-from recsuite.runtime.collectives import once_per_node
 from recsuite.runtime.host import allowed_cores, allowed_memory
-from recsuite.runtime.launch import read_launch
-from recsuite.runtime.process import cleanup_runtime, init_runtime
+from recsuite.runtime.process import cleanup_runtime, init_runtime, once_per_node, read_launch
 from tests.support.launch import ROOT, python, succeeded, torchrun
 
 MODULES = sorted(
@@ -232,7 +230,7 @@ def test_a_rank_that_prepares_data_for_too_long_is_a_users_mistake(tmp_path: Pat
 SLOW = """
 import sys, time
 import example
-from recsuite.runtime.collectives import once_per_node
+from recsuite.runtime.process import once_per_node
 from recsuite.runtime.process import cleanup_runtime, init_runtime
 from recsuite.tools import life
 

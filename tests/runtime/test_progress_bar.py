@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from recsuite.config.config import Config
+from recsuite.datasets.movielens import synthetic
 from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.worlds import world
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.tables.sources import delimited
-from recsuite.runtime.console import install_tag, remove_tag
-from recsuite.runtime.progress_bar import Stage, shown, stage
+from recsuite.datasets.tables import formats
+from recsuite.runtime.console import Stage, install_tag, remove_tag, shown, stage
 from tests.support.launch import PATIENCE
 
 
@@ -113,8 +112,8 @@ def test_drawing_reading_and_columns_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # More than one block, of which the first is not yet the last.
-    monkeypatch.setattr(world, "USERS_PER_BLOCK", 128)
-    monkeypatch.setattr(delimited, "BLOCK_BYTES", 100_000)
+    monkeypatch.setattr(synthetic, "USERS_PER_BLOCK", 128)
+    monkeypatch.setattr(formats, "CSV_BLOCK_BYTES", 100_000)
     with shown(interval=0.001):
         write_synthetic(tmp_path / "data", 100_000, seed=0)
         open_columns(Config.of(data_path=str(tmp_path / "data")))

@@ -12,13 +12,10 @@ import pytest
 from recsuite.checkpoint.storage.directory import newest_in
 from recsuite.config.config import Config
 from recsuite.errors import BrokenLaunchError, LostPeerError
-from recsuite.runtime import process
-from recsuite.runtime.ending import failures, recovery
-from recsuite.runtime.ending.failures import name_lost_peers, report_broken_launch
-from recsuite.runtime.ending.recovery import MACHINES, Recovery
-from recsuite.runtime.peers.error_file import is_said
-from recsuite.runtime.peers.heartbeat import Heartbeat
-from recsuite.runtime.peers.rollcall import ALL_ANSWER
+from recsuite.runtime import ending, process
+from recsuite.runtime.ending import name_lost_peers, report_broken_launch
+from recsuite.runtime.peers import ALL_ANSWER, Heartbeat, is_said
+from recsuite.runtime.process import MACHINES, Recovery
 
 HERE = Recovery(Config())
 GONE = "rank 1 on node-1 has ended; seen by rank 0 on node-0"
@@ -33,7 +30,7 @@ LATE = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 5000ms for r
 def test_an_error_of_a_collective_becomes_a_sentence_when_a_rank_is_gone(
     error: str, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "lost_peers", lambda: GONE)
+    monkeypatch.setattr(ending, "lost_peers", lambda: GONE)
     with pytest.raises(BrokenLaunchError) as found:
         name_lost_peers(RuntimeError(error), 300, HERE)
     assert str(found.value) == (
@@ -45,18 +42,18 @@ def test_an_error_of_a_collective_becomes_a_sentence_when_a_rank_is_gone(
 def test_an_error_of_a_collective_that_no_lost_rank_explains_keeps_its_traceback(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "lost_peers", lambda: ALL_ANSWER)
+    monkeypatch.setattr(ending, "lost_peers", lambda: ALL_ANSWER)
     with pytest.raises(LostPeerError, match=ALL_ANSWER) as found:
         name_lost_peers(error, 300, HERE)
     assert not isinstance(found.value, BrokenLaunchError)
     assert found.value.__cause__ is error
     # Nor is a fault of the program's own one of the launch.
-    monkeypatch.setattr(failures, "lost_peers", lambda: GONE)
+    monkeypatch.setattr(ending, "lost_peers", lambda: GONE)
     name_lost_peers(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), 300, HERE)
 
 
 def test_a_stray_connection_is_told_of_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "lost_peers", lambda: ALL_ANSWER)
+    monkeypatch.setattr(ending, "lost_peers", lambda: ALL_ANSWER)
     with pytest.raises(BrokenLaunchError, match=r"a connection came to port 7[.] What to do: start again"):
         name_lost_peers(BrokenLaunchError("a connection came to port 7"), 300, HERE)
 
@@ -66,11 +63,11 @@ def test_a_lost_rank_is_said_once_and_the_launcher_is_told_that_it_was(
 ) -> None:
     path = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-    monkeypatch.setattr(failures, "LOST_PEER_SECONDS", 0)
+    monkeypatch.setattr(ending, "LOST_PEER_SECONDS", 0)
     report_broken_launch(BrokenLaunchError("rank 1 is gone."))
     assert capsys.readouterr().err == "example.py: rank 1 is gone.\n"
     assert is_said(json.loads(path.read_text())["message"])
-    failures.record_crash(ValueError("ours"))
+    ending.record_crash(ValueError("ours"))
     assert not is_said(json.loads(path.read_text())["message"])
     assert not is_said("Signal 9 (SIGKILL) received by PID 77")
 
@@ -102,7 +99,7 @@ def test_a_launch_continues_from_a_checkpoint_where_there_is_one_or_is_restarted
 def test_a_folder_that_nobody_can_look_into_is_named_and_not_waited_for(
     newest: Callable[[Path], None] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "FOLDER_SECONDS", 0.05)
+    monkeypatch.setattr(process, "FOLDER_SECONDS", 0.05)
     found = Recovery(Config.of(dump=True, save_dir=str(tmp_path)), newest).how_to_continue()
     assert found == f"start again; --resume continues from the last checkpoint in {tmp_path}"
 

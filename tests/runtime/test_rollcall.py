@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from recsuite.errors import LostPeerError
-from recsuite.runtime.peers import rollcall
-from recsuite.runtime.peers.rollcall import Peer, Peers
+from recsuite.runtime import peers
+from recsuite.runtime.peers import Peer, Peers
 
 HOST = socket.gethostname()
 
@@ -37,7 +37,7 @@ def test_who_has_ended_is_named_with_its_machine_by_all_that_are_left() -> None:
 
 
 def test_faults_are_told_apart_by_machine_and_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollcall, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(peers, "ANSWER_SECONDS", 0.2)
     (alone,) = meet(1, 1)
     with socket.create_server(("127.0.0.1", 0)) as mute, socket.create_server(("127.0.0.1", 0)) as closed:
         ports = [server.getsockname()[1] for server in (mute, closed)]

@@ -14,8 +14,8 @@ import pytest
 import torch.distributed as dist
 
 from recsuite.errors import LostPeerError
-from recsuite.runtime.ending import termination
-from recsuite.runtime.ending.termination import Termination
+from recsuite.runtime import ending
+from recsuite.runtime.ending import Termination
 from tests.support.launch import started, wait_for
 
 # Waits inside a library, where no handler of Python's runs.
@@ -24,7 +24,7 @@ import signal, sys
 from datetime import timedelta
 import torch.distributed as dist
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-from recsuite.runtime.ending.termination import Termination
+from recsuite.runtime.ending import Termination
 store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 with Termination(timedelta(seconds=60)).obeyed():
@@ -53,10 +53,10 @@ def test_a_second_ctrl_c_ends_a_process_at_once_whatever_it_waits_for(
     waiting: subprocess.Popen[str],
 ) -> None:
     waiting.send_signal(signal.SIGINT)
-    assert said_by(waiting) == termination.ANSWER
+    assert said_by(waiting) == ending.ANSWER
     # A shell and a launcher may both pass on the same one.
     waiting.send_signal(signal.SIGINT)
-    time.sleep(2 * termination.SAME_SECONDS)
+    time.sleep(2 * ending.SAME_SECONDS)
     assert waiting.poll() is None
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait(30) == 128 + signal.SIGINT
@@ -66,8 +66,8 @@ def test_what_a_launcher_sends_after_a_second_ctrl_c_ends_a_process_too(
     waiting: subprocess.Popen[str],
 ) -> None:
     waiting.send_signal(signal.SIGINT)
-    assert said_by(waiting) == termination.ANSWER
-    time.sleep(2 * termination.SAME_SECONDS)
+    assert said_by(waiting) == ending.ANSWER
+    time.sleep(2 * ending.SAME_SECONDS)
     waiting.send_signal(signal.SIGTERM)
     assert waiting.wait(30) == 128 + signal.SIGINT
 
@@ -75,7 +75,7 @@ def test_what_a_launcher_sends_after_a_second_ctrl_c_ends_a_process_too(
 def test_a_sigterm_may_come_twice(waiting: subprocess.Popen[str]) -> None:
     for _ in range(2):
         waiting.send_signal(signal.SIGTERM)
-        time.sleep(2 * termination.SAME_SECONDS)
+        time.sleep(2 * ending.SAME_SECONDS)
         assert waiting.poll() is None
 
 
@@ -89,7 +89,7 @@ def alone() -> Iterator[Termination]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("number", termination.SIGNALS)
+@pytest.mark.parametrize("number", ending.SIGNALS)
 def test_the_ranks_agree_on_the_signal_one_step_later(alone: Termination, number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with alone.obeyed():

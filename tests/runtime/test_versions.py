@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recsuite.errors import UserError
-from recsuite.runtime import versions
+from recsuite.runtime import host
 
 Install = Callable[..., None]
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -41,12 +41,12 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def refusal() -> str:
     with pytest.raises(UserError) as caught:
-        versions.check_versions()
+        host.check_versions()
     return str(caught.value)
 
 
 def test_the_real_installation_passes() -> None:
-    versions.check_versions()
+    host.check_versions()
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_real_installation_passes() -> None:
 )
 def test_versions_of_one_generation_pass(install: Install, installed: dict[str, str]) -> None:
     install(installed)
-    versions.check_versions()
+    host.check_versions()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_missing_package_is_mended_with_the_whole_list(install: Install, missi
 def test_outside_of_a_repository_the_sentence_says_where_the_list_is(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "checkout", lambda: None)
+    monkeypatch.setattr(host, "checkout", lambda: None)
     install({})
     sentence = refusal()
     assert "found none of them; mend it in the folder of the repository with: " in sentence
@@ -138,7 +138,7 @@ def test_nothing_installed_is_one_sentence_too(install: Install) -> None:
 
 def test_the_versions_for_reports_name_the_fbgemm_wheel(install: Install) -> None:
     install({"torch": "2.13.0", "torchrec": "1.8.0", "fbgemm-gpu-cpu": "1.8.0", "numpy": "2.4.6"})
-    found = versions.installed_versions()
+    found = host.installed_versions()
     assert found.pop("python").startswith("3.")
     assert found == {
         "torch": "2.13.0",
@@ -154,7 +154,7 @@ def test_the_versions_for_reports_name_the_fbgemm_wheel(install: Install) -> Non
 )
 def test_the_trio_is_what_the_requirements_pin(filename: str, wheel: str) -> None:
     pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (REPOSITORY / filename).read_text(), re.MULTILINE))
-    trio = {"torch": versions.TORCH, "torchrec": versions.TORCHREC, wheel: versions.FBGEMM}
+    trio = {"torch": host.TORCH, "torchrec": host.TORCHREC, wheel: host.FBGEMM}
     assert {name: pins.get(name) for name in trio} == trio
 
 
@@ -176,11 +176,11 @@ def test_the_two_variants_pin_the_same_versions() -> None:
     cuda = {
         line for line in (REPOSITORY / "requirements-cuda.txt").read_text().splitlines() if line[0] != "#"
     }
-    assert cuda - cpu == {f"fbgemm-gpu=={versions.FBGEMM}"}
+    assert cuda - cpu == {f"fbgemm-gpu=={host.FBGEMM}"}
 
 
 def test_the_check_imports_none_of_the_packages() -> None:
     heavy = "{'torch', 'torchrec', 'fbgemm_gpu'}"
-    check = "from recsuite.runtime.versions import check_versions; check_versions()"
+    check = "from recsuite.runtime.host import check_versions; check_versions()"
     code = f"import sys; {check}; sys.exit(len({heavy} & {{*sys.modules}}))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

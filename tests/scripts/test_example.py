@@ -22,7 +22,7 @@ import pytest
 
 from recsuite.config.sections import TrainingConfig
 from recsuite.datasets.metrics import Measured
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.errors import counted
 from recsuite.models.tasks import TASKS
 from recsuite.monitoring.results import (

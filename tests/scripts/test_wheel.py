@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.checkout import checkout
+from recsuite.files import checkout
 from tests.support.launch import ROOT, python, succeeded
 
 # Imported by no statement: torch and retrieval.py look for them. fbgemm comes with torchrec, and
@@ -27,15 +27,15 @@ USE = """
 import sys
 from pathlib import Path
 import recsuite
-from recsuite.checkout import checkout
+from recsuite.files import checkout
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.source import look
-from recsuite.runtime import versions
+from recsuite.runtime import host
 print(Path(recsuite.__file__).parent, checkout())
 print(look(Config().data, 0)[0])
 print(open_columns(Config.of(synthetic_ratings=1000)).folder)
-print(versions._mend(["fbgemm-gpu-cpu"], everything=True).split()[-1])
+print(host._mend(["fbgemm-gpu-cpu"], everything=True).split()[-1])
 """
 
 
@@ -61,7 +61,7 @@ def test_the_wheel_holds_every_file_of_the_library_and_nothing_else(wheel: Path)
     with zipfile.ZipFile(wheel) as held:
         names = {name for name in held.namelist() if ".dist-info/" not in name}
     assert names == wanted
-    assert {"recsuite/datasets/movielens/schema.toml", "recsuite/datasets/movielens/worlds/world.py"} <= names
+    assert {"recsuite/datasets/movielens/schema.toml", "recsuite/datasets/movielens/synthetic.py"} <= names
 
 
 def test_the_library_of_the_wheel_works_and_keeps_its_data_below_the_working_directory(

@@ -15,9 +15,8 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.tables.description.reader import read_schema
-from recsuite.datasets.tables.description.writer import write_schema
-from recsuite.datasets.tables.guessing.proposal import propose
+from recsuite.datasets.tables.description import read_schema, write_schema
+from recsuite.datasets.tables.proposal import propose
 from tests.support.launch import EXAMPLE, ROOT, python, read_json, succeeded, torchrun
 
 # The steps are those of one process with batches of 1,024.

@@ -22,7 +22,7 @@ from recsuite.checkpoint.storage.manifest import CONFIG
 from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import COUNT, RATING, Events, RawData
 from recsuite.errors import UserError
 from recsuite.serving import recommend

@@ -25,7 +25,7 @@ import pytest
 from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
 from recsuite.checkpoint.storage.writer import publish
 from recsuite.config.config import Config
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.errors import UserError
 from recsuite.serving.followers import following
 from recsuite.serving.followers.following import follow, of_one_moment

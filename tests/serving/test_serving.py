@@ -37,8 +37,7 @@ from recsuite.config.parser import parse_given
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.schema import SCHEMA_FILE
 from recsuite.errors import UserError
-from recsuite.files import FileEntry, digest_of
-from recsuite.records import sealed
+from recsuite.files import FileEntry, digest_of, sealed
 from recsuite.serving import request
 from recsuite.serving import served as serving
 from recsuite.serving.export import MODEL, export

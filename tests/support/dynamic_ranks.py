@@ -49,7 +49,7 @@ def main() -> None:
         data_path=data, ids="dynamic", batch_size=global_batch_size // context.world_size, history=5, epochs=8
     )
     from recsuite.datasets.preparation.cache import open_columns
-    from recsuite.runtime.collectives import once_per_node
+    from recsuite.runtime.process import once_per_node
 
     once_per_node(context, lambda: open_columns(config), deadline=60)
     found = {name: trained(config.replaced(**flags), context) for name, flags in TRAININGS.items()}
@@ -102,7 +102,7 @@ def content(rows: Any) -> dict[str, Any]:
     """
     import torch
 
-    from recsuite.runtime.collectives import all_gather_object
+    from recsuite.runtime.process import all_gather_object
 
     live = rows.live()
     mine = {

@@ -9,12 +9,11 @@ import sys
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 from recsuite.launcher import __main__ as launcher
-from recsuite.launcher import stuck
 from recsuite.runtime.process import end_process
 
 if __name__ == "__main__":
     patience = int(sys.argv.pop(1))
     # After a fault torchrun leaves the others its default of 30 seconds, whatever it is told.
     PContext.close.__defaults__ = (None, patience)
-    stuck.PATIENCE = float(patience)
+    launcher.PATIENCE = float(patience)
     end_process(launcher.launch())

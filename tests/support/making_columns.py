@@ -21,9 +21,8 @@ import pandas
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets import telling
-from recsuite.datasets.preparation import building, vocabulary
-from recsuite.datasets.preparation.arrays import groups, mapped
-from recsuite.datasets.preparation.duplicates import settle
+from recsuite.datasets.preparation import arrays, cache, vocabulary
+from recsuite.datasets.preparation.splits import settle
 from recsuite.datasets.schema import (
     BUCKETS,
     CLICKS,
@@ -51,24 +50,24 @@ def main() -> None:
     """Draw, make, print."""
     folder, number, split, duplicates = Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:5]
     # As small beside these events as they are beside a hundred million: what grows with the events is seen.
-    mapped.CHUNK, groups.RANGE_EVENTS = 2**15, 2**14
+    arrays.CHUNK, arrays.RANGE_EVENTS = 2**15, 2**14
     telling.MOST_EVENTS, vocabulary.MOST_FITTED = 2**12, 2**14
     raw, schema = drawn(folder, number), SCHEMA
     if "clicks" in sys.argv:
         raw.events.label[:] = 1
-        mapped.release(raw.events.label)
+        arrays.release(raw.events.label)
         schema = dataclasses.replace(SCHEMA, label_kind=CLICKS)
     if "own" in sys.argv:
         schema = dataclasses.replace(SCHEMA, features=(*FEATURES, *OF_EVENTS))
         add_own(folder, raw.events)
     if "stop" in sys.argv:
-        mock.patch.object(building, "write_all_lists", stop).start()
+        mock.patch.object(cache, "write_all_lists", stop).start()
     before = memory("VmRSS")
     # From now on the peak is counted.
     Path("/proc/self/clear_refs").write_text("5")
     config = DataConfig(split=split, duplicates=duplicates)
     settled = settle(raw, duplicates, schema, folder)
-    building.make_columns(folder / "columns", settled, schema, config, seed=0)
+    cache.make_columns(folder / "columns", settled, schema, config, seed=0)
     print(memory("VmHWM") - before)
 
 
@@ -77,8 +76,8 @@ def drawn(folder: Path, number: int) -> RawData:
     draw = np.random.default_rng(0)
     num_users, num_items = number // 100, number // 500
     dtypes = (np.int32, np.int32, np.float32, np.int64)
-    user, item, label, seconds = columns = [mapped.temporary(folder, number, dtype) for dtype in dtypes]
-    for part in mapped.chunks(number, *columns):
+    user, item, label, seconds = columns = [arrays.temporary(folder, number, dtype) for dtype in dtypes]
+    for part in arrays.chunks(number, *columns):
         rows = part.stop - part.start
         user[part] = num_users * draw.random(rows) ** 2
         item[part] = num_items * draw.random(rows) ** 3
@@ -92,9 +91,9 @@ def drawn(folder: Path, number: int) -> RawData:
 def add_own(folder: Path, events: Events) -> None:
     """Give each event a weight, a category and two numbers."""
     draw, number = np.random.default_rng(1), len(events.user)
-    device = mapped.temporary(folder, number, np.int32)
-    weight, price, discount = (mapped.temporary(folder, number, np.float32) for _ in range(3))
-    for part in mapped.chunks(number, device, weight, price, discount):
+    device = arrays.temporary(folder, number, np.int32)
+    weight, price, discount = (arrays.temporary(folder, number, np.float32) for _ in range(3))
+    for part in arrays.chunks(number, device, weight, price, discount):
         rows = part.stop - part.start
         device[part] = draw.integers(-1, 3, rows)
         for column in (weight, price, discount):

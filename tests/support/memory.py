@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.movielens.schema import SCHEMA
-from recsuite.datasets.preparation.arrays.records import Own, write_records
+from recsuite.datasets.movielens.source import SCHEMA
+from recsuite.datasets.preparation.arrays import Own, write_records
 from recsuite.datasets.schema import LISTS, Table
 
 NUM_USERS, NUM_MOVIES = 6000, 4000

@@ -11,7 +11,7 @@ import torch
 
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink, Progress
 from recsuite.config.sections import ModelConfig
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.models.rows import with_row_scale
 from recsuite.models.tasks import TASKS, ModelData
 from recsuite.serving.snapshot import Snapshot

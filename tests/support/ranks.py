@@ -35,7 +35,7 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
     take the two combinations that have nothing in common.
     """
     from recsuite.datasets.preparation.cache import open_columns
-    from recsuite.runtime.collectives import once_per_node
+    from recsuite.runtime.process import once_per_node
     from recsuite.sharding import plan as sharding
 
     once_per_node(context, lambda: open_columns(config), deadline=60)
@@ -83,7 +83,7 @@ def train_rules(columns: Any, config: Config, context: RuntimeContext) -> dict[s
 def train_widths(config: Config, context: RuntimeContext) -> dict[str, Any]:
     """The losses, by whose step it is, of static and of dynamic tables of several widths."""
     from recsuite.datasets.preparation.cache import open_columns
-    from recsuite.runtime.collectives import once_per_node
+    from recsuite.runtime.process import once_per_node
     from tests.support.several_widths import several_widths
 
     found: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def train_widths(config: Config, context: RuntimeContext) -> dict[str, Any]:
 def train_both_sides(config: Config, context: RuntimeContext) -> dict[str, Any]:
     """The losses, by pipeline, and the metrics of a model of who had what on both sides."""
     from recsuite.datasets.preparation.cache import open_columns
-    from recsuite.runtime.collectives import once_per_node
+    from recsuite.runtime.process import once_per_node
 
     # Shorter than some lists, so that samples are drawn too.
     config = config.replaced(split="random", others=20, lr=0.2, weight_decay=0.0, mlp_dims=(), epochs=2)
@@ -134,7 +134,7 @@ def train_learned_weights(columns: Any, config: Config, context: RuntimeContext)
 def train_sequence(config: Config, ids: str, context: RuntimeContext) -> dict[str, Any]:
     """The losses, by pipeline, and the metrics of a model of sequences that drops and draws."""
     from recsuite.datasets.preparation.cache import open_columns
-    from recsuite.runtime.collectives import once_per_node
+    from recsuite.runtime.process import once_per_node
 
     flags = {"history": 10, "negatives": 64, "embedding_dim": 8, "split": "leave_one_out", "ids": ids}
     config = config.replaced(task="sequence", epochs=2, **flags)

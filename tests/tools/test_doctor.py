@@ -15,7 +15,7 @@ from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens import source as movielens
 from recsuite.errors import UserError
-from recsuite.runtime.launch import Launch
+from recsuite.runtime.process import Launch
 from recsuite.tools import doctor
 from recsuite.tools.doctor import Finding, check_cores, check_data, check_device, check_gloo, examined
 from tests.support.launch import EXAMPLE, python, succeeded, torchrun

@@ -37,7 +37,7 @@ from recsuite.datasets.tables.schema_file import (
     UserColumn,
 )
 from recsuite.errors import UserError
-from recsuite.runtime.launch import launch_name
+from recsuite.runtime.process import launch_name
 from recsuite.serving.served import ServedModel
 from recsuite.tools.fitting import _folder_of_launch
 from tests.support.launch import read_json, succeeded, torchrun

@@ -14,7 +14,7 @@ from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.models.prior import standard_error
+from recsuite.models.co_occurrence import standard_error
 from recsuite.models.tasks import TASKS
 from recsuite.training.loops.epochs import judged
 from tests.support.early_ranks import GLOBAL_BATCH_SIZE, PLANTED, STEPS_OF_AN_EPOCH

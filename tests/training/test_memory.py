@@ -26,7 +26,7 @@ print("has", *sorted(set(sys.argv[2:]) & set(sys.modules)))
 print(anonymous())
 """
 # Arrow reads source files, and pandas, TensorBoard and matplotlib are for who asks for what they make.
-NEVER = ("pyarrow", "pandas", "tensorboard", "matplotlib", "recsuite.datasets.tables.guessing.proposal")
+NEVER = ("pyarrow", "pandas", "tensorboard", "matplotlib", "recsuite.datasets.tables.proposal")
 MOST_MIB = 30
 
 

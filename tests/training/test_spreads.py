@@ -11,7 +11,7 @@ from recsuite.config.config import Config
 from recsuite.config.presets import PRESETS
 from recsuite.datasets.movielens.synthetic import World, write_synthetic
 from recsuite.datasets.opening import open_data
-from recsuite.models import prior
+from recsuite.models import co_occurrence
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.loops import epochs
 from recsuite.training.trainer import train
@@ -36,7 +36,7 @@ def rmse_of(
     config = Config.of(**{**FLAGS, **flags}, data_path=str(folder))
     with pytest.MonkeyPatch.context() as patch, open_data(config, context) as data:
         for name in ("FACTOR", "LIST_FACTOR", "LIST_BIAS"):
-            patch.setattr(prior, name, getattr(prior, name) * times)
+            patch.setattr(co_occurrence, name, getattr(co_occurrence, name) * times)
         if not learns:
             patch.setattr(epochs, "WARM_UP", 2)
         return train(data, config, context).test["rmse"]

@@ -14,8 +14,7 @@ import pytest
 from recsuite.checkpoint.storage.directory import deltas_in, newest_in, step_of
 from recsuite.checkpoint.storage.manifest import read_manifest
 from recsuite.checkpoint.storage.stream_progress import StreamProgress
-from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.worlds.moving import MovingWorld
+from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
 from tests.support.launch import EXAMPLE, python, started, succeeded, wait_for
 
 NUM_RATINGS, NUM_OLD = 1_500, 1_200

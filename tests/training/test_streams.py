@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.worlds.moving import MovingWorld
+from recsuite.datasets.movielens.synthetic import MovingWorld, write_synthetic
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 from tests.support.stream_ranks import TABLES
 

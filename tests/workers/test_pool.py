@@ -19,10 +19,17 @@ import pytest
 from recsuite.config.sections import LoaderConfig
 from recsuite.errors import UserError
 from recsuite.runtime import host as machine
-from recsuite.workers import handle
-from recsuite.workers.failure import WorkerDiedError, WorkerError, WorkerRaisedError, WorkerSilentError
-from recsuite.workers.handle import CLOSE_SECONDS
-from recsuite.workers.pool import MAX_PREFETCH_FACTOR, SLOTS_BEYOND_PREFETCH, WorkerPool
+from recsuite.workers import pool as pool_module
+from recsuite.workers.pool import (
+    CLOSE_SECONDS,
+    MAX_PREFETCH_FACTOR,
+    SLOTS_BEYOND_PREFETCH,
+    WorkerDiedError,
+    WorkerError,
+    WorkerPool,
+    WorkerRaisedError,
+    WorkerSilentError,
+)
 from tests.support import shared_memory
 from tests.support.launch import PATIENCE, is_alive, python, succeeded
 from tests.support.pools import make_pool, numbers
@@ -120,7 +127,7 @@ def test_workers_begin_before_the_first_batch_is_asked_for(pool: WorkerPool) -> 
 SCRIPT = """
 import multiprocessing.forkserver, os, signal, sys
 from recsuite.workers.pool import WorkerPool
-from recsuite.workers.failure import WorkerError
+from recsuite.workers.pool import WorkerError
 from tests.support.sources import Numbers
 
 def main(method, number):
@@ -389,7 +396,7 @@ def test_a_mistake_that_a_worker_finds_is_told_with_who_found_it() -> None:
 
 
 def test_closing_is_quick_and_complete_in_the_middle_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handle, "CLOSE_SECONDS", CLOSE_SECONDS * PATIENCE)
+    monkeypatch.setattr(pool_module, "CLOSE_SECONDS", CLOSE_SECONDS * PATIENCE)
     pool = make_pool(Numbers(), 4, mp_context="forkserver")
     next(pool.batches(range(1000)))
     pids, start = pool.pids, time.monotonic()

@@ -18,7 +18,7 @@ from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.errors import UserError
 from recsuite.runtime import host as machine
-from recsuite.workers.failure import WorkerError
+from recsuite.workers.pool import WorkerError
 from tests.support.memory import memory, planted_columns
 from tests.support.pools import make_pool, numbers
 from tests.support.sources import FAULTS, Numbers

@@ -32,9 +32,8 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
 from recsuite.files import reason_of
-from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
-from recsuite.runtime.process import RuntimeContext
-from recsuite.runtime.versions import installed_versions
+from recsuite.runtime.host import installed_versions
+from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, raise_on_all
 from recsuite.sharding.plan import describe_plan
 from recsuite.training.state import ShardedModel
 

@@ -24,8 +24,7 @@ from recsuite.checkpoint.storage.writer import point_at, prune, retire, tidying
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.errors import counted
-from recsuite.runtime.collectives import broadcast_from_rank0
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0
 from recsuite.training.state import ShardedModel
 
 

@@ -43,7 +43,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.schema import Schema
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, reason_of
-from recsuite.runtime.collectives import all_gather_object, raise_on_all
+from recsuite.runtime.process import all_gather_object, raise_on_all
 
 UNKNOWN_NUMBER = np.iinfo(np.int64).min
 

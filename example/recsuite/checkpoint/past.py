@@ -12,10 +12,9 @@ from recsuite.checkpoint.storage.manifest import VOCABULARY, read_manifest
 from recsuite.config.config import Config
 from recsuite.datasets.loader import BatchLoader, build_dataloader
 from recsuite.datasets.opening import Data, open_data
-from recsuite.datasets.streams.past import BEGINNING, Past
+from recsuite.datasets.streams import BEGINNING, Past
 from recsuite.files import explained
-from recsuite.runtime.collectives import broadcast_from_rank0
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0
 
 
 @contextlib.contextmanager

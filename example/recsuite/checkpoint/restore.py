@@ -29,8 +29,7 @@ from recsuite.config.sections import CheckpointConfig, ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, counted
 from recsuite.models.tasks import TASKS
-from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, raise_on_all
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcast_from_rank0, raise_on_all
 from recsuite.training.state import ShardedModel
 
 

@@ -16,10 +16,9 @@ from recsuite.checkpoint.storage.recorded import LEARNING_FLAGS, TABLE_FLAGS, re
 from recsuite.checkpoint.storage.writer import LOCK, set_aside, writing
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.streams.past import check_prefix
+from recsuite.datasets.streams import check_prefix
 from recsuite.errors import UserError
-from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, raise_on_all
 
 
 @contextlib.contextmanager

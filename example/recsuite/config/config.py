@@ -109,13 +109,6 @@ class Config:
         Raises:
             UserError: for the first fault found.
         """
-        self._check_modes()
-        for section in vars(self).values():
-            section.validate()
-        self._check_folders()
-        self._check_between_sections()
-
-    def _check_modes(self) -> None:
         flags = self.flags
         chosen = [mode for mode in (*ALONE, "compact", *TRAINING, "load") if flags[mode]]
         excluded = [mode for mode in chosen[1:] if self.is_alone or (flags["compact"] and mode in TRAINING)]
@@ -141,9 +134,9 @@ class Config:
                 trains or self.monitoring.is_default(name),
                 f"--{name} looks at a training, and none is asked for; give --train too",
             )
-
-    def _check_folders(self) -> None:
-        section, flags = self.checkpoint, self.flags
+        for part in vars(self).values():
+            part.validate()
+        section = self.checkpoint
         uses = section.writes or section.load or section.compact or flags["export"] or flags["recommend"]
         require(
             bool(uses) or section.is_default("save_dir"),
@@ -168,8 +161,6 @@ class Config:
         for name in (*names, "cache_dir", "report_dir", "save_dir"):
             path = flags[name]
             require(not exists(path) or isdir(path), f"--{name} {path} is a file; give a folder")
-
-    def _check_between_sections(self) -> None:
         loader, timeout = self.loader, self.runtime.timeout
         require(
             # While one rank waits for its worker, the others wait for that rank, and only it knows why.
@@ -177,37 +168,6 @@ class Config:
             f"--worker_timeout {loader.worker_timeout} is not below --timeout {timeout}, so other ranks "
             "would give up before a silent worker is named; give a smaller one",
         )
-        self._check_rankings()
-        for name in ("audience", "others"):
-            value = self.flags[name]
-            require(
-                value == 0 or self.model.task == "rating",
-                f"--{name} {value} is for --task rating, and not for --task {self.model.task}; leave it out",
-            )
-        require(
-            self.data.others == 0 or self.data.is_unordered,
-            f"--others {self.data.others} tells of what came later than a rating, which --split "
-            f"{self.data.split} does not allow; leave it out, or give --split random",
-        )
-        require(
-            self.data.others == 0 or not self.stream.stream,
-            f"--others {self.data.others} and --stream exclude each other: a stream knows what came before "
-            "alone; leave one out",
-        )
-        require(
-            self.data.days == "none" or not self.stream.stream,
-            f"--days {self.data.days} and --stream exclude each other: to a stream every day is a new one; "
-            "leave one out",
-        )
-        decay, epochs = self.optimizer.weight_decay, self.training.epochs
-        require(
-            # Half, for the rate falls to zero.
-            0 <= decay * epochs / 2 <= MOST_DECAY,
-            f"--weight_decay {decay} over --epochs {epochs} leaves nothing of a row; give 0 "
-            f"to {2 * MOST_DECAY} / --epochs",
-        )
-
-    def _check_rankings(self) -> None:
         require(
             not self.stream.stream or self.model.task != "ranking",
             "--task ranking and --stream exclude each other: a ranking corrects for how often an item is "
@@ -235,6 +195,34 @@ class Config:
             self.model.block == SAS or not self.model.mlp_dims or self.model.is_default("mlp_dims"),
             f"--mlp_dims {as_given(self.model.mlp_dims)} are the layers of --block sas, and --block "
             f"{self.model.block} has none; give none",
+        )
+        for name in ("audience", "others"):
+            value = flags[name]
+            require(
+                value == 0 or self.model.task == "rating",
+                f"--{name} {value} is for --task rating, and not for --task {self.model.task}; leave it out",
+            )
+        require(
+            self.data.others == 0 or self.data.is_unordered,
+            f"--others {self.data.others} tells of what came later than a rating, which --split "
+            f"{self.data.split} does not allow; leave it out, or give --split random",
+        )
+        require(
+            self.data.others == 0 or not self.stream.stream,
+            f"--others {self.data.others} and --stream exclude each other: a stream knows what came before "
+            "alone; leave one out",
+        )
+        require(
+            self.data.days == "none" or not self.stream.stream,
+            f"--days {self.data.days} and --stream exclude each other: to a stream every day is a new one; "
+            "leave one out",
+        )
+        decay, epochs = self.optimizer.weight_decay, self.training.epochs
+        require(
+            # Half, for the rate falls to zero.
+            0 <= decay * epochs / 2 <= MOST_DECAY,
+            f"--weight_decay {decay} over --epochs {epochs} leaves nothing of a row; give 0 "
+            f"to {2 * MOST_DECAY} / --epochs",
         )
 
 

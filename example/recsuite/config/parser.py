@@ -16,7 +16,7 @@ from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.presets import PRESETS, as_given, in_words, with_preset
 from recsuite.config.sections import NEWEST, Section, check_given
 from recsuite.errors import UserError, script_name
-from recsuite.records import PATHS
+from recsuite.files import PATHS
 
 # Flags that have a second, longer name.
 LONG_NAMES = {"inc_dump": "incremental_dump"}
@@ -81,34 +81,28 @@ def build_parser() -> argparse.ArgumentParser:
         # What is found was given; the rest has the defaults of `Config`.
         argument_default=argparse.SUPPRESS,
     )
-    for name, section in sections().items():
-        group = parser.add_argument_group(name, (inspect.getdoc(section) or "").splitlines()[0])
+    for title, section in sections().items():
+        group = parser.add_argument_group(title, (inspect.getdoc(section) or "").splitlines()[0])
         sentences = sentences_of(section)
         for field in dataclasses.fields(section):
-            _add(group, section, field, sentences[field.name])
+            name, default = field.name, field.default
+            # argparse fills in percent signs in a help text.
+            flag, text = f"--{name}", sentences[name].replace("%", "%%")
+            kind = KINDS.get(name, type(default))
+            if isinstance(default, bool):
+                long = [f"--{LONG_NAMES[name]}"] if name in LONG_NAMES else []
+                # A switch has the default False unless told otherwise, whatever the parser's default is.
+                group.add_argument(flag, *long, action="store_true", default=argparse.SUPPRESS, help=text)
+            elif name == "load":
+                group.add_argument(flag, type=kind, nargs="?", const=NEWEST, metavar="FOLDER", help=text)
+            else:
+                choices = section.CHOICES.get(name)
+                metavar = "{" + ",".join(choices) + "}" if choices else name.split("_")[-1].upper()
+                suffix = f" (default: {shown})" if (shown := as_given(default)) else ""
+                group.add_argument(flag, type=kind, metavar=metavar, help=text + suffix)
     for name, (sentence, flags) in PRESETS.items():
         parser.add_argument_group(f"--preset {name}", f"{sentence} {in_words(flags)}")
     return parser
-
-
-def _add(group: Any, section: type[Section], field: dataclasses.Field[Any], sentence: str) -> None:
-    name, default = field.name, field.default
-    # argparse fills in percent signs in a help text.
-    flag, text = f"--{name}", sentence.replace("%", "%%")
-    if isinstance(default, bool):
-        long = [f"--{LONG_NAMES[name]}"] if name in LONG_NAMES else []
-        # A switch has the default False unless it is told otherwise, whatever the parser's default is.
-        group.add_argument(flag, *long, action="store_true", default=argparse.SUPPRESS, help=text)
-        return
-    kind = KINDS.get(name, type(default))
-    if name == "load":
-        group.add_argument(flag, type=kind, nargs="?", const=NEWEST, metavar="FOLDER", help=text)
-        return
-    shown = as_given(default)
-    choices = section.CHOICES.get(name)
-    metavar = "{" + ",".join(choices) + "}" if choices else name.split("_")[-1].upper()
-    suffix = f" (default: {shown})" if shown else ""
-    group.add_argument(flag, type=kind, metavar=metavar, help=text + suffix)
 
 
 def _meant(unknown: list[str]) -> str:

@@ -29,12 +29,14 @@ def require(condition: bool, sentence: str) -> None:
 class Section:
     """A group of flags: a field each, with a sentence under it that --help prints.
 
-    CHOICES, POSITIVE and MOST: the values that a field may have, the fields that are at least 1, and the most
-    that anything could use: beyond it a mistyped number would end as an exhausted machine.
+    CHOICES, POSITIVE, NOT_NEGATIVE and MOST: the values that a field may have, the fields that are at least
+    1, those of which 0 means none, and the most that anything could use: beyond it a mistyped number would
+    end as an exhausted machine.
     """
 
     CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     POSITIVE: ClassVar[tuple[str, ...]] = ()
+    NOT_NEGATIVE: ClassVar[tuple[str, ...]] = ()
     MOST: ClassVar[Mapping[str, int]] = {}
 
     def validate(self) -> None:
@@ -51,6 +53,9 @@ class Section:
         for name in self.POSITIVE:
             value = getattr(self, name)
             require(value >= 1, f"--{name} {value} is too small; give at least 1")
+        for name in self.NOT_NEGATIVE:
+            value = getattr(self, name)
+            require(value >= 0, f"--{name} {value} is negative; give 0 for none")
         for name, most in self.MOST.items():
             value = getattr(self, name)
             # One flag with a limit, --num_workers, may be a word.
@@ -61,11 +66,6 @@ class Section:
         """Whether a field has the value that it has when no flag is given."""
         # A dataclass keeps the default of a field as an attribute of the class.
         return bool(getattr(self, name) == getattr(type(self), name))
-
-    def require_at_least_0(self, name: str) -> None:
-        """Refuse a negative value, where 0 means none."""
-        value = getattr(self, name)
-        require(value >= 0, f"--{name} {value} is negative; give 0 for none")
 
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -101,9 +101,6 @@ def duration(flag: str, text: str, things: str) -> Duration:
     return Duration(amount, is_time)
 
 
-# Not that of pathlib, which raises where a folder forbids to look, or a name is too long.
-
-
 OFFICIAL_SPLITS = ("u1", "u2", "u3", "u4", "u5", "ua", "ub")
 # Named here too: the configuration is below the data sets, and must not import them.
 DATASETS = (
@@ -132,6 +129,7 @@ class DataConfig(Section):
         "seen": ("auto", "exclude", "allow"),
         "days": ("none", "user"),
     }
+    NOT_NEGATIVE: ClassVar = ("history", "audience", "others")
     MOST: ClassVar = {"history": 10_000, "audience": 10_000, "others": 10_000}
 
     dataset: str = ""
@@ -254,39 +252,6 @@ class DataConfig(Section):
             UserError: for the first fault found.
         """
         super().validate()
-        self._check_shares()
-        require(
-            1_000 <= self.synthetic_ratings <= 1_000_000_000,
-            f"--synthetic_ratings {self.synthetic_ratings} is out of range; give 1,000 to 1,000,000,000",
-        )
-        require(
-            self.is_synthetic or self.is_default("world"),
-            f"--world {self.world} says what synthetic ratings are drawn from, and these are others; leave "
-            "it out, or give --dataset synthetic",
-        )
-        require(
-            self.is_default("days") or self.is_unordered,
-            f"--days {self.days} learns of days, and with --split {self.split} none of the test is one of "
-            "the training; leave it out, or give --split random",
-        )
-        for name in ("history", "audience", "others"):
-            self.require_at_least_0(name)
-        require(
-            self.split != "files" or self.is_default("duplicates") or self.duplicates == "keep",
-            f"--duplicates {self.duplicates} takes ratings out of the test, which --split files keeps; "
-            "leave it out",
-        )
-        require(
-            self.split not in OFFICIAL_SPLITS or self.dataset in ("", "ml-100k"),
-            f"--split {self.split} belongs to ml-100k, not to {self.dataset}; give --split time or random",
-        )
-        require(
-            not self.data_path or bool(self.dataset) or "://" in self.data_path or exists(self.data_path),
-            f"--data_path {self.data_path} is not there; give the folder or the file of your data, or "
-            "--dataset NAME to download a set there",
-        )
-
-    def _check_shares(self) -> None:
         require(
             0 < self.test_fraction < 1,
             f"--test_fraction {self.test_fraction} leaves no training or no test; give 0.1, say",
@@ -304,6 +269,34 @@ class DataConfig(Section):
             0 <= self.validation_fraction < 1,
             f"--validation_fraction {self.validation_fraction} leaves no training or is negative; give 0.01, "
             "say, or 0 for none",
+        )
+        require(
+            1_000 <= self.synthetic_ratings <= 1_000_000_000,
+            f"--synthetic_ratings {self.synthetic_ratings} is out of range; give 1,000 to 1,000,000,000",
+        )
+        require(
+            self.is_synthetic or self.is_default("world"),
+            f"--world {self.world} says what synthetic ratings are drawn from, and these are others; leave "
+            "it out, or give --dataset synthetic",
+        )
+        require(
+            self.is_default("days") or self.is_unordered,
+            f"--days {self.days} learns of days, and with --split {self.split} none of the test is one of "
+            "the training; leave it out, or give --split random",
+        )
+        require(
+            self.split != "files" or self.is_default("duplicates") or self.duplicates == "keep",
+            f"--duplicates {self.duplicates} takes ratings out of the test, which --split files keeps; "
+            "leave it out",
+        )
+        require(
+            self.split not in OFFICIAL_SPLITS or self.dataset in ("", "ml-100k"),
+            f"--split {self.split} belongs to ml-100k, not to {self.dataset}; give --split time or random",
+        )
+        require(
+            not self.data_path or bool(self.dataset) or "://" in self.data_path or exists(self.data_path),
+            f"--data_path {self.data_path} is not there; give the folder or the file of your data, or "
+            "--dataset NAME to download a set there",
         )
 
 
@@ -478,7 +471,7 @@ EVALUATIONS = ("predictions", "ranks", "answers")
 COMPETITORS = 256
 # Whether items of a history count alike, or by weights that are learned of their place and age.
 EQUAL, LEARNED = HISTORY_WEIGHTS = ("equal", "learned")
-# What a model of sequences is made of, see `recsuite.models.sequences.blocks`.
+# What a model of sequences is made of, see `recsuite.models.sequences`.
 SAS, HSTU = BLOCKS = ("sas", "hstu")
 # Into how many buckets the time since an item of a history falls, see `recsuite.gaps`: the last one begins at
 # 68 years.
@@ -509,6 +502,7 @@ class ModelConfig(Section):
         "block": BLOCKS,
     }
     POSITIVE: ClassVar = ("num_blocks", "num_heads")
+    NOT_NEGATIVE: ClassVar = ("negatives",)
     MOST: ClassVar = {"embedding_dim": 2**14, "negatives": 2**20, "num_blocks": 100, "num_heads": 2**10}
 
     task: str = "rating"
@@ -595,14 +589,10 @@ class ModelConfig(Section):
             max(self.mlp_dims, default=1) <= WIDEST and len(self.mlp_dims) <= DEEPEST,
             f"--mlp_dims {widths} is too large; give at most {DEEPEST} layers of {WIDEST:,}",
         )
-        self.require_at_least_0("negatives")
         require(
             self.ranks or self.negatives == 0,
             f"--negatives {self.negatives} is for --task ranking and sequence, not {self.task}; leave it out",
         )
-        self._check_blocks()
-
-    def _check_blocks(self) -> None:
         for name in ("block", "num_blocks", "num_heads", "dropout"):
             require(
                 self.reads_order or self.is_default(name),
@@ -792,6 +782,7 @@ class CheckpointConfig(Section):
 
     CHOICES: ClassVar = {"checkpoint": ("best", "latest")}
     POSITIVE: ClassVar = ("keep",)
+    NOT_NEGATIVE: ClassVar = ("dump_every",)
 
     dump: bool = False
     """Train, and write a full checkpoint to --save_dir at the end of every epoch."""
@@ -866,7 +857,6 @@ class CheckpointConfig(Section):
             f"--until {self.until} says where a load stops, and none is asked for; give --load too",
         )
         require(self.until >= -1, f"--until {self.until} is not a step; give the number of one, 0 or more")
-        self.require_at_least_0("dump_every")
 
 
 @dataclass(frozen=True)
@@ -910,6 +900,7 @@ class ServingConfig(Section):
 class MonitoringConfig(Section):
     """What is recorded of a training."""
 
+    NOT_NEGATIVE: ClassVar = ("profile",)
     MOST: ClassVar = {"profile": 10_000}
 
     doctor: bool = False
@@ -937,4 +928,3 @@ class MonitoringConfig(Section):
             bool(self.report_dir) or not self.tensorboard,
             "--tensorboard writes into --report_dir, and there is none; give one",
         )
-        self.require_at_least_0("profile")

@@ -61,9 +61,8 @@ from recsuite.config.sections import EVALUATIONS
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.schema import ENTITIES, ITEM, Feature, Schema, Table
 from recsuite.errors import UserError, printable
-from recsuite.files import FileEntry, check_file, reason_of
-from recsuite.records import SEAL, parsed, sealed, typed
-from recsuite.runtime.progress_bar import stage
+from recsuite.files import SEAL, FileEntry, check_file, parsed, reason_of, sealed, typed
+from recsuite.runtime.console import stage
 
 MANIFEST = "manifest.json"
 # Of what columns and the parts of tables hold. Raise it with every change of a reader, a formula or a file; a

@@ -18,7 +18,7 @@ from recsuite.datasets.batching.batch import Batch, to_tensors
 from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
 from recsuite.runtime.host import allowed_cores, spare_cores
-from recsuite.runtime.launch import Launch, read_launch
+from recsuite.runtime.process import Launch, read_launch
 
 if TYPE_CHECKING:
     from recsuite.workers.pool import WorkerPool

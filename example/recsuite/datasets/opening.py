@@ -1,14 +1,17 @@
 """The data of a run: made once per machine, checked against the other ranks', and served by a loader.
 
-Imports no TorchRec, so that the workers start while it is imported.
+Data of a stream may grow: their files are looked at until they have changed, and are whole. Imports no
+TorchRec, so that the workers start while it is imported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from socket import gethostname
+from typing import TYPE_CHECKING
 
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
@@ -16,15 +19,99 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
-from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_own, locate
-from recsuite.datasets.streams.following import Following
-from recsuite.datasets.streams.past import BEGINNING, Past
+from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_own, locate, look
+from recsuite.datasets.streams import BEGINNING, Past
 from recsuite.datasets.telling import MOST_TOLD
 from recsuite.errors import UserError, counted, script_name
-from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, once_per_node
 from recsuite.runtime.console import say
-from recsuite.runtime.launch import launch_name
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import (
+    RuntimeContext,
+    all_gather_object,
+    broadcast_from_rank0,
+    launch_name,
+    once_per_node,
+)
+
+if TYPE_CHECKING:
+    from recsuite.datasets.tables.source import TableFile
+
+# Seconds between two looks at the files.
+LOOK_EVERY = 0.25
+# Seconds after which it is said what is waited for.
+SAID_AFTER = 10.0
+# Files of lines: whoever appends to one may be in the middle of its last line.
+OF_LINES = (".csv", ".tsv", ".dat", ".data", ".txt", ".jsonl", ".ndjson")
+# What is seen of the files: the name of each, and its size.
+Seen = dict[str, int]
+
+
+class Following:
+    """Looks at the files of a data set, again and again. Every rank makes one before it reads them.
+
+    A file that came or grew changes what is seen; one that changed and kept its size is no new data.
+    """
+
+    def __init__(self, config: Config, say: Callable[[str], None]) -> None:
+        self.config, self.say = config, say
+        self.known = self._before = {file.name: file.size for file in self._files()}
+        # Since when files that have changed are not whole; and what was said last.
+        self._since: float | None = None
+        self._said = ""
+
+    def has_grown(self) -> bool:
+        """Whether the files are others than those that were known, and seem to be whole; then they are known.
+
+        Collective: every rank. One looks, for a network file system shows changes at different moments.
+
+        Raises:
+            UserError: when they cannot be looked at.
+        """
+        return bool(broadcast_from_rank0(self._has_settled))
+
+    def _has_settled(self) -> bool:
+        files = self._files()
+        now, before = {file.name: file.size for file in files}, self._before
+        self._before = now
+        if now == self.known:
+            self._since = None
+            return False
+        # What is still being written is another one at the next look.
+        if moving := {name for name, _ in now.items() ^ before.items()}:
+            self._say_after_a_while(f"{min(moving)} is written to without rest, and is read when it rests")
+            return False
+        changed = [file for file in files if self.known.get(file.name) != file.size]
+        if unfinished := [file.name for file in changed if not _ends_a_line(file)]:
+            self._say_after_a_while(f"{unfinished[0]} does not end with a whole line, and is waited for")
+            return False
+        self.known, self._since = now, None
+        return True
+
+    def say_once(self, sentence: str) -> None:
+        """Say it, unless it was what was said last."""
+        if sentence != self._said:
+            self.say(sentence)
+        self._said = sentence
+
+    def _say_after_a_while(self, sentence: str) -> None:
+        now = time.monotonic()
+        self._since = self._since or now
+        if now - self._since > SAID_AFTER:
+            self.say_once(sentence)
+
+    def _files(self) -> list[TableFile]:
+        found = look(self.config.data, self.config.runtime.seed)[1]
+        # A folder that is moved away for a moment is one that has not settled.
+        return [] if found is None else found.files
+
+
+def _ends_a_line(file: TableFile) -> bool:
+    """Whether a file holds whole lines, if it holds any."""
+    if not file.name.endswith(OF_LINES) or file.size == 0:
+        return file.size != 0
+    with file.open() as opened:
+        opened.seek(-1, 2)
+        return opened.read(1) == b"\n"
+
 
 # Flags that may differ between machines: where data lie, what makes batches, what looks at a training.
 OF_A_MACHINE = (

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from recsuite.errors import UserError
-from recsuite.records import OPTIONAL, plain, typed
+from recsuite.files import OPTIONAL, plain, typed
 
 # For types alone: a data worker imports this file, and starting it must not take an import of pandas.
 if TYPE_CHECKING:

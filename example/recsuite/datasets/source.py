@@ -10,15 +10,14 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recsuite.checkout import DATA_ROOT
 from recsuite.config.sections import DataConfig, TablesConfig
-from recsuite.datasets.movielens.schema import DATA_DEADLINE, EDITIONS, SCHEMA, is_known
-from recsuite.datasets.movielens.schema import NUM_RATINGS as NUM_EVENTS
-from recsuite.datasets.preparation.duplicates import settle
+from recsuite.datasets.movielens.source import DATA_DEADLINE, EDITIONS, SCHEMA, is_known
+from recsuite.datasets.movielens.source import NUM_RATINGS as NUM_EVENTS
+from recsuite.datasets.preparation.splits import settle
 from recsuite.datasets.schema import RawData
 from recsuite.datasets.tables.derived import add_user_days, with_user_day
 from recsuite.errors import UserError
-from recsuite.files import explained
+from recsuite.files import DATA_ROOT, explained
 
 # For types alone: a rank that only trains would hold Arrow for it.
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays.mapped import chunks, counts_of, release
+from recsuite.datasets.preparation.arrays import chunks, counts_of, release
 from recsuite.datasets.schema import EVENT, ITEM, Codes, Events, Feature, Schema
 from recsuite.datasets.tables.derived import derived
 

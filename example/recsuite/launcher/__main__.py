@@ -4,26 +4,30 @@
 
 A signal makes the exit status 128 and its number, a mistake 2; what torchrun would report of those is left
 out, as a rank has said all in one sentence. After a fault torchrun's report follows, with status 1. Launchers
-of several machines that cannot find each other any more say so in a sentence, with status 1.
+of several machines that cannot find each other any more say so in a sentence, with status 1: torchrun asks
+its store without a deadline, and neither a signal nor the end of its ranks would reach it then.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import logging
 import os
 import signal
 import sys
 import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
+from recsuite.config.config import Config
 from recsuite.config.parser import parse_args as parse_flags
-from recsuite.errors import UserError, counted
-from recsuite.launcher.console import say
-from recsuite.launcher.stuck import end_when_stuck
+from recsuite.errors import LINES, UserError, counted, harmless
 from recsuite.runtime.console import UNREAD, end_when_unread
-from recsuite.runtime.ending.recovery import Recovery
 from recsuite.runtime.host import (
     ONE_MACHINE,
     allowed_cores,
@@ -33,8 +37,102 @@ from recsuite.runtime.host import (
     memory_in_words,
     oom_kills,
 )
-from recsuite.runtime.peers.error_file import is_said
-from recsuite.runtime.process import end_process
+from recsuite.runtime.peers import is_said, state_of
+from recsuite.runtime.process import Recovery, end_process
+
+
+def say(sentence: object) -> None:
+    """Write a message to standard error, at once and of one piece."""
+    # The ranks write there too, and a line of theirs could come between.
+    sys.stderr.write(f"launcher: {harmless(sentence, LINES)}\n")
+    sys.stderr.flush()
+
+
+# Beyond --timeout: the ranks have that long, to find out by themselves and to say why they end.
+PATIENCE = 25.0
+# Beyond --timeout, so that the others say first which rank it is.
+STOPPED_SECONDS = 3.0
+# torchrun waits a minute for the machine with the store, before there are ranks.
+MEETING_SECONDS = 60.0
+LOOK_SECONDS = 1.0
+
+
+def end_when_stuck(script_args: Sequence[str]) -> None:
+    """Have a thread end this launcher when its main thread is inside one call for longer than --timeout, as
+    the ranks are given it, and their time to end; the kernel ends ranks that are left with it. It also
+    ends a rank that was stopped for --timeout: it may be alone on its machine, with nobody to notice.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    # The ranks refuse what is not a number.
+    parser.add_argument("--timeout", default=Config().runtime.timeout)
+    given = parser.parse_known_args(list(script_args))[0].timeout
+    # A script of the user's may mean something else by --timeout.
+    timeout = float(given) if str(given).isdigit() else float(Config().runtime.timeout)
+    threading.Thread(target=_watch, args=(timeout,), name="stuck", daemon=True).start()
+
+
+def _watch(timeout: float) -> None:
+    seen = time.monotonic()
+    pulse = _Pulse()
+    stopped: dict[int, float] = {}
+    while True:
+        time.sleep(LOOK_SECONDS)
+        now = time.monotonic()
+        ranks = _children()
+        if pulse.was_taken():
+            seen = now
+        elif now - seen > timeout + PATIENCE + (0.0 if ranks else MEETING_SECONDS):
+            _end(now - seen)
+        stopped = {pid: stopped.get(pid, now) for pid in ranks if state_of(pid) == "T"}
+        for pid, since in stopped.items():
+            if now - since > timeout + STOPPED_SECONDS:
+                say(f"process {pid} was stopped for --timeout {timeout:.0f} seconds, and is ended")
+                os.kill(pid, signal.SIGKILL)
+
+
+class _Pulse:
+    """Whether the main thread runs: it does what Python is asked to do between two of its instructions.
+
+    A signal would do too, but would interrupt the calls of a thread that does well.
+    """
+
+    def __init__(self) -> None:
+        self._is_taken = True
+        self._note = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._take)
+
+    def _take(self, _: int | None) -> int:
+        self._is_taken = True
+        return 0
+
+    def was_taken(self) -> bool:
+        """Whether the main thread has run since the last time that this said so."""
+        if self._is_taken:
+            self._is_taken = False
+            # Asked again only when the last one was done: requests would pile up behind a main thread that is
+            # stuck.
+            ctypes.pythonapi.Py_AddPendingCall(self._note, None)
+            return True
+        return False
+
+
+def _children() -> list[int]:
+    """The ranks that were started and have not been waited for; none where there is no such list."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _end(seconds: float) -> None:
+    # It shows which call of torchrun's does not return.
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    sys.stderr.write("".join(traceback.format_stack(frame)))
+    say(
+        f"waited {seconds:.0f} s for the machine with the rendezvous, which may be cut off; this "
+        "launcher ends, and its ranks end with it"
+    )
+    os._exit(1)
+
 
 # The statuses with which a script ends after a mistake of the user, and after a SIGTERM or a Ctrl-C to a
 # rank of any machine; the ranks have said all there is to say.
@@ -56,8 +154,7 @@ def launch() -> int:
     if is_mine:
         del os.environ[CPP_LEVEL]
     # These import torch.
-    from recsuite.launcher.lost_store import outlive_store
-    from recsuite.launcher.meeting import is_on_one_machine, meet_in
+    from recsuite.launcher.meeting import is_on_one_machine, meet_in, outlive_store
 
     # The first would tell of each process that it ends in turn, the second that the launcher with the
     # rendezvous ended before this one.

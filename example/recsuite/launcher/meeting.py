@@ -2,12 +2,17 @@
 
 torchrun's own meeting is a store behind a port on all addresses of the machine, and it unpickles what it
 finds there: whoever reaches the port has the launcher run what he likes.
+
+With several machines torchrun asks the store again and again whether more of them have come, and ends its
+ranks when there is no store. After a mistake that the ranks of all machines find, the launcher that has the
+store may be a moment faster than the ranks here, which then could not say it: they get a moment.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import time
 from pathlib import Path
 
 import torch.distributed as dist
@@ -18,9 +23,11 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from recsuite.runtime.host import ONE_MACHINE
-from recsuite.runtime.launch import STORE_FOLDER
+from recsuite.runtime.process import STORE_FOLDER
 
 BACKEND = "folder"
 
@@ -73,3 +80,24 @@ class FolderRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Nothing is to be closed."""
         return True
+
+
+# For a rank that has the sentence to write it, and to end.
+SECONDS = 5.0
+
+
+def outlive_store() -> None:
+    """Have torchrun take a store that cannot be reached for one that knows of no more machines, so long."""
+    ask, lost_since = DynamicRendezvousHandler.num_nodes_waiting, 0.0
+
+    def num_nodes_waiting(handler: DynamicRendezvousHandler) -> int:
+        nonlocal lost_since
+        try:
+            return ask(handler)
+        except RendezvousConnectionError:
+            lost_since = lost_since or time.monotonic()
+            if time.monotonic() - lost_since > SECONDS:
+                raise
+            return 0
+
+    DynamicRendezvousHandler.num_nodes_waiting = num_nodes_waiting  # type: ignore[assignment, method-assign]

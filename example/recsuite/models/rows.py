@@ -13,9 +13,7 @@ from torch import nn
 from torch.nn.functional import embedding_bag
 
 from recsuite.config.sections import require
-from recsuite.models.layers import means, scaled
-from recsuite.models.lists import DistinctRows, Links
-from recsuite.models.recency import Members
+from recsuite.models.layers import DistinctRows, Links, Members, means, scaled
 
 # Of one value, or of each value, float32 [V].
 Weight = float | torch.Tensor

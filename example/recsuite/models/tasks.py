@@ -14,9 +14,8 @@ from torch import nn
 from recsuite.config.sections import HSTU, ModelConfig, require
 from recsuite.datasets.schema import AUDIENCE, Feature, Schema
 from recsuite.models.co_occurrence import CoOccurrence
-from recsuite.models.heads import Interaction, Response, TwoTower
+from recsuite.models.heads import Head, Interaction, Response, TwoTower
 from recsuite.models.losses import LogLoss, SampledSoftmax, SquaredError
-from recsuite.models.two_sided import Head
 
 
 class ModelData(NamedTuple):
@@ -206,8 +205,7 @@ class NextItem(Ranking):
     def make_model(self, data: ModelData, args: ModelConfig) -> nn.Module:
         """See `Task`."""
         # Not at the top: no other task needs a transformer.
-        from recsuite.models.sequences.blocks import HstuBlock, SasBlock
-        from recsuite.models.sequences.head import SequenceHead
+        from recsuite.models.sequences import HstuBlock, SasBlock, SequenceHead
 
         dim, width = args.embedding_dim, data.history
         # Here, for what --embedding_dim is without a flag is known only now.

@@ -25,8 +25,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.errors import UserError, counted
 from recsuite.files import explained, written_aside
-from recsuite.runtime.process import RuntimeContext
-from recsuite.runtime.ranges import PARTS, STEP
+from recsuite.runtime.process import PARTS, STEP, RuntimeContext
 from recsuite.training.callbacks import Callback, Run, Step
 
 # What of a step is in no part.

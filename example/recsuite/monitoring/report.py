@@ -17,8 +17,8 @@ from recsuite.datasets.metrics import Metrics, finite
 from recsuite.errors import UserError
 from recsuite.files import explained, replace_file
 from recsuite.monitoring.results import describe_nothing_left, say_results, say_stream
+from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext
-from recsuite.runtime.versions import installed_versions
 from recsuite.training.callbacks import Callback, Epoch, Run, Step, TrainedWindow
 
 if TYPE_CHECKING:

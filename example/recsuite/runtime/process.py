@@ -1,8 +1,8 @@
-"""The process among others: rank, device, process group, threads, and the rank-aware print.
+"""The process among others: launch, rank, device, process group, collectives, and the rank-aware print.
 
 Importing it changes nothing: torch is imported, and everything below happens, inside `init_runtime`.
 `cleanup_runtime` leaves the process group and gives `print` back; threads, seeds, device and filters stay as
-they are until the process ends.
+they are until the process ends. Only this file reads the variables that a launcher sets.
 """
 
 from __future__ import annotations
@@ -10,34 +10,189 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from recsuite.config.config import Config
-from recsuite.errors import UserError, counted
+from recsuite.errors import LostPeerError, UserError, counted, harmless
 from recsuite.runtime.console import install_tag, quieten_libraries, remove_tag, say
-from recsuite.runtime.ending.recovery import Recovery
 from recsuite.runtime.host import (
     allowed_cores,
     die_with_parent,
+    has_cuda_kernels,
     keep_freed_memory,
     spin_briefly,
     spinning_briefly,
+    stat_fields,
     use_large_pages,
 )
-from recsuite.runtime.launch import Launch, open_store, read_launch
-from recsuite.runtime.peers.heartbeat import Heartbeat
-from recsuite.runtime.peers.rollcall import Peers
-from recsuite.runtime.versions import has_cuda_kernels
+from recsuite.runtime.peers import Heartbeat, Peers
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+
+# Where the launcher says in which folder ranks meet.
+STORE_FOLDER = "LAUNCH_STORE_FOLDER"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the launcher said of this process; one process of one where there was no launcher."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    launched: bool = False
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether there are ranks on other machines."""
+        return self.local_world_size < self.world_size
+
+
+def read_launch() -> Launch:
+    """The launch environment.
+
+    Raises:
+        UserError: when it is there in part only, or is not a number.
+    """
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in names if name not in os.environ]
+    if "RANK" in missing and "WORLD_SIZE" in missing:
+        return Launch()
+    if missing:
+        raise UserError(
+            f"The environment has RANK or WORLD_SIZE but not {', '.join(missing)}; start with torchrun, or "
+            "unset them for a single process."
+        )
+    try:
+        rank, local_rank, world_size = (int(os.environ[name]) for name in names[:3])
+        # A launcher that does not set it is taken to have all ranks on this machine.
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    except ValueError as error:
+        raise UserError(f"The launch environment is broken ({error}); start with torchrun.") from None
+    return Launch(rank, local_rank, world_size, local_world_size, launched=True)
+
+
+def launch_name() -> str:
+    """What tells the launch of this process from any other; the same after each restart of its ranks."""
+    # A launcher lives through the restarts. Where there is none, the process is the launch.
+    pid = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
+    # The number of a process comes again, but not with the time at which it began, the 20th field.
+    began = "".join(stat_fields(pid)[19:20])
+    return f"{socket.gethostname()}-{pid}-{began}"
+
+
+def open_store(launch: Launch, timeout: int) -> dist.Store:
+    """What the ranks of this attempt, and no others, meet in.
+
+    Raises:
+        LostPeerError: when it cannot be reached.
+    """
+    import torch.distributed as dist
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if folder := _store_folder():
+        # Of an attempt of its own: ranks that are gone left theirs behind.
+        return dist.FileStore(f"{folder}/ranks-{attempt}", launch.world_size)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # torchrun's store outlives its ranks: what restarted ones write must not mix with what is there of
+        # those that are gone. Each machine counts its own restarts, so of several ones the launcher has rank
+        # 0 make a store for each attempt.
+        store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
+        return dist.PrefixStore(f"restart-{attempt}", store)
+    where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return dist.TCPStore(
+            *where,
+            is_master=launch.rank == 0,
+            timeout=timedelta(seconds=timeout),
+            # `Peers` waits for the ranks, and can say which of them never came.
+            wait_for_workers=False,
+            # As torch's own rendezvous has it: a process that joins a second time uses the server that it
+            # has.
+            multi_tenant=True,
+        )
+    except dist.DistNetworkError as error:
+        # There it is its own port that cannot be had, and torch says so.
+        if launch.rank == 0:
+            raise
+        raise LostPeerError(
+            f"rank 0 at {where[0]}:{where[1]} never answered: rank {launch.rank} on {socket.gethostname()} "
+            f"waited {timeout} s"
+        ) from error
+
+
+def _store_folder() -> str:
+    """The folder in which recsuite.launcher has the ranks of one machine meet; "" under any other one."""
+    folder = os.environ.get(STORE_FOLDER, "")
+    # torchrun may be called by a process that the launcher started, and hands the variable on.
+    return folder if Path(folder).name == os.environ.get("TORCHELASTIC_RUN_ID", "") else ""
+
+
+# A shared folder may have been on the machine that is gone, and then nothing answers.
+FOLDER_SECONDS = 3.0
+MACHINES = " on the machines that are left, with their number as NNODES and one of them in RDZV_ENDPOINT"
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What a launch with the same flags can continue from.
+
+    config: None for a script with flags of its own; newest_in: finds the newest checkpoint of a folder. The
+    caller passes it, because the runtime knows nothing of checkpoints; without it only the folder is named.
+    """
+
+    config: Config | None
+    newest_in: Callable[[Path], Path | None] | None = None
+
+    def how_to_continue(self, where: str = "") -> str:
+        """A sentence without its full stop; where: on which machines to start again."""
+        again = f"start again{where}"
+        if self.config is None or "train" not in self.config.modes:
+            return again
+        if not self.config.checkpoint.writes:
+            return f"{again}, with --dump to have something that --resume can continue from"
+        save_dir = Path(self.config.checkpoint.save_dir)
+        # What is said if the thread finds nothing in time.
+        found = [f"--resume continues from the last checkpoint in {harmless(save_dir)}"]
+        # A thread, because a call into a file system that does not answer cannot be interrupted, only left
+        # behind.
+        thread = threading.Thread(target=self._look_in, args=(save_dir, found), name="newest", daemon=True)
+        thread.start()
+        thread.join(FOLDER_SECONDS)
+        return f"{again}; {found[-1]}"
+
+    def after_lost_peer(self) -> str:
+        """What to do when ranks are gone: the last sentence of a report of that."""
+        done, most = (
+            int(os.environ.get(f"TORCHELASTIC_{name}", 0)) for name in ("RESTART_COUNT", "MAX_RESTARTS")
+        )
+        if done < most:
+            is_new = self.config is not None and not self.config.checkpoint.resume
+            anew = "; without --resume they begin anew" if is_new else ""
+            return f"torchrun tries to start the ranks again (restart {done + 1} of {most}){anew}."
+        return f"What to do: {self.how_to_continue(MACHINES if read_launch().spans_machines else '')}."
+
+    def _look_in(self, save_dir: Path, found: list[str]) -> None:
+        if self.newest_in is None:
+            return
+        # What cannot be read now may be readable when somebody starts again.
+        with contextlib.suppress(UserError):
+            newest = self.newest_in(save_dir)
+            none = f"{harmless(save_dir)} holds no checkpoint yet"
+            found.append(f"--resume continues from {harmless(newest)}" if newest else none)
+
 
 # The heartbeat of this process, between `init_runtime` and `cleanup_runtime`.
 RUNNING: list[Heartbeat] = []
@@ -285,3 +440,96 @@ def _use_loopback(launch: Launch) -> None:
     if sys.platform == "linux" and launch.world_size == launch.local_world_size:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
+
+
+def raise_on_all(action: Callable[[], Any], group: Any = None) -> Any:
+    """What an action gives on this rank; a user's mistake that any rank finds is all ranks'. Collective.
+
+    group: the ranks that take part; all of them where it is None.
+
+    Raises:
+        UserError: the one of the lowest rank that found one.
+    """
+    # What the action gives stays here: only its sentence travels, so the result need not be picklable.
+    found: list[Any] = []
+    all_gather_object(lambda: found.append(action()), group)
+    return found[0]
+
+
+def all_gather_object(action: Callable[[], Any], group: Any = None) -> list[Any]:
+    """What an action gives on each rank, rank after rank; otherwise as `raise_on_all`. Collective."""
+    import torch.distributed as dist
+
+    # An exception on one rank alone would leave the others waiting, so it travels as a sentence. Any other
+    # exception is a fault of the program: it ends this rank with its traceback, and torchrun the others.
+    result, sentence = None, None
+    try:
+        result = action()
+    except UserError as error:
+        sentence = str(error)
+    everyones: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyones, (result, sentence), group=group)
+    # All ranks look at them in the same order, so all raise the same sentence.
+    for _, found in everyones:
+        if found is not None:
+            raise UserError(found)
+    return [found for found, _ in everyones]
+
+
+def broadcast_from_rank0(action: Callable[[], Any]) -> Any:
+    """What an action gives on rank 0, for all ranks, where each might find something else. Collective.
+
+    Raises:
+        UserError: on every rank, the one that the action raised.
+    """
+    import torch.distributed as dist
+
+    return all_gather_object(lambda: action() if dist.get_rank() == 0 else None)[0]
+
+
+def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: float) -> list[Any]:
+    """Run an action on local rank 0 of every machine while the others wait; returns, for each rank, what it
+    gave on the rank's machine. Collective: every rank.
+
+    Raises:
+        UserError: on every rank, when the action raised one anywhere; and when it takes longer than the
+            deadline, in seconds.
+    """
+    import torch.distributed as dist
+
+    # A group of its own, because data may take longer than any collective of the training may.
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline))
+    try:
+        found = all_gather_object(
+            lambda: (context.local_rank, None if context.local_rank else action()), group
+        )
+    except RuntimeError as error:
+        # gloo has no exception of its own for it.
+        if "timed out" not in str(error).lower():
+            raise
+        raise UserError(
+            f"Rank {context.rank} waited {deadline:.0f} s for the first rank of each machine to prepare the "
+            "data; prepare them on each machine with a single process first."
+        ) from None
+    dist.destroy_process_group(group)
+    # Launchers number the ranks of a machine one after the other.
+    return [found[rank - local_rank][1] for rank, (local_rank, _) in enumerate(found)]
+
+
+# The next batch and its copy to the device; ids to the ranks that own their rows; the rows; everything from
+# them to the loss; gradients, and the update of the tables; rows to the ranks that asked and their gradients
+# back; the update of the dense part.
+PARTS = ("feed", "input exchange", "lookup", "dense", "backward", "output exchange", "optimizer")
+# The whole, around all of them.
+STEP = "step"
+
+
+def named(part: str) -> contextlib.AbstractContextManager[Any]:
+    """A range of this name in a recording. Without one it costs next to nothing, a record_function 6 us."""
+    import torch
+
+    return (
+        torch.profiler.record_function(part)
+        if torch.autograd._profiler_enabled()
+        else contextlib.nullcontext()
+    )

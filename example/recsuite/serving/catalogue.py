@@ -16,11 +16,11 @@ import torch
 
 from recsuite.datasets.schema import AUDIENCE, HISTORY, ITEM, Schema
 from recsuite.errors import UserError, printable
-from recsuite.models.recency import Members
+from recsuite.models.heads import TwoSided
+from recsuite.models.layers import Members
 from recsuite.models.retrieval import without
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import first_label
-from recsuite.models.two_sided import TwoSided
 from recsuite.serving.index.nearest import KeptIndex, NearestItems
 from recsuite.serving.request import check_ids, members_of
 from recsuite.serving.snapshot import Found, Rows, Snapshot

@@ -28,9 +28,8 @@ from recsuite.checkpoint.storage.shards import write_shard_file
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.schema import LISTS, SCHEMA_FILE, record_of
 from recsuite.errors import UserError
-from recsuite.files import FileEntry, explained, flush, flushed, written_aside
+from recsuite.files import FileEntry, explained, flush, flushed, plain, written_aside
 from recsuite.models.tasks import ModelMaker
-from recsuite.records import plain
 from recsuite.runtime.console import say
 from recsuite.serving.dynamic.tables import Contents, arrays_of
 from recsuite.serving.index.files import write_lists

@@ -18,9 +18,9 @@ from recsuite.checkpoint.storage.shards import check_shard_files, reading, shape
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.schema import HISTORY, Feature, Schema
 from recsuite.errors import UserError, printable
+from recsuite.files import LARGEST, typed
 from recsuite.models.rows import with_row_scale
 from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
-from recsuite.records import LARGEST, typed
 from recsuite.serving.dynamic.tables import Contents, check_records, read_changes
 from recsuite.serving.snapshot import Snapshot
 

@@ -17,7 +17,7 @@ from recsuite.datasets.schema import HISTORY, ITEM, Feature, Schema
 from recsuite.errors import UserError, an, counted, printable
 from recsuite.gaps import OLDEST, gaps_of
 from recsuite.ids import UNKNOWN_ID, ids_of
-from recsuite.models.recency import Members
+from recsuite.models.layers import Members
 
 # What a model takes beside the features: the label of each item of a history, and how many seconds before the
 # coming event each was.

@@ -30,10 +30,10 @@ from recsuite.checkpoint.storage.directory import BEST, best_in, newest_in, seen
 from recsuite.checkpoint.storage.manifest import Progress, digest_of_manifest
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.files import local
+from recsuite.models.heads import TwoSided
 from recsuite.models.retrieval import InnerProduct, best_places, ranked
 from recsuite.models.rows import Inputs
 from recsuite.models.tasks import ModelMaker
-from recsuite.models.two_sided import TwoSided
 from recsuite.serving.catalogue import Catalogue, Items, described
 from recsuite.serving.index.nearest import KeptIndex
 from recsuite.serving.model_files import put, read_change

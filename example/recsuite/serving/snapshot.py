@@ -17,9 +17,9 @@ from recsuite.checkpoint.storage.manifest import Manifest, ParentLink
 from recsuite.datasets.preparation.vocabulary import Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, LISTS, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
+from recsuite.models.heads import TwoSided
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.tasks import TASKS, ModelMaker, Task, predictions_of
-from recsuite.models.two_sided import TwoSided
 from recsuite.serving.dynamic.directory import Directory
 from recsuite.serving.index.lists import Lists
 from recsuite.serving.request import (

@@ -22,22 +22,21 @@ from recsuite.config.sections import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import ENTITIES, EVENT, LISTS
 from recsuite.errors import UserError
-from recsuite.models.co_occurrence import CoOccurrence
-from recsuite.models.lists import Links
-from recsuite.models.prior import (
+from recsuite.models.co_occurrence import (
     EVENT_BIAS,
     EVENT_FACTOR,
     GROUPS,
     LIST_BIAS,
     LIST_FACTOR,
+    CoOccurrence,
     Held,
     Prior,
 )
-from recsuite.models.recency import Members
+from recsuite.models.heads import TwoSided
+from recsuite.models.layers import Links, Members
 from recsuite.models.rows import FeatureRows, JoinedRows, LookedUp, with_row_scale
 from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
-from recsuite.models.two_sided import TwoSided
-from recsuite.runtime.ranges import named
+from recsuite.runtime.process import named
 
 # A metric of a user's own: of predictions and labels, numpy float32 [n] both.
 Metric = Callable[[np.ndarray, np.ndarray], float]

@@ -18,10 +18,17 @@ from typing import Literal
 from recsuite.config.config import Config
 from recsuite.errors import LINES, UserError, counted, harmless, printable
 from recsuite.files import reason_of
-from recsuite.runtime.host import allowed_cores, free_memory, gib, memory_in_words, mib, spare_cores
-from recsuite.runtime.launch import Launch, read_launch
-from recsuite.runtime.process import choose_device, cleanup_runtime, init_runtime
-from recsuite.runtime.versions import check_versions, installed_versions
+from recsuite.runtime.host import (
+    allowed_cores,
+    check_versions,
+    free_memory,
+    gib,
+    installed_versions,
+    memory_in_words,
+    mib,
+    spare_cores,
+)
+from recsuite.runtime.process import Launch, choose_device, cleanup_runtime, init_runtime, read_launch
 
 DRIVER = Path("/proc/driver/nvidia/version")
 # With less than this left over, another program that grows can end the run.

@@ -31,9 +31,9 @@ from recsuite.config.config import ALONE, TRAINING, Config, flag_names, sections
 from recsuite.config.parser import nearest_flag
 from recsuite.config.presets import with_preset
 from recsuite.errors import UserError, printable
-from recsuite.records import LARGEST, typed
+from recsuite.files import LARGEST, typed
 from recsuite.runtime.host import stat_fields
-from recsuite.runtime.launch import launch_name, read_launch
+from recsuite.runtime.process import launch_name, read_launch
 from recsuite.tools.script import joined
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _frames(events: Any, users: Any, items: Any) -> dict[str, pandas.DataFrame]:
 
 
 def _check_schema(schema: Any) -> None:
-    from recsuite.datasets.tables.description.reader import given_in
+    from recsuite.datasets.tables.description import given_in
     from recsuite.datasets.tables.schema_file import TableSchema
 
     if isinstance(schema, (str, Path)):
@@ -208,9 +208,8 @@ def _write(
 ) -> None:
     import pyarrow
 
-    from recsuite.datasets.tables.description.reader import IncompleteSchemaError, read_schema
-    from recsuite.datasets.tables.description.writer import write_schema
-    from recsuite.datasets.tables.guessing.proposal import propose
+    from recsuite.datasets.tables.description import IncompleteSchemaError, read_schema, write_schema
+    from recsuite.datasets.tables.proposal import propose
 
     if read_launch().local_rank != 0:
         return
@@ -244,7 +243,7 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
     from recsuite.datasets.source import locate, read
     from recsuite.monitoring.callbacks import observing
     from recsuite.monitoring.report import report_run
-    from recsuite.runtime.collectives import raise_on_all
+    from recsuite.runtime.process import raise_on_all
     from recsuite.serving.reader import read_settled
     from recsuite.tools.fitted import FittedModel
     from recsuite.training.trainer import train

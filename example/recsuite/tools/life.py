@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recsuite.config.config import ALONE, TRAINING, Config
-from recsuite.runtime.collectives import raise_on_all
-from recsuite.runtime.process import RuntimeContext
-from recsuite.runtime.progress_bar import shown, stage
+from recsuite.runtime.console import shown, stage
+from recsuite.runtime.process import RuntimeContext, raise_on_all
 from recsuite.tools import script
 
 if TYPE_CHECKING:

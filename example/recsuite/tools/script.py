@@ -14,22 +14,26 @@ from recsuite.config.parser import parse_given
 from recsuite.config.presets import AUTO, NONE, fitting_preset, in_words, preset_flags, with_preset
 from recsuite.config.sections import DataConfig, require
 from recsuite.errors import BrokenLaunchError, UserError
-from recsuite.runtime.collectives import broadcast_from_rank0
-from recsuite.runtime.console import end_when_unread, say
-from recsuite.runtime.ending.failures import (
+from recsuite.runtime.console import end_when_unread, say, shown
+from recsuite.runtime.ending import (
     name_lost_peers,
     record_crash,
     report_broken_launch,
     report_lost_worker,
     report_mistake,
 )
-from recsuite.runtime.ending.recovery import Recovery
-from recsuite.runtime.host import check_descriptors
-from recsuite.runtime.launch import read_launch
-from recsuite.runtime.process import RuntimeContext, advise, cleanup_runtime, end_with, init_runtime
-from recsuite.runtime.progress_bar import shown
-from recsuite.runtime.versions import check_versions
-from recsuite.workers.failure import WorkerError
+from recsuite.runtime.host import check_descriptors, check_versions
+from recsuite.runtime.process import (
+    Recovery,
+    RuntimeContext,
+    advise,
+    broadcast_from_rank0,
+    cleanup_runtime,
+    end_with,
+    init_runtime,
+    read_launch,
+)
+from recsuite.workers.pool import WorkerError
 
 if TYPE_CHECKING:
     from recsuite.models.tasks import ModelMaker
@@ -127,7 +131,7 @@ def run_alone(config: Config, given: frozenset[str], model: ModelMaker | None = 
         return diagnose(config)
     # Needs none of the packages that are checked.
     if config.data.schema:
-        from recsuite.datasets.tables.guessing.proposal import propose
+        from recsuite.datasets.tables.proposal import propose
 
         propose(config.data.schema).show()
         return 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recsuite.errors import UserError, script_name
-from recsuite.runtime.launch import read_launch
+from recsuite.runtime.process import read_launch
 
 if TYPE_CHECKING:
     from recsuite.serving.served import Follower

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from recsuite.checkpoint.storage.manifest import Progress
-from recsuite.runtime.progress_bar import stage
+from recsuite.runtime.console import stage
 
 # For types alone, so that who looks at a training can be made before TorchRec is imported.
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from recsuite.datasets.metrics import (
 )
 from recsuite.datasets.schema import ITEM, LISTS, USER, YES_NO
 from recsuite.models.tasks import TASKS, ResponseTask, Task, first_label, predictions_of
+from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext
-from recsuite.runtime.progress_bar import stage
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.input_pipeline import InputPipeline
 

@@ -14,9 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recsuite.datasets.batching.batch import Batch
 from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.schema import HISTORY
-from recsuite.models.layers import repeated
-from recsuite.models.lists import Links
-from recsuite.models.recency import Members
+from recsuite.models.layers import Links, Members, repeated
 from recsuite.sharding.recommender import ModelInput
 
 

@@ -17,10 +17,9 @@ from recsuite.config.config import Config
 from recsuite.config.sections import TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
-from recsuite.models.prior import Prior
+from recsuite.models.co_occurrence import Prior
 from recsuite.models.tasks import TASKS, ModelMaker, require_shape
-from recsuite.runtime.process import RuntimeContext
-from recsuite.runtime.ranges import named
+from recsuite.runtime.process import RuntimeContext, named
 from recsuite.sharding.plan import build_model
 from recsuite.sharding.recommender import Metric, ModelInput
 from recsuite.sharding.table_rules import RowWiseAdagrad, TableRule

@@ -13,8 +13,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.sections import TrainingConfig
-from recsuite.runtime.process import RuntimeContext
-from recsuite.runtime.ranges import STEP, named
+from recsuite.runtime.process import STEP, RuntimeContext, named
 from recsuite.sharding.dynamic.rows import DynamicRows
 from recsuite.sharding.dynamic.sharded.collective import begin_step, dynamic_modules, dynamic_rows, grow
 from recsuite.sharding.recommender import ModelInput

@@ -16,9 +16,8 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.errors import UserError
-from recsuite.runtime.collectives import all_gather_object
 from recsuite.runtime.host import free_memory
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import RuntimeContext, all_gather_object
 from recsuite.sharding.dynamic.contents import LiveRows
 from recsuite.sharding.dynamic.rows import DynamicRows
 from recsuite.sharding.dynamic.sharded.collective import dynamic_rows

@@ -9,27 +9,340 @@ Knows processes and arrays; nothing of torch, ratings or models.
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import multiprocessing.util
+import os
+import pickle
+import select
+import signal
+import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from recsuite.errors import UserError
-from recsuite.workers.failure import WorkerDiedError, WorkerFailure, WorkerRaisedError, WorkerSilentError
-from recsuite.workers.handle import (
-    DEATH_SECONDS,
-    WorkerHandle,
-    check_pickle,
-    end_workers,
-    refusals_in_words,
-    start_workers,
+from recsuite.errors import UserError, counted, script_name
+from recsuite.runtime.host import (
+    descriptor_limit,
+    gib,
+    memory_in_words,
+    mib,
+    num_descriptors,
+    process_limit,
+    shared_memory,
 )
-from recsuite.workers.ring import Ring
-from recsuite.workers.worker import BatchSource, Failed, Made, Task, birth
+from recsuite.workers.worker import (
+    STACK_SIGNALS,
+    AnonymousFile,
+    BatchSource,
+    Failed,
+    Made,
+    Ring,
+    Task,
+    Worker,
+    birth,
+    serve,
+)
+
+# What multiprocessing says of a forked worker that its server no longer can speak for.
+SERVER_GONE = 255
+# Of /dev/shm. Not 1: some of it may have been freed since the signal.
+NEARLY_FULL = 0.9
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    """Which worker, which batch, and the memory that batches lie in."""
+
+    rank: int
+    worker_id: int
+    pid: int
+    # The oldest one that it had not answered.
+    request: Any
+    ring_bytes: int
+    num_slots: int
+    local_world_size: int
+    mp_context: str
+
+    def __str__(self) -> str:
+        doing = f"with {self.request}" if self.request is not None else "with no batch to make"
+        return f"data worker {self.worker_id} of rank {self.rank} (pid {self.pid}), {doing}"
+
+
+class WorkerError(Exception):
+    """A worker failed, and its pool is of no use any more. The text is the screen."""
+
+
+class WorkerRaisedError(WorkerError):
+    """A worker raised an exception."""
+
+    # In words, as the worker sent it: an exception need not be picklable.
+    def __init__(self, failure: WorkerFailure, traceback: str) -> None:
+        super().__init__(
+            f"An exception in {failure}.\n"
+            f"{traceback.rstrip()}\n"
+            "What to do: the last line says what went wrong; --num_workers 0 raises it in the main process, "
+            "where a debugger can stop at it."
+        )
+
+
+class WorkerDiedError(WorkerError):
+    """A worker is gone without a word."""
+
+    def __init__(self, failure: WorkerFailure, exitcode: int | None, stack: str) -> None:
+        what, remedy = _explain(failure, exitcode)
+        lines = [f"Lost {failure}.", what, *([f"Where it was:\n{stack.rstrip()}"] if stack else [])]
+        super().__init__("\n".join([*lines, f"What to do: {remedy}"]))
+        self.exitcode = exitcode
+
+
+class WorkerSilentError(WorkerError):
+    """A worker lives, but has not answered in time."""
+
+    def __init__(self, failure: WorkerFailure, timeout: float, stack: str) -> None:
+        where = (
+            f"Where it is:\n{stack.rstrip()}"
+            if stack
+            else "It did not say where it is: it has not begun yet, or it is stopped."
+        )
+        super().__init__(
+            f"Nothing for {timeout:g} s from {failure}.\n{where}\n"
+            "What to do: if a batch may take that long, give a larger --worker_timeout; if not, the stack "
+            "shows what it waits for."
+        )
+
+
+def _explain(failure: WorkerFailure, exitcode: int | None) -> tuple[str, str]:
+    """What an exit code means, with the facts that matter to it, and the remedy."""
+    if exitcode is None:
+        return (
+            "Its connection broke although it is still running.",
+            "start again; if it comes back, give --num_workers 0.",
+        )
+    if exitcode == SERVER_GONE and failure.mp_context == "forkserver":
+        return (
+            "The server that forks workers is gone, and took the worker with it.",
+            "find out who ended it (a signal to the whole process group, most often), and start again.",
+        )
+    if exitcode >= 0:
+        return (
+            f"It exited with code {exitcode} by itself.",
+            "if it never made a batch, its start failed: the traceback above says why, and a script that "
+            'starts workers needs `if __name__ == "__main__":` around what it runs. Else something in the '
+            "data set called exit.",
+        )
+    number = -exitcode
+    # Real-time signals have no names.
+    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+    fact = f"It was killed by signal {number} ({name})"
+    if number == signal.SIGKILL:
+        return (
+            f"{fact}: most often the kernel, when the memory limit is reached.\n{memory_in_words()}",
+            "give a smaller --batch_size, --prefetch_factor or --num_workers, or raise the memory limit; "
+            "`dmesg` names what the kernel killed. "
+            "Where memory is left, somebody else sent the signal: start again.",
+        )
+    if number == signal.SIGBUS:
+        used, size = shared_memory()
+        full = used > NEARLY_FULL * size
+        return (
+            f"{fact}: a page of mapped memory could not be had. Either a file was cut while it was read, or "
+            f"the memory is full.\n{shared_memory_in_words(failure)}\n{memory_in_words()}",
+            "leave the files of the data set alone while it is used (those cut are made again at the next "
+            "start); where memory is full, give a smaller --batch_size, --prefetch_factor or --num_workers"
+            + ("; /dev/shm is full: make room, or docker run --shm-size=1g." if full else "."),
+        )
+    # Python raises none of these by itself. They come from compiled code.
+    if number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE):
+        return (
+            f"{fact}: a crash in native code.",
+            "the stack shows the call; packages that do not belong together are the usual reason: "
+            f"{script_name()} --doctor checks them.",
+        )
+    return f"{fact}, which somebody sent.", "find out who sent it, and start again."
+
+
+def shared_memory_in_words(failure: WorkerFailure) -> str:
+    """The state of /dev/shm, beside what the batches need."""
+    used, size = shared_memory()
+    slot = failure.ring_bytes // failure.num_slots
+    need = failure.ring_bytes * failure.local_world_size
+    return (
+        f"/dev/shm: {mib(used)} of {mib(size)} in use, by others: the batches lie in anonymous memory, "
+        f"{failure.num_slots} slots of at most {mib(slot)} for each of {failure.local_world_size} ranks, "
+        f"{mib(need)} in all."
+    )
+
+
+CLOSE_SECONDS = 2.0
+# How long one whose connection is closed may take to be gone, before it is said to run still.
+DEATH_SECONDS = 30.0
+# What a stack needs to be written in.
+STACK_SECONDS = 0.3
+# Its connection and its crash log, and the two that multiprocessing keeps until it has ended.
+DESCRIPTORS_PER_WORKER = 4
+# As much as a pipe takes at once. Above it the start of a worker would wait until that one reads.
+PICKLE_LIMIT = 64 * 1024
+# Imported by the server once, not by each worker: the heavy part of a worker's start, and clean of CUDA. The
+# server looks for modules in the current folder, so nothing of ours can be among them.
+PRELOADED = ("numpy",)
+
+
+@dataclass
+class WorkerHandle:
+    """One worker: its process, the pipe to it, the slots that are its own, and what it was asked for."""
+
+    process: Any
+    connection: Connection
+    crash_log: AnonymousFile
+    # A slot comes back from whatever thread frees the last view of it; append and pop are atomic.
+    free_slots: deque[int]
+    tasks: deque[Task] = field(default_factory=deque)
+    # Wakes up when it has answered, or when any worker is gone. Kept between batches, because registering
+    # costs system calls; and poll, unlike select, takes descriptors above 1,023.
+    poll: select.poll = field(default_factory=select.poll)
+
+    def stack(self) -> str:
+        """What it has left in its crash log."""
+        # Without moving the offset, which the worker writes at.
+        size = os.fstat(self.crash_log.descriptor).st_size
+        return os.pread(self.crash_log.descriptor, size, 0).decode(errors="replace")
+
+    def stack_now(self) -> str:
+        """Where it is at this moment; nothing if it cannot say."""
+        # It may be gone by now.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, STACK_SIGNALS[1])
+        time.sleep(STACK_SECONDS)
+        return self.stack()
+
+
+def start_workers(
+    workers: list[WorkerHandle], source: BatchSource, ring: Ring, context: Any, rank: int, num_workers: int
+) -> None:
+    """Start so many workers and add each to the list, so that those are known which were started before an
+    exception. The slots of the ring are shared out among them.
+    """
+    if context.get_start_method() == "forkserver":
+        context.set_forkserver_preload(list(PRELOADED))
+    slots_per_worker = ring.num_slots // num_workers
+    for worker_id in range(num_workers):
+        crash_log = AnonymousFile(f"stack-{worker_id}")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=serve,
+            args=(Worker(rank, worker_id, crash_log), source, ring, theirs),
+            name=f"data worker {worker_id} of rank {rank}",
+            # At its end Python would wait for one that is not, should nobody have closed the pool.
+            daemon=True,
+        )
+        first = worker_id * slots_per_worker
+        workers.append(WorkerHandle(process, ours, crash_log, deque(range(first, first + slots_per_worker))))
+        with _script_left_out(source):
+            process.start()
+        # Else the pipe would stay open when the worker is gone.
+        theirs.close()
+    for worker in workers:
+        # All of them, because batches are handed out in order: while one worker is waited for, another one
+        # whose turn comes later may die, and would be missed until then.
+        for watched in (worker.connection, *(other.process.sentinel for other in workers)):
+            worker.poll.register(watched, select.POLLIN)
+
+
+@contextlib.contextmanager
+def _script_left_out(source: BatchSource) -> Iterator[None]:
+    """Have a worker that starts not import the script of this process, which may import torch.
+
+    Only where it needs nothing that the script defines.
+    """
+    if b"__main__" in pickle.dumps(source):
+        yield
+        return
+    # The start of a process looks here for the script.
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
+def end_workers(workers: list[WorkerHandle], ring: Ring) -> None:
+    """End all workers within one deadline, and free what they shared; harmless twice."""
+    started = [worker for worker in workers if worker.process.pid is not None]
+    # All are told first and waited for afterwards, so that they end at the same time.
+    for worker in started:
+        with contextlib.suppress(OSError):
+            worker.connection.send(None)
+    deadline = time.monotonic() + CLOSE_SECONDS
+    for worker in started:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+    for worker in started:
+        # Nothing is lost: a worker only reads.
+        if worker.process.is_alive():
+            worker.process.kill()
+        worker.process.join()
+        worker.process.close()
+    for worker in workers:
+        worker.connection.close()
+        worker.crash_log.close()
+    workers.clear()
+    ring.close()
+
+
+@contextlib.contextmanager
+def refusals_in_words(num_workers: int, num_bytes: int) -> Iterator[None]:
+    """What the system refuses to a pool, as a sentence: descriptors, processes or memory."""
+    workers = counted(num_workers, "data worker needs", "data workers need")
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise UserError(
+                f"{workers} about {num_workers * DESCRIPTORS_PER_WORKER} more file "
+                f"descriptors, but {num_descriptors()} of {descriptor_limit()} are in use; raise the limit "
+                "with ulimit -n 4096, or give a smaller --num_workers."
+            ) from None
+        if error.errno == errno.EAGAIN:
+            raise UserError(
+                f"{num_workers} data workers are more processes than this machine lets its user start, who "
+                f"may have {process_limit()}; raise the limit with ulimit -u, or give a smaller "
+                "--num_workers."
+            ) from None
+        if error.errno in (errno.ENOMEM, errno.EFBIG):
+            raise UserError(
+                f"The batches of {counted(num_workers, 'data worker')} take up to {gib(num_bytes)}, more "
+                "than this machine gives; give a smaller --batch_size, --history, --others, "
+                "--prefetch_factor or --num_workers."
+            ) from None
+        raise
+
+
+def check_pickle(source: BatchSource, mp_context: str) -> None:
+    """Refuse a data set that cannot be sent to a worker, or is large: every worker starts from a copy."""
+    # A forked worker has the data set already, in memory that it shares with its parent.
+    if mp_context == "fork":
+        return
+    name = type(source).__name__
+    try:
+        size = len(pickle.dumps(source))
+    except Exception as error:
+        raise UserError(
+            f"{name} cannot be sent to a data worker ({error}); keep paths and numbers in it, and open "
+            "files, locks and tensors where they are first used."
+        ) from error
+    if size > PICKLE_LIMIT:
+        raise UserError(
+            f"{name} pickles to {size:,} bytes, which every worker would copy, and {PICKLE_LIMIT:,} is the "
+            "limit; keep the data in files that are memory-mapped where they are first used."
+        )
+
 
 # One that the consumer reads while the next is handed over, and two more for a pipeline that looks ahead.
 SLOTS_BEYOND_PREFETCH = 3

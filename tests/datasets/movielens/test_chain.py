@@ -10,8 +10,14 @@ import pytest
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import measure_ranks
-from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.worlds.chain import CHANCES, LEAPS, Chain, ChainWorld, draw_chain
+from recsuite.datasets.movielens.synthetic import (
+    CHANCES,
+    LEAPS,
+    Chain,
+    ChainWorld,
+    draw_chain,
+    write_synthetic,
+)
 from recsuite.datasets.preparation.cache import open_columns
 from tests.support.written_world import World, contents, read, rmse
 

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.movielens import download
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens import source
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.source import locate, read
-from recsuite.datasets.tables.times import FIRST_SECOND, LAST_SECOND
+from recsuite.datasets.tables.values import FIRST_SECOND, LAST_SECOND
 from recsuite.errors import UserError
 
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
@@ -254,14 +254,14 @@ def unpack_damaged(draw: Draw, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         content = hostile(draw)
     else:
         content = OF_BYTES[draw.integers(len(OF_BYTES))](draw, archive_of(name))
-    monkeypatch.setattr(download, "_fetch", lambda url, file, end: file.write(content))
-    monkeypatch.setattr(download, "_md5", lambda file: download.ARCHIVES["ml-1m"][0])
+    monkeypatch.setattr(source, "_fetch", lambda url, file, end: file.write(content))
+    monkeypatch.setattr(source, "_md5", lambda file: source.ARCHIVES["ml-1m"][0])
     folder.mkdir()
     (folder / "around").mkdir()
     target = folder / "around" / "ml"
 
     def act() -> None:
-        download.download("ml-1m", target)
+        source.download("ml-1m", target)
         assert target.is_dir()
 
     found = outcome(act)

@@ -22,8 +22,8 @@ from typing import NoReturn
 import pytest
 
 from recsuite.config.sections import DATASETS
-from recsuite.datasets.movielens import download
-from recsuite.datasets.tables.sources import remote
+from recsuite.datasets.movielens import source
+from recsuite.datasets.tables import remote
 from recsuite.errors import UserError
 from tests.support.launch import PATIENCE, started
 
@@ -96,10 +96,10 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     mirror = Mirror()
     monkeypatch.setenv("MOVIELENS_MIRROR", mirror.address)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(download, "PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(download, "DEADLINE_SECONDS", 60)
+    monkeypatch.setattr(source, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(source, "DEADLINE_SECONDS", 60)
     for name in ("ml-1m", "ml-10m"):
-        monkeypatch.setitem(download.ARCHIVES, name, (hashlib.md5(GOOD).hexdigest(), 6))
+        monkeypatch.setitem(source.ARCHIVES, name, (hashlib.md5(GOOD).hexdigest(), 6))
     yield mirror
     mirror.close()
 
@@ -114,7 +114,7 @@ def refusal(folder: Path, name: str = "ml-1m") -> str:
     """The sentence of a download that fails as it should: with a remedy, and nothing is left on the disk."""
     before = sorted(folder.parent.parent.rglob("*"))
     with pytest.raises(UserError) as caught:
-        download.download(name, folder)
+        source.download(name, folder)
     assert sorted(folder.parent.parent.rglob("*")) == before
     sentence = str(caught.value)
     assert f"place the unpacked files in {folder} by hand, or use --dataset synthetic." in sentence
@@ -128,7 +128,7 @@ def assert_complete(folder: Path) -> None:
 
 
 def test_every_real_data_set_of_the_command_line_can_be_downloaded() -> None:
-    assert sorted(download.ARCHIVES) == sorted(set(DATASETS) - {"synthetic"})
+    assert sorted(source.ARCHIVES) == sorted(set(DATASETS) - {"synthetic"})
 
 
 def test_a_set_is_unpacked_and_one_line_names_its_address_and_size(
@@ -136,7 +136,7 @@ def test_a_set_is_unpacked_and_one_line_names_its_address_and_size(
 ) -> None:
     monkeypatch.setenv("MOVIELENS_MIRROR", mirror.address.replace("//", "//user:hunter2@") + "/")
     mirror.answer(sent(GOOD))
-    download.download("ml-10m", folder)
+    source.download("ml-10m", folder)
     assert_complete(folder)
     assert capsys.readouterr().out == f"Downloading {mirror.address}/ml-10m.zip (6 MB)\n"
     assert mirror.paths == ["/ml-10m.zip"]
@@ -152,7 +152,7 @@ def test_an_empty_folder_is_filled_and_a_link_where_it_leads(
     else:
         folder.mkdir()
     mirror.answer(sent(GOOD))
-    download.download("ml-1m", folder)
+    source.download("ml-1m", folder)
     assert folder.is_symlink() == is_link
     assert_complete(target)
 
@@ -161,7 +161,7 @@ def test_a_download_that_fails_for_a_moment_is_tried_again(
     mirror: Mirror, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mirror.answer(refused(503), DROPPED, DROPPED, sent(GOOD))
-    download.download("ml-1m", folder)
+    source.download("ml-1m", folder)
     assert_complete(folder)
     _, *tries = capsys.readouterr().out.splitlines()
     assert [line.partition(": ")[0] for line in tries] == [
@@ -197,7 +197,7 @@ def test_a_download_that_fails_is_one_sentence_and_leaves_nothing(
 
 def test_a_redirect_is_followed(mirror: Mirror, folder: Path) -> None:
     mirror.answer(refused(301, b"Location: /elsewhere\r\n"), sent(GOOD))
-    download.download("ml-1m", folder)
+    source.download("ml-1m", folder)
     assert_complete(folder)
     assert mirror.paths == ["/ml-1m.zip", "/elsewhere"]
 
@@ -208,7 +208,7 @@ def test_the_proxy_of_the_environment_is_used(
     monkeypatch.setenv("MOVIELENS_MIRROR", "http://movies.invalid")
     monkeypatch.setenv("http_proxy", mirror.address)
     mirror.answer(sent(GOOD))
-    download.download("ml-1m", folder)
+    source.download("ml-1m", folder)
     assert_complete(folder)
     assert mirror.paths == ["http://movies.invalid/ml-1m.zip"]
 
@@ -246,7 +246,7 @@ def test_a_server_that_drips_bytes_is_left_at_the_deadline(
         monkeypatch.setenv("MOVIELENS_MIRROR", "https://movies.invalid")
     elif where == "https":
         monkeypatch.setenv("MOVIELENS_MIRROR", mirror.address.replace("http:", "https:"))
-    monkeypatch.setattr(download, "DEADLINE_SECONDS", 0.5)
+    monkeypatch.setattr(source, "DEADLINE_SECONDS", 0.5)
     begin = time.monotonic()
     assert "(it was not complete after 0.5 s); place" in refusal(folder)
     assert time.monotonic() - begin < 5 * PATIENCE
@@ -260,7 +260,7 @@ def test_a_name_that_is_looked_up_for_long_is_left_at_the_deadline(
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(download, "DEADLINE_SECONDS", 0.5)
+    monkeypatch.setattr(source, "DEADLINE_SECONDS", 0.5)
     monkeypatch.setenv("MOVIELENS_MIRROR", "http://movies.invalid")
     begin = time.monotonic()
     assert "it was not complete after 0.5 s" in refusal(folder)
@@ -316,7 +316,7 @@ def test_what_a_download_that_was_killed_had_unpacked_is_removed_by_the_next(
     left.mkdir()
     (left / "users.dat").touch()
     mirror.answer(sent(GOOD))
-    download.download("ml-1m", folder)
+    source.download("ml-1m", folder)
     assert_complete(folder)
     assert not (folder / "users.dat").exists()
 
@@ -332,7 +332,7 @@ def test_an_interrupt_or_a_full_disk_leaves_nothing(
     monkeypatch.setattr(shutil, "copyfileobj", copy)
     mirror.answer(sent(GOOD))
     with pytest.raises((KeyboardInterrupt, UserError), match=r"^$|No space left on device"):
-        download.download("ml-1m", folder)
+        source.download("ml-1m", folder)
     assert list(folder.parent.iterdir()) == []
 
 
@@ -363,7 +363,7 @@ def test_a_folder_that_holds_anything_is_refused_untouched(mirror: Mirror, folde
 def test_an_archive_that_cannot_be_unpacked_is_refused(
     mirror: Mirror, folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, reason: str
 ) -> None:
-    monkeypatch.setitem(download.ARCHIVES, "ml-1m", (hashlib.md5(content).hexdigest(), 6))
+    monkeypatch.setitem(source.ARCHIVES, "ml-1m", (hashlib.md5(content).hexdigest(), 6))
     mirror.answer(sent(content))
     assert reason in refusal(folder)
 
@@ -371,7 +371,7 @@ def test_an_archive_that_cannot_be_unpacked_is_refused(
 def test_no_file_of_an_archive_leaves_the_folder(mirror: Mirror, folder: Path, tmp_path: Path) -> None:
     content = archive("ml-latest/ratings.csv", "ml-latest/../../evil", "/evil-movielens", "../evil")
     mirror.answer(sent(hashlib.md5(content).hexdigest().encode()), sent(content))
-    download.download("ml-latest", folder)
+    source.download("ml-latest", folder)
     assert {path.parent for path in tmp_path.rglob("*") if path.is_file()} == {folder}
     assert not Path("/evil-movielens").exists()
 
@@ -381,7 +381,7 @@ def test_a_set_that_changes_is_checked_against_the_digest_beside_it(
     mirror: Mirror, folder: Path, form: str
 ) -> None:
     mirror.answer(sent(form.format(hashlib.md5(GOOD).hexdigest()).encode()), sent(GOOD))
-    download.download("ml-latest-small", folder)
+    source.download("ml-latest-small", folder)
     assert_complete(folder)
     assert mirror.paths == ["/ml-latest-small.zip.md5", "/ml-latest-small.zip"]
 

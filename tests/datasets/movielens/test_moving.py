@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 
 from recsuite.config.parser import parse_args
+from recsuite.datasets.movielens import synthetic
 from recsuite.datasets.movielens.source import locate
-from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.worlds import moving
-from recsuite.datasets.movielens.worlds.moving import MovingWorld
-from recsuite.datasets.movielens.worlds.world import FIRST_TIME, LAST_TIME
+from recsuite.datasets.movielens.synthetic import FIRST_TIME, LAST_TIME, MovingWorld, write_synthetic
 from recsuite.errors import UserError
 from tests.support.written_world import World, contents, read, rmse
 
@@ -31,8 +29,8 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, list[np.ndar
         lives.append(moving_lives(*arguments))
         return lives[-1]
 
-    moving_lives = moving.draw_lives
-    with mock.patch.object(moving, "draw_lives", noted):
+    moving_lives = synthetic.draw_lives
+    with mock.patch.object(synthetic, "draw_lives", noted):
         write_synthetic(folder, NUM_RATINGS, seed=0, world=MovingWorld())
     return read(folder), lives
 

@@ -9,10 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recsuite.datasets.movielens.synthetic import write_synthetic
-from recsuite.datasets.movielens.worlds import world as planted
-from recsuite.datasets.movielens.worlds.chain import ChainWorld
-from recsuite.datasets.movielens.worlds.moving import MovingWorld
+from recsuite.datasets.movielens import synthetic as planted
+from recsuite.datasets.movielens.synthetic import ChainWorld, MovingWorld, write_synthetic
 from recsuite.errors import UserError
 from tests.support.written_world import World, contents, read, rmse
 
@@ -208,7 +206,7 @@ def test_too_few_ratings_are_refused(tmp_path: Path) -> None:
         "synthetic._write_movies",
         "synthetic._write_users",
         "synthetic._append_lines",
-        "worlds.world.draw_times",
+        "synthetic.draw_times",
     ],
 )
 def test_full_disk_leaves_nothing_and_is_said_in_one_sentence(

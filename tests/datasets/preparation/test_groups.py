@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recsuite.datasets.preparation.arrays import groups, mapped
-from recsuite.datasets.preparation.arrays.groups import grouped
+from recsuite.datasets.preparation import arrays
+from recsuite.datasets.preparation.arrays import grouped
 from recsuite.datasets.preparation.baselines import BASELINE_ROUNDS, DAMPING, fit_biases
 
 NUM_EVENTS, NUM_USERS, NUM_ITEMS = 5_000, 300, 70
@@ -20,8 +20,8 @@ NUM_EVENTS, NUM_USERS, NUM_ITEMS = 5_000, 300, 70
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks and ranges that hold all, or few events."""
     chunk, events = request.param
-    monkeypatch.setattr(mapped, "CHUNK", chunk)
-    monkeypatch.setattr(groups, "RANGE_EVENTS", events)
+    monkeypatch.setattr(arrays, "CHUNK", chunk)
+    monkeypatch.setattr(arrays, "RANGE_EVENTS", events)
 
 
 def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -38,7 +38,7 @@ def test_each_event_is_in_the_range_of_its_user_and_in_its_order(tmp_path: Path,
     found = grouped(tmp_path if in_files else None, user, NUM_USERS, user, item, label)
     assert [*tmp_path.iterdir()] == []
     assert [each for users in found.ranges for each in users] == [*range(NUM_USERS)]
-    assert len(found.ranges) <= groups.MOST_RANGES
+    assert len(found.ranges) <= arrays.MOST_RANGES
     seen: list[np.ndarray] = []
 
     def look(users: range, places: np.ndarray, *columns: np.ndarray) -> None:
@@ -75,7 +75,7 @@ def test_biases_are_those_of_sums_in_the_order_of_events_to_the_last_bit() -> No
 def test_what_fails_in_one_range_ends_the_work_and_is_raised(
     fault: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "RANGE_EVENTS", 1)
+    monkeypatch.setattr(arrays, "RANGE_EVENTS", 1)
     user, *_ = drawn()
     found = grouped(None, user, NUM_USERS, user)
     begun: list[int] = []
@@ -94,7 +94,7 @@ def test_what_fails_in_one_range_ends_the_work_and_is_raised(
 def test_an_interrupt_between_two_ranges_waits_for_none_of_those_that_are_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(groups, "RANGE_EVENTS", 1)
+    monkeypatch.setattr(arrays, "RANGE_EVENTS", 1)
     user, *_ = drawn()
     found = grouped(None, user, NUM_USERS, user)
     begun: list[int] = []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.movielens.schema import SCHEMA
+from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.source import locate, read
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from recsuite.config.config import Config
-from recsuite.datasets.streams import following
-from recsuite.datasets.streams.following import Following
+from recsuite.datasets import opening
+from recsuite.datasets.opening import Following
 from recsuite.runtime.process import RuntimeContext
 
 HEADER, LINE = "user,item,rating,timestamp\n", "1,2,3.5,86400\n"
@@ -36,7 +36,7 @@ class Followed:
 
 @pytest.fixture
 def followed(tmp_path: Path, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch) -> Followed:
-    monkeypatch.setattr(following, "SAID_AFTER", 0.0)
+    monkeypatch.setattr(opening, "SAID_AFTER", 0.0)
     return Followed(tmp_path)
 
 

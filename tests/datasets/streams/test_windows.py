@@ -13,16 +13,18 @@ from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
-from recsuite.datasets.streams.past import (
+from recsuite.datasets.streams import (
     BEGINNING,
     Past,
     Prefix,
+    Window,
     check_prefix,
     digests_of,
     keys_of,
+    next_window,
+    num_empty,
     num_held_back,
 )
-from recsuite.datasets.streams.windows import Window, next_window, num_empty
 from recsuite.errors import UserError
 
 DAY = 86_400

@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow
 import pytest
 
-from recsuite.datasets.tables.description.reader import tomllib
-from recsuite.datasets.tables.files import File, find_tables
-from recsuite.datasets.tables.formats import ahead, batches, names_of, opened
+from recsuite.datasets.tables import formats
+from recsuite.datasets.tables.description import tomllib
+from recsuite.datasets.tables.files import find_tables
+from recsuite.datasets.tables.formats import BadRow, ahead, batches, names_of, opened
+from recsuite.datasets.tables.remote import File
 from recsuite.datasets.tables.schema_file import Files
-from recsuite.datasets.tables.sources import delimited, text
-from recsuite.datasets.tables.sources.bad_rows import BadRow
 from recsuite.errors import UserError
 from tests.support.tables import ENDS, encoded
 
@@ -223,8 +223,8 @@ def test_other_separators_within_values_are_no_separators(tmp_path: Path) -> Non
 
 
 def test_a_separator_may_lie_across_two_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "BLOCK_BYTES", 7)
-    monkeypatch.setattr(delimited, "BLOCK_BYTES", 101)
+    monkeypatch.setattr(formats, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(formats, "CSV_BLOCK_BYTES", 101)
     content = "user::item\n" + "".join(f"u{row}::i{row}\n" for row in range(200))
     rows, _, bad = read(file_of(tmp_path / "a.dat", content.encode()))
     assert (rows, bad) == ([{"user": f"u{row}", "item": f"i{row}"} for row in range(200)], [])

@@ -13,15 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recsuite.datasets.tables.description.overview import describe
-from recsuite.datasets.tables.description.reader import given_in, parse_schema
-from recsuite.datasets.tables.description.validator import validate
-from recsuite.datasets.tables.description.writer import text_of
-from recsuite.datasets.tables.guessing.features import AGE_TELLS, OF_EVENT, OUTCOME, LeftOut
-from recsuite.datasets.tables.guessing.guess import SAME_NAME, guess
-from recsuite.datasets.tables.guessing.words import table_name, words_of
+from recsuite.datasets.tables.description import describe, given_in, parse_schema, text_of, validate
+from recsuite.datasets.tables.guessing import AGE_TELLS, OF_EVENT, OUTCOME, LeftOut, table_name, words_of
+from recsuite.datasets.tables.proposal import SAME_NAME, guess
 from recsuite.datasets.tables.schema_file import FeatureColumn, LabelColumn, TableSchema, TimestampColumn
-from recsuite.datasets.tables.times import times
+from recsuite.datasets.tables.values import times
 from recsuite.errors import UserError
 
 ROWS, USERS, ITEMS = 2_000, 150, 60

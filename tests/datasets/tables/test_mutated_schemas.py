@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recsuite.datasets.tables.description.reader import parse_schema, read_schema
-from recsuite.datasets.tables.description.validator import validate
-from recsuite.datasets.tables.description.writer import text_of
+from recsuite.datasets.tables.description import parse_schema, read_schema, text_of, validate
 from recsuite.errors import UserError
 from tests.support.mutated_schemas import mutated_schemas
 

@@ -22,9 +22,9 @@ from pyarrow import parquet
 from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.tables.description.reader import parse_schema, read_schema
+from recsuite.datasets.tables.description import parse_schema, read_schema
 from recsuite.datasets.tables.files import find_tables
-from recsuite.datasets.tables.guessing.proposal import propose
+from recsuite.datasets.tables.proposal import propose
 from recsuite.datasets.tables.reading import read_tables
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
@@ -208,7 +208,7 @@ def test_what_is_wrong_with_a_partial_schema_is_said_and_nothing_is_written(
 def test_the_schema_of_tables_in_a_folder_that_forbids_writing_lies_with_their_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("recsuite.checkout.DATA_ROOT", tmp_path / "elsewhere")
+    monkeypatch.setattr("recsuite.files.DATA_ROOT", tmp_path / "elsewhere")
     folder = tmp_path / "data"
     folder.mkdir()
     write(folder / "events.csv", EVENTS)
@@ -228,7 +228,7 @@ def test_the_schema_of_tables_in_a_folder_that_forbids_writing_lies_with_their_c
 def test_columns_that_were_prepared_beside_tables_that_cannot_be_written_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recsuite.checkout.DATA_ROOT", tmp_path / "elsewhere")
+    monkeypatch.setattr("recsuite.files.DATA_ROOT", tmp_path / "elsewhere")
     folder = tmp_path / "data"
     folder.mkdir()
     write(folder / "events.csv", EVENTS)

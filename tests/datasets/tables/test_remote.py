@@ -12,11 +12,11 @@ import pytest
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData
+from recsuite.datasets.tables import remote
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.reading import read_tables
+from recsuite.datasets.tables.remote import shown
 from recsuite.datasets.tables.schema_file import ItemColumn, LabelColumn, TableSchema, UserColumn
-from recsuite.datasets.tables.sources import remote
-from recsuite.datasets.tables.sources.remote import shown
 from recsuite.errors import UserError
 from tests.support.launch import PATIENCE
 from tests.support.object_server import Server, serving

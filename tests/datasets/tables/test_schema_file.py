@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from recsuite.datasets.schema import EVENT, ITEM, USER, Feature
-from recsuite.datasets.tables.description.reader import MOST_BYTES, parse_schema, read_schema
-from recsuite.datasets.tables.description.validator import validate
-from recsuite.datasets.tables.description.writer import text_of
+from recsuite.datasets.tables.description import MOST_BYTES, parse_schema, read_schema, text_of, validate
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
     Files,

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow
 import pytest
 
-from recsuite.datasets.tables.times import times
 from recsuite.datasets.tables.values import (
     FAR_TIME,
     FAULTS,
@@ -23,6 +22,7 @@ from recsuite.datasets.tables.values import (
     ids,
     lists,
     numbers,
+    times,
 )
 from recsuite.errors import UserError
 

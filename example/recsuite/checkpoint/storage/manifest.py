@@ -19,6 +19,8 @@ from recsuite.checkpoint.storage.dynamic.record import DynamicRecord
 from recsuite.checkpoint.storage.stream_progress import StreamProgress
 from recsuite.errors import UserError, printable
 from recsuite.files import (
+    LARGEST,
+    OPTIONAL,
     FileEntry,
     check_file,
     check_size,
@@ -26,9 +28,13 @@ from recsuite.files import (
     digest_of_bytes,
     explained,
     flush,
+    parsed,
+    plain,
     reason_of,
+    refuse_twice,
+    sealed,
+    typed,
 )
-from recsuite.records import LARGEST, OPTIONAL, parsed, plain, refuse_twice, sealed, typed
 
 FORMAT = 1
 # What a field is called in the file, which older programs read too, where that is not its name here.

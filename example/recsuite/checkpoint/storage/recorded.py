@@ -21,7 +21,7 @@ from recsuite.config.config import Config, flag_names, sections
 from recsuite.config.presets import as_given, in_words
 from recsuite.config.sections import ModelConfig, OptimizerConfig, check_given
 from recsuite.errors import UserError, printable
-from recsuite.records import LARGEST, typed
+from recsuite.files import LARGEST, typed
 from recsuite.runtime.console import say
 
 # What the ratings are called. Another place does not make other data: their digest tells.

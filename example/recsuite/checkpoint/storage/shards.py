@@ -21,8 +21,7 @@ from safetensors.numpy import save_file
 from recsuite.checkpoint.storage.dynamic.files import check_dynamic
 from recsuite.checkpoint.storage.manifest import TYPES, Manifest
 from recsuite.errors import UserError, printable
-from recsuite.files import FileEntry, explained, flushed
-from recsuite.records import LARGEST, parsed
+from recsuite.files import LARGEST, FileEntry, explained, flushed, parsed
 
 # Under this key the reader of torch.distributed.checkpoint finds where the tensors of a file begin in the
 # whole ones; without it, it takes each for a whole tensor.

@@ -1,29 +1,221 @@
-"""A MovieLens set where it lies: obtained where it is missing, and read as tables, see `schema`.
+"""MovieLens: its files, obtained where they are missing, and read as tables.
 
-What is no table is added here: years from titles, genres as one list, and the oracle of synthetic ratings.
+Embedding tables, batches and tests derive from the schema.toml beside this file; adding a feature is one
+section of it, if the files have its column. What is no table is added here: years from titles, genres as one
+list, and the oracle of synthetic ratings.
+
+A set is downloaded from GroupLens, or from a mirror, complete or not at all. The archive is a file without a
+name, which ends with the process. It is unpacked into a folder with a hidden name beside the wanted one,
+which gets its name in one rename at the end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import io
+import os
 import re
+import tempfile
+import time
+import zipfile
+from dataclasses import replace
 from itertools import compress
+from os.path import isfile
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
-from recsuite.checkout import DATA_ROOT
 from recsuite.config.sections import OFFICIAL_SPLITS, DataConfig
-from recsuite.datasets.movielens.schema import DATA_DEADLINE, EDITIONS, GENRES, SCHEMA, TABLES, files_in
 from recsuite.datasets.schema import ITEM, RawData
+from recsuite.datasets.tables.description import read_schema
 from recsuite.datasets.tables.files import find_tables
-from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn
+from recsuite.datasets.tables.formats import TextFile
+from recsuite.datasets.tables.remote import File, filesystem, reason_of_failure, shown
+from recsuite.datasets.tables.schema_file import CATEGORY, FeatureColumn, Files
 from recsuite.datasets.tables.source import Source, TableFile
-from recsuite.datasets.tables.sources.file import File
-from recsuite.datasets.tables.sources.text import TextFile
-from recsuite.errors import UserError
-from recsuite.files import explained, locked
+from recsuite.errors import UserError, printable
+from recsuite.files import DATA_ROOT, explained, locked, remove, written_aside
+from recsuite.runtime.console import say
+
+TABLES = read_schema(Path(__file__).with_name("schema.toml"))
+SCHEMA = TABLES.schema()
+# Long enough for the largest archive on a slow line; a wait beyond it is a fault.
+DATA_DEADLINE = 3600.0
+# Of ml-100k, whose movies have a column of 0 and 1 for each.
+GENRES = [
+    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime", "Documentary", "Drama"),
+    *("Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War"),
+    "Western",
+]
+# The files of each edition, and their columns. No delimiter means that it is found.
+OF_1M = Files(
+    *("ratings.dat", "users.dat", "movies.dat"),
+    delimiter="::",
+    columns=("user_id", "movie_id", "rating", "timestamp"),
+    user_columns=("user_id", "gender", "age", "occupation", "postal_code"),
+    item_columns=("movie_id", "title", "genres"),
+    whole=("user_id", "movie_id", "age"),
+)
+OF_100K = Files(
+    *("u.data", "u.user", "u.item"),
+    columns=OF_1M.columns,
+    user_columns=("user_id", "age", "gender", "occupation", "postal_code"),
+    item_columns=("movie_id", "title", "released", "video_released", "address", *GENRES),
+    whole=OF_1M.whole,
+)
+OF_20M = replace(OF_1M, events="ratings.csv", users="", items="movies.csv", delimiter=",", user_columns=())
+# The first line of the ratings of those, by which their folder is told from others.
+HEADER = b"userId,movieId,rating,timestamp"
+EDITIONS = {
+    "ml-100k": OF_100K,
+    **dict.fromkeys(("ml-1m", "ml-10m", "synthetic"), OF_1M),
+    **dict.fromkeys(("ml-20m", "ml-25m", "ml-32m", "ml-latest-small", "ml-latest"), OF_20M),
+}
+# As GroupLens states them; ml-latest grows and is not checked.
+NUM_RATINGS = {
+    "ml-100k": 100_000,
+    "ml-1m": 1_000_209,
+    "ml-10m": 10_000_054,
+    "ml-20m": 20_000_263,
+    "ml-25m": 25_000_095,
+    "ml-32m": 32_000_204,
+}
+
+
+def files_in(folder: Path) -> Files | None:
+    """The files of an edition, if some of them lie in a folder."""
+    for files in EDITIONS.values():
+        # What is left of a set is refused by the name of what is missing. Others may have a movies.csv.
+        # The isfile of pathlib raises where a folder forbids to look, or a name is too long.
+        if isfile(folder / files.events) or (files != OF_20M and isfile(folder / files.items)):
+            return files
+    return None
+
+
+def is_known(folder: Path) -> bool:
+    """True for a folder with MovieLens files; others may have a ratings.csv too."""
+    files = files_in(folder)
+    if files != OF_20M or isfile(folder / files.items):
+        return files is not None
+    with explained(f"{folder} cannot be read"), (folder / files.events).open("rb") as file:
+        return HEADER in file.readline(1024)
+
+
+SOURCE = "https://files.grouplens.org/datasets/movielens/"
+# The md5 of each archive, and its size in MB. Six sets are frozen: their digests are the ones that GroupLens
+# publishes beside the zip. The two others are made anew from time to time: "" means the digest that lies
+# beside the zip today, which shows a damaged transfer.
+ARCHIVES = {
+    "ml-100k": ("0e33842e24a9c977be4e0107933c0723", 5),
+    "ml-1m": ("c4d9eecfca2ab87c1945afe126590906", 6),
+    "ml-10m": ("ce571fd55effeba0271552578f2648bd", 66),
+    "ml-20m": ("cd245b17a1ae2cc31bb14903e1204af3", 199),
+    "ml-25m": ("6b51fb2759a8657d3bfcbfc42b592ada", 262),
+    "ml-32m": ("d472be332d4daa821edc399621853b57", 239),
+    "ml-latest-small": ("", 1),
+    "ml-latest": ("", 351),
+}
+# For all attempts together, whatever the server sends meanwhile; the pause doubles.
+DEADLINE_SECONDS, ATTEMPTS, PAUSE_SECONDS = 3600.0, 4, 1.0
+
+
+def download(name: str, folder: Path) -> None:
+    """Make `folder` hold the unpacked files of the MovieLens set `name`.
+
+    The caller has to make sure that one process at a time does this. The environment variable
+    MOVIELENS_MIRROR replaces the address of GroupLens.
+
+    Raises:
+        UserError: when the download fails, or `folder` is not empty; then `folder` is as it was.
+    """
+    url = f"{(os.environ.get('MOVIELENS_MIRROR') or SOURCE).rstrip('/')}/{name}.zip"
+    address = printable(shown(url))
+    # Behind a link lies the disk that the user chose; the temporary files belong there too.
+    home = Path(os.path.realpath(folder))
+    aside, end = home.with_name(f".{home.name}.download"), time.monotonic() + DEADLINE_SECONDS
+    digest, megabytes = ARCHIVES[name]
+    advice = f"place the unpacked files in {folder} by hand, or use --dataset synthetic"
+    with explained(f"Cannot get {address}", advice):
+        if not url.startswith(("https://", "http://")):
+            raise OSError("MOVIELENS_MIRROR must begin with https:// or http://")
+        if home.exists() and any(home.iterdir()):
+            raise OSError(f"{folder} is not empty, and nothing in it is overwritten")
+        home.parent.mkdir(parents=True, exist_ok=True)
+        # Of a process that was killed.
+        remove(aside)
+        with tempfile.TemporaryFile(dir=home.parent) as archive, written_aside(home, aside):
+            digest = digest or _published_digest(f"{url}.md5", end)
+            say(f"Downloading {address} ({megabytes} MB)")
+            _fetch(url, archive, end)
+            if (found := _md5(archive)) != digest:
+                raise OSError(f"its md5 is {found} and must be {digest}")
+            _unpack(archive, aside)
+
+
+def _published_digest(url: str, end: float) -> str:
+    beside = io.BytesIO()
+    _fetch(url, beside, end)
+    # Either `MD5 (ml-latest.zip) = <digest>` or `<digest>  ml-latest.zip`.
+    match = re.search(rb"\b[0-9a-f]{32}\b", beside.getvalue().lower())
+    if match is None:
+        raise OSError(f"{printable(shown(url))} holds no md5")
+    return match.group().decode()
+
+
+def _fetch(url: str, file: IO[bytes], end: float) -> None:
+    """Fill a file with the content of a URL, with a few attempts until `end`, in `time.monotonic` seconds."""
+    fs, path = filesystem(url)
+    for attempt in range(ATTEMPTS):
+        file.seek(0)
+        file.truncate()
+        try:
+            # The time limit of fsspec is for the whole request, and not for a wait.
+            fs.get_file(path, file, timeout=max(end - time.monotonic(), 0.001))
+            return
+        except Exception as error:
+            # Of the disk: errors of the network have classes of their own.
+            if type(error) is OSError:
+                raise
+            left, kind = end - time.monotonic(), type(error).__name__
+            reason = reason_of_failure(error)
+            if left < 0.01:
+                reason = f"it was not complete after {DEADLINE_SECONDS:,g} s"
+            # The same at the next attempt: an address, a certificate, a refusal.
+            lasting = isinstance(error, (FileNotFoundError, ValueError)) or "Redirect" in kind
+            if lasting or left < 0.01 or getattr(error, "status", 500) < 500 or attempt == ATTEMPTS - 1:
+                # Without a cause: it may hold the address with its secrets.
+                raise OSError(reason) from None
+            pause = min(PAUSE_SECONDS * 2**attempt, left)
+            say(f"Trying {printable(shown(url))} again in {pause:.1f} s: {reason}")
+            time.sleep(pause)
+
+
+def _md5(file: IO[bytes]) -> str:
+    md5 = hashlib.md5(usedforsecurity=False)
+    file.seek(0)
+    while block := file.read(2**20):
+        md5.update(block)
+    return md5.hexdigest()
+
+
+def _unpack(archive: IO[bytes], into: Path) -> None:
+    """Write the files that are in the one folder of an archive into a new folder."""
+    try:
+        with zipfile.ZipFile(archive) as zipped:
+            for member in zipped.infolist():
+                # What zipfile makes of a name with ".." stays within the folder.
+                member.filename = member.filename.partition("/")[2]
+                if member.filename:
+                    zipped.extract(member, into)
+    except OSError:
+        raise
+    # Damage surfaces wherever zipfile and its decoders stumble.
+    except Exception as error:
+        raise OSError(f"it is not a zip file that can be read ({printable(error)})") from error
+
 
 # ASCII, because \d is any script's digit otherwise.
 YEAR = re.compile(r"\((\d{4})\)\s*$", re.ASCII)
@@ -149,7 +341,6 @@ def _decoded(file: File) -> File:
 
 
 def _obtain(dataset: str, folder: Path, config: DataConfig, seed: int) -> None:
-    from recsuite.datasets.movielens.download import download
     from recsuite.datasets.movielens.synthetic import WORLDS, write_synthetic
 
     with explained(f"{folder} cannot be made", "give a --data_path that can be written"):

@@ -10,38 +10,494 @@ the parameters are known, so is the best possible prediction: the files carry it
            oracle.npy    float32 [num_ratings], the expected rating of each line of ratings.dat
            oracle.json   {"rmse", "num_ratings", "num_users", "num_movies", "seed", "format"}
 
-Of a world that moves, oracle.json has its name too, and first_day.npy, in the form of the oracle, the
-expectations that the parameters of the first day give. Of one whose users choose by taste, oracle.json has
-its name, "biases_rmse" and "choices_rmse", and biases.npy and choices.npy have the expectations of who knows
-no factors, and of who reads them off the choices. Of one with an order, oracle.json has its name and
-"entropy", and ranks.npy and surprise.npy say how well each rating's movie could be foreseen.
+Three worlds differ from that.
+
+Drifting: users and movies come and go, and what is liked turns slowly. A movie is rated between its arrival
+and its retirement, and a user rates while he is there. Biases and factors turn, over the whole period, from
+those of the first day to others of the same spread:
+
+    parameters at the moment m = cos(angle) * first + sin(angle) * last,   angle = m * quarter_turns * pi / 2
+
+so there is as much to learn on the last day as on the first, and nothing of it can be known long before.
+Moments are shares of the period, from 0 to 1. oracle.json has the name of the world, and first_day.npy, in
+the form of the oracle, the expectations that the parameters of the first day give.
+
+Users choose by taste: oracle.json has the name, "biases_rmse" and "choices_rmse", and biases.npy and
+choices.npy have the expectations of who knows no factors, and of who reads them off the choices.
+
+Markov: what a user rates next follows from what he rated last. Users walk along a Markov chain over the
+movies. Each movie has a few successors, all movies with the same chances of their own, and a share of the
+steps are leaps, to any movie by its popularity:
+
+    weight of a movie after another  =  (1 - LEAPS) * chance of the successor, if it is one
+                                        + LEAPS * popularity
+
+A user goes to no movie twice: the weights of what he had are 0, and those of the others are divided by their
+sum. He begins at any movie by its popularity. Who knows the chain and the walk so far can rank the movies no
+better than by these weights, whatever else he knows of the user: no older movie tells anything of the next
+but that it is not the next. oracle.json has the name and "entropy"; for each rating the files hold, besides
+the expected stars,
+
+    ranks.npy      the place of its movie in that ranking, among those that its user had not had, from 1 on
+    surprise.npy   minus the logarithm of its chance, in bits; their mean, in oracle.json, is the entropy of
+                   a step
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 import numpy as np
 
-from recsuite.datasets.movielens.worlds.chain import ChainWorld
-from recsuite.datasets.movielens.worlds.moving import MovingWorld
-from recsuite.datasets.movielens.worlds.world import (
-    DEFAULT_WORLD,
-    MOVIE_BIAS_STD,
-    MOVIE_EXPLAINED,
-    USER_BIAS_STD,
-    USER_EXPLAINED,
-    World,
-    draw_counts,
-    standardized,
-    with_unknown,
-)
+from recsuite.datasets.batching.places import places_of
 from recsuite.errors import UserError
 from recsuite.files import explained, remove, written_aside
-from recsuite.runtime.progress_bar import stage
+from recsuite.runtime.console import stage
+
+MIN_RATINGS_PER_USER = 20
+# Spread of the log-normal activity: half of the users rate fewer than 100 movies, a few rate a thousand.
+ACTIVITY_SIGMA = 1.2
+# Tuned together at a million ratings: ml-1m's histogram, an RMSE of about 0.86 for the oracle and 0.91 for a
+# model of biases alone. With some 130 ratings per user to learn from, every strong factor costs a trained
+# model about 0.6 % of RMSE over the oracle, so only the first is strong.
+MEAN_SCORE = 3.7
+USER_BIAS_STD = 0.48
+MOVIE_BIAS_STD = 0.54
+# Shares of the variance that the side features explain: enough to be worth having, not enough alone.
+USER_EXPLAINED = 0.5
+MOVIE_EXPLAINED = 0.7
+# Scores lie on this grid, so the oracle is a table, and another machine's last bits change no byte.
+SCORE_STEPS = 256
+MIN_SCORE, MAX_SCORE = -3, 9
+
+# From 2000-04-25 to 2003-02-28, in seconds since 1970, UTC.
+FIRST_TIME = 956_620_800
+LAST_TIME = 1_046_390_400
+SESSION_SECONDS = 3600
+# A user's first session lies in this first part of the period and the others anywhere after it, so that the
+# users of the newest ratings have older ones to learn from.
+JOIN_PERIOD = 0.6
+SESSIONS = 6
+# Bounds the memory; part of the format, since it decides which random number goes where.
+USERS_PER_BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class World:
+    """What a world may differ in from the default one, for seeing what does not hold in that one alone.
+
+    noise_std: of a rating around its score, in stars; factor_stds: of the user's side of each planted factor;
+    mean_ratings_per_user: at most; smaller sets have less.
+    """
+
+    NAME: ClassVar = "fixed"
+    # What is predicted of each rating, by the names of its files: the first one is the best there can be.
+    ORACLES: ClassVar[tuple[str, ...]] = ("oracle",)
+
+    noise_std: float = 0.9
+    factor_stds: tuple[float, ...] = (0.3, 0.1, 0.06, 0.04)
+    mean_ratings_per_user: float = 165
+
+    @property
+    def rank(self) -> int:
+        """The number of planted factors."""
+        return len(self.factor_stds)
+
+    def draw(
+        self,
+        rng: np.random.Generator,
+        users: np.ndarray,
+        movies: np.ndarray,
+        counts: np.ndarray,
+        picks: np.ndarray,
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        """Yield (user row, movie row, rating, time, and what each of ORACLES predicts), each [ratings of a
+        block of users].
+
+        users, movies: planted parameters, float64 [users or movies, 1 + rank], the bias first; counts:
+        ratings of each user, int64 [users]; picks: cumulative chance of the movies, float64 [movies].
+        """
+        return draw_ratings(rng, users, movies, counts, picks, self)
+
+    def describe(self, ratings: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+        """What oracle.json says of this world alone.
+
+        ratings: int8 [ratings]; predicted: what each of ORACLES predicts, float32 [oracles, ratings].
+        """
+        return {}
+
+
+# A full-size one, like ml-1m.
+DEFAULT_WORLD = World()
+
+
+def with_unknown(rng: np.random.Generator, known: np.ndarray, explained: float) -> np.ndarray:
+    """Columns of variance 1, of which `known` explains the given share."""
+    unknown = rng.standard_normal(known.shape)
+    return math.sqrt(explained) * standardized(known) + math.sqrt(1 - explained) * unknown
+
+
+def standardized(columns: np.ndarray) -> np.ndarray:
+    """Columns of mean 0 and variance 1."""
+    return (columns - columns.mean(axis=0)) / columns.std(axis=0)
+
+
+def draw_counts(rng: np.random.Generator, num_ratings: int, num_users: int, num_movies: int) -> np.ndarray:
+    """Ratings of each user, int64 [num_users], with the sum num_ratings."""
+    spare = num_ratings - MIN_RATINGS_PER_USER * num_users
+    shares = np.exp(ACTIVITY_SIGMA * rng.standard_normal(num_users))
+    # Whoever has rated a third of the catalogue is running out of movies.
+    limit = (num_movies / 3 - MIN_RATINGS_PER_USER) / spare
+    shares = np.minimum(shares / shares.sum(), limit)
+    ends = np.rint(np.cumsum(shares / shares.sum()) * spare).astype(np.int64)
+    return MIN_RATINGS_PER_USER + np.diff(ends, prepend=0)
+
+
+def draw_ratings(
+    rng: np.random.Generator,
+    users: np.ndarray,
+    movies: np.ndarray,
+    counts: np.ndarray,
+    picks: np.ndarray,
+    world: World,
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """See `World.draw`."""
+    expected_of_step = expected_ratings(world)
+    for first in range(0, len(users), USERS_PER_BLOCK):
+        block = counts[first : first + USERS_PER_BLOCK]
+        user_rows, movie_rows = _draw_pairs(rng, block, picks)
+        times = draw_times(rng, len(block), user_rows)
+        user_rows += first
+        scores = MEAN_SCORE + users[user_rows, 0] + movies[movie_rows, 0]
+        for factor in range(1, 1 + world.rank):
+            scores += users[user_rows, factor] * movies[movie_rows, factor]
+        steps = steps_of(scores)
+        yield user_rows, movie_rows, draw_stars(rng, steps, world), times, expected_of_step[steps]
+
+
+def steps_of(scores: np.ndarray) -> np.ndarray:
+    """The place of each score on the grid, int64 of any shape."""
+    return np.rint((np.clip(scores, MIN_SCORE, MAX_SCORE) - MIN_SCORE) * SCORE_STEPS).astype(np.int64)
+
+
+def draw_stars(rng: np.random.Generator, steps: np.ndarray, world: World) -> np.ndarray:
+    """Ratings of scores at these places of the grid, int64 [n]."""
+    noisy = MIN_SCORE + steps / SCORE_STEPS + world.noise_std * rng.standard_normal(len(steps))
+    return np.rint(np.clip(noisy, 1, 5)).astype(np.int64)
+
+
+def expected_ratings(world: World) -> np.ndarray:
+    """The expected rating at each step of the score, float32 [steps].
+
+    A rating is 1 plus the number of thresholds 1.5, 2.5, 3.5 and 4.5 below the noisy score, so its
+    expectation is 1 plus the sum of their normal probabilities.
+    """
+    width = world.noise_std * math.sqrt(2)
+    scores = np.arange(MIN_SCORE * SCORE_STEPS, MAX_SCORE * SCORE_STEPS + 1) / SCORE_STEPS
+    above = [[math.erfc((half - score) / width) / 2 for half in (1.5, 2.5, 3.5, 4.5)] for score in scores]
+    return (1 + np.sum(above, axis=1)).astype(np.float32)
+
+
+def _draw_pairs(
+    rng: np.random.Generator, counts: np.ndarray, picks: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw each user's movies without replacement.
+
+    Args:
+        counts: movies per user, int64 [users].
+        picks: cumulative chance of the movies, float64 [movies].
+
+    Returns:
+        User rows and movie rows, each int64 [sum of counts], sorted by user, then movie.
+    """
+    missing, complete, pairs = counts, [], np.empty(0, np.int64)
+    # A movie drawn twice is drawn anew, for the users who still miss one: few after the first rounds.
+    while missing.any():
+        drawn = np.searchsorted(picks[:-1], rng.random(missing.sum()), side="right")
+        pairs = np.concatenate([pairs, np.repeat(np.arange(len(counts)), missing) * len(picks) + drawn])
+        pairs.sort()
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+        user_rows = pairs // len(picks)
+        missing = np.where(missing > 0, counts - np.bincount(user_rows, minlength=len(counts)), 0)
+        complete.append(pairs[missing[user_rows] == 0])
+        pairs = pairs[missing[user_rows] > 0]
+    return np.divmod(np.sort(np.concatenate(complete)), len(picks))
+
+
+def draw_times(rng: np.random.Generator, num_users: int, user_rows: np.ndarray) -> np.ndarray:
+    """Draw the second of each rating, int64 [ratings], of users who come in the first part of the period and
+    stay.
+    """
+    joined = JOIN_PERIOD * rng.random((num_users, 1))
+    return draw_sessions(rng, joined, np.ones_like(joined), user_rows)
+
+
+def draw_sessions(
+    rng: np.random.Generator, joined: np.ndarray, left: np.ndarray, user_rows: np.ndarray
+) -> np.ndarray:
+    """Draw the second of each rating, int64 [ratings]: a few sessions per user, the first the longest.
+
+    joined, left: when each user comes and goes, as shares of the period, float64 [users, 1].
+    """
+    later = joined + (left - joined) * rng.random((len(joined), SESSIONS - 1))
+    sessions = np.concatenate([joined, later], axis=1) * (LAST_TIME - FIRST_TIME - SESSION_SECONDS)
+    # Squared, so that the first session has four ratings in ten.
+    session = (SESSIONS * np.square(rng.random(len(user_rows)))).astype(np.int64)
+    within = rng.integers(SESSION_SECONDS, size=len(user_rows))
+    return FIRST_TIME + sessions[user_rows, session].astype(np.int64) + within
+
+
+# Half of the movies are there all the time: more than any user rates, so everybody finds enough of them.
+STAYING_MOVIES, STAYING_USERS = 0.5, 0.2
+# The others come between these moments, some before the first rating, and stay at least for LEAST_STAY.
+FIRST_ARRIVAL, LAST_ARRIVAL = -0.3, 0.9
+LEAST_STAY, MEAN_MORE = 0.3, 0.2
+
+
+@dataclass(frozen=True)
+class MovingWorld(World):
+    """A world that moves. quarter_turns: how far what is liked turns in the period, 1 until nothing of the
+    first day is left.
+    """
+
+    NAME: ClassVar = "moving"
+    ORACLES: ClassVar = ("oracle", "first_day")
+
+    quarter_turns: float = 1.0
+
+    def draw(
+        self,
+        rng: np.random.Generator,
+        users: np.ndarray,
+        movies: np.ndarray,
+        counts: np.ndarray,
+        picks: np.ndarray,
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        """See `World.draw`: "first_day" predicts by the parameters as they were at the moment 0."""
+        movie_lives, user_lives = (
+            draw_lives(rng, len(movies), STAYING_MOVIES),
+            draw_lives(rng, len(users), STAYING_USERS),
+        )
+        last_users, last_movies = (
+            np.std(first, axis=0) * rng.standard_normal(first.shape) for first in (users, movies)
+        )
+        # As those of the first day: what is popular does not shift the mean rating.
+        last_movies[:, 0] -= np.diff(picks, prepend=0) @ last_movies[:, 0]
+        expected = expected_ratings(self)
+        for begin in range(0, len(users), USERS_PER_BLOCK):
+            block = counts[begin : begin + USERS_PER_BLOCK]
+            rows, lives = np.repeat(np.arange(len(block)), block), user_lives[begin : begin + len(block)]
+            times = draw_sessions(rng, _first_sessions(rng, lives), lives[:, 1:], rows)
+            moments = (times - FIRST_TIME) / (LAST_TIME - FIRST_TIME)
+            movie_rows = _draw_movies(rng, rows, moments, movie_lives, picks)
+            user_rows = begin + rows
+            angles = moments * self.quarter_turns * math.pi / 2
+            now, at_first = (
+                steps_of(
+                    _scores(
+                        _turned(users[user_rows], last_users[user_rows], angle),
+                        _turned(movies[movie_rows], last_movies[movie_rows], angle),
+                    )
+                )
+                for angle in (angles, np.zeros_like(angles))
+            )
+            yield user_rows, movie_rows, draw_stars(rng, now, self), times, expected[now], expected[at_first]
+
+
+def draw_lives(rng: np.random.Generator, number: int, staying: float) -> np.ndarray:
+    """The moments at which so many come and go, float64 [number, 2], of which a share stays all the time."""
+    stays = rng.permutation(number) < staying * number
+    arrival = rng.uniform(FIRST_ARRIVAL, LAST_ARRIVAL, number)
+    retirement = arrival + LEAST_STAY + rng.exponential(MEAN_MORE, number)
+    arrival[stays], retirement[stays] = 0, 1
+    return np.clip(np.stack([arrival, retirement], axis=1), 0, 1)
+
+
+def _first_sessions(rng: np.random.Generator, lives: np.ndarray) -> np.ndarray:
+    """The moments of the users' first sessions, float64 [users, 1]: when they come, and for those who were
+    there before, any in the first half of what is left of their time, or all would begin at once.
+    """
+    come, gone = lives[:, :1], lives[:, 1:]
+    return np.where(come > 0, come, gone / 2 * rng.random(come.shape))
+
+
+def _draw_movies(
+    rng: np.random.Generator, user_rows: np.ndarray, moments: np.ndarray, lives: np.ndarray, picks: np.ndarray
+) -> np.ndarray:
+    """Draw the movie of each rating, int64 [ratings]: one that is there then, and none twice for a user.
+
+    lives: see `draw_lives`; picks: cumulative chance of the movies, float64 [movies].
+    """
+    movies, part = np.full(len(user_rows), -1), np.arange(len(user_rows))
+    # What does not fit is drawn anew, for the users who still miss a movie: few after the first rounds.
+    while len(missing := part[movies[part] < 0]):
+        drawn = np.searchsorted(picks[:-1], rng.random(len(missing)), side="right")
+        come, gone = lives[drawn].T
+        is_there = (come <= moments[missing]) & (moments[missing] <= gone)
+        movies[missing[is_there]] = drawn[is_there]
+        known = part[movies[part] >= 0]
+        _, firsts = np.unique(user_rows[known] * len(picks) + movies[known], return_index=True)
+        movies[np.delete(known, firsts)] = -1
+        part = part[np.isin(user_rows[part], user_rows[part[movies[part] < 0]], kind="table")]
+    return movies
+
+
+def _turned(first: np.ndarray, last: np.ndarray, angles: np.ndarray) -> np.ndarray:
+    """Parameters of ratings at their moments, float64 [ratings, 1 + rank]."""
+    return np.cos(angles)[:, None] * first + np.sin(angles)[:, None] * last
+
+
+def _scores(users: np.ndarray, movies: np.ndarray) -> np.ndarray:
+    """Of parameters at one moment, float64 [ratings]."""
+    return MEAN_SCORE + users[:, 0] + movies[:, 0] + (users[:, 1:] * movies[:, 1:]).sum(axis=1)
+
+
+# Of the successors of every movie, without leaps.
+CHANCES = np.array([0.4, 0.25, 0.15, 0.12, 0.08])
+LEAPS = 0.1
+# What is popular in the other worlds takes most of the ratings; a walk would come round to it all the time,
+# and find that its user had it.
+FLATTENED = 0.5
+# A mark for each of them and every movie; part of the format, as it decides which random number goes where.
+WALKERS_PER_BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class ChainWorld(World):
+    """A world with an order."""
+
+    NAME: ClassVar = "chain"
+    ORACLES: ClassVar = ("oracle", "ranks", "surprise")
+
+    def draw(
+        self,
+        rng: np.random.Generator,
+        users: np.ndarray,
+        movies: np.ndarray,
+        counts: np.ndarray,
+        picks: np.ndarray,
+    ) -> Iterator[tuple[np.ndarray, ...]]:
+        """See `World.draw`; the ratings of a user lie in the order of his walk, each later than the last."""
+        chain = draw_chain(rng, np.diff(picks, prepend=0) ** FLATTENED)
+        expected = expected_ratings(self)
+        for begin in range(0, len(users), WALKERS_PER_BLOCK):
+            block = counts[begin : begin + WALKERS_PER_BLOCK]
+            rows, place = np.repeat(np.arange(len(block)), block), places_of(np.zeros_like(block), block)
+            movie_rows, ranks, surprise = (walked[rows, place] for walked in chain.walk(rng, block))
+            times = in_order(rows, draw_times(rng, len(block), rows))
+            of_user, of_movie = users[begin + rows], movies[movie_rows]
+            scores = steps_of(MEAN_SCORE + of_user[:, 0] + of_movie[:, 0] + taste(of_user, of_movie))
+            stars = draw_stars(rng, scores, self)
+            yield begin + rows, movie_rows, stars, times, expected[scores], ranks, surprise
+
+    def describe(self, ratings: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+        """See `World.describe`: the entropy of a step, in bits."""
+        # Rounded as the error of the oracle.
+        return {"entropy": round(float(predicted[2].mean(dtype=np.float64)), 9)}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """successors: of each movie, none of them itself and none twice, int64 [movies, K], in the order of
+    CHANCES; popularity: of the movies, float64 [movies], with the sum 1.
+    """
+
+    successors: np.ndarray
+    popularity: np.ndarray
+
+    def walk(self, rng: np.random.Generator, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Draw walks of so many steps, int64 [users].
+
+        Returns:
+            Movies, their ranks and how surprising they are, int64, int64 and float64 [users, most steps].
+        """
+        shape = len(counts), int(counts.max())
+        movies, ranks, surprise = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape)
+        had, gone = np.zeros((len(counts), len(self.popularity)), bool), np.zeros(len(counts))
+        for step in range(shape[1]):
+            rows = np.flatnonzero(counts > step)
+            last = movies[rows, step - 1] if step else np.full(len(rows), -1)
+            found = self._next(rng, rows, last, had)
+            movies[rows, step] = found
+            ranks[rows, step], surprise[rows, step] = self.judged(last, found, had[rows], gone[rows])
+            had[rows, found] = True
+            gone[rows] += self.popularity[found]
+        return movies, ranks, surprise
+
+    def _next(
+        self, rng: np.random.Generator, rows: np.ndarray, last: np.ndarray, had: np.ndarray
+    ) -> np.ndarray:
+        """Draw the movies after the last ones, int64 [n]; had: by row, bool [users, movies]."""
+        found, missing = np.full(len(rows), -1), np.arange(len(rows))
+        by_popularity, by_chance = np.cumsum(self.popularity), np.cumsum(CHANCES)
+        # What was had is drawn anew, which is what dividing the other weights by their sum says.
+        while len(missing):
+            leaps = (rng.random(len(missing)) < LEAPS) | (last[missing] < 0)
+            drawn = rng.random(len(missing))
+            successor = self.successors[last[missing], np.searchsorted(by_chance[:-1], drawn, side="right")]
+            leapt = np.searchsorted(by_popularity[:-1], drawn, side="right")
+            movie = np.where(leaps, leapt, successor)
+            is_new = ~had[rows[missing], movie]
+            found[missing[is_new]] = movie[is_new]
+            missing = missing[~is_new]
+        return found
+
+    def judged(
+        self, last: np.ndarray, found: np.ndarray, had: np.ndarray, gone: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The ranks of movies after the last ones, int64 [n], and how surprising they are, float64 [n].
+
+        last: -1 at the beginning of a walk; had: before, bool [n, movies]; gone: the popularity of all of
+        those, float64 [n]. Ties count against a movie, as in every evaluation.
+        """
+        share, successors = np.where(last < 0, 1.0, LEAPS), self.successors[last]
+        chances = np.where(last < 0, 0.0, 1 - LEAPS)[:, None] * CHANCES
+        weights = chances + share[:, None] * self.popularity[successors]
+        is_found = successors == found[:, None]
+        own = share * self.popularity[found] + (chances * is_found).sum(axis=1)
+        is_open = ~np.take_along_axis(had, successors, axis=1)
+        above = (is_open & ~is_found & (weights >= own[:, None])).sum(axis=1)
+        # Of all others only the popular ones can be above, and above most successors there are none.
+        unsure = np.flatnonzero(share * self.popularity.max() >= own)
+        popular = share[unsure, None] * self.popularity >= own[unsure, None]
+        popular &= ~had[unsure]
+        popular[np.arange(len(unsure))[:, None], successors[unsure]] = False
+        popular[np.arange(len(unsure)), found[unsure]] = False
+        above[unsure] += popular.sum(axis=1)
+        left = share * (1 - gone) + (chances * is_open).sum(axis=1)
+        return above + 1, -np.log2(own / left)
+
+
+def draw_chain(rng: np.random.Generator, weights: np.ndarray) -> Chain:
+    """Draw the successors of each movie by weights, float64 [movies]."""
+    popularity = weights / weights.sum()
+    num_movies, ends = len(weights), np.cumsum(popularity)[:-1]
+    successors, missing = np.empty((num_movies, len(CHANCES)), np.int64), np.arange(num_movies)
+    while len(missing):
+        drawn = np.searchsorted(ends, rng.random((len(missing), len(CHANCES))), side="right")
+        successors[missing] = drawn
+        ordered = np.sort(np.column_stack([drawn, missing]), axis=1)
+        missing = missing[(np.diff(ordered, axis=1) == 0).any(axis=1)]
+    return Chain(successors, popularity)
+
+
+def in_order(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Times in ascending order for each user, none twice, int64 [ratings]; rows: user of each, sorted."""
+    # A second later than the one before, at least; users lie so far apart that none delays the next.
+    apart = 2 * LAST_TIME * rows
+    place = np.arange(len(times))
+    return np.maximum.accumulate(np.sort(apart + times) - place) + place - apart
+
+
+def taste(users: np.ndarray, movies: np.ndarray) -> np.ndarray:
+    """The product of the factors of users and movies, float64 [n]; of parameters with the bias first."""
+    return (users[:, 1:] * movies[:, 1:]).sum(axis=1)
+
 
 FORMAT = 1
 # By what --world calls them.

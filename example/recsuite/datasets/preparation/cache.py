@@ -1,32 +1,354 @@
-"""The columns of a configured data set: found beside its files, checked, and made where they are missing."""
+"""The columns of a configured data set: found beside its files, checked, and made where they are missing.
+
+They are written from what was read, and given their name in one rename.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from recsuite.checkout import place_for
+import numpy as np
+
 from recsuite.config.config import Config
-from recsuite.config.sections import TOP, DataConfig
+from recsuite.config.sections import EVALUATIONS, TOP, DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
-from recsuite.datasets.preparation.building import make_columns, newest_of
-from recsuite.datasets.schema import AUDIENCE, HISTORY, RawData, Table
+from recsuite.datasets.metrics import Metrics, finite
+from recsuite.datasets.preparation.arrays import (
+    Own,
+    chunks,
+    counts_of,
+    create_column,
+    gather,
+    temporary,
+    write_counts,
+    write_records,
+)
+from recsuite.datasets.preparation.baselines import (
+    Stored,
+    baselines_of,
+    by_items,
+    by_users,
+    oracle_of,
+    write_all_lists,
+)
+from recsuite.datasets.preparation.splits import rule_for_seen, split, stream_order
+from recsuite.datasets.preparation.vocabulary import (
+    Written,
+    features_of_events,
+    write_features,
+    write_vocabulary,
+)
+from recsuite.datasets.schema import (
+    AUDIENCE,
+    HISTORY,
+    ITEM,
+    SCHEMA_FILE,
+    USER,
+    RawData,
+    Schema,
+    Table,
+    record_of,
+)
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, as_wanted, locate, read
-from recsuite.datasets.streams.past import BEGINNING, Past
-from recsuite.errors import UserError
-from recsuite.files import digest_of_bytes, explained, locked, replace_file
-from recsuite.runtime.console import say
-from recsuite.runtime.progress_bar import stage
+from recsuite.datasets.streams import BEGINNING, HEAD, Past, digests_of, keys_of
+from recsuite.datasets.telling import label_told_by_features, told_by_features
+from recsuite.errors import UserError, harmless
+from recsuite.files import (
+    digest_of,
+    digest_of_bytes,
+    explained,
+    flush,
+    flushed,
+    flushing,
+    locked,
+    place_for,
+    plain,
+    replace_file,
+    sealed,
+)
+from recsuite.runtime.console import say, stage
 
 if TYPE_CHECKING:
     from recsuite.datasets.tables.source import Source, TableFile
+
+# What is under way, by the number of its process, and what may be in it: also a temporary file, where the
+# system cannot make one without a name.
+LEFTOVER = re.compile(r"\.making-\d+")
+CONTENT = re.compile(r"\w+\.npy|(vocabulary|schema|manifest)\.json|tmp\w{8}")
+# The parts of making columns, and the percent of the time that each takes for very many events.
+PARTS = {"order": 6, "events": 5, "features": 2, "lists": 32, "baselines": 55}
+
+
+def newest_of(cache: Path, name: str) -> Path:
+    """Where columns of this name lie, or will: the last successor of the folder, if it has any."""
+    numbers = [int(path.suffix[1:]) for path in cache.glob(f"{name}.*") if path.suffix[1:].isdecimal()]
+    return cache / (f"{name}.{max(numbers)}" if numbers else name)
+
+
+def _successor_of(folder: Path) -> Path:
+    number = folder.suffix[1:]
+    return folder.with_suffix(f".{int(number) + 1 if number else 2}")
+
+
+def make_columns(
+    folder: Path,
+    raw: RawData,
+    schema: Schema,
+    config: DataConfig,
+    seed: int,
+    there: Columns | None = None,
+    past: Past | None = None,
+) -> None:
+    """Write columns, and put them where they are to be. Call it with the lock.
+
+    there: the whole columns that the folder has, if it has them. New ones with the same bits take their
+    place, any others that of a successor. past: of a stream, whose events lie in the order of time alone.
+    """
+    # The lock is ours, so whatever lies here unfinished was left by a process that died.
+    for leftover in filter(_is_leftover, folder.parent.iterdir()):
+        shutil.rmtree(leftover)
+    making = folder.parent / f".making-{os.getpid()}"
+    making.mkdir()
+    try:
+        with stage("making columns", sum(PARTS.values()), "percent") as reached:
+            # Written under a name of its own: a process that dies here leaves no columns that look complete.
+            manifest = _write_columns(making, raw, schema, config, seed, reached, past)
+        # The rename must not get to the disk before what it names.
+        written = [flushed(path) for path in sorted(making.iterdir())]
+        files = [dataclasses.asdict(entry) for entry in written]
+        # Last, as it holds the digests of all others: columns without it count as none.
+        (making / MANIFEST).write_text(
+            json.dumps(sealed({**manifest, "files": files}), indent=1, allow_nan=False)
+        )
+        flush(making / MANIFEST)
+        flush(making)
+        # Whoever uses whole columns may open one of their files at any time, and must not find other bits.
+        if there is not None and {entry.name: entry.xxh3_128 for entry in written} != there.files:
+            folder = _successor_of(folder)
+        # This rename itself is not flushed: what a power cut takes of it is made again.
+        _publish(making, folder)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether `make_columns` made a folder: --cache_dir may be one in which others make things too."""
+    if not LEFTOVER.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+        return False
+    return all(CONTENT.fullmatch(found.name) for found in path.iterdir())
+
+
+def _publish(making: Path, folder: Path) -> None:
+    """Give new columns their name; where damaged ones lie, file by file, for somebody may be reading them."""
+    if not folder.is_dir():
+        folder.unlink(missing_ok=True)
+        making.rename(folder)
+        return
+    # The manifest last: until it is there, the old one does not fit the files, and nobody takes a mixture for
+    # whole.
+    made = sorted(making.iterdir(), key=lambda path: path.name == MANIFEST)
+    names = {path.name for path in made}
+    for old in folder.iterdir():
+        if old.is_dir() and (old.name in names or old.suffix == ".npy"):
+            shutil.rmtree(old)
+        elif old.name not in names and old.suffix == ".npy":
+            old.unlink()
+    for path in made:
+        path.replace(folder / path.name)
+    making.rmdir()
+
+
+def _done(reached: Callable[[int], None], part: str) -> Callable[[float], None]:
+    """What is to be called with the share of a part that is done."""
+    names = list(PARTS)
+    before = sum(PARTS[name] for name in names[: names.index(part)])
+    return lambda share: reached(before + round(share * PARTS[part]))
+
+
+def _write_columns(
+    folder: Path,
+    raw: RawData,
+    schema: Schema,
+    config: DataConfig,
+    seed: int,
+    reached: Callable[[int], None],
+    past: Past | None,
+) -> dict[str, Any]:
+    order, sizes, notes = (
+        stream_order(raw, schema, past) if past else split(raw, schema, config, seed, folder)
+    )
+    num_late = int(np.count_nonzero(past.is_late(raw.events.time, raw.events_per_file))) if past else 0
+    stored = _write_events(folder, raw, order, _done(reached, "events"))
+    oracle = oracle_of(raw, order, sizes[2], config.split)
+    num_train = sizes[0]
+    written, own = _write_features(folder, raw, stored, order, num_train, schema, past)
+    num_head = min(num_train, HEAD) if past else num_train
+    weight = _weight(folder, raw, order, num_head) | _more_labels(folder, raw, order)
+    told = _told_or_keys(folder, raw, stored, order[:num_train], schema, past)
+    label_told = label_told_by_features(raw.events, order[:num_head], stored.label[:num_head], schema)
+    # As much memory as a column.
+    del order
+    by_user, by_item = by_users(folder, stored), by_items(folder, stored, len(raw.items))
+    seen, said = rule_for_seen(config, by_user, num_train, schema, is_stream=past is not None)
+    schema = dataclasses.replace(schema, seen=seen)
+    features = [*(table.feature for table in written.tables), *written.numbers]
+    (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
+    rows, progress = _rows_of_ids(folder, written, schema), _done(reached, "lists")
+    places, longest = write_all_lists(folder, stored, (by_user, by_item), rows, sizes, progress)
+    fields = {"user": stored.user, "item": stored.item, "label": stored.label}
+    write_records(folder / "rows.npy", {**fields, **places, **weight}, own)
+    del places, weight, fields, own
+    baselines: dict[str, dict[str, Metrics]] = {name: {} for name in EVALUATIONS}
+    if not past:
+        with flushing(folder):
+            progress = _done(reached, "baselines")
+            baselines = baselines_of(stored, by_user, by_item, sizes, oracle, schema, progress)
+    return {
+        # Of all that a position of the training stands for, which is how a checkpoint says how far it is.
+        "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
+        **dict(zip(("num_train", "num_validation", "num_test"), sizes, strict=True)),
+        # Of a stream also those that are held back.
+        "num_skipped": raw.num_skipped + len(raw.events.user) - sum(sizes) - num_late,
+        "num_users": len(raw.users),
+        f"num_{schema.items}": len(raw.items),
+        **longest,
+        # The model begins from it, so it may know nothing of what is predicted.
+        "mean_rating": float(stored.label[:num_head].mean(dtype=np.float64)),
+        "tables": [_recorded(table, schema) for table in written.tables],
+        "numbers": [plain(schema.recorded(feature)) for feature in written.numbers],
+        "baselines": {
+            way: {name: finite(metrics) for name, metrics in found.items()}
+            for way, found in baselines.items()
+        },
+        "seen": schema.seen,
+        "told": told,
+        "label_told": label_told,
+        "notes": [*map(harmless, (*raw.skipped, *notes, *said, *_notes_on(written)))],
+        "num_late": num_late,
+        "events_per_file": raw.events_per_file if past else {},
+    }
+
+
+def _notes_on(written: Written) -> list[str]:
+    left_out = ", ".join(written.left_out)
+    return [f"left out the features that the files do not have: {left_out}"] if left_out else []
+
+
+def _rows_of_ids(folder: Path, written: Written, schema: Schema) -> list[np.ndarray]:
+    """The table rows of users, and of items, int32."""
+    features = [table.feature for table in written.tables]
+    return [
+        np.load(folder / f"{schema.name_of(entity)}_features.npy")["features"][
+            :, schema.place_of(entity, features)
+        ]
+        for entity in (USER, ITEM)
+    ]
+
+
+def _write_features(
+    folder: Path,
+    raw: RawData,
+    stored: Stored,
+    order: np.ndarray,
+    num_train: int,
+    schema: Schema,
+    past: Past | None,
+) -> tuple[Written, Own]:
+    """Write the features of users and items, and what all features are; returns those of events too.
+
+    past: of a stream, with what its earlier columns say of them.
+    """
+    entities = {
+        entity: (frame, np.flatnonzero(counts_of(column[:num_train], len(frame))))
+        for entity, frame, column in ((USER, raw.users, stored.user), (ITEM, raw.items, stored.item))
+    }
+    written = write_features(folder, entities, schema, past.known if past else {})
+    own = features_of_events(folder, written, raw.events, order, num_train, schema)
+    # The tables of events are the last so far.
+    write_counts(folder, written.tables[len(written.tables) - len(own.features) :], own, num_train)
+    write_vocabulary(folder, written)
+    written.tables.sort(key=lambda table: table.feature.multi)
+    return written, own
+
+
+def _write_events(folder: Path, raw: RawData, order: np.ndarray, done: Callable[[float], None]) -> Stored:
+    """Write labels and times; returns all of the events."""
+    events, number = raw.events, len(order)
+    # Users and items get to the disk in records, once it is known where histories end. Labels lie beside the
+    # records, which hold them too: code that scans all labels then reads a quarter of the bytes.
+    user = gather(events.user, order, temporary(folder, number, np.int32))
+    done(0.2)
+    item = gather(events.item, order, temporary(folder, number, np.int32))
+    done(0.4)
+    label = gather(events.label, order, create_column(folder / "rating.npy", (number,), np.float32))
+    done(0.6)
+    time = gather(events.time, order, create_column(folder / "time.npy", (number,), np.int64))
+    done(1)
+    return Stored(user, item, label, time)
+
+
+def _told_or_keys(
+    folder: Path, raw: RawData, stored: Stored, trained: np.ndarray, schema: Schema, past: Past | None
+) -> dict[str, float]:
+    """What features of the event say of items, which a stream has no use for: it gets its keys."""
+    if past is not None:
+        _write_keys(folder, raw, stored, schema)
+        return {}
+    return told_by_features(raw.events, trained, stored.item[: len(trained)], len(raw.items), schema)
+
+
+def _write_keys(folder: Path, raw: RawData, stored: Stored, schema: Schema) -> None:
+    """Write the numbers by which a stream knows its events again."""
+    users, items = (
+        digests_of(frame[schema.column_of(entity)])
+        for entity, frame in ((USER, raw.users), (ITEM, raw.items))
+    )
+    keys = create_column(folder / "keys.npy", (len(stored.user),), np.uint64)
+    for part in chunks(len(keys), keys):
+        user, item = users[stored.user[part]], items[stored.item[part]]
+        keys[part] = keys_of(user, item, stored.label[part], stored.time[part])
+
+
+def _weight(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> dict[str, np.ndarray]:
+    """How much each event counts in the loss, float32, 1 in the mean; nothing where the data do not say."""
+    if raw.events.weight is None:
+        return {}
+    weight = gather(raw.events.weight, order, temporary(folder, len(order), np.float32))
+    # So that no rate or decay means something else with weights than without.
+    mean = weight[:num_train].mean(dtype=np.float64)
+    if not mean > 0:
+        raise UserError("The weights of all training events are 0; give some of them a weight above 0.")
+    for part in chunks(len(weight), weight):
+        weight[part] /= mean
+    return {"weight": weight}
+
+
+def _more_labels(folder: Path, raw: RawData, order: np.ndarray) -> dict[str, np.ndarray]:
+    """The labels after the first, float32, NaN where there is none, and the weights of their own."""
+    events = raw.events
+    return {
+        f"{field}_{place}": gather(found[name], order, temporary(folder, len(order), np.float32))
+        for place, name in enumerate(events.more_labels, 2)
+        for field, found in (("label", events.more_labels), ("weight", events.more_weights))
+        if name in found
+    }
+
+
+def _recorded(table: Table, schema: Schema) -> dict[str, Any]:
+    """What the manifest holds of a table."""
+    recorded: dict[str, Any] = plain(dataclasses.replace(table, feature=schema.recorded(table.feature)))
+    return recorded
+
 
 # The one part that a stream has, by which its columns are called.
 STREAM, VOCABULARY = "stream", "vocabulary.json"

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recsuite.datasets.preparation.arrays.mapped import MOST, chunks, gather, release, temporary
-from recsuite.datasets.preparation.arrays.records import Own, write_records
+from recsuite.datasets.preparation.arrays import MOST, Own, chunks, gather, release, temporary, write_records
 from recsuite.datasets.schema import DENSE, EVENT, UNKNOWN_ROW, Codes, Events, Feature, Schema, Table
 from recsuite.errors import UserError
+from recsuite.files import typed
 from recsuite.ids import UNKNOWN_ID, check_distinct, check_kind, ids_of
-from recsuite.records import typed
 
 if TYPE_CHECKING:
     import pandas

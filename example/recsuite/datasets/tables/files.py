@@ -14,16 +14,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+from recsuite.datasets.tables.remote import (
+    COMPRESSIONS,
+    EVENTS,
+    FORMATS,
+    ITEMS,
+    USERS,
+    File,
+    Tables,
+    is_remote,
+    list_files,
+    shown,
+    size_of,
+)
 from recsuite.datasets.tables.schema_file import FILENAME, Files
-from recsuite.datasets.tables.sources.file import COMPRESSIONS, EVENTS, FORMATS, ITEMS, USERS, File, Tables
-from recsuite.datasets.tables.sources.remote import is_remote, list_files, shown, size_of
 from recsuite.errors import UserError
 from recsuite.files import check_name, explained
 
 if TYPE_CHECKING:
     import pyarrow
 
-__all__ = ["EVENTS", "ITEMS", "USERS", "File", "Tables", "columns_of", "find_tables", "sample"]
 # Of a folder not meant, such as the root of the disk, the search ends somewhere.
 MAX_FILES = 100_000
 # The ends by which RecBole tells its tables apart: https://recbole.io/docs/user_guide/data/atomic_files.html

@@ -1,22 +1,991 @@
-"""The rows of a file, batch by batch, whatever its format: only the wanted columns, in bounded memory."""
+"""The rows of a file, batch by batch, whatever its format: only the wanted columns, in bounded memory.
+
+Text is UTF-8 once it is read: unpacked, decoded, without a mark, and counted. CSV and TSV are read by Arrow,
+every column as text; the lines of bad rows are looked up when needed. JSON lines hold one object a line, read
+by Arrow, or by Python where Arrow would change a value. Columns of Parquet and Arrow files have types.
+"""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import csv
+import io
+import json
+import math
 import queue
+import re
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from recsuite.datasets.tables.sources.batch import Batch, Source, check_names
-from recsuite.datasets.tables.sources.delimited import Delimited
-from recsuite.datasets.tables.sources.file import MISSING_PARTITION, File
-from recsuite.datasets.tables.sources.json_lines import JsonLines
-from recsuite.datasets.tables.sources.typed import Arrow, Parquet
-from recsuite.errors import UserError, printable
+import numpy as np
+
+from recsuite.datasets.tables.remote import MISSING_PARTITION, File, RemoteFile, is_remote
+from recsuite.errors import UserError, counted, printable
 
 if TYPE_CHECKING:
     import pyarrow
+
+# Of what a row holds.
+MOST_SHOWN = 120
+
+
+class BadRow(NamedTuple):
+    """A row that cannot be read: the number of its line or row, counted from 1, what it holds, and why."""
+
+    number: int
+    content: str
+    reason: str
+
+
+@dataclass
+class Faults:
+    """The bad rows of a file: how many, and the first of them. unit: how rows are counted."""
+
+    unit: str = "row"
+    number: int = 0
+    first: BadRow | None = None
+
+    def add(self, rows: Sequence[BadRow], number: int) -> None:
+        """Count some, of which these are known."""
+        self.number += number
+        self.first = min([*rows, *([self.first] if self.first else [])], default=None)
+
+    def refuse(self, file: object) -> None:
+        """Refuse the first of them, if there is one.
+
+        Raises:
+            UserError: names it, and says what helps.
+        """
+        if self.first:
+            raise UserError(
+                f"{self._described(file)}; mend the file, or give --bad_rows skip to leave such rows out."
+            )
+
+    def accepted(self, file: object, num_rows: int, most: float) -> list[str]:
+        """What to say of them where they are left out of so many rows.
+
+        Raises:
+            UserError: where they are more than a share `most`.
+        """
+        if not self.first:
+            return []
+        if self.number > most * num_rows:
+            raise UserError(
+                f"{self._described(file)}; with it {self.number:,} of {num_rows:,} rows of the file cannot "
+                f"be read, and --max_bad_rows {most:g} allows {int(most * num_rows):,}; mend the file, or "
+                "give a larger one."
+            )
+        return [
+            f"left out {counted(self.number, 'bad row')} of {Path(str(file)).name}, the first being "
+            f"{self.unit} {self.first.number} ({self.first.reason})"
+        ]
+
+    def _described(self, file: object) -> str:
+        """Which row is the first bad one, and why."""
+        assert self.first is not None
+        number, content, reason = self.first
+        shown = f": {printable(content[:MOST_SHOWN])!r}" if content else ""
+        return f"{file}, {self.unit} {number}: {reason}{shown}"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a file, in their order.
+
+    first: how many rows came before. num_bad: how many rows of the file could not be split so far. lines:
+    where each stands, int64; None where that is asked for only when a row is bad.
+    """
+
+    columns: pyarrow.RecordBatch
+    first: int
+    num_bad: int = 0
+    lines: np.ndarray | None = None
+
+
+class Source:
+    """One file that is read: its columns, then batches of those that are wanted.
+
+    bad: the rows that could not be split into columns, in their order; it grows with the batches.
+    """
+
+    # How messages count: an editor shows lines, the other formats have none.
+    unit = "row"
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.bad: list[BadRow] = []
+        self.notes: list[str] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the file itself."""
+        raise NotImplementedError
+
+    @property
+    def done(self) -> int:
+        """How many of its bytes were read."""
+        raise NotImplementedError
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+        """The rows, with these columns of the file alone."""
+        raise NotImplementedError
+
+    def number_of(self, batch: Batch, place: int) -> int:
+        """The line or row, counted from 1, at a place of a batch."""
+        return batch.first + place + 1 if batch.lines is None else int(batch.lines[place])
+
+    def close(self) -> None:
+        """End it."""
+
+
+def check_names(file: File, names: Sequence[str]) -> None:
+    """Refuse columns that cannot be told apart.
+
+    Raises:
+        UserError: names the first that is there twice, or has no name at all.
+    """
+    twice = next((name for name, number in Counter(names).items() if number > 1), None)
+    if twice is not None:
+        raise UserError(f"{file} has two columns with the name {twice!r}; rename one of them.")
+
+
+BLOCK_BYTES = 2**20
+# Of a text, to find its first line in.
+HEAD_BYTES = 2**23
+PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+# How files begin that are none of the formats that are read.
+FOREIGN = {
+    b"PK\x03\x04": "a zip archive",
+    b"\xfd7zXZ\x00": "compressed by xz",
+    b"BZh": "compressed by bzip2",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"FEA1": "a Feather file of version 1",
+}
+# What a schema.toml may name; the most usual besides UTF-8 first.
+ENCODINGS = ("latin-1", "utf-16", "utf-8")
+UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+UTF32 = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
+
+
+@contextlib.contextmanager
+def explained_damage(file: File) -> Iterator[None]:
+    """Give whatever a reader finds wrong with a file as one sentence.
+
+    Raises:
+        UserError: names the file.
+    """
+    import pyarrow
+
+    try:
+        yield
+    except UserError:
+        raise
+    except (pyarrow.ArrowException, OSError, EOFError, ValueError, MemoryError, OverflowError) as error:
+        reason = printable(str(error).split("\n")[0].rstrip(".")) or type(error).__name__
+        raise UserError(
+            f"{file} cannot be read as {file.format} ({reason}); write it again, or take it out."
+        ) from error
+
+
+class CountedFile(io.BufferedReader):
+    """The bytes as they lie on the disk, or behind a URL, and how many of them were read."""
+
+    def __init__(self, path: str) -> None:
+        raw: Any = RemoteFile(path) if is_remote(path) else io.FileIO(path)
+        super().__init__(raw, BLOCK_BYTES)
+        self.done = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Up to so many bytes."""
+        block = super().read(size)
+        self.done += len(block)
+        return block
+
+
+class TextFile:
+    """The text of a file, in UTF-8 without a mark, in blocks. Not for random access.
+
+    is_wide: whether blocks are as large as is asked for, where that is worth the memory.
+
+    Raises:
+        UserError: for a file that is empty, not text, or not in its encoding.
+    """
+
+    def __init__(self, file: File) -> None:
+        self.file, self.closed, self.is_wide = file, False, False
+        with explained_damage(file):
+            self._counted = CountedFile(file.path)
+        start = self._counted.peek(8)
+        if not start:
+            raise UserError(f"{file} is empty; write it again, or take it out.")
+        packed = next((kind for mark, kind in PACKED.items() if start.startswith(mark)), "")
+        if file.compression and not packed and b"\0" in self._counted.peek(BLOCK_BYTES):
+            raise UserError(
+                f"{file} is not packed with {file.compression}, as the end of its name says; give its name "
+                "the right end, or write it again."
+            )
+        self._source: Any = self._unpacked(packed) if packed else self._counted
+        # The mark of UTF-8 is no text in any other encoding either.
+        self._rest = self._raw_block().removeprefix(codecs.BOM_UTF8)
+        self._decoder = self._decoder_of(self._rest)
+        # Of all encodings, this is how the mark begins a text.
+        self._rest = self._decoded(self._rest).removeprefix(codecs.BOM_UTF8)
+        while b"\n" not in self._rest and len(self._rest) < HEAD_BYTES and (block := self._raw_block()):
+            self._rest += self._decoded(block)
+
+    @property
+    def head(self) -> bytes:
+        """How the text begins, with its first line where that is no longer than 8 MiB; still to be read."""
+        return self._rest
+
+    @property
+    def done(self) -> int:
+        """How many bytes of the file were read, packed as they are."""
+        return self._counted.done
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to so many bytes, none at the end; all that is left for -1."""
+        if size < 0:
+            return b"".join(iter(lambda: self.read(BLOCK_BYTES), b""))
+        while not self._rest or (self.is_wide and len(self._rest) < size):
+            block = self._raw_block()
+            self._rest += self._decoded(block)
+            if not block:
+                break
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return found
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def close(self) -> None:
+        """End it."""
+        self.closed = True
+        self._counted.close()
+
+    def _unpacked(self, kind: str) -> Any:
+        import pyarrow
+
+        return pyarrow.CompressedInputStream(pyarrow.PythonFile(self._counted, mode="r"), kind)
+
+    def _raw_block(self) -> bytes:
+        with explained_damage(self.file):
+            return bytes(self._source.read(BLOCK_BYTES))
+
+    def _decoder_of(self, start: bytes) -> codecs.IncrementalDecoder:
+        """What turns the bytes into text."""
+        if start.startswith(UTF32):
+            raise UserError(f"{self.file} is text in UTF-32; convert it with iconv -f UTF-32 -t UTF-8.")
+        what = next((what for mark, what in FOREIGN.items() if start.startswith(mark)), "")
+        if what:
+            raise UserError(f"{self.file} is {what}, not text; give its name the right end, or unpack it.")
+        name = "utf-16" if start.startswith(UTF16) else self.file.encoding
+        # Without a mark, the first character tells: it is an ASCII one.
+        if name.lower().replace("_", "-") == "utf-16" and not start.startswith(UTF16):
+            name = "utf-16-be" if start.startswith(b"\0") else "utf-16-le"
+        try:
+            return codecs.getincrementaldecoder(name)()
+        except LookupError:
+            raise UserError(
+                f"{self.file.encoding!r} is an unknown encoding; name utf-8, utf-16 or latin-1 under [files]."
+            ) from None
+
+    def _decoded(self, block: bytes) -> bytes:
+        try:
+            # Also of UTF-8, of which Arrow's readers check nothing or only some columns.
+            text = self._decoder.decode(block, final=not block)
+        except UnicodeError as error:
+            others = " or ".join(f'encoding = "{name}"' for name in ENCODINGS if name != self.file.encoding)
+            raise UserError(
+                f"{self.file} is not text in {self.file.encoding} ({getattr(error, 'reason', error)}); write "
+                f"{others} under [files] of schema.toml."
+            ) from None
+        if "\0" in text:
+            raise UserError(
+                f"{self.file} holds zero bytes, as a damaged file does, or one in UTF-16 without a mark, for "
+                'which encoding = "utf-16" under [files] helps.'
+            )
+        return text.encode()
+
+
+# Of bytes that Arrow parses at once; no row may be longer.
+CSV_BLOCK_BYTES = 2**23
+# Blanks come last: they stand in names and values too.
+NAMES = {",": "a comma", "\t": "a tab", ";": "a semicolon", "|": "a bar", "::": "::", " ": "blanks"}
+# Stands for separators that are no single character: no text has it.
+JOINT = "\x1f"
+# Of the first rows, so many have as many fields as the first one.
+SNIFFED_ROWS, LEAST_ALIKE = 50, 0.8
+# How RecBole writes the type of a column behind its name.
+TYPED = re.compile(r"(.+):(?:token|token_seq|float|float_seq)")
+VALUE = re.compile(r"\s*(?:[+-]?\d+\.?\d*(?:[eE][+-]?\d+)?|\d{4}-\d{2}-\d{2}.*)\s*")
+# Seconds to nanoseconds since 1970.
+UNIX = re.compile(r"\d{9,19}(?:\.\d+)?|\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*")
+# Of a line, in a message.
+CSV_SHOWN = 100
+# With more columns, blocks are as large as Arrow asks for.
+WIDE = 500
+# What Arrow says of a row that is longer than a block.
+STRADDLING = "straddling"
+
+
+class Delimited(Source):
+    """A file of CSV or TSV, whose first row names the columns."""
+
+    unit = "line"
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
+        text = TextFile(file)
+        head = text.head.decode("utf-8", "ignore")
+        self._mark = file.delimiter or _sniffed(head)
+        # Names of all its columns leave no doubt of what is between them.
+        if self._mark not in (",", file.delimiter) and not file.columns:
+            self.notes.append(f"{file} has {NAMES[self._mark]} between its columns")
+        # Each batch costs time for each column.
+        text.is_wide = head.partition("\n")[0].count(self._mark) > WIDE
+        self._text = _one_character(text, self._mark)
+        self._delimiter = JOINT if self._mark in ("::", " ") else self._mark
+        rows = _rows(head, self._mark)
+        first = next(rows, [])
+        if not any(first):
+            what = "" if file.columns else " with the names of its columns"
+            raise UserError(f"{file} has no first line{what}; add one.")
+        self._has_header = not file.columns or _letters(first) == _letters(file.columns)
+        names, second = [*(file.columns or first)], next(rows, [])
+        # A first row that differs from the second as well is a bad one.
+        if len(names) not in (len(first), len(second)):
+            raise UserError(
+                f"columns under [files] of schema.toml must name each of the {len(first)} columns of {file}, "
+                f"and names {len(names)}; if that is another table than the events, write events = "
+                f'"FILE" there too. Line 1 is {printable(self._mark.join(first)[:CSV_SHOWN])!r}.'
+            )
+        # Of a header alone Arrow says that it is no table.
+        self._has_rows = bool(second) or not self._has_header
+        if not file.columns and _is_data(first, second):
+            raise UserError(_of_data(file, first, self._mark))
+        if all(TYPED.fullmatch(name) for name in names):
+            names = [name.rpartition(":")[0] for name in names]
+        self._names = [name for name in names if name.strip()]
+        if len(self._names) < len(names):
+            number = counted(len(names) - len(self._names), "column without a name", "columns without a name")
+            self.notes.append(f"{file}: {number} skipped")
+        check_names(file, self._names)
+        # Arrow asks for a name of each.
+        self._all_names = [name if name.strip() else f"{JOINT}{place}" for place, name in enumerate(names)]
+        # The numbers of the rows that are left out.
+        self._invalid: list[int] = []
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the first row, or of the schema, without the unnamed ones."""
+        return self._names
+
+    @property
+    def done(self) -> int:
+        """How many of its bytes were read."""
+        return self._text.done
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+        """The rows with the right number of fields."""
+        first = 0
+        with explained_damage(self.file), _explained_length(self.file):
+            for batch in self._reader(columns) if self._has_rows else ():
+                if batch.num_rows:
+                    yield Batch(batch, first, len(self.bad))
+                first += batch.num_rows
+
+    def _reader(self, columns: Sequence[str]) -> Any:
+        """Arrow's reader of the rows."""
+        import pyarrow
+        from pyarrow import csv as arrow_csv
+
+        return arrow_csv.open_csv(
+            pyarrow.PythonFile(self._text, mode="r"),
+            # With threads rows have no numbers; the other core has the columns to look at meanwhile.
+            arrow_csv.ReadOptions(
+                use_threads=False,
+                block_size=CSV_BLOCK_BYTES,
+                column_names=self._all_names,
+                skip_rows_after_names=int(self._has_header),
+            ),
+            arrow_csv.ParseOptions(
+                delimiter=self._delimiter,
+                quote_char=False if self._mark == "::" else '"',
+                newlines_in_values=True,
+                invalid_row_handler=self._note_invalid,
+            ),
+            arrow_csv.ConvertOptions(
+                check_utf8=False,
+                column_types={name: pyarrow.string() for name in self._names},
+                include_columns=list(columns),
+                strings_can_be_null=False,
+            ),
+        )
+
+    def _note_invalid(self, row: Any) -> str:
+        """Take note of a row with another number of fields, and leave it out."""
+        reason = f"{counted(row.actual_columns, 'field')} instead of {row.expected_columns}"
+        # Such a row may hold the lines of many others.
+        if row.text.count('"') % 2:
+            reason += ", and a quote that is not closed"
+        # Their lines are looked up when one is named.
+        self._invalid.append(row.number)
+        number = self._line_of(row.number) if not self.bad else row.number
+        self.bad.append(BadRow(number, row.text[:200].replace(self._delimiter, self._mark), reason))
+        return "skip"
+
+    def number_of(self, batch: Batch, place: int) -> int:
+        """The line on which a row begins."""
+        # The header is a row; so are those that were left out.
+        row = batch.first + place + 1 + self._has_header
+        for invalid in self._invalid:
+            if invalid > row:
+                break
+            row += 1
+        return self._line_of(row)
+
+    def _line_of(self, wanted: int) -> int:
+        """The line on which a row begins, both counted from 1; empty lines are no rows."""
+        text = _one_character(TextFile(self.file), self._mark)
+        lines = io.TextIOWrapper(io.BufferedReader(_Raw(text)), encoding="utf-8", newline="")
+        rows = csv.reader(lines, delimiter=self._delimiter, quoting=_quoting(self._mark))
+        number, before = 0, 0
+        # Of a field of a megabyte Python's reader wants nothing; the row is then as good a place as any.
+        with contextlib.suppress(csv.Error):
+            for row in rows:
+                number += bool(row)
+                if number == wanted:
+                    return before + 1
+                before = rows.line_num
+        return wanted
+
+    def close(self) -> None:
+        """End it."""
+        self._text.close()
+
+
+class _Raw(io.RawIOBase):
+    """A text as Python's own reader of lines wants it."""
+
+    def __init__(self, text: TextFile) -> None:
+        self._text = text
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, block: Any) -> int:
+        found = self._text.read(len(block))
+        block[: len(found)] = found
+        return len(found)
+
+
+@contextlib.contextmanager
+def _explained_length(file: File) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except pyarrow.ArrowInvalid as error:
+        if STRADDLING not in str(error):
+            raise
+        raise UserError(
+            f"{file} has a row of more than {CSV_BLOCK_BYTES // 2**20} MiB, as when a quote is not closed; "
+            "mend the file."
+        ) from None
+
+
+class _Joined:
+    """A text whose separators are several characters, with one in their place."""
+
+    def __init__(self, text: TextFile, mark: str) -> None:
+        self._text, self._mark, self._ready, self._rest = text, mark, b"", b""
+        self.closed = False
+
+    @property
+    def done(self) -> int:
+        return self._text.done
+
+    def read(self, size: int) -> bytes:
+        while not self._ready:
+            block = self._text.read(CSV_BLOCK_BYTES)
+            lines, end, rest = (self._rest + block).rpartition(b"\n")
+            self._ready, self._rest = (lines + end, rest) if block else (self._rest, b"")
+            self._ready = joined(self._ready.decode(), self._mark).encode()
+            if not block:
+                break
+        found, self._ready = self._ready[:size], self._ready[size:]
+        return found
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+        self._text.close()
+
+
+def joined(text: str, mark: str) -> str:
+    """Whole lines with one character between their columns."""
+    if mark == "::":
+        return text.replace(mark, JOINT)
+    text = re.sub("^[ \t]+|[ \t]+(?=\r?$)", "", text, flags=re.MULTILINE)
+    if '"' not in text:
+        return re.sub("[ \t]+", JOINT, text)
+    # Blanks within quotes are of a value.
+    return re.sub('("[^"\n]*")|[ \t]+', lambda found: found[1] or JOINT, text)
+
+
+def _one_character(text: TextFile, mark: str) -> Any:
+    return _Joined(text, mark) if mark in ("::", " ") else text
+
+
+def _quoting(mark: str) -> Literal[0, 3]:
+    return csv.QUOTE_NONE if mark == "::" else csv.QUOTE_MINIMAL
+
+
+def _rows(head: str, mark: str) -> Iterator[list[str]]:
+    """The rows of a text, without empty lines; a field that Python finds too long is a row of its own."""
+    if mark in ("::", " "):
+        head, delimiter = joined(head, mark), JOINT
+    else:
+        delimiter = mark
+    rows = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter, quoting=_quoting(mark))
+    try:
+        yield from (row for row in rows if row)
+    except csv.Error:
+        yield [""]
+
+
+def _sniffed(head: str) -> str:
+    """What stands between the columns: of the separators that most of the first rows have as often as the
+    first one, that which makes the most columns; blanks where there is no other.
+    """
+    # A row may be a megabyte; the last one may be cut.
+    lines = head[: 2**20].lstrip("\r\n").split("\n", SNIFFED_ROWS)
+    head = "\n".join(lines[: max(1, min(SNIFFED_ROWS, len(lines) - 1))])
+    found: dict[str, tuple[bool, int]] = {}
+    for mark in NAMES:
+        if mark == " " and any(number > 1 for _, number in found.values()):
+            continue
+        counts = [len(row) for row in _rows(head, mark)] or [0]
+        found[mark] = (counts.count(counts[0]) >= LEAST_ALIKE * len(counts) and counts[0] > 1, counts[0])
+    return max(found, key=lambda mark: found[mark])
+
+
+def _letters(names: Sequence[str]) -> list[str]:
+    """Names as they are the same to a reader: user_id and userId."""
+    return [re.sub(r"[\W_]", "", name).lower() for name in names]
+
+
+def _is_data(first: list[str], second: list[str]) -> bool:
+    """Whether a first row has numbers or times where the second has, so that it names no columns."""
+    values = [bool(VALUE.fullmatch(field)) for field in first]
+    numbers = [field for field, is_value in zip(first, values, strict=True) if is_value]
+    # Beside names, columns of vectors, or of years, are called by numbers that count.
+    if len(numbers) > 1 and not all(values) and all(field.isdecimal() for field in numbers):
+        counted_on = [*range(int(numbers[0]), int(numbers[0]) + len(numbers))]
+        if [int(field) for field in numbers] == counted_on:
+            return False
+    return bool(numbers) and values == [bool(VALUE.fullmatch(field)) for field in second or first]
+
+
+def _of_data(file: File, first: list[str], mark: str) -> str:
+    """What to say of a file without a header, with names of its columns that may be right."""
+    names = ["user", "item"][: len(first)]
+    for place, field in enumerate(first[2:], start=3):
+        name = "timestamp" if UNIX.fullmatch(field) else "rating" if VALUE.fullmatch(field) else ""
+        names.append(name if name and name not in names else f"column_{place}")
+    return (
+        f"Line 1 of {file} looks like data, not like the names of columns: "
+        f"{printable(mark.join(first)[:CSV_SHOWN])!r}. Write the names of its {len(first)} columns in their "
+        f"order under [files] of schema.toml, such as columns = {json.dumps(names)} (user_columns and "
+        "item_columns of other tables); or add a line of names."
+    )
+
+
+# Of bytes that are parsed at once; no line may be longer.
+JSON_BLOCK_BYTES = 2**22
+# Arrow's parser ends the process where brackets are nested by the hundred thousand.
+DEEPEST = 64
+# From here on a float does not tell two whole numbers apart.
+EXACT = 2.0**53
+# Of a line, in a message.
+JSON_SHOWN = 200
+
+
+class JsonLines(Source):
+    """A file with a JSON object on each line; what an object does not have is missing."""
+
+    unit = "line"
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
+        self._text = TextFile(file)
+        self._names = self._first_names()
+        # Texts that look like times are texts, whatever Arrow takes them for.
+        self._texts: dict[str, Any] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names in the first lines, in the order in which they appear."""
+        return self._names
+
+    @property
+    def done(self) -> int:
+        """How many of its bytes were read."""
+        return self._text.done
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+        """The lines that are objects."""
+        first, line = 0, 1
+        with explained_damage(self.file):
+            for block in self._blocks():
+                num_lines = block.count(b"\n") + (not block.endswith(b"\n"))
+                batch = self._by_arrow(block, columns, num_lines)
+                lines = np.arange(line, line + num_lines)
+                if batch is None:
+                    batch, lines = self._by_python(block, columns, line)
+                if batch.num_rows:
+                    yield Batch(batch, first, len(self.bad), lines)
+                first, line = first + batch.num_rows, line + num_lines
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Whole lines; the last one may have no end."""
+        rest = b""
+        while block := self._text.read(JSON_BLOCK_BYTES):
+            lines, end, rest = (rest + block).rpartition(b"\n")
+            if end:
+                yield lines + end
+            elif len(rest) > JSON_BLOCK_BYTES:
+                raise UserError(
+                    f"{self.file} has a line of more than {JSON_BLOCK_BYTES // 2**20} MiB; it must hold one "
+                    "object on each line."
+                )
+        if rest:
+            yield rest
+
+    def _first_names(self) -> list[str]:
+        """The names of the columns: of the lines of the first block that are objects."""
+        lines = self._text.head.split(b"\n")
+        names: dict[str, None] = {}
+        for line in lines[:1000]:
+            found = _object(line)
+            names.update(dict.fromkeys(found if isinstance(found, dict) else ()))
+        # The last line of a list is an object too.
+        if not names or self._text.head.lstrip().startswith(b"["):
+            number, first = next(((k, line) for k, line in enumerate(lines, 1) if line.strip()), (1, b""))
+            raise UserError(
+                f"{self.file}, line {number}: {_object(first)}: {_shown(first[:60])!r}; write one object on "
+                'each line, such as {"user": 1, "item": 2}: jq -c ".[]" FILE makes lines of a list, and '
+                'jq -c "." FILE of objects on several lines.'
+            )
+        return [*names]
+
+    def _by_arrow(self, block: bytes, columns: Sequence[str], num_lines: int) -> pyarrow.RecordBatch | None:
+        """The columns of a block; none where Arrow cannot read it, or would change a value."""
+        import pyarrow
+        from pyarrow import json as arrow_json
+
+        if _depth(block) > DEEPEST:
+            return None
+        options = arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+        try:
+            table = arrow_json.read_json(pyarrow.BufferReader(block), options, self._parsing())
+            times = [field.name for field in table.schema if _has_times(field.type)]
+            if times:
+                self._texts.update({name: _as_text(table.schema.field(name).type) for name in times})
+                table = arrow_json.read_json(pyarrow.BufferReader(block), options, self._parsing())
+        except (pyarrow.ArrowException, UnicodeDecodeError):
+            return None
+        # Empty lines are no rows, and would put all others on wrong lines.
+        if table.num_rows != num_lines:
+            return None
+        found = [_column(table, name) for name in columns]
+        if any(_is_rounded(column) for column in found):
+            return None
+        return pyarrow.RecordBatch.from_arrays(found, names=list(columns))
+
+    def _parsing(self) -> Any:
+        import pyarrow
+        from pyarrow import json as arrow_json
+
+        schema = pyarrow.schema(list(self._texts.items())) if self._texts else None
+        return arrow_json.ParseOptions(explicit_schema=schema, newlines_in_values=False)
+
+    def _by_python(
+        self, block: bytes, columns: Sequence[str], line: int
+    ) -> tuple[pyarrow.RecordBatch, np.ndarray]:
+        """The columns of a block, value by value, and the lines of the rows; takes note of the bad ones."""
+        import pyarrow
+
+        rows, lines = [], []
+        for number, text in enumerate(block.split(b"\n"), start=line):
+            if not text.strip():
+                continue
+            found = _object(text)
+            if isinstance(found, dict):
+                rows.append(found)
+                lines.append(number)
+            else:
+                self.bad.append(BadRow(number, _shown(text), found))
+        self._leave_out_mixed(rows, lines, columns)
+        arrays = [_array([row.get(name) for row in rows]) for name in columns]
+        return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns)), np.array(lines, np.int64)
+
+    def _leave_out_mixed(self, rows: list[dict[str, Any]], lines: list[int], columns: Sequence[str]) -> None:
+        """Take note of rows with a list or an object where the first value is none, or the reverse."""
+        for name in columns:
+            nested = [isinstance(row[name], list | dict) for row in rows if row.get(name) is not None]
+            if len({*nested}) < 2:
+                continue
+            for place in reversed(range(len(rows))):
+                value = rows[place].get(name)
+                if value is not None and isinstance(value, list | dict) != nested[0]:
+                    found, others = (
+                        ("one value", "a list") if nested[0] else ("a list or object", "one value")
+                    )
+                    reason = f"{name} is {found}, and {others} in rows before"
+                    self.bad.append(BadRow(lines[place], _text(value)[:JSON_SHOWN], reason))
+                    del rows[place], lines[place]
+        self.bad.sort()
+
+    def close(self) -> None:
+        """End it."""
+        self._text.close()
+
+
+def _object(line: bytes) -> dict[str, Any] | str:
+    """The object of a line, or what is wrong with it."""
+    try:
+        found = json.loads(line)
+    except RecursionError:
+        return "brackets nested too deeply"
+    # Also of a number with thousands of digits.
+    except ValueError as error:
+        return f"not a JSON object: {str(error)[:80]}"
+    return found if isinstance(found, dict) else "not a JSON object"
+
+
+def _shown(line: bytes) -> str:
+    return line[:JSON_SHOWN].decode("utf-8", "replace")
+
+
+def _depth(block: bytes) -> int:
+    """How deeply brackets are nested, at most: those within texts count too."""
+    content = np.frombuffer(block, np.uint8)
+    # Brackets and braces differ in this one bit.
+    opening = (content | 32) == ord("{")
+    closing = (content | 32) == ord("}")
+    steps = (opening.view(np.int8) - closing.view(np.int8))[opening | closing]
+    return int(np.cumsum(steps, dtype=np.int64).max(initial=0))
+
+
+def _has_times(kind: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_timestamp(kind) or (types.is_list(kind) and _has_times(kind.value_type))
+
+
+def _as_text(kind: Any) -> Any:
+    import pyarrow
+
+    return pyarrow.list_(_as_text(kind.value_type)) if pyarrow.types.is_list(kind) else pyarrow.string()
+
+
+def _column(table: pyarrow.Table, name: str) -> pyarrow.Array:
+    import pyarrow
+
+    if name not in table.column_names:
+        return pyarrow.nulls(table.num_rows)
+    return table[name].combine_chunks()
+
+
+def _is_rounded(column: pyarrow.Array) -> bool:
+    """Whether whole numbers may have lost their last digits: they become floats where one of them is one."""
+    import pyarrow
+    import pyarrow.compute
+
+    if not pyarrow.types.is_floating(column.type) or not len(column):
+        return False
+    largest = pyarrow.compute.max(pyarrow.compute.abs(column)).as_py()
+    return largest is not None and largest >= EXACT
+
+
+def _array(values: list[Any]) -> pyarrow.Array:
+    """Values as a column; as texts where they are of several kinds, or too large for one."""
+    import pyarrow
+
+    try:
+        array = pyarrow.array(values)
+        # Arrow makes numbers of truths.
+        if len({type(value) for value in values} - {type(None), int, float}) <= 1:
+            return array
+    except (pyarrow.ArrowException, OverflowError):
+        pass
+    return pyarrow.array([value if value is None else _text(value) for value in values], pyarrow.string())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+BATCH_ROWS = 2**18
+# Of a column that is read at once, packed as it is.
+BUFFER_BYTES = 2**20
+# Of the distinct values of a column, in a group of a Parquet file: it takes about a thousand texts.
+FEW_BYTES = 2**14
+
+
+class Typed(Source):
+    """A file whose columns have types, and which is packed by itself where it is packed."""
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
+        if file.compression:
+            raise UserError(f"{file} is a packed file of a format that is packed by itself; unpack it.")
+        self._names: list[str] = []
+        self._done = 0
+
+    @property
+    def names(self) -> list[str]:
+        """The columns; what lies within one is none."""
+        return self._names
+
+    @property
+    def done(self) -> int:
+        """How many of its bytes were read, as far as rows have the same size."""
+        return self._done
+
+
+class Parquet(Typed):
+    """A Parquet file, read group by group."""
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
+        from pyarrow import parquet, types
+
+        with explained_damage(file):
+            schema = parquet.read_schema(_opened(file))
+            self._names = [str(name) for name in schema.names]
+            metadata = parquet.read_metadata(_opened(file))
+            # As codes come texts of which there are few. Where there are many they do not lie so in the file,
+            # and would be looked up for each batch alone.
+            texts = [
+                field.name
+                for field in schema
+                if types.is_string(field.type) and _largest_dictionary(metadata, field.name) < FEW_BYTES
+            ]
+            self._parquet = parquet.ParquetFile(
+                _opened(file),
+                buffer_size=BUFFER_BYTES,
+                # It keeps the bytes of all groups that were read until the last one is.
+                pre_buffer=False,
+                page_checksum_verification=True,
+                read_dictionary=texts,
+            )
+        check_names(file, self._names)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+        """The rows; all of them can be read, or the file is damaged."""
+        first, num_rows = 0, self._parquet.metadata.num_rows
+        with explained_damage(self.file):
+            # Two threads, as there are cores for: columns are unpacked side by side.
+            for batch in self._parquet.iter_batches(BATCH_ROWS, columns=list(columns)):
+                _check(batch)
+                if batch.num_rows:
+                    yield Batch(batch.select(list(columns)), first)
+                first += batch.num_rows
+                self._done = max(self.file.size, 0) * first // max(num_rows, 1)
+
+    def close(self) -> None:
+        """End it."""
+        self._parquet.close(force=True)
+
+
+class Arrow(Typed):
+    """An Arrow file, which Feather is too, or the batches of an Arrow stream."""
+
+    def __init__(self, file: File) -> None:
+        super().__init__(file)
+        import pyarrow
+        from pyarrow import ipc
+
+        with explained_damage(file):
+            # Mapped: only the columns that are wanted are read.
+            self._source = _opened(file) if is_remote(file.path) else pyarrow.memory_map(file.path)
+            start = self._source.read(8)
+            self._source.seek(0)
+            if start.startswith(b"FEA1"):
+                raise UserError(f"{file} is Feather of version 1; write it again with a newer library.")
+            self._is_file = start.startswith(b"ARROW1")
+            opened = ipc.open_file if self._is_file else ipc.open_stream
+            self._names = [str(name) for name in opened(self._source).schema.names]
+        check_names(file, self._names)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[Batch]:
+        """The rows; all of them can be read, or the file is damaged."""
+        first = 0
+        with explained_damage(self.file):
+            for share, whole in self._whole_batches(columns):
+                for start in range(0, whole.num_rows, BATCH_ROWS):
+                    batch = whole.slice(start, BATCH_ROWS)
+                    # Nothing in the format itself finds a damaged byte, and a wrong offset ends the process.
+                    _check(batch)
+                    yield Batch(batch, first + start)
+                first += whole.num_rows
+                self._done = int(max(self.file.size, 0) * share)
+
+    def _whole_batches(self, columns: Sequence[str]) -> Iterator[tuple[float, pyarrow.RecordBatch]]:
+        """The batches as they were written, and which share of the file lies up to their ends."""
+        from pyarrow import ipc
+
+        self._source.seek(0)
+        places = [self._names.index(name) for name in columns]
+        options = ipc.IpcReadOptions(included_fields=places)
+        if self._is_file:
+            reader = ipc.open_file(self._source, options=options)
+            for number in range(reader.num_record_batches):
+                yield (number + 1) / reader.num_record_batches, reader.get_batch(number).select(list(columns))
+        else:
+            for batch in ipc.open_stream(self._source, options=options):
+                yield 0.0, batch.select(list(columns))
+
+    def close(self) -> None:
+        """End it."""
+        self._source.close()
+
+
+def _largest_dictionary(metadata: Any, name: str) -> float:
+    """The most bytes that the distinct values of a column take in a group of a Parquet file, if all of its
+    groups have them.
+    """
+    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+    places = [place for place in range(metadata.num_columns) if metadata.schema.column(place).path == name]
+    chunks = [group.column(place) for group in groups for place in places]
+    if not all(chunk.dictionary_page_offset for chunk in chunks):
+        return math.inf
+    return max((chunk.data_page_offset - chunk.dictionary_page_offset for chunk in chunks), default=math.inf)
+
+
+def _opened(file: File) -> Any:
+    import pyarrow
+
+    return pyarrow.PythonFile(RemoteFile(file.path), mode="r") if is_remote(file.path) else file.path
+
+
+def _check(batch: pyarrow.RecordBatch) -> None:
+    for column in batch.columns:
+        column.validate(full=True)
+
 
 SOURCES: dict[str, type[Source]] = {
     "csv": Delimited,

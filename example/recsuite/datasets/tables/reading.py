@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.preparation.arrays.mapped import chunks
+from recsuite.datasets.preparation.arrays import chunks
 from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
 from recsuite.datasets.tables.derived import AGE_DAYS, HOUR, age_days, dates_name, derived, hour, weekday
-from recsuite.datasets.tables.files import EVENTS, Tables, columns_of, split_part
+from recsuite.datasets.tables.files import columns_of, split_part
 from recsuite.datasets.tables.parts.blocks import gathered, spans
 from recsuite.datasets.tables.parts.entities import property_of
 from recsuite.datasets.tables.parts.joining import Joined, joined
@@ -39,10 +39,11 @@ from recsuite.datasets.tables.parts.wanted import (
     Wanted,
     wanted_of,
 )
+from recsuite.datasets.tables.remote import EVENTS, Tables
 from recsuite.datasets.tables.schema_file import CATEGORY, COUNT, NUMBER, TableSchema
-from recsuite.datasets.tables.times import FIRST_LIKELY
+from recsuite.datasets.tables.values import FIRST_LIKELY
 from recsuite.errors import UserError, counted, printable
-from recsuite.runtime.progress_bar import stage
+from recsuite.runtime.console import stage
 
 if TYPE_CHECKING:
     import pandas

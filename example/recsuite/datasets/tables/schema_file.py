@@ -18,7 +18,6 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from recsuite.checkout import place_for
 from recsuite.datasets.schema import (
     BUCKETS,
     COUNT,
@@ -31,9 +30,9 @@ from recsuite.datasets.schema import (
     Label,
     Schema,
 )
-from recsuite.datasets.tables.sources.remote import is_remote
+from recsuite.datasets.tables.remote import is_remote
 from recsuite.errors import printable
-from recsuite.files import explained
+from recsuite.files import explained, place_for
 
 # What the file is called, beside the data.
 FILENAME = "schema.toml"

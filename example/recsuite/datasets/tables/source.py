@@ -10,12 +10,10 @@ from typing import IO, Any
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData, Schema
-from recsuite.datasets.tables.description.reader import IncompleteSchemaError, read_schema
-from recsuite.datasets.tables.description.validator import validate
+from recsuite.datasets.tables.description import IncompleteSchemaError, read_schema, validate
 from recsuite.datasets.tables.files import columns_of, find_tables
+from recsuite.datasets.tables.remote import File, Tables, is_remote
 from recsuite.datasets.tables.schema_file import TableSchema, schema_path
-from recsuite.datasets.tables.sources.file import File, Tables
-from recsuite.datasets.tables.sources.remote import is_remote
 from recsuite.errors import UserError, printable
 from recsuite.files import explained, locked
 
@@ -111,7 +109,7 @@ def locate(config: DataConfig, root: Path) -> Source:
             with locked(lock, f"writing {written}", SCHEMA_DEADLINE):
                 try:
                     if not _is_complete(written):
-                        from recsuite.datasets.tables.guessing.proposal import propose
+                        from recsuite.datasets.tables.proposal import propose
 
                         propose(path).show()
                 finally:

@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from recsuite.checkpoint.storage.manifest import Manifest
 from recsuite.checkpoint.storage.shards import write_shard_file
 from recsuite.errors import UserError, printable
-from recsuite.files import FileEntry, check_file
-from recsuite.records import plain, typed
+from recsuite.files import FileEntry, check_file, plain, typed
 from recsuite.runtime.console import say
 from recsuite.serving.index.lists import Lists
 

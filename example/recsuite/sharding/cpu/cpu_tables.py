@@ -27,9 +27,9 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recsuite.datasets.schema import AUDIENCE, LISTS
-from recsuite.models.lists import DistinctRows
+from recsuite.models.layers import DistinctRows
 from recsuite.models.rows import SharedRows
-from recsuite.runtime.ranges import named
+from recsuite.runtime.process import named
 from recsuite.sharding.cpu.groups import DynamicPart, TableGroup, make_state
 from recsuite.sharding.cpu.lookup import LookupRequest, TableLayout, learn
 from recsuite.sharding.cpu.request import CountsExchange

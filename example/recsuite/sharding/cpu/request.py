@@ -9,7 +9,7 @@ from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.ids import UNKNOWN_ID
-from recsuite.runtime.ranges import named
+from recsuite.runtime.process import named
 from recsuite.sharding.cpu.exchange import Exchange
 from recsuite.sharding.cpu.lookup import LookupRequest, TableLayout, sorted_distinct
 from recsuite.sharding.dynamic.placement import Placement

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from recsuite.runtime.collectives import all_gather_object
+from recsuite.runtime.process import all_gather_object
 
 CHANNELS = ("counts", "keys", "rows", "gradients", "dense")
 # Three, because a rank writes keys while another one may still read those of the two steps before: TorchRec's

@@ -11,9 +11,9 @@ from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.sections import TrainingConfig
 from recsuite.datasets.metrics import Metrics
 from recsuite.errors import counted, four_places
-from recsuite.models.prior import standard_error
+from recsuite.models.co_occurrence import standard_error
 from recsuite.models.tasks import Task
-from recsuite.runtime.collectives import broadcast_from_rank0
+from recsuite.runtime.process import broadcast_from_rank0
 from recsuite.training.callbacks import Callback, Epoch, ProgressBar, Run
 from recsuite.training.evaluation import make_evaluator
 from recsuite.training.loops.loop import Training, TrainingPass

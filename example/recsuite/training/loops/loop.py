@@ -18,9 +18,8 @@ from recsuite.config.config import Config
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import Data
 from recsuite.models.tasks import TASKS, ModelMaker
-from recsuite.runtime.collectives import all_gather_object
-from recsuite.runtime.process import RuntimeContext
-from recsuite.runtime.progress_bar import stage
+from recsuite.runtime.console import stage
+from recsuite.runtime.process import RuntimeContext, all_gather_object
 from recsuite.sharding.dynamic.sharded.collective import counts_of, describe_counts, dynamic_rows
 from recsuite.sharding.plan import describe_plan
 from recsuite.sharding.recommender import Metric, ModelInput

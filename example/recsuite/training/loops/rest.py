@@ -9,10 +9,9 @@ from recsuite.checkpoint.storage.choice import describe_step
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.checkpoint.storage.stream_progress import StreamProgress
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.streams.past import check_prefix
+from recsuite.datasets.streams import check_prefix
 from recsuite.errors import counted, four_places
-from recsuite.runtime.collectives import raise_on_all
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import RuntimeContext, raise_on_all
 from recsuite.training.evaluation import Evaluator, PredictionEvaluator
 
 

@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recsuite.models.co_occurrence import CoOccurrence
-from recsuite.models.prior import GROUPS, learned_spreads
-from recsuite.runtime.collectives import broadcast_from_rank0
+from recsuite.models.co_occurrence import GROUPS, CoOccurrence, learned_spreads
+from recsuite.runtime.process import broadcast_from_rank0
 from recsuite.sharding.recommender import Recommender
 from recsuite.training.input_pipeline import InputPipeline
 

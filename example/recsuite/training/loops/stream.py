@@ -15,15 +15,12 @@ from recsuite.checkpoint.storage.stream_progress import StreamProgress
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import Metrics
-from recsuite.datasets.opening import find_same, load
+from recsuite.datasets.opening import LOOK_EVERY, Following, find_same, load
 from recsuite.datasets.preparation.cache import owner_of, remove_owned
 from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW
-from recsuite.datasets.streams.following import LOOK_EVERY, Following
-from recsuite.datasets.streams.past import Past, Prefix, Rule, check_prefix
-from recsuite.datasets.streams.windows import Window, next_window, num_empty
+from recsuite.datasets.streams import Past, Prefix, Rule, Window, check_prefix, next_window, num_empty
 from recsuite.errors import UserError, counted
-from recsuite.runtime.collectives import broadcast_from_rank0, raise_on_all
-from recsuite.runtime.launch import launch_name
+from recsuite.runtime.process import broadcast_from_rank0, launch_name, raise_on_all
 from recsuite.training.callbacks import Callback, Run, TrainedWindow, WindowBar
 from recsuite.training.evaluation import PredictionEvaluator
 from recsuite.training.input_pipeline import InputPipeline

@@ -22,13 +22,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from recsuite.datasets.tables.formats import ahead, batches, names_of, opened
+from recsuite.datasets.tables.formats import BadRow, Batch, Faults, Source, ahead, batches, names_of, opened
 from recsuite.datasets.tables.parts.coding import Coder
 from recsuite.datasets.tables.parts.wanted import DATE, Wanted
+from recsuite.datasets.tables.remote import File
 from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER
-from recsuite.datasets.tables.sources.bad_rows import BadRow, Faults
-from recsuite.datasets.tables.sources.batch import Batch, Source
-from recsuite.datasets.tables.sources.file import File
 from recsuite.datasets.tables.values import DROPPED, beyond_int64
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import FileEntry, check_file, digest_of, written_aside

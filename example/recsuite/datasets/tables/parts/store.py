@@ -12,15 +12,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from recsuite.checkout import place_for
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import VERSION
 from recsuite.datasets.tables.parts.part import Part, make_part, open_part
 from recsuite.datasets.tables.parts.wanted import Wanted
-from recsuite.datasets.tables.sources.file import File, Tables
-from recsuite.datasets.tables.sources.remote import is_remote
-from recsuite.files import digest_of_bytes, explained, remove
-from recsuite.runtime.progress_bar import stage
+from recsuite.datasets.tables.remote import File, Tables, is_remote
+from recsuite.files import digest_of_bytes, explained, place_for, remove
+from recsuite.runtime.console import stage
 
 # Beside the columns, which have other names.
 FOLDER = "parts"

@@ -11,9 +11,8 @@ import numpy as np
 
 from recsuite.datasets.schema import EVENT, ITEM, USER
 from recsuite.datasets.tables.derived import derived
+from recsuite.datasets.tables.remote import EVENTS, ITEMS, USERS
 from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, LabelColumn, TableSchema
-from recsuite.datasets.tables.sources.file import EVENTS, ITEMS, USERS
-from recsuite.datasets.tables.times import times
 from recsuite.datasets.tables.values import (
     DROPPED,
     FAULTS,
@@ -28,6 +27,7 @@ from recsuite.datasets.tables.values import (
     lists,
     numbers,
     plain,
+    times,
     weights,
     wholes,
 )

@@ -1,0 +1,903 @@
+"""Guesses from names and values of columns: their contents, the features they are, and their roles."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recsuite.datasets.schema import CLICKS, COUNT, EVENT, ITEM, RATING, YES_NO
+from recsuite.datasets.tables.description import LARGEST_END, can_be_named, toml_of
+from recsuite.datasets.tables.schema_file import (
+    CATEGORY,
+    ISO,
+    LIKED_SHARE,
+    LIST,
+    NUMBER,
+    FeatureColumn,
+    LabelColumn,
+)
+from recsuite.datasets.tables.values import NO_VALUE, forms_of, plain, times
+from recsuite.errors import UserError, counted, printable
+
+# The first that fits is taken.
+USERS = (
+    *("user", "customer", "member", "visitor", "client", "buyer", "reviewer", "shopper", "subscriber"),
+    *("listener", "viewer", "reader", "player", "person", "people", "account", "household", "uid"),
+    *("username", "profilename", "nickname", "session"),
+)
+ITEMS = (
+    *("item", "product", "sku", "asin", "article", "song", "track", "artist", "book", "isbn", "film"),
+    *("movie", "anime", "manga", "episode", "album", "podcast", "beer", "wine", "toy", "joke", "stock"),
+    *("video", "game", "recipe", "course", "show", "post", "story", "news", "doc", "document", "listing"),
+    *("business", "restaurant", "hotel", "place", "venue", "app", "ad", "offer", "content", "iid", "pid"),
+    *("goods", "catalogue", "catalog"),
+)
+RATINGS = ("rating", "ratings", "star", "stars", "score", "overall", "label", "target", "grade", "vote")
+ANSWERS = (
+    *("click", "clicked", "clicks", "purchased", "purchase", "bought", "converted", "conversion", "like"),
+    *("liked", "watched", "played", "read", "ordered", "response", "interaction", "feedback"),
+    *("recommended", "recommends"),
+)
+COUNTS = ("count", "counts", "plays", "playcount", "listens", "views", "times", "quantity", "qty")
+# Those that tell how often something happened whatever their values are, and not how many were bought.
+HOW_OFTEN = ("plays", "playcount", "listens", "views")
+LABELS = (*RATINGS, *ANSWERS, *COUNTS)
+# Columns with such a word could be labels too, or were counted from labels.
+OUTCOMES = (
+    *LABELS,
+    *("review", "reviews", "votes", "likes", "liked", "upvotes", "helpful", "useful", "funny", "cool"),
+    *("view", "viewed", "watch", "dwell", "play", "follow", "share", "comment", "forward", "hate", "buy"),
+    *("sales", "sold", "returned", "refund", "recommended", "favorites", "favourites", "members", "fans"),
+    *("followers", "subscribers", "compliment", "popularity", "conversions", "completion", "rank"),
+)
+# Labels whose name is a noun for an event.
+NOUNS = ("rating", "ratings", "score", "grade", "vote")
+WEIGHTS = ("weight", "confidence")
+TIMES = (
+    *("timestamp", "datetime", "time", "ts", "date", "day", "created", "occurred", "at", "when", "clock"),
+)
+# The whole name of the time of an event, without what stands between its words.
+TIME_OF_EVENT = re.compile(
+    r"(event|review|rating|order|purchase|transaction|click|invoice|interaction|created?|creation|updated?|"
+    r"unix|epoch|utc|local|server|start|begin|access|log|[a-z]+ed(?=at$))*(timestamp|datetime|time|date|ts|at)+"
+    r"(utc|gmt|unix|ms|us|ns|sec|seconds|millis|micros|nanos)*"
+)
+# Of dates that are properties of users and items.
+OTHER_DATES = {"birth", "born", "release", "released", "publication", "published", "expiry", "due"}
+# Beside a word for a label: "is_click", "play_count", "user_rating".
+OF_LABELS = (
+    *("is", "has", "was", "did", "n", "num", "number", "of", "total", "value", "user", "customer", "item"),
+    *("product", "play", "listen", "view", "click", "watch", "purchase", "review"),
+    *ITEMS,
+)
+# Beside a word for a thing, these say that the column tells such things apart.
+IDS = ("id", "ids", "uuid", "guid", "key", "code", "no", "nr", "num", "number", "hash", "idx", "index")
+TITLES = ("title", "name")
+BESIDE_IDS = (*IDS, "review")
+# An id with such a word tells events apart, and neither users nor items.
+EVENTS = (
+    *("event", "order", "transaction", "invoice", "basket", "cart", "line", "row", "review", "request"),
+    *("impression", "visit", "log", "rating", "session", "record", "message", "index", "parent"),
+)
+# A thing without a word above, as in "songid"; a word such as "paid" is too short for one.
+ID_AT_END = re.compile(r"(?!unpaid|invalid)\w{4,}id")
+# Whole numbers under such names are names themselves.
+CODES = ("id", "code", "zip", "zipcode", "postal", "postcode", "type", "class", "category", "group", "kind")
+
+
+# A guess asks for the words of a column many times.
+@functools.lru_cache(2**15)
+def words_of(name: str) -> list[str]:
+    """The words of a column's name, in small letters: "userId", "USER_ID", "userid" are user and id."""
+    apart = re.sub(r"([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])", r"\1\3 \2\4", name)
+    words = [word for word in re.split(r"[\W_]+", apart.lower()) if word]
+    return [part for word in words for part in _without_id(word)]
+
+
+def _without_id(word: str) -> list[str]:
+    for suffix in ("id", "uuid"):
+        thing = word.removesuffix(suffix)
+        if thing != word and thing in (*USERS, *ITEMS):
+            return [thing, "id"]
+    return [word]
+
+
+def is_id(name: str) -> bool:
+    """Whether a name says that it is one of an id, in a word of its own or at the end of one."""
+    return any(word in ("id", "ids", "uuid", "guid") or ID_AT_END.fullmatch(word) for word in words_of(name))
+
+
+def is_thing(name: str) -> bool:
+    """Whether a name is one of a user or an item alone, such as "sku" or "product_key"."""
+    return rank(name, (*USERS, *ITEMS), IDS) is not None
+
+
+def rank(name: str, known: Sequence[str], beside: Sequence[str] = ()) -> int | None:
+    """The place among known words of what a name says; None where it says something else.
+
+    beside: words that may stand there too. A name that is longer than that, such as "user_name", says
+    something else.
+    """
+    words = dict.fromkeys(words_of(name))
+    # Of several that are known, such as "stars" of "review_stars", those that stand beside others go first.
+    left = [word for word in words if word not in beside] or [word for word in words if word in known]
+    return known.index(left[0]) if len(left) == 1 and left[0] in known else None
+
+
+def says_time(name: str) -> bool:
+    """Whether a name is one for times of events: "eventdate" or "visit_date", and not "play_time"."""
+    found = words_of(name)
+    if OTHER_DATES & {*found}:
+        return False
+    is_one = TIME_OF_EVENT.fullmatch(re.sub(r"[\W_]", "", name.lower())) is not None
+    ends = found[-1:] in (["timestamp"], ["datetime"], ["date"], ["dt"], ["modified"])
+    begins = found[:1] in (["date"], ["timestamp"], ["datetime"]) or found[:2] == ["time", "of"]
+    is_done = len(found) > 1 and found[-2].endswith("ed") and found[-1] in ("on", "at")
+    return is_one or ends or is_done or (begins and found[-1] not in IDS)
+
+
+def has_word(name: str, known: Sequence[str]) -> bool:
+    """Whether one of the words is in a name."""
+    return any(word in known for word in words_of(name))
+
+
+def has_thing(name: str, things: Sequence[str]) -> bool:
+    """Whether a name holds a word for such a thing, or for several of it."""
+    return has_word(name, (*things, *(f"{thing}s" for thing in things)))
+
+
+def table_name(name: str, taken: Collection[str]) -> str:
+    """A name for a feature: letters, digits and _, none of those taken."""
+    plain = re.sub(r"[^a-z0-9]+", "_", "_".join(words_of(name))).strip("_")[:50] or "feature"
+    if plain[0].isdigit() or plain.startswith(("history", "audience")):
+        plain = f"x_{plain}"
+    found, number = plain, 2
+    while found in taken:
+        found, number = f"{plain}_{number}", number + 1
+    return found
+
+
+TRUE, FALSE = ("true", "yes", "t", "y"), ("false", "no", "f", "n")
+NUMBER_FORM = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+# Numbers as they are written where the point stands between thousands.
+DECIMAL_COMMA = r"^\s*[+-]?\d+(\.\d{3})*,\d{1,2}\s*$"
+SEPARATORS = ("|", ";", ",")
+NOTHING = {*NO_VALUE}
+# Of the values of a column: how many may be damaged, and how many of a list have several entries.
+MOST_DAMAGED, LEAST_SEVERAL = 0.01, 0.05
+# Values with a decimal comma are no lists of two entries where so many are such.
+LEAST_COMMAS = 0.9
+# Texts with more characters on average are sentences, and so are entries of a list with more words.
+LONG_TEXT, LONG_ENTRY = 40, 3
+# Values of which one at least is of the form that nearly all are of; fewer than yes and no have spellings.
+LOOKED_AT, MOST_ANSWERS = 5, 20
+# What a name becomes a part of, as a date.
+LONGEST_CALL = "age_days(user.)"
+# Values that forms of times are tried on, and the share of times in a column whose name says that it is one.
+TRIED, LEAST_TIMES = 200, 0.5
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a column holds, where it holds anything.
+
+    kind: "number", "comma" (numbers with a decimal comma), "flag" (true and false), "text", "time", "list" or
+    "other". size: its values, missing ones
+    aside; distinct: how many of these differ. numbers: float64, the finite ones of numbers and flags.
+    values: the distinct ones, in the order of their first places. time_format: how a timestamp is written,
+    empty where it is none; of numbers too, which may be times. separator: between entries of lists in texts.
+    codes: of a column of texts or numbers, see `encoded`.
+    """
+
+    name: str
+    kind: str
+    size: int
+    distinct: int
+    numbers: np.ndarray
+    values: Sequence[object] = ()
+    time_format: str = ""
+    separator: str = ""
+    codes: np.ndarray | None = None
+
+    @functools.cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Its distinct values as texts, in the order of their first places."""
+        return tuple(map(str, self.values))
+
+    @functools.cached_property
+    def is_whole(self) -> bool:
+        """Whether all of its numbers are whole."""
+        return bool(self.numbers.size and np.all(self.numbers == np.floor(self.numbers)))
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its texts are sentences rather than names."""
+        return self.kind == "text" and sum(map(len, self.texts)) > LONG_TEXT * max(1, len(self.texts))
+
+    @property
+    def is_time(self) -> bool:
+        """Whether its values are times whatever the column is called."""
+        return self.kind == "time"
+
+
+def contents_of(table: pa.Table) -> dict[str, Content]:
+    """What each column of a sample holds, of those whose names a schema can hold."""
+    return {
+        name: content_of(name, table[name])
+        for name in table.column_names
+        if can_be_named(f"{name}{LONGEST_CALL}") and name
+    }
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """A sample in which texts, numbers and UUIDs are what they are, however they are stored."""
+    columns = [_plain(name, column) for name, column in zip(table.column_names, table.columns, strict=True)]
+    return pa.table(columns, names=table.column_names)
+
+
+def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    try:
+        chunks = [plain(chunk, name) for chunk in column.chunks]
+    # Bytes and structures stay what they are: no feature.
+    except UserError:
+        return column
+    return pa.chunked_array(chunks) if chunks else column
+
+
+def content_of(name: str, column: pa.ChunkedArray) -> Content:
+    """What a column of a sample holds."""
+    kind = column.type
+    if is_text(kind):
+        return _of_texts(name, column)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return _of_numbers(name, "number", column)
+    column = column.drop_null()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return Content(name, "list", len(column), len(column), np.empty(0))
+    if pa.types.is_boolean(kind):
+        return _of_numbers(name, "flag", column)
+    if pa.types.is_temporal(kind) and not (pa.types.is_time(kind) or pa.types.is_duration(kind)):
+        texts = tuple(str(value) for value in pc.unique(column).to_pylist())
+        return Content(name, "time", len(column), len(texts), np.empty(0), texts, "iso")
+    return Content(name, "other", len(column), len(column), np.empty(0))
+
+
+def encoded(found: pa.DictionaryArray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A column of texts as codes, int32 [n], -1 where a value is missing, and the texts that they count."""
+    places: dict[str, int] = {}
+    table = [
+        -1 if (text := each.strip()) in NOTHING else places.setdefault(text, len(places))
+        for each in found.dictionary.to_pylist()
+    ]
+    # The last is the place of -1.
+    return np.array([*table, -1], np.int32)[indices_of(found)], tuple(places)
+
+
+def indices_of(found: pa.DictionaryArray) -> np.ndarray:
+    """The place of each row in a dictionary, int32 [n], -1 where it has none."""
+    rows = found.indices.fill_null(-1) if found.null_count else found.indices
+    return rows.to_numpy(zero_copy_only=False)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of a type holds texts."""
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _of_numbers(name: str, kind: str, column: pa.ChunkedArray) -> Content:
+    # Of integers with 64 bits the distinct ones are counted before they become floats.
+    found = column.combine_chunks().dictionary_encode()
+    numbers = found.dictionary.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return _numeric(name, kind, numbers, found.dictionary.to_pylist(), indices_of(found))
+
+
+def _numeric(
+    name: str, kind: str, numbers: np.ndarray, values: Sequence[object], codes: np.ndarray
+) -> Content:
+    """A column of numbers; numbers: float64, of each distinct value."""
+    numbers = numbers[codes[codes >= 0]]
+    finite, form = numbers[np.isfinite(numbers)], _time_format(name, values)
+    return Content(name, kind, len(numbers), len(values), finite, values, form, codes=codes)
+
+
+def _of_texts(name: str, column: pa.ChunkedArray) -> Content:
+    # Each distinct value is looked at once, however many rows have it: there may be very many columns.
+    found = column.combine_chunks().dictionary_encode()
+    with contextlib.suppress(pa.ArrowInvalid):
+        numbers = found.dictionary.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        # Most columns of numbers hold nothing else; NaN is a missing value.
+        if len(numbers) and np.isfinite(numbers).all():
+            return _numeric(name, "number", numbers, found.dictionary.to_pylist(), indices_of(found))
+    codes, texts = encoded(found)
+    size = int((codes >= 0).sum())
+    counts, column = np.bincount(codes[codes >= 0], minlength=len(texts)), pa.array(texts, pa.string())
+    if _may_be(texts, NUMBER_FORM) and _share(column, NUMBER_FORM, counts) >= 1 - MOST_DAMAGED:
+        is_number = pc.match_substring_regex(column, NUMBER_FORM)
+        numbers = pc.utf8_ltrim(pc.if_else(is_number, column, None), "+").cast(pa.float64())
+        numbers = numbers.to_numpy(zero_copy_only=False)
+        return _numeric(name, "number", numbers, texts, codes)
+    if 0 < len(texts) < MOST_ANSWERS and {text.lower() for text in texts} <= {*TRUE, *FALSE}:
+        numbers = np.array([text.lower() in TRUE for text in texts], np.float64)[codes[codes >= 0]]
+        return Content(name, "flag", size, len(texts), numbers, texts, codes=codes)
+    if form := _time_format(name, texts):
+        return Content(name, "time", size, len(texts), np.empty(0), texts, form, codes=codes)
+    if _may_be(texts, DECIMAL_COMMA) and _share(column, DECIMAL_COMMA, counts) >= LEAST_COMMAS:
+        return Content(name, "comma", size, len(texts), np.empty(0), texts, codes=codes)
+    separator = _separator_of(column, texts, counts)
+    kind = "list" if separator else "text"
+    return Content(name, kind, size, len(texts), np.empty(0), texts, "", separator, codes)
+
+
+def _may_be(texts: Sequence[str], pattern: str) -> bool:
+    """Whether one of the first values is of a form, as of those that nearly all are of."""
+    return any(re.match(pattern, text) for text in texts[:LOOKED_AT])
+
+
+def _share(column: pa.Array, pattern: str, counts: np.ndarray | None = None) -> float:
+    """The share of values of a form; counts: of how many rows each is, int64 [n]."""
+    matches = pc.match_substring_regex(column, pattern).to_numpy(zero_copy_only=False)
+    return float(np.average(matches, weights=counts)) if len(matches) else 0.0
+
+
+def _time_format(name: str, values: Sequence[object]) -> str:
+    """How most values of a column are written as times; empty where they are none."""
+    is_called = says_time(name)
+    if not values or not (is_called or forms_of([*map(str, values[:2])])[0].name):
+        return ""
+    tried, least = [*map(str, some_of(values))], LEAST_TIMES if is_called else 1 - MOST_DAMAGED
+    most = forms_of(tried)[0]
+    return most.name if most.number >= least * len(tried) else ""
+
+
+def some_of(values: Sequence[Any]) -> Sequence[Any]:
+    """About so many values as forms of times are tried on, from everywhere."""
+    return values[:: 1 + len(values) // TRIED]
+
+
+def _separator_of(column: pa.Array, texts: Sequence[str], counts: np.ndarray) -> str:
+    """What stands between the entries of lists, which are short and come again; empty without any."""
+    for separator in SEPARATORS:
+        if not any(separator in text for text in texts):
+            continue
+        several = _share(column, re.escape(separator), counts)
+        entries = [entry.strip() for text in texts for entry in text.split(separator)]
+        is_short = sum(len(entry.split()) for entry in entries) <= LONG_ENTRY * len(entries)
+        # Parts of a sentence hardly ever come again.
+        if several >= LEAST_SEVERAL and is_short and len({*entries}) <= len(entries) / 2:
+            return separator
+    return ""
+
+
+def tells_time_of_day(content: Content) -> bool:
+    """Whether times differ within a day, rather than only name days."""
+    hours = np.unique(hours_of(content))
+    num_days = len(np.unique(hours // 24))
+    # A busy log may be of one hour; of its days a few may be damaged.
+    return len(hours) > num_days or content.distinct > 2 * num_days > 0
+
+
+def hours_of(content: Content) -> np.ndarray:
+    """Whole hours since 1970, int64, of a column of times: of its distinct values."""
+    seconds, faults = times(pa.array(content.texts, pa.string()), content.name, content.time_format)
+    return seconds[faults == 0] // 3_600
+
+
+# Fewer different whole numbers than this are rather names of classes.
+FEW_NUMBERS = 10
+# What pandas calls the index of a table that was written with it.
+INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
+# A property that differs for nearly every user or item says no more than its id; of fewer, nothing is known.
+NEARLY_ALL, LEAST_KNOWN = 0.9, 20
+NO_ISO = "it holds dates of another form than 2026-11-20, which are not read"
+AGE_TELLS = "its age at an event says which item that is of, which is not known before one is chosen"
+OF_EVENT = "it differs from event to event; use it only if it is known before the label"
+OUTCOME = "by its name it could be a label itself, or be counted from labels"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A column that is no feature: the name and the section that it would have, and why it has not; values:
+    some of its values, as text.
+    """
+
+    name: str
+    feature: FeatureColumn
+    why: str
+    values: str = ""
+
+
+def feature_of(
+    content: Content, of: str, num_owners: int, has_times: bool, is_ranked: bool
+) -> tuple[FeatureColumn, str]:
+    """The section of a column, and why it is to be left out; the reason is empty where it is not.
+
+    num_owners: how many users, items or events there are in the sample. has_times: whether events have times.
+    is_ranked: whether the label is one that items are ranked by.
+    """
+    why = _reason(content, of, num_owners, has_times)
+    if content.is_time and of == ITEM and is_ranked:
+        why = why or AGE_TELLS
+    if content.is_time and not why:
+        return FeatureColumn(EVENT, f"age_days({of}.{content.name})", NUMBER), ""
+    kind = kind_of(content)
+    # A list of an event can be no feature, but may be used as it stands there.
+    kind = CATEGORY if of == EVENT and kind == LIST else kind
+    return FeatureColumn(of, content.name, kind, separator=content.separator or "|"), why
+
+
+def kind_of(content: Content) -> str:
+    """Whether the values of a column are categories, lists or numbers."""
+    if content.kind == "list":
+        return LIST
+    if content.kind != "number" or has_word(content.name, CODES):
+        return CATEGORY
+    return CATEGORY if content.is_whole and content.distinct <= FEW_NUMBERS else NUMBER
+
+
+def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
+    """Why a column is no feature; empty where it is one."""
+    if content.size == 0:
+        return "it is empty"
+    if INDEX.fullmatch(content.name):
+        return "it is the index that pandas wrote, and numbers the rows"
+    if content.kind == "comma":
+        return "it holds numbers with decimal commas, which are not read; write them with points"
+    if content.kind == "other":
+        return "values of its type are not read"
+    # The day of a partition too: the first rows may be of one, which then seems to be the same for each user.
+    if content.distinct == 1 and content.kind != "list":
+        return "it has one value"
+    if content.is_time:
+        return _reason_of_dates(of, has_times) or NO_ISO * (content.time_format != ISO)
+    if content.is_long:
+        return "it holds long texts, and nothing reads texts yet"
+    if has_word(content.name, OUTCOMES):
+        return OUTCOME
+    if of == EVENT:
+        return OF_EVENT
+    # Of those that have one at all.
+    num_known = min(num_owners, content.size)
+    is_id = kind_of(content) == CATEGORY and num_known >= LEAST_KNOWN
+    if is_id and content.distinct > NEARLY_ALL * num_known:
+        return "nearly all of its values differ, as those of an id do"
+    return ""
+
+
+def _reason_of_dates(of: str, has_times: bool) -> str:
+    if of == EVENT:
+        return "it holds times, and the events have others"
+    return "" if has_times else "it holds dates, and without times of the events these tell no age"
+
+
+def is_title(name: str) -> bool:
+    """Whether a column of items holds what people call them: "title", "name" or "product_name", say."""
+    return rank(name, TITLES, ITEMS) is not None
+
+
+def title_of(contents: Mapping[str, Content]) -> str:
+    """The column with the titles of items; empty where there is none."""
+    found = [
+        name for name, content in contents.items() if content.kind in ("text", "list") and is_title(name)
+    ]
+    return min(found, key=lambda name: not has_word(name, TITLES[:1])) if found else ""
+
+
+# The ends of usual scales: the first that holds all values is taken.
+SCALES = ((1.0, 5.0), (0.5, 5.0), (0.0, 5.0), (1.0, 10.0), (0.0, 10.0), (1.0, 100.0), (0.0, 100.0))
+# A scale is not guessed where its values reach no more than this share of the way up.
+LEAST_REACH = 0.6
+# Counts have a few values that are many times the usual one, and scales have not.
+HEAVY = 5
+# How much a column is like a label: it is called like one; it is yes or no; it is called like a count, and
+# has only small values, as a quantity of 1 to 4 that somebody bought.
+NAMED, UNNAMED, FEW = range(3)
+# The columns of ids come again and again; what tells rows of the events apart does not.
+MOST_DISTINCT = 0.9
+# A property of an id: as many rows must be expected to contradict it by chance, to say anything; so many may,
+# as a share of those, and of all rows.
+LEAST_BY_CHANCE, OF_CHANCE, MOST_CONTRADICTING = 5, 0.1, 0.01
+# Of counts, the share that returns may make.
+MOST_RETURNED = 0.5
+# What is written where an answer is missing, when it is so many times the largest other value; of scales of
+# so many values at least.
+FILLERS, FAR, LEAST_SCALE = (99, 999, 9999), 3, 4
+# Zeros of a scale are asked about where they are so many times as many as its next value.
+MOST_OF_ZERO = 2
+# As many columns are listed where no role is recognised.
+MOST_LISTED = 12
+# Of a value, in a message.
+MOST_CHARACTERS = 40
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The columns of the events with a role, and what the label is. Empty: there is none.
+
+    notes: sentences on what is unusual about the labels.
+    """
+
+    user: str
+    item: str
+    label: LabelColumn
+    weight: str = ""
+    timestamp: str = ""
+    notes: tuple[str, ...] = ()
+    of_labels: frozenset[str] = frozenset()
+
+    @property
+    def columns(self) -> set[str]:
+        """All columns with a role."""
+        return {self.user, self.item, self.label.column, self.weight, self.timestamp, *self.of_labels} - {""}
+
+
+def roles_of(
+    events: pa.Table,
+    contents: Mapping[str, Content],
+    own_tables: Mapping[str, Sequence[str]],
+    given: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> Roles:
+    """The roles of the columns of the events: by names that say them.
+
+    contents: what the columns hold. own_tables: the columns of the "users" and "items" tables, where there
+    are such: an id is in both. given: the sections of a schema that were written by hand, which count.
+
+    Raises:
+        UserError: when no name says which column has the users or the items; names the columns, and says
+            what to write.
+    """
+    user, item, label, weight, timestamp = (
+        str(given.get(section, {}).get("column", ""))
+        for section in ("user", "item", "label", "weight", "timestamp")
+    )
+    user = user or _id_column(contents, USERS, own_tables.get("users", ()), (item, label))
+    item = item or _id_column(contents, ITEMS, own_tables.get("items", ()), (user, label))
+    user = user or _only_id(contents, item)
+    item = item or _only_id(contents, user) or _named_item(contents, user)
+    if not (user and item):
+        raise _unrecognised(contents, user, item)
+    more: Any = given.get("more_labels", ())
+    of_labels = frozenset(each.get(key, "") for each in more for key in ("column", "weight"))
+    taken = {user, item, label, weight, *of_labels}
+    rest = {name: content for name, content in contents.items() if name not in taken}
+    if "timestamp" not in given:
+        timestamp = _timestamp(events, rest, user, item)
+    else:
+        timestamp = timestamp or _named_time(rest)
+        if timestamp in contents and "format" not in given["timestamp"]:
+            _check_form(contents[timestamp])
+    rest.pop(timestamp, None)
+    found = _label(events, contents[label] if label else rest, (user, item), given.get("label", {}))
+    rest.pop(found.column, None)
+    weight = weight or _weight(events, rest, item)
+    notes: tuple[str, ...] = ()
+    if found.column:
+        # A scale or a drop that was written by hand says itself what is an answer.
+        is_given = bool({"drop", "lowest", "highest"} & given.get("label", {}).keys())
+        found, notes = _set_apart(found, contents[found.column], is_given)
+    return Roles(user, item, found, weight, timestamp, notes, of_labels)
+
+
+def _id_column(
+    contents: Mapping[str, Content], known: Sequence[str], own: Sequence[str], taken: Sequence[str]
+) -> str:
+    """The column whose name says whose ids it holds; empty where there is none."""
+    found = {
+        name: (name not in own, place)
+        for name, content in contents.items()
+        if name not in taken and _may_be_ids(content)
+        if (place := rank(name, known, BESIDE_IDS)) is not None
+    }
+    return min(found, key=lambda name: found[name]) if found else ""
+
+
+def _may_be_ids(content: Content) -> bool:
+    return content.kind == "text" or (content.kind == "number" and content.is_whole)
+
+
+def _only_id(contents: Mapping[str, Content], taken: str) -> str:
+    """The only other column that is called an id, but not one of an event, and whose values come again."""
+    found = [
+        name
+        for name, content in contents.items()
+        if taken and name != taken and _may_be_ids(content)
+        if is_id(name) and not has_word(name, EVENTS)
+        if content.distinct <= MOST_DISTINCT * content.size
+    ]
+    return found[0] if len(found) == 1 else ""
+
+
+def _named_item(contents: Mapping[str, Content], user: str) -> str:
+    """The column with the titles of items, such as "game-title", where they have no other id."""
+    found = [
+        name
+        for name, content in contents.items()
+        if user and content.kind == "text" and not content.is_long
+        if rank(name, ITEMS, TITLES) is not None
+    ]
+    return found[0] if len(found) == 1 else ""
+
+
+def _named_time(contents: Mapping[str, Content]) -> str:
+    """The column whose name says most that it holds times, whatever its values."""
+    found = [name for name in contents if has_word(name, TIMES)]
+    if not found:
+        raise UserError(
+            "The section [timestamp] has no column, and no column of the events is called as times are; "
+            'write column = "NAME" there.'
+        )
+    return min(found, key=_place_of_time)
+
+
+def _unrecognised(contents: Mapping[str, Content], user: str, item: str) -> UserError:
+    names = [printable(name[:40]) for name in contents]
+    listed = ", ".join(names[:MOST_LISTED]) + ", ..." * (len(names) > MOST_LISTED)
+    lacking = [role for role, found in (("user", user), ("item", item)) if not found]
+    written = ", then ".join(f'[{role}] and column = "NAME"' for role in lacking)
+    return UserError(
+        f"Nothing says where the ids of {' and '.join(f'{role}s' for role in lacking)} are among "
+        f"{counted(len(names), 'column')}: {listed}; write a schema.toml beside the data with the lines "
+        f"{written}; what it does not say is guessed."
+    )
+
+
+def _timestamp(events: pa.Table, contents: Mapping[str, Content], user: str, item: str) -> str:
+    """The column with the times of the events; empty where there is none.
+
+    A name that says so comes first; of such a time of the day, before a day alone, as partitions have; then
+    the best name.
+    """
+
+    def may_be(name: str) -> bool:
+        # A date of release or of birth is the same in each event of an item or a user.
+        return rank(name, TIMES) is not None or not any(
+            is_constant(events, name, each) for each in (user, item)
+        )
+
+    found = {
+        name: (
+            not _is_called_time(name),
+            not tells_time_of_day(content),
+            _place_of_time(name),
+            "%" in content.time_format,
+        )
+        for name, content in contents.items()
+        if content.is_time or (content.time_format and _is_called_time(name))
+        if may_be(name)
+    }
+    called = (name for name, each in contents.items() if each.texts and says_time(name))
+    chosen = min(found, key=lambda name: found[name]) if found else next(filter(may_be, called), "")
+    if chosen:
+        _check_form(contents[chosen])
+    return chosen
+
+
+def _is_called_time(name: str) -> bool:
+    return says_time(name) or has_word(name, TIMES)
+
+
+def _check_form(content: Content) -> None:
+    """Refuse a column of times whose values have no form, two forms, or one form that is not known.
+
+    Raises:
+        UserError: with a value of each form, and the lines to write.
+    """
+    tried, name = some_of(content.texts), printable(content.name)
+    forms = {form.name: form for form in forms_of(tried)}
+    values = {each: repr(printable(form.example[:MOST_CHARACTERS])) for each, form in forms.items()}
+    first, *others = [each for each in forms if each] or [""]
+    advice = f"write into schema.toml, each on a line: [timestamp] column = {toml_of(content.name)} format = "
+    if others and forms[others[0]].number > max(1, MOST_DAMAGED * len(tried)):
+        raise UserError(
+            f"The column {name} has times of two forms: {values[first]} ({first}) and {values[others[0]]} "
+            f"({others[0]}); write all of them in one."
+        )
+    if not content.time_format:
+        raise UserError(
+            f"The column {name} is called a time, but its value {values['']} is no time of a known form; "
+            f'{advice}a pattern of strptime such as "%d.%m.%Y %H:%M", or "unix" for numbers that rise with '
+            "time; where it holds no times of events, write [user], [item] and [label] and no [timestamp]."
+        )
+    if forms[first].other:
+        raise UserError(
+            f"The column {name} has times such as {values[first]}, and all fit the forms {first} and "
+            f"{forms[first].other}; {advice}{toml_of(first)} or format = {toml_of(forms[first].other)}."
+        )
+
+
+def _place_of_time(name: str) -> int:
+    place = rank(name, TIMES)
+    return len(TIMES) + (not _is_called_time(name)) if place is None else place
+
+
+def _weight(events: pa.Table, contents: Mapping[str, Content], item: str) -> str:
+    """The column with the weights of the events; what an item weighs is no such thing."""
+    found = [
+        name
+        for name, content in contents.items()
+        if rank(name, WEIGHTS) is not None and content.kind == "number" and content.numbers.size
+        if content.numbers.min() >= 0 and not is_constant(events, name, item)
+    ]
+    return found[0] if found else ""
+
+
+def _label(
+    events: pa.Table,
+    contents: Content | Mapping[str, Content],
+    owners: Sequence[str],
+    given: Mapping[str, Any],
+) -> LabelColumn:
+    """What is predicted: the column that is most like a label; a column alone is the label."""
+    if given.get("kind") == CLICKS:
+        return LabelColumn(CLICKS)
+    if isinstance(contents, Content):
+        is_number = contents.kind in ("number", "flag") and contents.numbers.size
+        return _label_of(contents, given) if is_number else LabelColumn(YES_NO, contents.name, noun="event")
+    places = {
+        name: place
+        for name, content in contents.items()
+        if content.kind in ("number", "flag") and content.distinct > 1 and content.numbers.size
+        if np.abs(content.numbers).max() <= LARGEST_END
+        if (place := place_of_label(content)) is not None
+        # The mean rating of an item, or how often it was seen, is a property of the item.
+        if not is_constant(events, name, owners[1])
+        # An answer without a name for one may be of the user.
+        if place[0] != UNNAMED or not is_constant(events, name, owners[0])
+    }
+    # That something is yes or no alone is no reason to predict it, but a better one than a small amount.
+    if all(place == UNNAMED for place, _ in places.values()):
+        return LabelColumn(CLICKS)
+    return _label_of(contents[min(places, key=lambda name: places[name])], given)
+
+
+def place_of_label(content: Content) -> tuple[int, int] | None:
+    """How much a column is like a label, most first: by its name, then by its values; None: not at all."""
+    place = rank(content.name, LABELS, OF_LABELS)
+    if place is None:
+        return (UNNAMED, 0) if _is_answer(content.numbers) else None
+    is_count = has_word(content.name, COUNTS) and not _is_answer(content.numbers)
+    is_few = is_count and not (_is_heavy(content.numbers) or has_word(content.name, HOW_OFTEN))
+    return (FEW if is_few else NAMED, place)
+
+
+def _is_answer(numbers: np.ndarray) -> bool:
+    return bool(np.all((numbers == 0) | (numbers == 1)))
+
+
+def _label_of(content: Content, given: Mapping[str, Any]) -> LabelColumn:
+    """The label that a column is; given: the keys of its section that were written by hand, which count."""
+    numbers, name, kind = content.numbers, content.name, given.get("kind")
+    sorted_out = numbers[~np.isin(numbers, apart_from(numbers))]
+    if kind == YES_NO or (kind is None and _is_answer(numbers)):
+        return LabelColumn(YES_NO, name, noun="event")
+    is_count = content.is_whole and (_is_heavy(sorted_out) or has_word(name, (*COUNTS, *ANSWERS)))
+    if kind == COUNT or (kind is None and is_count and np.mean(numbers < 0) < MOST_RETURNED):
+        noun = "" if name in ("plays", "listens", "views", "clicks") else "event"
+        return LabelColumn(COUNT, name, liked=1.0, noun=noun)
+    lowest, highest = _scale_of(sorted_out)
+    noun = "" if name in NOUNS else "rating"
+    return LabelColumn(RATING, name, lowest, highest, lowest + LIKED_SHARE * (highest - lowest), noun)
+
+
+def _is_heavy(numbers: np.ndarray) -> bool:
+    """Whether whole numbers are counts because a few are many times the usual one."""
+    return bool(numbers.min() >= 1 and numbers.max() > max(10, HEAVY * np.median(numbers)))
+
+
+def apart_from(numbers: np.ndarray) -> list[float]:
+    """The values that lie apart from a scale, as -1 and 99 do where an answer is missing."""
+    values = np.unique(numbers)
+    if len(values) < LEAST_SCALE:
+        return []
+    low, high = values[values < 0], values[-1]
+    rest = values[np.abs(values) < FAR * np.abs(values[-2])] if high in FILLERS else values
+    found = [float(high)] if high in FILLERS and len(rest) == len(values) - 1 else []
+    # A scale may go below zero, but hardly with one value alone.
+    return found + ([float(low[0])] if len(low) == 1 and low[0] in (-1, *(-each for each in FILLERS)) else [])
+
+
+def _set_apart(label: LabelColumn, content: Content, is_given: bool) -> tuple[LabelColumn, tuple[str, ...]]:
+    """A label without the values that say that there is none, and what to say of these."""
+    numbers = content.numbers
+    if is_given or not numbers.size:
+        return label, ()
+    place, total = f"the column {printable(label.column[:40])}", f"of {len(numbers):,} values"
+    if label.kind == COUNT and (numbers < 0).any():
+        number = int((numbers < 0).sum())
+        note = (
+            f'{place}: {number:,} {total} are below 0, as those of returns: drop = "<0", written under '
+            "[label], leaves their events out"
+        )
+        return replace(label, drop="<0"), (note,)
+    found = apart_from(numbers) if label.kind == RATING else []
+    if found:
+        shown = ", ".join(f"{each:g}" for each in sorted(found))
+        number = int(np.isin(numbers, found).sum())
+        note = (
+            f"{place}: {number:,} {total} are {shown}, apart from the scale from {label.lowest:g} to "
+            f'{label.highest:g}: drop = "{shown}", written under [label], leaves their events out; take '
+            "it out, and widen lowest and highest, where they are answers"
+        )
+        return replace(label, drop=shown), (note,)
+    least, counts = np.unique(numbers, return_counts=True)
+    is_asked = label.kind == RATING and label.lowest == 0 and content.is_whole and least[0] == 0
+    if is_asked and len(least) > 2 and counts[0] > MOST_OF_ZERO * counts[1]:
+        note = (
+            f"{place}: {counts[0]:,} {total} are 0, and {counts[1]:,} are {least[1]:g}; where 0 means that "
+            'there is no answer, write drop = "0" and lowest = 1 under [label], which leaves their events out'
+        )
+        return label, (note,)
+    return label, ()
+
+
+def _scale_of(values: np.ndarray) -> tuple[float, float]:
+    least, most = float(values.min()), float(values.max())
+    for lowest, highest in SCALES:
+        if lowest <= least and LEAST_REACH * highest <= most <= highest:
+            return lowest, highest
+    if least >= 0 and most <= 1:
+        return 0.0, 1.0
+    return float(np.floor(least)), float(np.ceil(most))
+
+
+class Groups(NamedTuple):
+    """The rows of a sample by an id: their order, int [n], and the codes of their ids in it."""
+
+    order: np.ndarray
+    ids: np.ndarray
+
+
+def groups_of(column: pa.ChunkedArray) -> Groups:
+    """The rows of a column of ids, those with the same one side by side."""
+    codes = codes_of(column)
+    order = codes.argsort(kind="stable")
+    return Groups(order, codes[order])
+
+
+def is_constant(table: pa.Table, column: str, within: str) -> bool:
+    """Whether a column has one value for each value of another one, but for a few contradictions."""
+    return contradictions(codes_of(table[column]), groups_of(table[within])) is not None
+
+
+def contradictions(values: np.ndarray, groups: Groups) -> int | None:
+    """How many rows have another value than most of their id; None where that is no property of the id.
+
+    It is one where enough rows confirm it: at most a tenth as many contradict as would by chance.
+
+    values: codes, int [n], -1 where there is none.
+    """
+    found = values[groups.order]
+    known = (found >= 0) & (groups.ids >= 0)
+    ids, found = groups.ids[known], found[known]
+    is_again = ids[1:] == ids[:-1]
+    shares = np.bincount(found) / max(1, len(found))
+    by_chance = is_again.sum() * (1 - np.dot(shares, shares))
+    if by_chance < LEAST_BY_CHANCE:
+        return None
+    most = min(MOST_CONTRADICTING * len(found), OF_CHANCE * by_chance)
+    num_changes = int((is_again & (found[1:] != found[:-1])).sum())
+    # Each contradiction makes two changes at most.
+    if num_changes == 0 or num_changes > 2 * most:
+        return None if num_changes else 0
+    pairs, counts = np.unique(ids.astype(np.int64) * len(shares) + found, return_counts=True)
+    owners = pairs // len(shares)
+    most_frequent = np.maximum.reduceat(counts, np.flatnonzero(np.diff(owners, prepend=-1)))
+    number = len(found) - int(most_frequent.sum())
+    return number if number <= most else None
+
+
+def codes_of(column: pa.ChunkedArray) -> np.ndarray:
+    """A column of any type as integers, the same for the same value; -1 where there is none."""
+    array = column.combine_chunks()
+    if pa.types.is_nested(array.type):
+        array = pa.array([None if value is None else repr(value) for value in array.to_pylist()], pa.string())
+    found = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+    return encoded(found)[0] if is_text(column.type) else indices_of(found)
