@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from recsuite.datasets.schema import Schema
+    from recsuite.models.tasks import ModelMaker
     from recsuite.serving.served import Follower, ServedModel
     from recsuite.serving.snapshot import Snapshot
 
@@ -57,9 +58,12 @@ OTHER_DESCRIPTORS = 2 * BACKLOG + 64
 INSTALL = "pip install --no-deps -r requirements.txt"
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit status: 2 for a user's mistake."""
-    return script.exit_status(lambda: serve(parse(argv)))
+def main(argv: list[str] | None = None, model: "ModelMaker | None" = None) -> int:
+    """Serve until SIGINT or SIGTERM; returns the exit status: 2 for a user's mistake.
+
+    model: makes a model of your own, as it was given to the training.
+    """
+    return script.exit_status(lambda: serve(parse(argv), model))
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -75,7 +79,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def serve(flags: argparse.Namespace) -> int:
+def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
     """Wait for the first model, then answer from the newest one."""
     try:
         import fastapi  # noqa: F401
@@ -87,7 +91,7 @@ def serve(flags: argparse.Namespace) -> int:
 
     with bound(flags.host, flags.port) as port:
         wait_for_first(flags.save_dir)
-        follower = Follower(flags.save_dir, checkpoint=flags.checkpoint)
+        follower = Follower(flags.save_dir, checkpoint=flags.checkpoint, model=model)
         tell(follower.model, flags)
         thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
         server = server_of(service(follower, thread.is_alive))

@@ -145,6 +145,8 @@ def test_the_flags_of_a_checkpoint_from_before_there_were_sections_are_read(trai
 
 def test_a_resume_takes_what_is_learned_and_how_from_the_checkpoint(trained: Config) -> None:
     assert merged(trained, "--resume --num_workers 2") == trained.replaced(resume=True, num_workers=2)
+    # What is compacted may be resumed later.
+    assert merged(trained, "--compact") == trained.replaced(compact=True)
 
 
 def test_columns_are_not_made_again_because_they_were_at_the_training(trained: Config) -> None:

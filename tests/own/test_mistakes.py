@@ -109,6 +109,7 @@ def trained(training: Training, **given: Any) -> rs.Run:
             "tuple",
         ),
         ({"maker": lambda data, args: None}, rs.UserError, "requires a Module, got None"),
+        ({"maker": lambda data, args: data.names("events")}, ValueError, r"names takes .*, got 'events'"),
         *(
             ({"maker": small(widths=widths)}, rs.UserError, sentence)
             for widths, sentence in (
@@ -173,6 +174,13 @@ def test_a_batch_without_a_loss_is_refused(training: Training) -> None:
     model.output(next(batches)).mean().backward()
     with pytest.raises(RuntimeError, match=re.escape("set model.loss = loss.detach()")):
         next(batches)
+
+
+def test_a_metric_that_returns_no_number_is_named(training: Training) -> None:
+    no_number: Any = np.subtract
+    training.shard(small(), metrics={"spread": no_number})
+    with pytest.raises(ValueError, match=r"The metric spread must return one number, got the shape \[\d+\]"):
+        training.validate()
 
 
 @pytest.mark.parametrize(

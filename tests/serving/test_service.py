@@ -58,12 +58,12 @@ def publish_copy(state: Path, save_dir: Path) -> None:
 
 @contextlib.contextmanager
 def serving(
-    save_dir: Path, *flags: str, said: list[str] | None = None
+    save_dir: Path, *flags: str, said: list[str] | None = None, script: Path = SERVE
 ) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
     """A client of a running service, and the service; said: gets its lines until it serves."""
     command = [
         sys.executable,
-        str(SERVE),
+        str(script),
         "--save_dir",
         str(save_dir),
         "--port",
@@ -95,6 +95,22 @@ def first_two(dumps: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def save_dir(trained_folder: Path, tmp_path: Path) -> Path:
     return first_two(trained_folder / "dumps", tmp_path)
+
+
+def test_a_script_serves_a_model_of_its_own(save_dir: Path, tmp_path: Path) -> None:
+    script, said = tmp_path / "own.py", list[str]()
+    script.write_text(
+        "import serve\n"
+        "from recsuite import library_model\n"
+        "def make_model(data, args):\n"
+        "    print('made by the script', flush=True)\n"
+        "    return library_model(data, args)\n"
+        "raise SystemExit(serve.main(model=make_model))\n"
+    )
+    with serving(save_dir, said=said, script=script) as (client, _):
+        scores = client.post("/score", json=VALUES).json()["scores"]
+    assert "made by the script\n" in said
+    assert scores == ServedModel.open(save_dir, "latest").score(VALUES).tolist()
 
 
 @pytest.mark.parametrize("ids", ["vocabulary", "dynamic"])

@@ -290,7 +290,8 @@ def check_fit(
         if manifest.tensors.get(name) != shapes.get(name):
             raise UserError(
                 f"{folder} has {_shown(manifest.tensors.get(name))} for {name}, and this model has "
-                f"{_shown(shapes.get(name))}; give the flags and the data that its {CONFIG} names."
+                f"{_shown(shapes.get(name))}; give the flags and the data that its {CONFIG} names, "
+                "or load it with the script whose model it is."
             )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from recsuite.config.sections import HSTU, ModelConfig, require
-from recsuite.datasets.schema import AUDIENCE, Feature, Schema
+from recsuite.datasets.schema import AUDIENCE, ENTITIES, EVENT, LISTS, Feature, Schema
 from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.heads import Head, Interaction, Response, TwoTower
 from recsuite.models.losses import LogLoss, SampledSoftmax, SquaredError
@@ -35,6 +35,9 @@ class ModelData(NamedTuple):
 
     def names(self, *entities: str) -> list[str]:
         """Return the names of the features with rows, of "user", "item", "event", "history" or "audience"."""
+        known = (*ENTITIES, EVENT, *LISTS)
+        if strange := {*entities} - {*known}:
+            raise ValueError(f"names takes {', '.join(known)}, got {min(strange)!r}.")
         return [each.name for each in self.features if each.has_table and each.entity in entities]
 
 

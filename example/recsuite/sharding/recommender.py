@@ -35,7 +35,7 @@ from recsuite.models.co_occurrence import (
 from recsuite.models.heads import TwoSided
 from recsuite.models.layers import Links, Members
 from recsuite.models.rows import FeatureRows, JoinedRows, LookedUp, with_row_scale
-from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
+from recsuite.models.tasks import TASKS, ModelData, ModelMaker, require_shape, widths_of
 from recsuite.runtime.process import named
 
 # A metric of a user's own: of predictions and labels, numpy float32 [n] both.
@@ -157,7 +157,11 @@ class _Compute(nn.Module):
     def forward(self, looked_up: Sequence[Mapping[str, LookedUp]], batch: ModelInput) -> Any:
         """Return the output of the model."""
         (recommender,) = self._recommender
-        return recommender.head(recommender.rows_of(looked_up), batch)
+        output = recommender.head(recommender.rows_of(looked_up), batch)
+        # Against labels, [B], a loss may make [B, B] of it, and learn something else in silence.
+        if isinstance(output, torch.Tensor) and output.shape[1:] == (1,):
+            require_shape(output, 1, "forward must return one number for each event", "add .squeeze(1)")
+        return output
 
 
 class TrainableModel(nn.Module):

@@ -179,7 +179,10 @@ class PredictionEvaluator:
         else:
             found = measure(predictions, labels, liked, calibration, users)
         for name, metric in model.module.metrics.items():
-            found[name] = float(metric(predictions, labels))
+            value = np.asarray(metric(predictions, labels))
+            if value.ndim:
+                raise ValueError(f"The metric {name} must return one number, got the shape {[*value.shape]}.")
+            found[name] = float(value)
             # Of a metric that took the place of another one.
             found.intervals.pop(name, None)
         return found

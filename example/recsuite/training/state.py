@@ -78,9 +78,6 @@ class ShardedModel:
         return output
 
     def _end_forward(self, output: Any) -> None:
-        # Against labels, [B], torch would make [B, B] of it, and learn something else in silence.
-        if isinstance(output, torch.Tensor) and output.shape[1:] == (1,):
-            require_shape(output, 1, "forward must return one number for each event", "add .squeeze(1)")
         if self.after_forward is not None:
             self.after_forward()
         # What follows until the step is mostly the backward.

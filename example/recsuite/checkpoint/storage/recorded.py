@@ -89,8 +89,10 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     # well.
     fixed = (*MODEL_FLAGS, *data) if config.checkpoint.resume else MODEL_FLAGS
     _refuse_others(folder, fixed, recorded, config, given)
-    tables = TABLE_FLAGS if config.checkpoint.resume or recorded.get("ids") == "dynamic" else ()
-    names = (*MODEL_FLAGS, *tables, *(LEARNING_FLAGS if config.checkpoint.resume else ()))
+    # What is compacted may be resumed: its flags are written anew.
+    is_continued = config.checkpoint.resume or config.checkpoint.compact
+    tables = TABLE_FLAGS if is_continued or recorded.get("ids") == "dynamic" else ()
+    names = (*MODEL_FLAGS, *tables, *(LEARNING_FLAGS if is_continued else ()))
     _say_differences(folder, (*names, *NAME_FLAGS, *DATA_FLAGS), recorded)
     chosen = _open(names, recorded, given) | data_flags_of(folder, recorded, given)
     others = {name: value for name, value in chosen.items() if value != config.flags[name]}

@@ -91,7 +91,7 @@ def settle(raw: RawData, how: str, schema: Schema, folder: Path | None = None) -
         f"{num_events:,} {schema.labels} are of {an(schema.item)} that the same {schema.user} "
         f"{'rated' if schema.label_kind == RATING else 'had'} more than once "
         f"({counted(num_pairs, 'such pair')}): {COUNTS[how]}{', with the weight of all' if adds_up else ''} "
-        f"(--duplicates {how})"
+        f"(--duplicates {how}{'; keep counts all' if how != 'keep' else ''})"
     )
     raw = dataclasses.replace(raw, events=events, skipped=[*raw.skipped, note])
     return raw if how == "keep" else _only(raw, is_left)
