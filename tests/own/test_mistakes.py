@@ -114,7 +114,7 @@ def trained(training: Training, **given: Any) -> rs.Run:
             ({"maker": small(widths=widths)}, rs.UserError, sentence)
             for widths, sentence in (
                 ({"film": 8}, r"the tables are user, .*movie.*, got \{'film': 8\}"),
-                ({"movie": 6}, r"give tables a multiple of 4 up to 16,384, .* got \{'movie': 6\}"),
+                ({"movie": 6}, r"an int, a multiple of 4 up to 16,384, .* got \{'movie': 6\}"),
                 ({"movie": 0}, r"a multiple of 4"),
                 ({"movie": 2**15}, r"a multiple of 4 up to 16,384"),
                 ({"movie": 8.0}, r"got \{'movie': 8\.0\}"),

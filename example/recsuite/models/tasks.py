@@ -246,8 +246,8 @@ def widths_of(model: nn.Module, tables: Collection[str], embedding_dim: int) -> 
     )
     require(
         is_sound and own.keys() <= {*tables},
-        f"embedding_dims of a model must give tables a multiple of 4 up to {most:,}, and the tables are "
-        f"{', '.join(tables)}, got {own!r}",
+        f"embedding_dims of a model must give tables an int, a multiple of 4 up to {most:,}, and the tables "
+        f"are {', '.join(tables)}, got {own!r}",
     )
     widths = {name: own.get(name, embedding_dim) for name in tables}
     require(
