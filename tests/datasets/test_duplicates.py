@@ -73,7 +73,7 @@ def test_of_several_ratings_one_counts(
     assert raw.num_skipped == 3
     assert raw.skipped == [
         "5 ratings are of a movie that the same user rated more than once (2 such pairs): "
-        f"{words} (--duplicates {how})"
+        f"{words} (--duplicates {how}; keep counts all)"
     ]
     opened = open_columns(config)
     assert (opened.num_train + opened.num_test, opened.num_skipped) == (5, 3)

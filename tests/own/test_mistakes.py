@@ -178,9 +178,8 @@ def test_a_batch_without_a_loss_is_refused(training: Training) -> None:
 
 def test_a_metric_that_returns_no_number_is_named(training: Training) -> None:
     no_number: Any = np.subtract
-    training.shard(small(), metrics={"spread": no_number})
     with pytest.raises(ValueError, match=r"The metric spread must return one number, got the shape \[\d+\]"):
-        training.validate()
+        trained(training, maker=small(), metrics={"spread": no_number})
 
 
 @pytest.mark.parametrize(
@@ -243,6 +242,8 @@ def test_items_are_ranked_by_vectors_of_any_width(synthetic_folder: Path, contex
     flags = {"data_path": str(synthetic_folder), "task": "ranking", "history": 0, "epochs": 1}
     config = Config.of(**flags, embedding_dim=4, batch_size=2_048)
     with open_data(config, context) as data, rs.begin_training(data, config, context) as training:
+        with pytest.raises(rs.UserError, match=r"requires a forward that returns the vectors of both sides"):
+            training.shard(lambda data, args: rs.TwoSided())
         run = trained(training, maker=lambda data, args: Vectors())
     assert 0 < run.test["ndcg_at_10"] < 1
 

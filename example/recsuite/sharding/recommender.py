@@ -18,7 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from recsuite.config.sections import ModelConfig
+from recsuite.config.sections import ModelConfig, require
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import ENTITIES, EVENT, LISTS
 from recsuite.errors import UserError
@@ -248,6 +248,12 @@ def make_head(
             f"--task {config.task} requires a {wanted.__name__}, got {head!r}. Fix: return one from the "
             "function that makes the model, or give another --task."
         )
+    # The vectors of both sides are what a ranking is learned and measured by.
+    require(
+        task.evaluation != "ranks" or type(head).forward is not TwoSided.forward,
+        f"--task {config.task} requires a forward that returns the vectors of both sides, [B, 2, D]; write "
+        "return torch.stack([self.user_vectors(rows, batch), self.item_vectors(rows, batch)], 1)",
+    )
     noise = task.noise_of(None, columns.schema.unit)
     if noise is not None and isinstance(head, CoOccurrence):
         head.prior = make_prior(columns, noise)
