@@ -469,8 +469,8 @@ COMPETITORS = 256
 EQUAL, LEARNED = HISTORY_WEIGHTS = ("equal", "learned")
 # What a model of sequences is made of, see `recsuite.models.sequences`.
 SAS, HSTU = BLOCKS = ("sas", "hstu")
-# Into how many buckets the time since an item of a history falls, see `recsuite.gaps`: the last one begins at
-# 68 years.
+# Into how many buckets the time since an item of a history falls, see `gaps_of`: the last one begins at 68
+# years.
 NUM_GAPS = 32
 # Of --mlp_dims.
 WIDEST, DEEPEST = 2**14, 100

@@ -15,7 +15,7 @@ import numpy as np
 from recsuite.config.config import Config
 from recsuite.config.sections import LoaderConfig
 from recsuite.datasets.batches import EventBatches, Request
-from recsuite.datasets.batching.batch import Batch, to_tensors
+from recsuite.datasets.batching import Batch, to_tensors
 from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
 from recsuite.runtime.host import allowed_cores, spare_cores

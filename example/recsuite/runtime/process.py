@@ -300,7 +300,7 @@ def cleanup_runtime() -> None:
     # Taken out first, so that a second call finds nothing, whatever becomes of this one.
     heartbeats, RUNNING[:] = list(RUNNING), []
     # Whoever calls this in a `finally` has the exception here.
-    if (sys.exc_info()[0] is None or read_launch().world_size == 1) and "torch.distributed" in sys.modules:
+    if (sys.exc_info()[0] is None or _is_alone()) and "torch.distributed" in sys.modules:
         with contextlib.ExitStack() as stack:
             for heartbeat in heartbeats:
                 # A rank that still works must not find its peers gone.
@@ -315,6 +315,10 @@ def cleanup_runtime() -> None:
                 heartbeat.peers.close()
     for heartbeat in heartbeats:
         heartbeat.stop()
+
+
+def _is_alone() -> bool:
+    return read_launch().world_size == 1
 
 
 def lost_peers() -> str:

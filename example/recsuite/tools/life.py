@@ -210,8 +210,8 @@ def report_test(
     from recsuite.checkpoint.storage.choice import describe_step
     from recsuite.monitoring.results import say_results
     from recsuite.training.evaluation import make_evaluator
-    from recsuite.training.input_pipeline import InputPipeline
-    from recsuite.training.loops.rest import say_rest
+    from recsuite.training.loops import say_rest
+    from recsuite.training.steps import InputPipeline
 
     evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
     if config.stream.stream:
