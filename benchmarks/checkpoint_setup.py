@@ -100,7 +100,7 @@ def training_steps(
     # Not at the top: benchmarks/checkpoint.py imports this file as well, and needs no torch and no TorchRec.
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
-    from recsuite.training.input_pipeline import InputPipeline
+    from recsuite.training.steps import InputPipeline
 
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:

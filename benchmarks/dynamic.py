@@ -27,11 +27,15 @@ from figures import bar, origin, table
 from torchrec_collisions import STEPS_BETWEEN, rates_of_multi_probe, rates_of_sorted
 
 from recsuite.runtime.host import allowed_cores
-from recsuite.sharding.dynamic.contents import LiveRows, Waiting
-from recsuite.sharding.dynamic.placement import bucket_of
-from recsuite.sharding.dynamic.ranking import turns
-from recsuite.sharding.dynamic.rows import DynamicRows
-from recsuite.sharding.dynamic.spec import BUCKET_WIDTH, DynamicSpec
+from recsuite.sharding.dynamic import (
+    BUCKET_WIDTH,
+    DynamicRows,
+    DynamicSpec,
+    LiveRows,
+    Waiting,
+    bucket_of,
+    turns,
+)
 
 MARKS = ("<!-- costs -->", "<!-- end of costs -->")
 PAGE = DOCS / "dynamic.md"

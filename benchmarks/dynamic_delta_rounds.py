@@ -23,8 +23,8 @@ from recsuite.checkpoint.storage.writer import retire
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
-from recsuite.sharding.dynamic.rows import DynamicRows
-from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
+from recsuite.sharding.dynamic import DynamicRows
+from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.training.callbacks import Step
 from recsuite.training.state import build_train_state
 

@@ -14,7 +14,7 @@ from figures import ratio
 
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches, Request
-from recsuite.datasets.batching.shuffle import shuffled
+from recsuite.datasets.batching import shuffled
 
 # Workers import this file too: nothing heavy at its top level.
 from recsuite.datasets.columns import Columns

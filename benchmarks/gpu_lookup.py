@@ -165,7 +165,7 @@ def _features(columns: Any, config: Config, context: RuntimeContext) -> list[Any
     """Batches of ids on the device."""
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
-    from recsuite.training.input_pipeline import InputPipeline
+    from recsuite.training.steps import InputPipeline
 
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:

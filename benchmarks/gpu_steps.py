@@ -46,10 +46,8 @@ def measure_workers(
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.monitoring.profiler import Profile
-    from recsuite.training.input_pipeline import InputPipeline
-    from recsuite.training.optimizer import Falling
-    from recsuite.training.state import build_train_state
-    from recsuite.training.steps import Pass, learn
+    from recsuite.training.state import Falling, build_train_state
+    from recsuite.training.steps import InputPipeline, Pass, learn
 
     columns = columns_of(folder, DEFAULT)
     dataset = EventBatches(columns, config, context.rank, context.world_size)

@@ -1,4 +1,4 @@
-"""Train in the order of recsuite.datasets.batching.shuffle.py and in that of a true permutation, and compare.
+"""Train in the order of recsuite.datasets.batching.py and in that of a true permutation, and compare.
 
     python benchmarks/order.py
 
@@ -22,7 +22,7 @@ from environment import DOCS, ROOT, describe
 
 from recsuite.config.config import Config
 from recsuite.datasets import batches
-from recsuite.datasets.batching.shuffle import shuffled
+from recsuite.datasets.batching import shuffled
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
 
@@ -71,7 +71,7 @@ def train(config: Config, context: RuntimeContext, order: Order) -> float:
     import torch
 
     from recsuite.datasets.opening import open_data
-    from recsuite.training.trainer import train as train_model
+    from recsuite.training.loops import train as train_model
 
     torch.manual_seed(config.runtime.seed)
     # Batches ask for their order in this one place, and without workers they are made in this process.

@@ -48,7 +48,7 @@ def fill(trained: Here) -> None:
     """Put a row for each id into the tables of this rank."""
     import torch
 
-    from recsuite.sharding.dynamic.contents import LiveRows, Waiting
+    from recsuite.sharding.dynamic import LiveRows, Waiting
 
     for name, share in trained.shares.items():
         ids = torch.from_numpy(np.load(Path(trained.columns.folder) / f"{name}_ids.npy")[1:])

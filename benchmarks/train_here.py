@@ -30,7 +30,7 @@ class Here:
     """The example's training, without its evaluation, its checkpoints and the progress bar."""
 
     def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
-        from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
+        from recsuite.sharding.dynamic_ranks import dynamic_rows
         from recsuite.training.state import build_train_state
 
         self.columns = columns
@@ -47,7 +47,7 @@ class Here:
         """Batches without an end."""
         from recsuite.datasets.batches import EventBatches
         from recsuite.datasets.loader import EpochSampler, build_dataloader
-        from recsuite.training.input_pipeline import InputPipeline
+        from recsuite.training.steps import InputPipeline
 
         config = self.config.replaced(batch_size=batch_size)
         sampler = EpochSampler(EventBatches(self.columns, config, self.context.rank, self.context.world_size))
@@ -57,8 +57,8 @@ class Here:
 
     def steps(self, number: int, batch_size: int) -> float:
         """Train for some steps; the last loss."""
-        from recsuite.sharding.dynamic.sharded.collective import begin_step, grow
-        from recsuite.training.optimizer import set_rates
+        from recsuite.sharding.dynamic_ranks import begin_step, grow
+        from recsuite.training.state import set_rates
 
         if batch_size not in self.feeds:
             self.feeds[batch_size] = self._batches(batch_size)
@@ -77,15 +77,15 @@ class Here:
         if self.context.device.type != "cpu":
             return {}
         from recsuite.monitoring.profiler import OTHER, PARTS
+        from recsuite.sharding import cpu_tables
         from recsuite.sharding import recommender as model
-        from recsuite.sharding.cpu import cpu_tables, request
         from recsuite.training import steps as train
 
         found: dict[str, list[float]] = {part: [] for part in PARTS}
         for _ in range(number):
             stopwatch = Stopwatch((*PARTS, OTHER))
             with contextlib.ExitStack() as stack:
-                for module in (cpu_tables, request, model, train):
+                for module in (cpu_tables, model, train):
                     # By name in each module that imports it. Outside a recording these ranges cost nothing,
                     # and the profiler would slow a step down.
                     stack.enter_context(mock.patch.object(module, "named", stopwatch.part))

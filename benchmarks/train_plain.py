@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from train_models import MODELS, Model, columns_of
 from train_team import COMPILED, MEAN_RATING, serve, take_answers
 
-from recsuite.datasets.batching.places import places_of
+from recsuite.datasets.batching import places_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import HISTORY, ITEM, USER
 from recsuite.models.heads import Interaction

@@ -29,7 +29,7 @@ class Wired(Here):
         """What this rank has to send in a step: keys, rows, gradients of rows and of the dense part."""
         from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-        from recsuite.sharding.cpu.cpu_tables import CpuTables, Rows
+        from recsuite.sharding.cpu_tables import CpuTables, Rows
 
         (tables,) = (module for module in self.state.model.modules() if isinstance(module, CpuTables))
         rank, ranks = self.context.rank, self.context.world_size

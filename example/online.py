@@ -71,7 +71,7 @@ def run(flags: argparse.Namespace, others: list[str]) -> int:
 
 def serve(save_dir: Path, begun: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[Progress]:
     """Serve each newer model of a training, to its end; where the training was with each."""
-    from recsuite.training.loops.saying import day
+    from recsuite.training.loops import day
 
     for followers in newest(dict.fromkeys(begun, save_dir), begun):
         (follower,) = followers.values()

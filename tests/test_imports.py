@@ -21,15 +21,14 @@ MAY_IMPORT = {
     "runtime": "errors files config",
     "workers": "errors runtime",
     "ids": "errors",
-    "gaps": "config",
-    "datasets": "errors files config runtime workers ids gaps",
+    "datasets": "errors files config runtime workers ids",
     "models": "config datasets.schema",
     "sharding": "errors config runtime datasets models ids",
     "checkpoint.storage": "errors files config runtime.console ids",
     "training": "errors config runtime datasets models sharding checkpoint.storage",
     "checkpoint": "errors files config runtime datasets models sharding training ids",
-    "serving": "errors files config models runtime.console ids gaps datasets.schema datasets.source "
-    "datasets.preparation.vocabulary checkpoint.storage",
+    "serving": "errors files config models runtime.console ids datasets.schema datasets.batching "
+    "datasets.source datasets.preparation.vocabulary checkpoint.storage",
     "monitoring": "errors files config runtime datasets models checkpoint.storage training",
 }
 

@@ -34,7 +34,7 @@ PUBLIC = {
     "TableRule": "sharding.table_rules",
     "TwoSided": "models.heads",
     "UserError": "errors",
-    "begin_training": "training.trainer",
+    "begin_training": "training.loops",
     "build_dataloader": "datasets.loader",
     "checkpointing": "tools.life",
     "compact": "tools.life",

@@ -322,7 +322,15 @@ def typed(kind: Any, found: Any, name: str = "it", least: int = 0) -> Any:
         return found
     if dataclasses.is_dataclass(kind):
         # What a reader puts beside what the file holds is such a record already.
-        return found if type(found) is kind else _record(kind, _plain(dict, found, name), least)
+        if type(found) is kind:
+            return found
+        record: Any = kind
+        held, fields = _plain(dict, found, name), _types_of(record)
+        # Also those with a default, unless they are optional: what is missing may be damage.
+        needed = {field.name for field in dataclasses.fields(record) if field.metadata != OPTIONAL}
+        if not needed <= held.keys() <= fields.keys():
+            raise ValueError(f"{record.__name__} has {', '.join(held)} instead of {', '.join(fields)}")
+        return record(**{name: typed(fields[name], value, name, least) for name, value in held.items()})
     if origin is dict:
         held = _plain(dict, found, name).items()
         return {_plain(str, key, name): typed(of[1], value, key, least) for key, value in held}
@@ -333,15 +341,6 @@ def typed(kind: Any, found: Any, name: str = "it", least: int = 0) -> Any:
         kinds = of[:1] * len(values) if of[-1] is Ellipsis else of
         return tuple(typed(kind, value, name, least) for kind, value in zip(kinds, values, strict=True))
     return _plain(kind, found, name, least)
-
-
-def _record(kind: Any, found: dict[str, Any], least: int) -> Any:
-    fields = _types_of(kind)
-    # Also those with a default, unless they are optional: what is missing may be damage.
-    needed = {field.name for field in dataclasses.fields(kind) if field.metadata != OPTIONAL}
-    if not needed <= found.keys() <= fields.keys():
-        raise ValueError(f"{kind.__name__} has {', '.join(found)} instead of {', '.join(fields)}")
-    return kind(**{name: typed(fields[name], value, name, least) for name, value in found.items()})
 
 
 # Reading the hints takes longer than the rest of a record, and a chain has many records.

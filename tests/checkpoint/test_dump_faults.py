@@ -42,10 +42,10 @@ from recsuite.checkpoint.storage.manifest import MANIFEST, VOCABULARY, Progress,
 from recsuite.datasets.opening import open_data
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of
-from recsuite.training import trainer as training
+from recsuite.training import loops
+from recsuite.training import loops as training
 from recsuite.training.callbacks import Callback, Step
 from recsuite.training.evaluation import PredictionEvaluator
-from recsuite.training.loops import loop
 from recsuite.training.weights import local_parts, unsound
 from tests.support.fault_ranks import SLOW_SECONDS
 from tests.support.launch import (
@@ -397,7 +397,7 @@ def test_weights_are_looked_at_once_at_the_end_of_an_epoch(
         looked_at.append(set(tensors))
         return unsound(tensors, *others)
 
-    for module in (checkpointers, loop):
+    for module in (checkpointers, loops):
         monkeypatch.setattr(module, "unsound", noting)
     train_epoch_of_8_steps(trained, tmp_path / "epoch", increments)
     assert looked_at == [set(tensors_of(trained.train_state))]

@@ -17,7 +17,7 @@ from recsuite.checkpoint.storage.dynamic.texts import Texts
 from recsuite.checkpoint.storage.manifest import Manifest, Progress
 from recsuite.checkpoint.storage.shards import check_shard_files, shard_file_name, write_shard_file
 from recsuite.errors import UserError
-from recsuite.sharding.dynamic.contents import Counts
+from recsuite.sharding.dynamic import Counts
 from tests.support.dynamic_checkpoints import SPEC, Table, advance
 
 POLICIES = ("continuous", "roundrobin", "hash")

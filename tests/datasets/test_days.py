@@ -12,7 +12,7 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.config.parser import parse_args
 from recsuite.datasets.batches import EventBatches, Request
-from recsuite.datasets.batching.features import FORGOTTEN_EVERY
+from recsuite.datasets.batching import FORGOTTEN_EVERY
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW

@@ -25,8 +25,8 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.recommend import open_viewer, page
 from recsuite.serving.served import ServedModel
 from recsuite.training.evaluation import RankingEvaluator, make_evaluator
-from recsuite.training.input_pipeline import InputPipeline
-from recsuite.training.trainer import train
+from recsuite.training.loops import train
+from recsuite.training.steps import InputPipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 

@@ -24,7 +24,7 @@ from recsuite.datasets.tables.proposal import propose
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.evaluation import make_evaluator
-from recsuite.training.input_pipeline import InputPipeline
+from recsuite.training.steps import InputPipeline
 
 NUM_EVENTS = 400
 IDS = '[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n'

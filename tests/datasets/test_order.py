@@ -14,7 +14,7 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.batches import Batch, EventBatches, Request
-from recsuite.datasets.batching.order import Pieces, pieces_of
+from recsuite.datasets.batching import Pieces, pieces_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 

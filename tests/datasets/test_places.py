@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recsuite.datasets.batching import places
-from recsuite.datasets.batching.places import places_of, take_lists
+from recsuite.datasets import batching
+from recsuite.datasets.batching import places_of, take_lists
 
 SHAPES = {"histories": ((300, 2), np.int32), "audiences": ((300,), np.int32), "times": ((300,), np.int64)}
 
@@ -35,8 +35,8 @@ def test_lists_are_those_taken_value_by_value(kind: str, longest: int) -> None:
 
 
 def test_a_list_longer_than_a_run_is_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "RUN", 4)
-    monkeypatch.setattr(places, "RUNS_AT_ONCE", 2)
+    monkeypatch.setattr(batching, "RUN", 4)
+    monkeypatch.setattr(batching, "RUNS_AT_ONCE", 2)
     found = take_lists(np.arange(20), np.array([3, 0, 10]), np.array([9, 0, 10]))
     assert found.tolist() == [*range(3, 12), *range(10, 20)]
 

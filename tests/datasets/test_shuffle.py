@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recsuite.datasets.batching.shuffle import shuffled
+from recsuite.datasets.batching import shuffled
 
 NUMBER = 100_000
 

@@ -25,7 +25,7 @@ from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.models.layers import Links, Members, NumberLayers
 from recsuite.sharding.recommender import ModelInput, TrainableModel, make_head, make_model
-from recsuite.training.input_pipeline import InputPipeline
+from recsuite.training.steps import InputPipeline
 
 DEVICE = torch.device("meta")
 Move = Callable[[torch.Tensor], torch.Tensor]

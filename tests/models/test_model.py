@@ -20,11 +20,11 @@ from recsuite.errors import UserError
 from recsuite.models.heads import Interaction
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan as sharding
-from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
+from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.sharding.plan import describe_plan
 from recsuite.sharding.recommender import ModelInput, Recommender
-from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.state import build_train_state
+from recsuite.training.steps import InputPipeline
 from tests.support.steps import train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -12,9 +12,9 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsuite.config.sections import BLOCKS, ModelConfig
+from recsuite.datasets.batching import OLDEST, gaps_of
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
-from recsuite.gaps import OLDEST, gaps_of
 from recsuite.models import losses as loss_module
 from recsuite.models import sequences as sequence_head
 from recsuite.models.layers import Links, Members
@@ -30,7 +30,7 @@ from recsuite.models.sequences import (
     kept,
 )
 from recsuite.models.tasks import TASKS, ModelData
-from recsuite.training.input_pipeline import with_histories
+from recsuite.training.steps import with_histories
 from tests.support.feature_rows import feature_rows
 
 DIM, WIDTH, HEADS = 8, 5, 2

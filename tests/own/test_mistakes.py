@@ -20,8 +20,8 @@ from recsuite.datasets.opening import open_data
 from recsuite.models.tasks import TASKS, predictions_of
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Step
-from recsuite.training.loops.loop import Training
-from recsuite.training.optimizer import make_optimizer
+from recsuite.training.loops import Training
+from recsuite.training.state import make_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 Shape = Callable[[torch.Tensor], Any]

@@ -20,7 +20,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan
-from recsuite.sharding.cpu.cpu_tables import CpuTables
+from recsuite.sharding.cpu_tables import CpuTables
 from recsuite.sharding.plan import make_sharder
 from recsuite.sharding.table_rules import (
     SGD,
@@ -31,8 +31,8 @@ from recsuite.sharding.table_rules import (
     TableRule,
     check_rule,
 )
-from recsuite.training.input_pipeline import InputPipeline
 from recsuite.training.state import build_train_state
+from recsuite.training.steps import InputPipeline
 from tests.support.steps import train_epoch
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

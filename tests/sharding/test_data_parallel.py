@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recsuite.sharding.cpu.exchange import Exchange
 from recsuite.sharding.data_parallel import GradientMean, buckets_of
+from recsuite.sharding.exchange import Exchange
 
 
 @pytest.fixture

@@ -22,16 +22,9 @@ from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.models.tasks import ModelData, ModelMaker, library_model
 from recsuite.runtime.process import cleanup_runtime, init_runtime
 from recsuite.sharding.recommender import ModelInput
-from recsuite.sharding.table_rules import (
-    SGD,
-    Adagrad,
-    Adam,
-    RowWiseAdagrad,
-    RowWiseAdam,
-    TableRule,
-)
-from recsuite.training.input_pipeline import InputPipeline
+from recsuite.sharding.table_rules import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam, TableRule
 from recsuite.training.state import ShardedModel, build_train_state
+from recsuite.training.steps import InputPipeline
 from recsuite.training.weights import fold_scale, local_parts
 from tests.support.feature_rows import feature_rows
 from tests.support.several_widths import WIDTHS, several_widths

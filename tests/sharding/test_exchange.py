@@ -14,10 +14,8 @@ import torch
 import torch.distributed as dist
 
 from recsuite.errors import LostPeerError
-from recsuite.sharding.cpu import shared_memory
-from recsuite.sharding.cpu.exchange import Exchange
-from recsuite.sharding.cpu.shared_exchange import SharedExchange
-from recsuite.sharding.cpu.shared_memory import HEADER_BYTES, map_file
+from recsuite.sharding import exchange
+from recsuite.sharding.exchange import HEADER_BYTES, Exchange, SharedExchange, map_file
 from tests.support.exchange_ranks import NUM_RANKS
 from tests.support.launch import SUPPORT, succeeded, torchrun
 
@@ -74,7 +72,7 @@ def alone_with(
 def test_a_rank_that_sends_nothing_is_waited_for_as_long_as_was_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shared_memory, "SLOT_BYTES", 64 + HEADER_BYTES)
+    monkeypatch.setattr(exchange, "SLOT_BYTES", 64 + HEADER_BYTES)
     buffers = [torch.zeros(15 * (64 + HEADER_BYTES), dtype=torch.uint8) for _ in range(2)]
     chosen = alone_with(buffers, monkeypatch, timeout=0.05)
     wait = chosen.swap(chosen.outgoing("rows", (2, 4)), [1, 1], [1, 1])
@@ -83,7 +81,7 @@ def test_a_rank_that_sends_nothing_is_waited_for_as_long_as_was_asked(
 
 
 def test_a_rank_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "SLOT_BYTES", 64 + HEADER_BYTES)
+    monkeypatch.setattr(exchange, "SLOT_BYTES", 64 + HEADER_BYTES)
     buffers = [torch.zeros(15 * (64 + HEADER_BYTES), dtype=torch.uint8) for _ in range(2)]
     child = subprocess.Popen(["sleep", "60"])
     chosen = alone_with(buffers, monkeypatch, pids=[os.getpid(), child.pid])
@@ -99,7 +97,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
 
 
 def test_more_than_a_slot_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "SLOT_BYTES", 64 + HEADER_BYTES)
+    monkeypatch.setattr(exchange, "SLOT_BYTES", 64 + HEADER_BYTES)
     buffer = torch.zeros(15 * (64 + HEADER_BYTES), dtype=torch.uint8)
     chosen = alone_with([buffer], monkeypatch)
     assert chosen.outgoing("rows", (4, 4)).rows.shape == (4, 4)

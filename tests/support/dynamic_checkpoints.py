@@ -14,8 +14,7 @@ from recsuite.checkpoint.dynamic.tables import DynamicTable, DynamicTables
 from recsuite.checkpoint.storage.dynamic.files import check_dynamic, opened
 from recsuite.checkpoint.storage.manifest import Manifest, ParentLink, Progress
 from recsuite.checkpoint.storage.shards import _pieces, shard_file_name, write_shard_file
-from recsuite.sharding.dynamic.contents import Counts
-from recsuite.sharding.dynamic.spec import DynamicSpec
+from recsuite.sharding.dynamic import Counts, DynamicSpec
 from tests.support.dynamic_oracle import Shares, tensors
 
 SPEC = DynamicSpec("user", 3, 64, 256, seed=3, admit=2, evict="lfu", ttl=40, half_life=16, grow=0.75)

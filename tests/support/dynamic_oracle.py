@@ -7,11 +7,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from recsuite.sharding.dynamic.contents import Changes, Counts, LiveRows, Marks, Moving, Waiting
-from recsuite.sharding.dynamic.initial import initial_rows
-from recsuite.sharding.dynamic.placement import Placement
-from recsuite.sharding.dynamic.rows import DynamicRows
-from recsuite.sharding.dynamic.spec import DynamicSpec
+from recsuite.sharding.dynamic import (
+    Changes,
+    Counts,
+    DynamicRows,
+    DynamicSpec,
+    LiveRows,
+    Marks,
+    Moving,
+    Placement,
+    Waiting,
+    initial_rows,
+)
 
 BITS = 2**64 - 1
 

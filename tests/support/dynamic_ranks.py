@@ -64,10 +64,10 @@ def trained(config: Config, context: RuntimeContext) -> dict[str, Any]:
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.datasets.preparation.cache import open_columns
-    from recsuite.sharding.dynamic.sharded.collective import STEPS_BETWEEN_GROWTH, counts_of, dynamic_rows
+    from recsuite.sharding.dynamic_ranks import STEPS_BETWEEN_GROWTH, counts_of, dynamic_rows
     from recsuite.training.evaluation import make_evaluator
-    from recsuite.training.input_pipeline import InputPipeline
     from recsuite.training.state import build_train_state
+    from recsuite.training.steps import InputPipeline
     from tests.support.steps import train_epoch
 
     columns = open_columns(config)

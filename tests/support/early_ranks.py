@@ -73,10 +73,10 @@ def main() -> None:
 
 
 def stop_early(folder: Path, data: str, context: RuntimeContext) -> dict[str, Any]:
-    from recsuite.training.loops import epochs
+    from recsuite.training import loops
 
     config = Config.of(data_path=data, **FLAGS)
-    with mock.patch.object(epochs, "make_evaluator", return_value=PlantedEvaluator(context)):
+    with mock.patch.object(loops, "make_evaluator", return_value=PlantedEvaluator(context)):
         whole = train(folder / "whole", config, context, dump=True)
         # In the middle of epoch 4, which is the second without a better result.
         end_at = 3 * STEPS_OF_AN_EPOCH + 2
@@ -89,8 +89,7 @@ def stop_early(folder: Path, data: str, context: RuntimeContext) -> dict[str, An
 
 def keep_best(folder: Path, data: str, context: RuntimeContext) -> dict[str, Any]:
     """Which epoch's weights the test is read with, and what is said of it, by how the best are kept."""
-    from recsuite.training import weights
-    from recsuite.training.loops import epochs
+    from recsuite.training import loops, weights
 
     config = Config.of(
         data_path=data, batch_size=GLOBAL_BATCH_SIZE // context.world_size, epochs=3, patience=0
@@ -108,7 +107,7 @@ def keep_best(folder: Path, data: str, context: RuntimeContext) -> dict[str, Any
         modes = {"dump": {"dump": True}, "inc_dump": {"inc_dump": True}}.get(name)
         evaluator = PlantedEvaluator(context, planted)
         with (
-            mock.patch.object(epochs, "make_evaluator", return_value=evaluator),
+            mock.patch.object(loops, "make_evaluator", return_value=evaluator),
             mock.patch.object(weights, "free_memory", return_value=free),
         ):
             found[name] = train_kept(folder / name, config, context, modes)
@@ -120,7 +119,7 @@ def train_kept(
 ) -> dict[str, Any]:
     """What a training with checkpoints, or without, says and finds in its test."""
     from recsuite.datasets.opening import open_data
-    from recsuite.training import trainer as training
+    from recsuite.training import loops as training
 
     said: list[str] = []
     context = dataclasses.replace(context)

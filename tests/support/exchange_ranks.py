@@ -14,10 +14,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from recsuite.sharding.cpu import shared_memory
-from recsuite.sharding.cpu.exchange import Exchange, starts_of
-from recsuite.sharding.cpu.shared_exchange import open_exchange
-from recsuite.sharding.cpu.shared_memory import SLOTS, map_file
+from recsuite.sharding import exchange
+from recsuite.sharding.exchange import SLOTS, Exchange, map_file, open_exchange, starts_of
 
 NUM_RANKS = 3
 STEPS = 2 * SLOTS
@@ -49,7 +47,7 @@ def with_rank_1_on_another_machine(rank: int) -> Exchange:
     def map_here(path: str, name: str) -> torch.Tensor | None:
         return map_file(path, name) if (next(others) == 1) == (rank == 1) else None
 
-    with mock.patch.object(shared_memory, "map_file", map_here):
+    with mock.patch.object(exchange, "map_file", map_here):
         return open_exchange(dist.group.WORLD, 60)
 
 

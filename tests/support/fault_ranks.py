@@ -35,7 +35,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, init_runtime
-from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
+from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.training.state import ShardedModel, build_train_state
 from tests.support.killed_ranks import DYNAMIC, MODES, leftovers
 from tests.support.planted_model import differing, mark_step, tables_of, write_step

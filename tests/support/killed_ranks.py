@@ -45,7 +45,7 @@ from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.host import die_with_parent
 from recsuite.runtime.process import RuntimeContext
-from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
+from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.training.state import ShardedModel, build_train_state
 from tests.support import killed_dynamic
 from tests.support.killed_writer import ACTIONS, kill_everywhere

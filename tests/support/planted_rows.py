@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from recsuite.sharding.dynamic.rows import DynamicRows
+from recsuite.sharding.dynamic import DynamicRows
 
 NUM_IDS = 40
 Shares = Mapping[str, DynamicRows]

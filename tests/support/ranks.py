@@ -152,8 +152,8 @@ def build(
     """A train state and an input pipeline, as `train` makes them."""
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
-    from recsuite.training.input_pipeline import InputPipeline
     from recsuite.training.state import build_train_state
+    from recsuite.training.steps import InputPipeline
 
     sampler = EpochSampler(EventBatches(columns, config, context.rank, context.world_size))
     input_pipeline = InputPipeline(build_dataloader(sampler.dataset, sampler, config))

@@ -42,8 +42,8 @@ def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
     from recsuite.checkpoint.storage.chain import chain_at
     from recsuite.checkpoint.storage.directory import deltas_in, full_checkpoints_in, step_of
     from recsuite.datasets.opening import open_data
-    from recsuite.training.input_pipeline import InputPipeline
     from recsuite.training.state import build_train_state
+    from recsuite.training.steps import InputPipeline
 
     found = {}
     with open_data(config, context) as data, torch.no_grad():

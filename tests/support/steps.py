@@ -22,7 +22,7 @@ def train_epoch(
     train_state: Any, input_pipeline: Any, progress: Any, config: Any, context: Any, *on_step: Any
 ) -> Any:
     """Train on the rest of an epoch; returns the losses, float32 [steps]. Collective: every rank."""
-    from recsuite.training.optimizer import Falling
+    from recsuite.training.state import Falling
     from recsuite.training.steps import Pass, learn
 
     schedule = Falling(len(input_pipeline.loader.dataset.ranges["train"]), config.epochs)

@@ -56,7 +56,7 @@ def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = 
     from recsuite.checkpoint.past import reopen_data
     from recsuite.checkpoint.session import checkpointing
     from recsuite.training.callbacks import Callback, Epoch, Step
-    from recsuite.training.trainer import train
+    from recsuite.training.loops import train
 
     windows: list[dict[str, Any]] = []
 

@@ -36,7 +36,7 @@ def train(
     from recsuite.checkpoint.storage.directory import newest_in
     from recsuite.checkpoint.storage.manifest import read_manifest
     from recsuite.datasets.opening import open_data
-    from recsuite.training import trainer as training
+    from recsuite.training import loops as training
 
     class EndingCheckpointer(Checkpointer):
         def on_step(self, step: Any) -> None:
@@ -81,7 +81,7 @@ def noting(dataset: Any, taken: list[int]) -> Any:
 def input_pipeline_of(columns: Any, config: Config, context: RuntimeContext) -> Any:
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
-    from recsuite.training.input_pipeline import InputPipeline
+    from recsuite.training.steps import InputPipeline
 
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     return InputPipeline(build_dataloader(dataset, EpochSampler(dataset), config))
@@ -107,7 +107,7 @@ def advance(
     import torch.distributed as dist
 
     from recsuite.checkpoint.storage.manifest import Progress
-    from recsuite.training.optimizer import set_rates
+    from recsuite.training.state import set_rates
 
     input_pipeline = input_pipeline_of(columns, config, context)
     train_state.model.train()

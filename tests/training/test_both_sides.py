@@ -17,8 +17,8 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.served import ServedModel
 from recsuite.training.evaluation import PredictionEvaluator
-from recsuite.training.input_pipeline import InputPipeline
-from recsuite.training.loops.epochs import EpochLoop
+from recsuite.training.loops import EpochLoop
+from recsuite.training.steps import InputPipeline
 from tests.support.launch import EXAMPLE, succeeded, torchrun
 from tests.support.raw_values import raw_days, raw_features, raw_lists
 

@@ -16,7 +16,7 @@ from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.models.co_occurrence import standard_error
 from recsuite.models.tasks import TASKS
-from recsuite.training.loops.epochs import judged
+from recsuite.training.loops import judged
 from tests.support.early_ranks import GLOBAL_BATCH_SIZE, PLANTED, STEPS_OF_AN_EPOCH
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 
@@ -151,7 +151,7 @@ def test_without_room_for_the_best_weights_or_without_validation_those_of_the_la
     ("dumped", "rest"), [(2, ""), (1, " that is still there; epoch 2 was better, but its checkpoint is gone")]
 )
 def test_where_the_best_dump_is_not_there_the_test_says_which_is_taken(dumped: int, rest: str) -> None:
-    from recsuite.training.loops.epochs import EpochLoop
+    from recsuite.training.loops import EpochLoop
 
     said: list[str] = []
     position = Progress(step=40, epoch=4, best=0.8, epochs_since_best=2)

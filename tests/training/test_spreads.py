@@ -13,8 +13,8 @@ from recsuite.datasets.movielens.synthetic import World, write_synthetic
 from recsuite.datasets.opening import open_data
 from recsuite.models import co_occurrence
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training.loops import epochs
-from recsuite.training.trainer import train
+from recsuite.training import loops
+from recsuite.training.loops import train
 
 # Variances of factors and of lists that are tried, as multiples of what is said: nobody who tunes tries more.
 STRENGTHS = (1 / 16, 1 / 4, 1, 4, 16)
@@ -38,7 +38,7 @@ def rmse_of(
         for name in ("FACTOR", "LIST_FACTOR", "LIST_BIAS"):
             patch.setattr(co_occurrence, name, getattr(co_occurrence, name) * times)
         if not learns:
-            patch.setattr(epochs, "WARM_UP", 2)
+            patch.setattr(loops, "WARM_UP", 2)
         return train(data, config, context).test["rmse"]
 
 

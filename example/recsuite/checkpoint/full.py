@@ -51,7 +51,7 @@ from recsuite.datasets.schema import SCHEMA_FILE, Feature
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, digest_of, digest_of_bytes, flushed
 from recsuite.runtime.process import all_gather_object
-from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
+from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.training.state import ShardedModel
 
 # All that is written, by its name in the shard files.

@@ -445,19 +445,15 @@ class TablesConfig(Section):
         found = {"": AUTO}
         for part in self.capacity.split(","):
             name, _, value = part.strip().rpartition("=")
+            share = SHARE.fullmatch(value)
+            is_number = PLACES.fullmatch(value) and 1 <= int(value) <= MOST_PLACES
             require(
-                self._is_capacity(value),
+                value == AUTO or bool(0 < float(share[1]) <= 100 if share else is_number),
                 f"--capacity {self.capacity} asks for {value or 'nothing'}; give a number of places "
                 f"from 1 to {MOST_PLACES:,}, a share of the memory such as 25%, or auto",
             )
             found[name] = value
         return found
-
-    def _is_capacity(self, value: str) -> bool:
-        share = SHARE.fullmatch(value)
-        if share:
-            return 0 < float(share[1]) <= 100
-        return value == AUTO or bool(PLACES.fullmatch(value) and 1 <= int(value) <= MOST_PLACES)
 
 
 # How many items a ranking is judged by: the K of HR@K and NDCG@K. Here, as
@@ -473,8 +469,8 @@ COMPETITORS = 256
 EQUAL, LEARNED = HISTORY_WEIGHTS = ("equal", "learned")
 # What a model of sequences is made of, see `recsuite.models.sequences`.
 SAS, HSTU = BLOCKS = ("sas", "hstu")
-# Into how many buckets the time since an item of a history falls, see `recsuite.gaps`: the last one begins at
-# 68 years.
+# Into how many buckets the time since an item of a history falls, see `gaps_of`: the last one begins at 68
+# years.
 NUM_GAPS = 32
 # Of --mlp_dims.
 WIDEST, DEEPEST = 2**14, 100

@@ -14,12 +14,30 @@ from typing import NamedTuple
 import numpy as np
 
 from recsuite.config.config import Config
-from recsuite.datasets.batching.batch import Batch, largest_batch, num_rarities, to_tensors
-from recsuite.datasets.batching.competitors import bytes_of_group, drawn, mark_had
-from recsuite.datasets.batching.features import FORGOTTEN_EVERY, Asked, EventFeatures, Lists
-from recsuite.datasets.batching.lists import MEMBERS, Shared, Turns, links_of, mixed, reading_links, with_own
-from recsuite.datasets.batching.order import EventOrder, Stretch
-from recsuite.datasets.batching.recency import NO_AGES, Ages
+from recsuite.datasets.batching import (
+    FORGOTTEN_EVERY,
+    MEMBERS,
+    NO_AGES,
+    Ages,
+    Asked,
+    Batch,
+    EventFeatures,
+    EventOrder,
+    Lists,
+    Shared,
+    Stretch,
+    Turns,
+    bytes_of_group,
+    drawn,
+    largest_batch,
+    links_of,
+    mark_had,
+    mixed,
+    num_rarities,
+    reading_links,
+    to_tensors,
+    with_own,
+)
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.schema import AUDIENCE, ENTITIES, HISTORY, UNKNOWN_ROW, USER
 

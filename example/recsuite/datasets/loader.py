@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -14,7 +15,7 @@ import numpy as np
 from recsuite.config.config import Config
 from recsuite.config.sections import LoaderConfig
 from recsuite.datasets.batches import EventBatches, Request
-from recsuite.datasets.batching.batch import Batch, to_tensors
+from recsuite.datasets.batching import Batch, to_tensors
 from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
 from recsuite.runtime.host import allowed_cores, spare_cores
@@ -50,18 +51,20 @@ class EpochSampler:
         return self.dataset.num_steps(self.split, self.first, self.window)
 
 
-class BatchLoader:
+class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
     """An iterable of batches, and the workers that make them; ends them as a context manager.
 
     Each `iter` is one pass over what the sampler names. A batch is the consumer's for as long as it holds it.
     """
 
     def __init__(self, dataset: EventBatches, sampler: EpochSampler, config: LoaderConfig) -> None:
+        import torch
+
         self.dataset = dataset
         self.sampler = sampler
         self.config = config
         self.pool: WorkerPool | None = None
-        self._pin = _has_cuda()
+        self._pin = torch.cuda.is_available()
         self._undecided = config.num_workers == "auto"
         if config.num_workers != 0:
             check_start_method(config.mp_context)
@@ -89,9 +92,6 @@ class BatchLoader:
         # Without a pool a batch is made when it is asked for, between two steps.
         arrays = self.pool.batches(requests) if self.pool else map(self.dataset.make, requests)
         return map(self._finished, arrays)
-
-    def __enter__(self) -> BatchLoader:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -227,12 +227,6 @@ def build_dataloader(dataset: EventBatches, sampler: EpochSampler, config: Confi
             ...
     """
     return BatchLoader(dataset, sampler, config.loader)
-
-
-def _has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _synchronize() -> None:

@@ -168,7 +168,18 @@ def open_data(
     columns = find_same(config, context, past)
     check_task(columns.schema, config.model.task)
     check_leaks(columns, config.model.task)
-    for line in describe_data(columns, config):
+    schema = columns.schema
+    things = f"{counted(columns.num_users, schema.user)}, {counted(columns.num_items, schema.item)}"
+    if config.stream.stream:
+        # A load cuts no windows.
+        cut = "" if config.checkpoint.load else f" (--window {config.stream.window})"
+        sizes = f"a stream of {columns.num_train:,} {schema.labels}{cut}"
+    else:
+        sizes = (
+            f"{columns.num_train:,} {schema.labels} for training, {columns.num_validation:,} for validation, "
+            f"{columns.num_test:,} for the test (--split {config.data.split})"
+        )
+    for line in (f"{columns.source}: {sizes}, {things}", *columns.notes):
         context.say(line)
     # Before the model is built: workers start, and make their first batches, meanwhile.
     with load(columns, config, context, build) as loader:
@@ -200,27 +211,6 @@ def load(
     """A loader of this rank's batches. Not collective."""
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     return build(dataset, EpochSampler(dataset), config)
-
-
-def describe_data(columns: Columns, config: Config) -> list[str]:
-    """Lines on what is trained on, and whatever was left out of it."""
-    schema, split = columns.schema, config.data.split
-    if config.stream.stream:
-        # A load cuts no windows.
-        cut = "" if config.checkpoint.load else f" (--window {config.stream.window})"
-        sizes = (
-            f"{columns.source}: a stream of {columns.num_train:,} {schema.labels}{cut}, "
-            f"{counted(columns.num_users, schema.user)}, "
-            f"{counted(columns.num_items, schema.item)}"
-        )
-        return [sizes, *columns.notes]
-    sizes = (
-        f"{columns.source}: {columns.num_train:,} {schema.labels} for training, "
-        f"{columns.num_validation:,} for validation, {columns.num_test:,} for the test "
-        f"(--split {split}), {counted(columns.num_users, schema.user)}, "
-        f"{counted(columns.num_items, schema.item)}"
-    )
-    return [sizes, *columns.notes]
 
 
 def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool = False) -> Config:

@@ -361,7 +361,7 @@ class Members(NamedTuple):
     """What is known of the items of histories beside their rows.
 
     labels: float32 [V]; places: how many items of its history came after each, int32 [V]; gaps: the bucket of
-    the seconds from each to the event, see `recsuite.gaps`, int32 [V]; ages: those seconds themselves, int32
+    the seconds from each to the event, see `gaps_of`, int32 [V]; ages: those seconds themselves, int32
     [V], from each to the last event that reads its list. draws: a number drawn for each, by which dropout is,
     int32 [V]. Each is empty for a model that does not take it.
     """

@@ -75,7 +75,7 @@ class Window:
 
     is_seen: whether a query looks at a key, bool [n, W, 2 W]; places: how many items the key is away, int64
     [W, 2 W]; gaps: the bucket of the seconds from the key to the event that follows the query, see
-    `recsuite.gaps`, int64 [n, W, 2 W].
+    `recsuite.datasets.batching`, int64 [n, W, 2 W].
     """
 
     def __init__(self, lengths: torch.Tensor, ages: torch.Tensor, width: int) -> None:
@@ -95,7 +95,7 @@ class Window:
         self.is_seen = (of_query == self.keys(history, -2).unsqueeze(1)) & is_near
         self.places = self.places.clamp(0, width - 1)
         seconds = self.keys(ages, 0).unsqueeze(1) - self.queries(following, 0).unsqueeze(2)
-        # The exponent of 1 + s in binary, as in `recsuite.gaps`: with 32 bits some would be rounded up to the
+        # The exponent of 1 + s in binary, as in `gaps_of`: with 32 bits some would be rounded up to the
         # next power of two.
         exponents = torch.frexp(1.0 + seconds.clamp(min=0).double()).exponent - 1
         self.gaps = exponents.clamp(max=NUM_GAPS - 1).long()

@@ -59,15 +59,6 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, 256 * 2**20)
 
 
-def use_large_pages() -> None:
-    """Have torch ask for pages of 2 MiB for large tensors, which a kernel gives that is set to "madvise".
-
-    The rows of a step lie all over their tables: on small pages each costs a walk through the page table.
-    torch reads the variable when it makes its first large tensor.
-    """
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-
 def spin_briefly() -> None:
     """Have torch's threads wait for each other asleep, after microseconds instead of milliseconds awake.
 
@@ -345,7 +336,9 @@ def check_versions() -> None:
     if len(wheels) == 2:
         fault = f"Found {found}, but the last two overwrite each other's files and only one can be there"
         raise UserError(f"{fault}; mend it with: {_mend(wheels)}")
-    wanted = _partner(torch)
+    # The torchrec and fbgemm of a torch: 2.N goes with 1.(N - 5); tried with 2.13 and 2.11.
+    match = re.match(r"2\.(\d+)", torch)
+    wanted = f"1.{int(match[1]) - 5}" if match else None
     if not _minor(torchrec) == _minor(versions[wheels[0]]) == wanted:
         rule = f"torch {_minor(torch)} needs torchrec and fbgemm {wanted}" if wanted else "torch 2 is needed"
         fault = f"Found {found}, which do not belong together: {rule}"
@@ -374,12 +367,6 @@ def _version(name: str) -> str | None:
 def _minor(version: str | None) -> str | None:
     match = re.match(r"\d+\.\d+", version or "")
     return match and match.group()
-
-
-def _partner(torch: str) -> str | None:
-    """The torchrec and fbgemm of a torch: 2.N goes with 1.(N - 5); tried with 2.13 and 2.11."""
-    match = re.match(r"2\.(\d+)", torch)
-    return f"1.{int(match.group(1)) - 5}" if match else None
 
 
 def _mend(wheels: list[str], everything: bool = False) -> str:

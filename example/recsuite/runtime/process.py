@@ -32,7 +32,6 @@ from recsuite.runtime.host import (
     spin_briefly,
     spinning_briefly,
     stat_fields,
-    use_large_pages,
 )
 from recsuite.runtime.peers import Heartbeat, Peers
 
@@ -249,13 +248,18 @@ def init_runtime(config: Config) -> RuntimeContext:
     import torch
 
     quieten_libraries()
-    # Before anything listens.
-    _use_loopback(launch)
+    # Before anything listens: ranks that are all on this machine do so where no other one can reach them.
+    if sys.platform == "linux" and not launch.spans_machines:
+        for library in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # torchrun gives each rank a session of its own, so what kills the launcher does not reach the rank.
         die_with_parent()
     keep_freed_memory()
-    use_large_pages()
+    # Pages of 2 MiB for large tensors, which a kernel gives that is set to "madvise": the rows of a step lie
+    # all over their tables, and on small pages each costs a walk through the page table. torch reads the
+    # variable when it makes its first large tensor.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     device = choose_device(launch)
     # The ranks of a machine share its cores; by itself torch would take all of them on each rank.
     num_threads = max(1, allowed_cores() // launch.local_world_size)
@@ -302,7 +306,10 @@ def cleanup_runtime() -> None:
                 # A rank that still works must not find its peers gone.
                 heartbeat.leave()
                 stack.enter_context(heartbeat.within("leaving the other ranks"))
-            _destroy_process_group()
+            import torch.distributed as dist
+
+            if dist.is_initialized():
+                dist.destroy_process_group()
         for heartbeat in heartbeats:
             if heartbeat.peers is not None:
                 heartbeat.peers.close()
@@ -312,13 +319,6 @@ def cleanup_runtime() -> None:
 
 def _is_alone() -> bool:
     return read_launch().world_size == 1
-
-
-def _destroy_process_group() -> None:
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def lost_peers() -> str:
@@ -435,13 +435,6 @@ def _init_process_group(launch: Launch, device: torch.device, store: dist.Store,
     sys.excepthook = hook
 
 
-def _use_loopback(launch: Launch) -> None:
-    """Have ranks that are all on this machine listen where no other machine can reach them."""
-    if sys.platform == "linux" and launch.world_size == launch.local_world_size:
-        for library in ("GLOO", "NCCL"):
-            os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
-
-
 def raise_on_all(action: Callable[[], Any], group: Any = None) -> Any:
     """What an action gives on this rank; a user's mistake that any rank finds is all ranks'. Collective.
 
@@ -484,7 +477,7 @@ def broadcast_from_rank0(action: Callable[[], Any]) -> Any:
     """
     import torch.distributed as dist
 
-    return all_gather_object(lambda: action() if dist.get_rank() == 0 else None)[0]
+    return all_gather_object(action if dist.get_rank() == 0 else lambda: None)[0]
 
 
 def once_per_node(context: RuntimeContext, action: Callable[[], Any], deadline: float) -> list[Any]:

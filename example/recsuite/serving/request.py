@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from recsuite.datasets.batching import OLDEST, gaps_of
 from recsuite.datasets.schema import HISTORY, ITEM, Feature, Schema
 from recsuite.errors import UserError, an, counted, printable
-from recsuite.gaps import OLDEST, gaps_of
 from recsuite.ids import UNKNOWN_ID, ids_of
 from recsuite.models.layers import Members
 

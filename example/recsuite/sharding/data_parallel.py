@@ -19,8 +19,8 @@ from torchrec.distributed.model_parallel import DataParallelWrapper, Distributed
 from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from recsuite.sharding.cpu.cpu_tables import CpuTables
-from recsuite.sharding.cpu.exchange import Exchange
+from recsuite.sharding.cpu_tables import CpuTables
+from recsuite.sharding.exchange import Exchange
 
 # A bucket goes out while the backward continues; as many bytes as DistributedDataParallel takes.
 BYTES_OF_A_BUCKET = 25 * 2**20

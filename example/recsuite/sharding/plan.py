@@ -39,14 +39,11 @@ from recsuite.models.co_occurrence import CoOccurrence
 from recsuite.models.tasks import ModelMaker, widths_of
 from recsuite.runtime.host import allowed_memory
 from recsuite.runtime.process import RuntimeContext
-from recsuite.sharding.cpu.cpu_tables import CpuTablesSharder
+from recsuite.sharding.cpu_tables import CpuTablesSharder
 from recsuite.sharding.data_parallel import FixedBuckets
-from recsuite.sharding.dynamic.placement import rows_per_rank
-from recsuite.sharding.dynamic.rows import DynamicRows
-from recsuite.sharding.dynamic.sharded.capacity import specs_of
-from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
-from recsuite.sharding.dynamic.spec import DynamicSpec
-from recsuite.sharding.managed.tables import ManagedTablesSharder
+from recsuite.sharding.dynamic import DynamicRows, DynamicSpec, rows_per_rank
+from recsuite.sharding.dynamic_ranks import dynamic_rows, specs_of
+from recsuite.sharding.managed import ManagedTablesSharder
 from recsuite.sharding.recommender import TrainableModel, make_head, make_model
 from recsuite.sharding.table_rules import TableRule, check_rule
 

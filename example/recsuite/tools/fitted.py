@@ -21,8 +21,7 @@ from recsuite.datasets.tables.derived import (
     user_days,
     weekday,
 )
-from recsuite.datasets.tables.parts.frame import frame_of, parsed, raw_values
-from recsuite.datasets.tables.parts.wanted import ID, TIME, Wanted
+from recsuite.datasets.tables.parts import ID, TIME, Wanted, frame_of, parsed, raw_values
 from recsuite.datasets.tables.schema_file import CATEGORY, NUMBER
 from recsuite.errors import UserError, printable
 from recsuite.files import local

@@ -147,7 +147,7 @@ def _check_launch() -> None:
 
 def _frames(events: Any, users: Any, items: Any) -> dict[str, pandas.DataFrame]:
     """The tables that were given, by their names."""
-    from recsuite.datasets.tables.parts.frame import frame_of
+    from recsuite.datasets.tables.parts import frame_of
 
     given = {"events": events, "users": users, "items": items}
     return {
@@ -246,7 +246,7 @@ def _fitted(config: Config, given: frozenset[str], folder: Path) -> FittedModel:
     from recsuite.runtime.process import raise_on_all
     from recsuite.serving.reader import read_settled
     from recsuite.tools.fitted import FittedModel
-    from recsuite.training.trainer import train
+    from recsuite.training.loops import train
 
     with (
         joined(config, given) as (config, context),

@@ -91,19 +91,15 @@ def run(
     script.announce_data(config)
     with script.joined(config, given, defaults) as (config, context):
         modes = {"compact": lambda config, context: compact(config, context, model), **modes}
+        section = config.checkpoint
+        training = "inc_dump" if section.inc_dump else "dump" if section.dump else "train"
         for name in config.modes:
-            modes[_written(config) if name == "train" else name](config, context)
+            modes[training if name == "train" else name](config, context)
         if not given:
             context.say(NEXT)
         if after is not None:
             # One rank may fail where the others have nothing to do, and all are to end with its sentence.
             raise_on_all(lambda: after(config, context))
-
-
-def _written(config: Config) -> str:
-    """The mode of a training, by what it writes."""
-    section = config.checkpoint
-    return "inc_dump" if section.inc_dump else "dump" if section.dump else "train"
 
 
 @contextlib.contextmanager
@@ -214,8 +210,8 @@ def report_test(
     from recsuite.checkpoint.storage.choice import describe_step
     from recsuite.monitoring.results import say_results
     from recsuite.training.evaluation import make_evaluator
-    from recsuite.training.input_pipeline import InputPipeline
-    from recsuite.training.loops.rest import say_rest
+    from recsuite.training.loops import say_rest
+    from recsuite.training.steps import InputPipeline
 
     evaluator = make_evaluator(InputPipeline(data.loader), data.columns, config.model, context)
     if config.stream.stream:

@@ -16,7 +16,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.batches import EventBatches
-from recsuite.datasets.batching.places import places_of
+from recsuite.datasets.batching import places_of
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.metrics import (
     KNOWN,
@@ -35,7 +35,7 @@ from recsuite.models.tasks import TASKS, ResponseTask, Task, first_label, predic
 from recsuite.runtime.console import stage
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.recommender import ModelInput
-from recsuite.training.input_pipeline import InputPipeline
+from recsuite.training.steps import InputPipeline
 
 # Users times items that are scored at once: 32 MiB as float64.
 SCORES_AT_ONCE = 2**22

@@ -18,9 +18,8 @@ from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.errors import UserError
 from recsuite.runtime.host import free_memory
 from recsuite.runtime.process import RuntimeContext, all_gather_object
-from recsuite.sharding.dynamic.contents import LiveRows
-from recsuite.sharding.dynamic.rows import DynamicRows
-from recsuite.sharding.dynamic.sharded.collective import dynamic_rows
+from recsuite.sharding.dynamic import DynamicRows, LiveRows
+from recsuite.sharding.dynamic_ranks import dynamic_rows
 from recsuite.training.callbacks import CheckpointerProtocol, Epoch, Step
 from recsuite.training.state import ShardedModel, has_epochs_left
 

@@ -15,8 +15,8 @@ import pytest
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import RawData
+from recsuite.datasets.tables import parts
 from recsuite.datasets.tables.files import find_tables
-from recsuite.datasets.tables.parts import store
 from recsuite.datasets.tables.reading import read_tables
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
@@ -38,11 +38,11 @@ KILLED = """
 import os, signal, sys
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.tables.files import find_tables
-from recsuite.datasets.tables.parts import part
+from recsuite.datasets.tables import parts
 from recsuite.datasets.tables.reading import read_tables
 from recsuite.datasets.tables.schema_file import ItemColumn, LabelColumn, TableSchema, UserColumn
 
-part._describe = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+parts._describe = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 schema = TableSchema(UserColumn("user"), ItemColumn("item"), LabelColumn("clicks"))
 read_tables(find_tables(sys.argv[1]), schema, DataConfig())
 """
@@ -52,13 +52,13 @@ read_tables(find_tables(sys.argv[1]), schema, DataConfig())
 def names_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that were read, in order; a test may clear it."""
     names: list[str] = []
-    make_part = store.make_part
+    make_part = parts.make_part
 
     def counting(folder, file, *rest):  # type: ignore[no-untyped-def]
         names.append(Path(file.path).parent.name)
         return make_part(folder, file, *rest)
 
-    monkeypatch.setattr(store, "make_part", counting)
+    monkeypatch.setattr(parts, "make_part", counting)
     return names
 
 
@@ -94,7 +94,7 @@ def test_what_a_part_is_a_function_of_makes_it_again(
     write_day(tmp_path, 20)
     write_day(tmp_path, 21)
     read(tmp_path)
-    (parts,) = (tmp_path / ".columns/parts").iterdir()
+    (folder,) = (tmp_path / ".columns/parts").iterdir()
     names_read.clear()
     # The bytes of a file.
     write(tmp_path / "date=2026-11-21/a.parquet", {"user": ["new"], "item": [1], "price": [0.5]})
@@ -109,17 +109,17 @@ def test_what_a_part_is_a_function_of_makes_it_again(
     assert len(names_read) == 2
     # Damage.
     names_read.clear()
-    damaged = next(parts.rglob("0.bin"))
+    damaged = next(folder.rglob("0.bin"))
     damaged.write_bytes(b"\7" * damaged.stat().st_size)
     read(tmp_path, priced)
     assert len(names_read) == 1
     # The program.
     names_read.clear()
-    monkeypatch.setattr(store, "VERSION", 0)
+    monkeypatch.setattr(parts, "VERSION", 0)
     read(tmp_path, priced)
     assert len(names_read) == 2
     # What no file has any more takes no space.
-    assert len([*parts.iterdir()]) == 2
+    assert len([*folder.iterdir()]) == 2
 
 
 def test_a_part_takes_the_space_that_its_docstring_says(tmp_path: Path) -> None:
@@ -147,13 +147,13 @@ def test_what_the_disk_says_is_said_in_one_sentence(tmp_path: Path, monkeypatch:
 
     write_day(tmp_path, 20)
     with monkeypatch.context() as patch:
-        patch.setattr(store, "make_part", full)
+        patch.setattr(parts, "make_part", full)
         with pytest.raises(
             UserError, match=r"^The columns cannot be written to .* \(No space left on device\);"
         ):
             read(tmp_path)
     # An error that nobody explains stays what it is.
-    monkeypatch.setattr(store, "open_part", full)
+    monkeypatch.setattr(parts, "open_part", full)
     with pytest.raises(OSError, match="No space left"):
         read(tmp_path)
 
@@ -163,11 +163,11 @@ def test_the_next_read_removes_what_a_killed_one_left_and_nothing_else(tmp_path:
     # While a part is made, which lies beside its name until it is whole.
     with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)]) as child:
         assert child.wait(60) == -signal.SIGKILL
-    (parts,) = (tmp_path / ".columns/parts").iterdir()
-    assert len([*parts.glob(f".*.{child.pid}*")]) == 2
+    (folder,) = (tmp_path / ".columns/parts").iterdir()
+    assert len([*folder.glob(f".*.{child.pid}*")]) == 2
     # Of a process that runs, and of whatever else.
-    others = [parts / f".reading.{os.getppid()}.a1b2c3d4", parts / ".mine"]
+    others = [folder / f".reading.{os.getppid()}.a1b2c3d4", folder / ".mine"]
     for other in others:
         other.mkdir()
     read(tmp_path)
-    assert sorted(path for path in parts.iterdir() if path.name.startswith(".")) == sorted(others)
+    assert sorted(path for path in folder.iterdir() if path.name.startswith(".")) == sorted(others)

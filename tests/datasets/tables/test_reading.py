@@ -14,8 +14,8 @@ import pytest
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.schema import Codes, Events, RawData
+from recsuite.datasets.tables import parts
 from recsuite.datasets.tables.files import find_tables
-from recsuite.datasets.tables.parts import blocks, coding
 from recsuite.datasets.tables.reading import read_tables
 from recsuite.datasets.tables.schema_file import (
     FeatureColumn,
@@ -128,16 +128,15 @@ def test_the_number_of_files_and_batches_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = read(write(tmp_path / "whole/a.csv", TABLE))
-    for name, size in (("coding.WAITING_BYTES", 1), ("blocks.BLOCK_ROWS", 2), ("blocks.LARGE_BYTES", 8)):
-        module, attribute = name.split(".")
-        monkeypatch.setattr({"coding": coding, "blocks": blocks}[module], attribute, size)
+    for name, size in (("WAITING_BYTES", 1), ("BLOCK_ROWS", 2), ("LARGE_BYTES", 8)):
+        monkeypatch.setattr(parts, name, size)
     for row in range(5):
         write(tmp_path / f"parts/part-{row}.csv", TABLE.slice(row, 1))
-    parts = read(tmp_path / "parts")
-    assert plain(parts) == plain(whole)
-    assert parts.skipped == whole.skipped
+    several = read(tmp_path / "parts")
+    assert plain(several) == plain(whole)
+    assert several.skipped == whole.skipped
     # A large column lies on the disk, under no name.
-    assert isinstance(parts.events.time, np.memmap)
+    assert isinstance(several.events.time, np.memmap)
     assert not [*tmp_path.rglob("column.bin")]
 
 

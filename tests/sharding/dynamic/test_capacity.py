@@ -7,7 +7,7 @@ import pytest
 from recsuite.config.sections import TablesConfig
 from recsuite.datasets.schema import DYNAMIC, ITEM, USER, Feature, Table
 from recsuite.errors import UserError
-from recsuite.sharding.dynamic.sharded.capacity import specs_of
+from recsuite.sharding.dynamic_ranks import specs_of
 
 MEMORY = 2**24
 

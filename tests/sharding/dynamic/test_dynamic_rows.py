@@ -8,11 +8,8 @@ import random
 import pytest
 import torch
 
-from recsuite.sharding.dynamic.contents import Counts
-from recsuite.sharding.dynamic.initial import initial_rows
-from recsuite.sharding.dynamic.rows import DynamicRows
-from recsuite.sharding.dynamic.sharded import collective
-from recsuite.sharding.dynamic.spec import DynamicSpec
+from recsuite.sharding import dynamic_ranks
+from recsuite.sharding.dynamic import Counts, DynamicRows, DynamicSpec, initial_rows
 from recsuite.training.weights import unsound
 from tests.support.dynamic_oracle import Oracle, Shares, same
 
@@ -255,7 +252,7 @@ def test_a_table_does_not_grow_for_ids_that_have_expired_whenever_checkpoints_ar
     is_dumped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One rank has all there is.
-    monkeypatch.setattr(collective, "_summed", lambda numbers, group=None: numbers)
+    monkeypatch.setattr(dynamic_ranks, "_summed", lambda numbers, group=None: numbers)
     shares = Shares(spec_of(ttl=5, grow=0.5, max_capacity=256), 1)
     (rank,) = shares.ranks
     for now, first in ((1, 0), (20, 30)):
@@ -263,8 +260,8 @@ def test_a_table_does_not_grow_for_ids_that_have_expired_whenever_checkpoints_ar
         if is_dumped:
             shares.changes()
         shares.take_in(torch.arange(first, first + 30), now)
-        assert collective.grow(Tables(rank), collective.STEPS_BETWEEN_GROWTH) == []
+        assert dynamic_ranks.grow(Tables(rank), dynamic_ranks.STEPS_BETWEEN_GROWTH) == []
     shares.take_in(torch.arange(60, 70), 20)
-    assert collective.grow(Tables(rank), collective.STEPS_BETWEEN_GROWTH) != []
+    assert dynamic_ranks.grow(Tables(rank), dynamic_ranks.STEPS_BETWEEN_GROWTH) != []
     assert rank.spec.capacity == 128
     assert (rank.counts().live, rank.counts().expired) == (40, 30)

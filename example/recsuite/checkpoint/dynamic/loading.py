@@ -22,9 +22,7 @@ from recsuite.checkpoint.storage.dynamic.texts import Texts
 from recsuite.checkpoint.storage.manifest import read_manifest
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError
-from recsuite.sharding.dynamic.placement import bucket_of
-from recsuite.sharding.dynamic.rows import DynamicRows
-from recsuite.sharding.dynamic.spec import BUCKET_WIDTH
+from recsuite.sharding.dynamic import BUCKET_WIDTH, DynamicRows, bucket_of
 
 Files = list[list[safe_open]]
 

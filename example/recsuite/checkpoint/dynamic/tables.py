@@ -15,10 +15,8 @@ from recsuite.checkpoint.storage.dynamic.files import name_of
 from recsuite.checkpoint.storage.dynamic.record import DynamicRecord
 from recsuite.checkpoint.storage.dynamic.texts import Texts
 from recsuite.datasets.columns import Columns
-from recsuite.sharding.dynamic.contents import Counts, LiveRows, Waiting
-from recsuite.sharding.dynamic.rows import DynamicRows
-from recsuite.sharding.dynamic.sharded.collective import counts_of
-from recsuite.sharding.dynamic.spec import BUCKET_WIDTH
+from recsuite.sharding.dynamic import BUCKET_WIDTH, Counts, DynamicRows, LiveRows, Waiting
+from recsuite.sharding.dynamic_ranks import counts_of
 
 # What is counted from the beginning of the training, and not at a moment.
 SINCE_BEGINNING = ("admitted", "evicted", "expired", "unplaced", "unadmitted")

@@ -54,7 +54,7 @@ from typing import BinaryIO, ClassVar
 
 import numpy as np
 
-from recsuite.datasets.batching.places import places_of
+from recsuite.datasets.batching import places_of
 from recsuite.errors import UserError
 from recsuite.files import explained, remove, written_aside
 from recsuite.runtime.console import stage

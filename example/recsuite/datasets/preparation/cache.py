@@ -372,12 +372,15 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
     Raises:
         UserError: when the data cannot be had, read or stored.
     """
-    data, seed = _data_of(config), config.runtime.seed
+    data, seed = config.data, config.runtime.seed
+    if config.stream.stream:
+        # A stream has one part, and takes every event as it comes.
+        data = dataclasses.replace(data, split=STREAM, duplicates="keep")
     source = as_wanted(locate(data, seed), config.tables, data)
     known = past if config.stream.stream else None
     if known is not None and not source.has_times:
         raise UserError("The events have no times, so --stream has no order to follow; leave it out.")
-    cache = _cache_folder(source.folder, data)
+    cache = Path(data.cache_dir) if data.cache_dir else place_for(source.folder, COLUMNS)
     digests = _digests(source.files)
     name = _name(digests, source.key, data, seed, known)
 
@@ -402,7 +405,30 @@ def open_columns(config: Config, launch: str = "", past: Past = BEGINNING) -> Co
             cache.mkdir(parents=True, exist_ok=True)
             with locked(cache / ".lock", f"writing columns to {cache}", DATA_DEADLINE):
                 columns = _with_lock(cache, name, source, (data, seed), launch, read_again, known)
-    return _checked(columns, data, config.model.reads_order)
+    number = columns.num_train + columns.num_validation + columns.num_test + columns.num_skipped
+    number += columns.num_late
+    expected = NUM_EVENTS.get(data.dataset, number)
+    # A stream may have grown.
+    if number != expected and not (data.split == STREAM and number > expected):
+        raise UserError(
+            f"{columns.source} holds {number:,} {columns.schema.labels}, but {data.dataset} has "
+            f"{expected:,}; remove the folder to download it again, or leave --dataset out to read it as it "
+            "is."
+        )
+    schema, rows = columns.schema, {table.name: table.rows for table in columns.tables}
+    longest = {HISTORY: columns.longest_history, AUDIENCE: columns.longest_audience}
+    # No longer than the longest one there is: a worker's slots have room for this many in every row.
+    lists = [
+        Table(
+            feature,
+            # In an order items are read by the rows by which they are predicted.
+            0 if config.model.reads_order else rows[schema.vocabulary_of(feature.name)],
+            most if data.shares_lists or config.model.reads_order else min(most, longest[feature.name]),
+        )
+        for feature in (schema.history, schema.audience)
+        if (most := data.lists[feature.name])
+    ]
+    return dataclasses.replace(columns, tables=(*columns.tables, *lists))
 
 
 def _unchanged(folder: Path, source: Source, past: Past) -> Columns | None:
@@ -476,44 +502,6 @@ def _say_what_stays(folder: Path, made: Path, there: Columns | None) -> None:
             f"left in {folder.parent} what other versions of the program made: {', '.join(others)}; remove "
             "what nothing uses any more"
         )
-
-
-def _data_of(config: Config) -> DataConfig:
-    """How the data are read: a stream has one part, and takes every event as it comes."""
-    if not config.stream.stream:
-        return config.data
-    return dataclasses.replace(config.data, split=STREAM, duplicates="keep")
-
-
-def _checked(columns: Columns, config: DataConfig, reads_order: bool) -> Columns:
-    """With the tables of lists that are wanted; refuses a set of a known name and another size."""
-    number = columns.num_train + columns.num_validation + columns.num_test + columns.num_skipped
-    number += columns.num_late
-    wanted = NUM_EVENTS.get(config.dataset, number)
-    # A stream may have grown.
-    if number != wanted and not (config.split == STREAM and number > wanted):
-        raise UserError(
-            f"{columns.source} holds {number:,} {columns.schema.labels}, but {config.dataset} has "
-            f"{wanted:,}; remove the folder to download it again, or leave --dataset out to read it as it is."
-        )
-    schema, rows = columns.schema, {table.name: table.rows for table in columns.tables}
-    longest = {HISTORY: columns.longest_history, AUDIENCE: columns.longest_audience}
-    # No longer than the longest one there is: a worker's slots have room for this many in every row.
-    lists = [
-        Table(
-            feature,
-            # In an order items are read by the rows by which they are predicted.
-            0 if reads_order else rows[schema.vocabulary_of(feature.name)],
-            most if config.shares_lists or reads_order else min(most, longest[feature.name]),
-        )
-        for feature in (schema.history, schema.audience)
-        if (most := config.lists[feature.name])
-    ]
-    return dataclasses.replace(columns, tables=(*columns.tables, *lists))
-
-
-def _cache_folder(source: Path, config: DataConfig) -> Path:
-    return Path(config.cache_dir) if config.cache_dir else place_for(source, COLUMNS)
 
 
 def _found(cache: Path, name: str, source: Source, is_named: bool) -> Columns | None:

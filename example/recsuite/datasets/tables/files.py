@@ -67,7 +67,11 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
     Raises:
         UserError: when there are none, a named one is missing, or one role has files of several formats.
     """
-    files, root = files or Files(), _without_scheme(str(path))
+    files, root = files or Files(), str(path)
+    if root.startswith("file://"):
+        root = unquote(root.removeprefix("file://"))
+    elif not is_remote(root):
+        root = os.path.abspath(root)
     is_folder = not _is_file(root)
     folder = root if is_folder else root.rpartition("/")[0] or "."
     named = {
@@ -86,7 +90,7 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
     }
     if not roles.get(EVENTS):
         raise UserError(
-            f"{_shown(root)} holds no table of events; give a file or a folder with CSV, TSV, JSON lines, "
+            f"{shown(root)} holds no table of events; give a file or a folder with CSV, TSV, JSON lines, "
             "Parquet or Arrow files."
         )
     made = {role: _files(folder, role, paths, files) for role, paths in roles.items()}
@@ -141,16 +145,6 @@ def sample(tables: Tables, rows: int) -> dict[str, pyarrow.Table]:
     return {role: first_rows(files, rows) for role, files in tables.roles.items() if files}
 
 
-def _shown(path: str) -> str:
-    return shown(path) if is_remote(path) else path
-
-
-def _without_scheme(path: str) -> str:
-    if not path.startswith("file://"):
-        return path if is_remote(path) else os.path.abspath(path)
-    return unquote(path.removeprefix("file://"))
-
-
 def _is_file(root: str) -> bool:
     """Whether a path is one file.
 
@@ -182,7 +176,7 @@ def _named(folder: str, pattern: str, role: str) -> list[str]:
         found = [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
     if not found:
         raise UserError(
-            f"{_shown(path)} is not there, and is to hold the {role}; put it there, or name another under "
+            f"{shown(path)} is not there, and is to hold the {role}; put it there, or name another under "
             f"[files] in {FILENAME}."
         )
     return found
@@ -233,7 +227,7 @@ def _roles(folder: str, paths: list[str], others: list[str]) -> tuple[dict[str, 
         others = [*others, *rest]
     elif rest:
         roles[EVENTS] = rest
-    return roles, [_shown(path) for path in others]
+    return roles, [shown(path) for path in others]
 
 
 def _role_of(path: str) -> str:
@@ -267,18 +261,19 @@ def _files(folder: str, role: str, paths: list[str], files: Files) -> tuple[File
         UserError: when they are of several formats, or lie in folders of different partitions.
     """
     found = [_file(path, folder, files, role) for path in sorted(paths)]
-    for what, kind_of in (
-        ("files of the formats", lambda file: file.format),
-        ("partitions by", lambda file: " and ".join(name for name, _ in file.partitions) or "none"),
+    partitions = [" and ".join(name for name, _ in file.partitions) or "none" for file in found]
+    for what, kinds in (
+        ("files of the formats", [file.format for file in found]),
+        ("partitions by", partitions),
     ):
         # Of each the first file: one may be no data, such as what a checkpoint holds.
         first: dict[str, str] = {}
-        for each in found:
-            first.setdefault(kind_of(each), each.path.removeprefix(folder).lstrip("/"))
+        for each, kind in zip(found, kinds, strict=True):
+            first.setdefault(kind, each.path.removeprefix(folder).lstrip("/"))
         if len(first) > 1:
-            named = ", ".join(f"{kind} ({_shown(path)})" for kind, path in sorted(first.items()))
+            named = ", ".join(f"{kind} ({shown(path)})" for kind, path in sorted(first.items()))
             raise UserError(
-                f"{_shown(folder)} holds {what} {named} for the {role}; name those to "
+                f"{shown(folder)} holds {what} {named} for the {role}; name those to "
                 f"read under [files] in {FILENAME}."
             )
     return tuple(found)
@@ -290,7 +285,7 @@ def _file(path: str, folder: str, files: Files, role: str = "") -> File:
     below = path.partition("?")[0].removeprefix(folder).split("/")[:-1]
     given = files.constants if role == EVENTS else ()
     matches = [match for part in (*below, *given) if (match := PARTITION.fullmatch(part))]
-    with explained(f"{_shown(path)} cannot be read"):
+    with explained(f"{shown(path)} cannot be read"):
         size = size_of(path) if is_remote(path) else os.path.getsize(path)
     return File(
         path,

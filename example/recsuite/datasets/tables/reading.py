@@ -22,12 +22,7 @@ from recsuite.datasets.preparation.arrays import chunks
 from recsuite.datasets.schema import ENTITIES, EVENT, ITEM, USER, Codes, Events, RawData
 from recsuite.datasets.tables.derived import AGE_DAYS, HOUR, age_days, dates_name, derived, hour, weekday
 from recsuite.datasets.tables.files import columns_of, split_part
-from recsuite.datasets.tables.parts.blocks import gathered, spans
-from recsuite.datasets.tables.parts.entities import property_of
-from recsuite.datasets.tables.parts.joining import Joined, joined
-from recsuite.datasets.tables.parts.part import Part
-from recsuite.datasets.tables.parts.store import kept, parts_of, unfinished
-from recsuite.datasets.tables.parts.wanted import (
+from recsuite.datasets.tables.parts import (
     DATE,
     ID,
     LABEL,
@@ -36,7 +31,16 @@ from recsuite.datasets.tables.parts.wanted import (
     TABLE_OF,
     TIME,
     WEIGHT,
+    Joined,
+    Part,
     Wanted,
+    gathered,
+    joined,
+    kept,
+    parts_of,
+    property_of,
+    spans,
+    unfinished,
     wanted_of,
 )
 from recsuite.datasets.tables.remote import EVENTS, Tables

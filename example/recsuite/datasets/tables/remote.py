@@ -36,13 +36,15 @@ def is_remote(path: str) -> bool:
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None and not path.startswith("file://")
 
 
-def shown(url: str) -> str:
-    """A URL as messages have it: without user, password, query and fragment."""
+def shown(path: str) -> str:
+    """A path as messages have it; of a URL without user, password, query and fragment."""
+    if not is_remote(path):
+        return path
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(path)
     except ValueError:
-        return f"{url.partition('://')[0]}://..."
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.scheme else parts.path
+        return f"{path.partition('://')[0]}://..."
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 @contextlib.contextmanager
@@ -249,7 +251,7 @@ class File:
     @property
     def name(self) -> str:
         """What messages call it: the path, or the URL without secrets."""
-        return shown(self.path) if is_remote(self.path) else self.path
+        return shown(self.path)
 
     @property
     def is_text(self) -> bool:

@@ -1,0 +1,1075 @@
+"""Parts: one file each, read once and kept on the disk as columns of numbers, and several of them joined.
+
+    PART/
+      part.json   how many rows, what is wrong with some, and the digests of the other files
+      0.bin       a column: numbers as they are, or codes of distinct values
+      0.arrow     the distinct values that the codes of 0.bin count
+
+A part is named after the bytes of the file, what is read of it and the version of the program, so a file that
+was read stays read, also when others come beside it. It takes 4 bytes for each event and column of ids,
+categories and labels, 8 for numbers and times, and its distinct values once.
+
+The distinct values of several parts are sorted, each once, and of one type. Of a property of a user or an
+item the value of most rows counts, else the newest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from recsuite.config.sections import DataConfig
+from recsuite.datasets.columns import VERSION
+from recsuite.datasets.schema import EVENT, ITEM, USER
+from recsuite.datasets.tables.derived import derived
+from recsuite.datasets.tables.formats import BadRow, Batch, Faults, Source, ahead, batches, names_of, opened
+from recsuite.datasets.tables.remote import EVENTS, ITEMS, USERS, File, Tables, is_remote
+from recsuite.datasets.tables.schema_file import CATEGORY, LIST, NUMBER, LabelColumn, TableSchema
+from recsuite.datasets.tables.values import (
+    DROPPED,
+    ENTRY,
+    FAULTS,
+    MISSING,
+    NO_TIME,
+    OFF_SCALE,
+    OTHER_UNIT,
+    Parsed,
+    beyond_int64,
+    categories,
+    ids,
+    labels,
+    lists,
+    numbers,
+    plain,
+    times,
+    weights,
+    wholes,
+)
+from recsuite.errors import UserError, counted, printable
+from recsuite.files import (
+    FileEntry,
+    check_file,
+    digest_of,
+    digest_of_bytes,
+    explained,
+    place_for,
+    remove,
+    written_aside,
+)
+from recsuite.runtime.console import stage
+
+if TYPE_CHECKING:
+    import pandas
+    import pyarrow
+
+BLOCK_ROWS = 2**20
+# A column of more bytes is mapped from a file.
+LARGE_BYTES = 2**26
+
+
+def spans(number: int) -> Iterator[tuple[int, int]]:
+    """Where blocks of so many rows begin, and how long each is."""
+    for first in range(0, number, BLOCK_ROWS):
+        yield first, min(BLOCK_ROWS, number - first)
+
+
+def gathered(blocks: Iterable[np.ndarray], number: int, dtype: str, folder: Path) -> np.ndarray:
+    """All blocks as one column of so many rows.
+
+    A large one is written to a file in the folder, which has no name any more when this returns: the space is
+    free again when nothing holds the column.
+
+    Raises:
+        UserError: when the disk is full.
+    """
+    kind = np.dtype(dtype)
+    if number * kind.itemsize <= LARGE_BYTES:
+        column, first = np.empty(number, kind), 0
+        for block in blocks:
+            column[first : first + len(block)] = block
+            first += len(block)
+        assert first == number
+        return column
+    path = folder / "column.bin"
+    with explained(f"The columns cannot be written to {folder}", "make room there, or give --cache_dir"):
+        # Written, not filled in through a map: its pages would count as memory of this process.
+        with path.open("wb") as file:
+            for block in blocks:
+                file.write(block.astype(kind, copy=False).tobytes())
+        mapped = np.memmap(path, kind, "r+", shape=(number,))
+        path.unlink()
+    return mapped
+
+
+# Of the values that wait to be looked up together.
+WAITING_BYTES = 2**26
+# Whole numbers below it are not looked up: which of them there are takes a byte for each.
+SMALL = 2**26
+
+
+class Coder:
+    """Writes the codes of a column to a file, int32, -1 where a value is missing.
+
+    Small whole numbers are codes of themselves. Other values wait until there are as many of them as are
+    known already, and are looked up with those by a thread of the pool while the next are read: each once,
+    or twice where the known ones are counted in. Memory holds them about three times.
+    """
+
+    def __init__(self, file: BinaryIO, pool: Executor) -> None:
+        self._file, self._pool = file, pool
+        # Which small numbers there are, bool.
+        self._seen = np.zeros(0, bool)
+        self._all_small = True
+        self._known: pyarrow.Array | None = None
+        self._waiting: list[pyarrow.Array] = []
+        self._bytes = 0
+        self._writing: Future[None] | None = None
+
+    def add(self, values: pyarrow.Array) -> None:
+        """The next values: texts or int64, or codes of such."""
+        self._all_small = self._all_small and self._add_small(values)
+        if self._all_small or not len(values):
+            return
+        self._waiting.append(values)
+        self._bytes += values.nbytes
+        known = 0 if self._known is None else self._known.nbytes
+        if self._bytes >= max(WAITING_BYTES, known):
+            self._write()
+
+    def end(self) -> pyarrow.RecordBatch:
+        """Write what is left; the distinct values and their codes, int32. A value may have two."""
+        import pyarrow
+
+        self._write()
+        self._wait()
+        small = np.flatnonzero(self._seen)
+        known = pyarrow.array([], pyarrow.string()) if self._known is None else self._known
+        values = pyarrow.concat_arrays(same_type([pyarrow.array(small, pyarrow.int64()), known]))
+        codes = np.concatenate([small, len(self._seen) + np.arange(len(known))]).astype(np.int32)
+        return pyarrow.record_batch([values, pyarrow.array(codes)], names=["value", "code"])
+
+    def _add_small(self, values: pyarrow.Array) -> bool:
+        """Write values as they are, if all are small whole numbers."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        if values.type != pyarrow.int64():
+            return False
+        ends = pc.min_max(values).as_py()
+        if not 0 <= (ends["min"] or 0) <= (ends["max"] or 0) < SMALL:
+            return False
+        if (ends["max"] or 0) >= len(self._seen):
+            # Doubled each time, so that it is copied a few times.
+            grown = np.zeros(min(SMALL, max(2**12, 2 * ((ends["max"] or 0) + 1))), bool)
+            grown[: len(self._seen)] = self._seen
+            self._seen = grown
+        codes = values.fill_null(-1).to_numpy(zero_copy_only=False)
+        self._seen[codes[codes >= 0] if values.null_count else codes] = True
+        self._file.write(codes.astype("<i4").tobytes())
+        return True
+
+    def _write(self) -> None:
+        """Write what waits, in a thread of the pool; of one column not two at once, as the order counts."""
+        self._wait()
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        if waiting:
+            self._writing = self._pool.submit(self._write_codes, waiting)
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+
+    def _write_codes(self, waiting: list[pyarrow.Array]) -> None:
+        coded = [_without_unused(values) if _is_coded(values) else values for values in waiting]
+        before = [] if self._known is None else [self._known]
+        values = same_type([*before, *(each.dictionary if _is_coded(each) else each for each in coded)])
+        # The values that were known come first and so keep their codes.
+        self._known, places = together(values)
+        for each, place in zip(coded, places[len(before) :], strict=True):
+            # A missing value stays -1.
+            codes = np.where(place < 0, place, place + np.int32(len(self._seen)))
+            if _is_coded(each):
+                codes = np.append(codes, np.int32(-1))[_indices(each)]
+            self._file.write(codes.astype("<i4", copy=False).data)
+
+
+def _is_coded(values: pyarrow.Array) -> bool:
+    import pyarrow
+
+    return bool(pyarrow.types.is_dictionary(values.type))
+
+
+def _indices(coded: pyarrow.Array) -> np.ndarray:
+    """The codes, int32, -1 where a value is missing."""
+    found: np.ndarray = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _without_unused(coded: pyarrow.Array) -> pyarrow.Array:
+    """Codes of such values alone as some row has: a file's own may count others."""
+    import pyarrow
+
+    codes = _indices(coded)
+    is_used = np.zeros(len(coded.dictionary) + 1, bool)
+    is_used[codes] = True
+    places = (np.cumsum(is_used) - 1).astype(np.int32)
+    return pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array(places[codes], mask=codes < 0),
+        coded.dictionary.filter(pyarrow.array(is_used[:-1])),
+    )
+
+
+def same_type(arrays: list[pyarrow.Array]) -> list[pyarrow.Array]:
+    """Values of one type: as texts where some are texts and some whole numbers."""
+    import pyarrow
+
+    # Those of nothing but missing values have the type of texts by chance.
+    filled = {each.type for each in arrays if len(each) > each.null_count}
+    if len(filled) == 1 and len({each.type for each in arrays}) == 1:
+        return arrays
+    kind = pyarrow.int64() if filled == {pyarrow.int64()} else pyarrow.string()
+    return [each.cast(kind) for each in arrays]
+
+
+def together(arrays: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarray]]:
+    """The distinct values of arrays of one type, in the order in which they come; and for each array the
+    places of its values among those, int32, -1 where one is missing.
+    """
+    import pyarrow
+
+    # Arrow leaves out arrays without values.
+    encoded = pyarrow.chunked_array([each for each in arrays if len(each)], arrays[0].type)
+    chunks = iter(encoded.dictionary_encode().chunks)
+    places, known = [], arrays[0][:0]
+    for each in arrays:
+        chunk = next(chunks) if len(each) else None
+        places.append(np.empty(0, np.int32) if chunk is None else _indices(chunk))
+        known = known if chunk is None else chunk.dictionary
+    return known, places
+
+
+ID, LABEL, WEIGHT, TIME, DATE = "id", "label", "weight", "time", "date"
+# Of the labels after the first, which an event may lack.
+MORE_LABEL, MORE_WEIGHT = "more_label", "more_weight"
+# The form of ids and categories that are whole numbers in texts too.
+WHOLE = "whole"
+# Of those that are kept as they are; all others are codes of their distinct values.
+DTYPES = {NUMBER: "<f8", DATE: "<f8", TIME: "<i8"} | dict.fromkeys(
+    (LABEL, WEIGHT, MORE_LABEL, MORE_WEIGHT), "<f4"
+)
+TABLE_OF = {USER: USERS, ITEM: ITEMS}
+SECONDS_PER_DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A column of a file, and how its values are kept.
+
+    kind: id, category, list, number, date, time, label, weight, more_label or more_weight. of: user, item or
+    event. form: of times, what separates a list, or WHOLE.
+    """
+
+    column: str
+    kind: str
+    of: str
+    form: str = ""
+    label: LabelColumn | None = None
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether it is kept as numbers of its distinct values."""
+        return self.kind not in DTYPES
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of what is kept."""
+        return np.dtype(DTYPES.get(self.kind, "<i4"))
+
+    def parse(self, column: pyarrow.Array) -> Parsed:
+        """The values of a file's column, and what is wrong with them.
+
+        Raises:
+            UserError: for a column of a type that this kind cannot be made of.
+        """
+        if self.label:
+            found = labels(column, self.column, self.label)
+            return found if self.kind == LABEL else _with_gaps(found)
+        if self.kind in (TIME, DATE):
+            found = times(column, self.column, _form(self, column))
+            return found if self.kind == TIME else _days(found)
+        if self.kind == LIST:
+            return lists(column, self.column, self.form)
+        if self.form == WHOLE:
+            return wholes(column, self.column)
+        of_kinds = {ID: ids, WEIGHT: weights, MORE_WEIGHT: weights, NUMBER: numbers}
+        return of_kinds.get(self.kind, categories)(column, self.column)
+
+    def reason(self, fault: int, column: pyarrow.Array) -> str:
+        """What is wrong with a value of a file's column, with what the schema asks of it."""
+        asked = ""
+        if fault in (NO_TIME, OTHER_UNIT):
+            form = _form(self, column)
+            asked = f' "{form}"' if "%" in form else f" {form}"
+        elif fault == OFF_SCALE and self.label:
+            asked = f" from {self.label.lowest:g} to {self.label.highest:g}"
+        return FAULTS[fault] + asked
+
+
+def _form(wanted: Wanted, column: pyarrow.Array) -> str:
+    """How times are written; dates are ISO ones, unless they are numbers as the timestamp is."""
+    from pyarrow import types
+
+    if wanted.kind == DATE and types.is_string(plain(column, wanted.column).type):
+        return "iso"
+    return wanted.form
+
+
+def _days(found: Parsed) -> Parsed:
+    """Days since 1970, float64, NaN where there is no date."""
+    days = np.where(found.faults == MISSING, np.nan, np.floor(found.values / SECONDS_PER_DAY))
+    return Parsed(days, np.where(found.faults == MISSING, 0, found.faults).astype(np.int8))
+
+
+def _with_gaps(found: Parsed) -> Parsed:
+    """Labels that an event may lack: NaN where there is none, or one that drop names."""
+    lacks = (found.faults == MISSING) | (found.faults == DROPPED)
+    return Parsed(np.where(lacks, np.float32(np.nan), found.values), np.where(lacks, 0, found.faults))
+
+
+def wanted_of(schema: TableSchema, columns: Mapping[str, Sequence[str]]) -> dict[str, tuple[Wanted, ...]]:
+    """What is read of the tables, by role: the ids first.
+
+    columns: those of each table that there is. A property of a user or an item is read from the table of
+    those where that has the column, else from the events.
+
+    Raises:
+        UserError: when one column is to be two things.
+    """
+    of_ids = [Wanted(schema.user.column, ID, USER), Wanted(schema.item.column, ID, ITEM)]
+    found = {EVENTS: [*of_ids, *_of_events(schema)]}
+    for entity, named in ((USER, schema.user), (ITEM, schema.item)):
+        if TABLE_OF[entity] in columns:
+            found[TABLE_OF[entity]] = [Wanted(named.own_column, ID, entity)]
+    for wanted in _properties(schema):
+        own = TABLE_OF.get(wanted.of, EVENTS)
+        table = own if wanted.column in columns.get(own, ()) else EVENTS
+        found[table] += [] if wanted in found[table] else [wanted]
+    for each in found.values():
+        _refuse_two_kinds(each)
+    return {role: tuple(_typed(each, schema) for each in wanted) for role, wanted in found.items()}
+
+
+def _typed(wanted: Wanted, schema: TableSchema) -> Wanted:
+    is_whole = wanted.kind in (ID, CATEGORY) and wanted.column in schema.files.whole
+    return dataclasses.replace(wanted, form=WHOLE) if is_whole else wanted
+
+
+def _of_events(schema: TableSchema) -> list[Wanted]:
+    found = []
+    if schema.label.column:
+        found.append(Wanted(schema.label.column, LABEL, EVENT, label=schema.label))
+    for label in schema.more_labels:
+        found.append(Wanted(label.column, MORE_LABEL, EVENT, label=label))
+        if label.weight:
+            found.append(Wanted(label.weight, MORE_WEIGHT, EVENT))
+    if schema.weight:
+        found.append(Wanted(schema.weight.column, WEIGHT, EVENT))
+    if schema.timestamp:
+        found.append(Wanted(schema.timestamp.column, TIME, EVENT, schema.timestamp.format))
+    return found
+
+
+def _properties(schema: TableSchema) -> list[Wanted]:
+    """The columns of features, of derived ones the dates, and of the titles."""
+    form = schema.timestamp.format if schema.timestamp else "iso"
+    # An item may be called by its id, which is read as one.
+    has_titles = schema.item.title not in ("", schema.item.column, schema.item.own_column)
+    found = [Wanted(schema.item.title, CATEGORY, ITEM)] if has_titles else []
+    for feature in schema.features.values():
+        call = derived(feature.column)
+        if call is None:
+            separator = feature.separator if feature.kind == LIST else ""
+            if feature.kind == LIST and feature.of == EVENT:
+                raise UserError(
+                    f"The column {feature.column!r} is a list of the event; lists of users and items alone "
+                    "are read."
+                )
+            found.append(Wanted(feature.column, feature.kind, feature.of, separator))
+        elif call.of:
+            found.append(Wanted(call.column, DATE, call.of, form))
+    return found
+
+
+def _refuse_two_kinds(wanted: Sequence[Wanted]) -> None:
+    """One column may be an id and a title, but in a table of features it is one thing."""
+    properties = [each for each in wanted if each.kind in (CATEGORY, LIST, NUMBER)]
+    seen: dict[tuple[str, str], str] = {}
+    for each in properties:
+        kind = seen.setdefault((each.column, each.of), each.kind)
+        if kind != each.kind:
+            raise UserError(
+                f"The column {each.column!r} is to be a {kind} and a {each.kind} of the {each.of}; name it "
+                "once."
+            )
+
+
+DESCRIPTION = "part.json"
+# In which distinct values are looked up, column by column: Arrow does it without Python's lock.
+THREADS = 2
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one file says.
+
+    num_rows: of those that could be read. untyped: of each column, whether its texts may be meant as numbers.
+    notes: what was found out on the way.
+    """
+
+    folder: Path
+    file: File
+    wanted: tuple[Wanted, ...]
+    num_rows: int
+    untyped: tuple[bool, ...]
+    faults: Faults = field(default_factory=Faults)
+    notes: tuple[str, ...] = ()
+
+    def column(self, wanted: Wanted, first: int, number: int) -> np.ndarray:
+        """Some rows of a column: numbers as they are, or codes."""
+        place = self.wanted.index(wanted)
+        path, dtype = self.folder / f"{place}.bin", wanted.dtype
+        return np.fromfile(path, dtype, number, offset=first * dtype.itemsize)
+
+    def values(self, wanted: Wanted) -> pyarrow.RecordBatch:
+        """The distinct values of a column of codes, and their codes: `value` and `code`."""
+        from pyarrow import ipc
+
+        with ipc.open_file(self.folder / f"{self.wanted.index(wanted)}.arrow") as reader:
+            return reader.get_batch(0)
+
+    def is_untyped(self, wanted: Wanted) -> bool:
+        """Whether the texts of a column may be meant as numbers, as those of CSV."""
+        return self.untyped[self.wanted.index(wanted)]
+
+
+def make_part(
+    folder: Path, file: File, wanted: tuple[Wanted, ...], skip: bool, reached: Callable[[int], None]
+) -> Part:
+    """Read a file into a folder, which appears complete or not at all.
+
+    skip: whether bad rows are left out. reached: is called with the bytes that were read.
+
+    Raises:
+        UserError: for a file that cannot be read, a column that is missing, and without `skip` a bad row.
+    """
+    with opened(file) as source, written_aside(folder) as aside, contextlib.ExitStack() as stack:
+        aside.mkdir(parents=True)
+        files = [stack.enter_context((aside / f"{place}.bin").open("wb")) for place in range(len(wanted))]
+        # A thread for each core: the next batches are read meanwhile.
+        pool = stack.enter_context(ThreadPoolExecutor(THREADS))
+        writer = _Writer(source, wanted, files, pool)
+        columns = list(dict.fromkeys(each.column for each in wanted))
+        optional = {each.column for each in wanted if each.kind in (CATEGORY, LIST, NUMBER, DATE)}
+        for batch in ahead(batches(source, columns, optional)):
+            writer.add(batch)
+            if not skip:
+                writer.faults.refuse(file)
+            reached(source.done)
+        writer.note_broken(len(source.bad))
+        if not skip:
+            writer.faults.refuse(file)
+        values = writer.end()
+        stack.close()
+        _describe(aside, writer, values)
+    part = open_part(folder, file, wanted)
+    assert part is not None
+    return part
+
+
+class _Writer:
+    """Takes the batches of a file apart into columns, without their bad rows."""
+
+    def __init__(
+        self, source: Source, wanted: tuple[Wanted, ...], files: Sequence[BinaryIO], pool: Executor
+    ) -> None:
+        self.source, self.wanted, self.files = source, wanted, files
+        self.coders = {place: Coder(files[place], pool) for place, each in enumerate(wanted) if each.is_coded}
+        # Rows whose label is none, as the schema says, are no bad ones.
+        self.num_rows, self.broken, self.dropped = 0, 0, 0
+        self.faults = Faults(source.unit)
+        texts = set(source.names) if source.file.is_text else set()
+        texts |= {*names_of(source)} - {*source.names}
+        self.untyped = [each.column in texts for each in wanted]
+        # The columns whose numbers int64 cannot hold.
+        self.large: set[str] = set()
+
+    def add(self, batch: Batch) -> None:
+        """Write the rows of a batch."""
+        import pyarrow
+
+        parsed = [each.parse(batch.columns.column(each.column)) for each in self.wanted]
+        self.note_broken(batch.num_bad)
+        is_good = np.ones(batch.columns.num_rows, bool)
+        is_dropped = ~is_good
+        for each in parsed:
+            is_good &= each.faults == 0
+            is_dropped |= each.faults == DROPPED
+        is_whole = bool(is_good.all())
+        self.dropped += int(is_dropped.sum())
+        is_bad = ~(is_good | is_dropped)
+        if is_bad.any():
+            bad = int(np.argmax(is_bad))
+            self.faults.add([self._bad_row(batch, bad, [each.faults for each in parsed])], int(is_bad.sum()))
+        for place, each in enumerate(parsed):
+            if place in self.coders:
+                self._note_type(place, batch)
+                self._note_large(self.wanted[place].column, batch)
+                self.coders[place].add(
+                    each.values if is_whole else each.values.filter(pyarrow.array(is_good))
+                )
+            else:
+                values = each.values if is_whole else each.values[is_good]
+                self.files[place].write(values.astype(self.wanted[place].dtype).tobytes())
+        self.num_rows += int(is_good.sum())
+
+    def note_broken(self, number: int) -> None:
+        """Count the rows that could not be split into columns, of which there are so many so far."""
+        rows = self.source.bad[self.broken : number]
+        self.faults.add(rows, len(rows))
+        self.broken = number
+
+    def end(self) -> dict[int, pyarrow.RecordBatch]:
+        """Write what is left; the distinct values of the coded columns, with their codes."""
+        label = next((each.label for each in self.wanted if each.label), None)
+        if label and self.dropped:
+            rows = counted(self.dropped, "event")
+            self.source.notes.append(
+                f"left out {rows} of {Path(str(self.source.file)).name} whose {printable(label.column)} is "
+                f'"{label.drop}", as drop says'
+            )
+        return {place: coder.end() for place, coder in self.coders.items()}
+
+    def _note_type(self, place: int, batch: Batch) -> None:
+        """Entries of lists are kept as texts, also where they are numbers."""
+        from pyarrow import types
+
+        kind = batch.columns.schema.field(self.wanted[place].column).type
+        if self.wanted[place].kind == LIST and not types.is_null(kind) and self.num_rows == 0:
+            self.untyped[place] |= hasattr(kind, "value_type") and types.is_integer(kind.value_type)
+
+    def _note_large(self, name: str, batch: Batch) -> None:
+        """Say once of a column that its numbers become texts: a model is asked for other ids then."""
+        if name not in self.large and (value := beyond_int64(batch.columns.column(name))):
+            self.large.add(name)
+            self.source.notes.append(
+                f"{self.source.file} has {value} in the column {name}, and whole numbers go up to "
+                f"{2**63 - 1}: all values of {name} are taken as texts; write them as signed 64-bit integers "
+                "to have them as numbers"
+            )
+
+    def _bad_row(self, batch: Batch, place: int, faults: list[np.ndarray]) -> BadRow:
+        wanted, fault = next(
+            (each, int(found[place])) for each, found in zip(self.wanted, faults, strict=True) if found[place]
+        )
+        column = batch.columns.column(wanted.column)
+        value = column[place].as_py()
+        shown = "" if value is None or value == "" else f"{printable(value)[:60]!r} "
+        reason = f"{printable(wanted.column)} {shown}{wanted.reason(fault, column)}"
+        return BadRow(self.source.number_of(batch, place), "", reason)
+
+
+def _describe(folder: Path, writer: _Writer, values: dict[int, pyarrow.RecordBatch]) -> None:
+    """Write the distinct values, and what a reader has to know."""
+    from pyarrow import ipc
+
+    for place, batch in values.items():
+        with ipc.new_file(folder / f"{place}.arrow", batch.schema) as file:
+            file.write_batch(batch)
+    # Not waited for: what a power cut takes is found out by its digest, and read again.
+    entries = [
+        FileEntry(path.name, path.stat().st_size, digest_of(path)) for path in sorted(folder.iterdir())
+    ]
+    found = {
+        "num_rows": writer.num_rows,
+        "untyped": [bool(each) for each in writer.untyped],
+        "notes": writer.source.notes,
+        "faults": [writer.faults.unit, writer.faults.number, writer.faults.first],
+        "files": [vars(entry) for entry in entries],
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(found, allow_nan=False))
+
+
+def open_part(folder: Path, file: File, wanted: tuple[Wanted, ...]) -> Part | None:
+    """A part that was made before; none where it is not there, or is damaged. Reads every byte."""
+    try:
+        found: dict[str, Any] = json.loads((folder / DESCRIPTION).read_bytes())
+        for entry in found["files"]:
+            check_file(folder, FileEntry(**entry))
+        unit, number, first = found["faults"]
+        return Part(
+            folder,
+            file,
+            wanted,
+            found["num_rows"],
+            tuple(found["untyped"]),
+            Faults(unit, number, BadRow(*first) if first else None),
+            tuple(found["notes"]),
+        )
+    # It is made again, whatever is wrong with it.
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None
+
+
+# Whole numbers as they are written, and as floats that are whole: 007 is a text, and -0 too.
+WHOLE_NUMBER = r"^(0|-?[1-9]\d{0,18})(\.0+)?$"
+TRUTHS = ("true", "false")
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Sorted values, each once: whole numbers (int64) or texts.
+
+    places: of each part, which value a code is, int32; the last is -1, for code -1. is_mixed: whether some
+    parts have whole numbers and others texts, so that all are texts.
+    """
+
+    values: pyarrow.Array
+    places: list[np.ndarray]
+    is_mixed: bool = False
+
+    def to_list(self) -> list[Any]:
+        """As Python's own."""
+        found: list[Any] = self.values.to_pylist()
+        return found
+
+
+def joined(columns: Sequence[tuple[Part, Wanted]]) -> Joined:
+    """The values of one column of several parts, or of several columns of ids."""
+    import pyarrow
+
+    found = [part.values(wanted) for part, wanted in columns]
+    raw = [batch.column("value") for batch in found]
+    untyped = [part.is_untyped(wanted) for part, wanted in columns]
+    # True and true are one answer, but may be two ids.
+    if all(wanted.kind != ID for _, wanted in columns):
+        raw = _truths(raw, untyped)
+    wholes = [_as_whole(values) if may else values for values, may in zip(raw, untyped, strict=True)]
+    filled = [values.type for values in wholes if len(values)]
+    is_mixed = len(set(filled)) > 1
+    dictionaries = same_type(raw if pyarrow.string() in filled else wholes)
+    if not dictionaries:
+        return Joined(pyarrow.array([], pyarrow.string()), [])
+    values, ranks = _sorted(dictionaries)
+    codes = [batch.column("code").to_numpy() for batch in found]
+    return Joined(values, [_table(*each) for each in zip(codes, ranks, strict=True)], is_mixed)
+
+
+def _sorted(dictionaries: list[pyarrow.Array]) -> tuple[pyarrow.Array, list[np.ndarray]]:
+    """All values, sorted and each once, and where each one lies among them."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if pyarrow.types.is_integer(dictionaries[0].type):
+        # Sorting takes a fifth of the memory of looking them up.
+        numbers = [each.to_numpy() for each in dictionaries]
+        # Each part has them in order, mostly, which is quickly sorted.
+        ordered = np.sort(np.concatenate(numbers), kind="stable")
+        known = ordered[np.diff(ordered, prepend=ordered[:1] - 1) != 0]
+        return pyarrow.array(known), [np.searchsorted(known, each) for each in numbers]
+    values, places = together(dictionaries)
+    order = pc.array_sort_indices(values).to_numpy()
+    ranks = np.empty(len(order), np.int32)
+    ranks[order] = np.arange(len(order), dtype=np.int32)
+    return values.take(pyarrow.array(order)), [ranks[place] for place in places]
+
+
+def _table(codes: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """The rank of each code, int32, with -1 at the end, which is the place of code -1."""
+    table = np.full(int(codes.max(initial=-1)) + 2, -1, np.int32)
+    table[codes] = ranks
+    return table
+
+
+def _as_whole(values: pyarrow.Array) -> pyarrow.Array:
+    """Texts as int64 where all are whole numbers of 64 bits; else as they are."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    if not pyarrow.types.is_string(values.type) or not len(values):
+        return values
+    if not pc.all(pc.match_substring_regex(values, WHOLE_NUMBER)).as_py():
+        return values
+    try:
+        return pc.replace_substring_regex(values, r"\.0+$", "").cast(pyarrow.int64())
+    except pyarrow.ArrowInvalid:
+        return values
+
+
+def _truths(raw: list[pyarrow.Array], untyped: list[bool]) -> list[pyarrow.Array]:
+    """Texts of text formats in lower case, where all values are true or false, as typed formats have them."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    known = pyarrow.array(TRUTHS)
+    lowered = [
+        pc.utf8_lower(values) if may and pyarrow.types.is_string(values.type) else values
+        for values, may in zip(raw, untyped, strict=True)
+    ]
+    are_truths = all(
+        pyarrow.types.is_string(values.type) and pc.all(pc.is_in(values, known), min_count=0).as_py()
+        for values in lowered
+    )
+    return lowered if are_truths else raw
+
+
+@dataclass(frozen=True)
+class Property:
+    """A column of users or items: of each its value, or the place of it among `joined`; of how many of them
+    several values were found, and how many rows have another than counts.
+    """
+
+    newest: np.ndarray
+    num_varied: int
+    num_others: int
+    joined: Joined | None = None
+    # Whether entries of lists may be meant as numbers.
+    is_untyped: bool = False
+
+    def values(self, wanted: Wanted) -> np.ndarray:
+        """Numbers, float64 with NaN; categories, objects with None; or lists of those."""
+        if self.joined is None:
+            return self.newest
+        known: list[Any] = self.joined.to_list()
+        if wanted.kind == LIST:
+            return _lists(known, self.is_untyped)[self.newest]
+        table = np.empty(len(known) + 1, object)
+        table[:-1] = known
+        if len(known) and self.newest.min(initial=0) >= 0 and isinstance(known[0], int):
+            return np.array(known, np.int64)[self.newest]
+        return table[self.newest]
+
+
+def property_of(
+    wanted: Wanted,
+    parts: Sequence[Part],
+    entity: Sequence[np.ndarray],
+    key: Wanted,
+    number: int,
+    time: Wanted | None = None,
+) -> Property:
+    """A column of so many users or items, from all parts that have it.
+
+    Of several values of one of them that of more than half of its rows counts; if there is none, the newest.
+
+    entity: of each part, which of them a code of the column `key` is, int32, with -1 at the end. time: the
+    times of the rows; of one time, and without times, the last row is the newest.
+    """
+    values = joined([(part, wanted) for part in parts]) if wanted.is_coded else None
+    missing = -1 if values else np.nan
+    first = np.full(number, missing, np.int32 if values else np.float64)
+    taken = _Taken(first, first.copy(), np.full(number, np.iinfo(np.int64).min), np.zeros(number, bool))
+
+    def blocks() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Of the rows with a value: whose they are, the value and the time."""
+        for order, part in enumerate(parts):
+            for begin, rows in spans(part.num_rows):
+                places = entity[order][part.column(key, begin, rows)]
+                found = part.column(wanted, begin, rows)
+                found = values.places[order][found] if values else found
+                is_there = found != -1 if values else ~np.isnan(found)
+                times = part.column(time, begin, rows) if time else np.zeros(rows, np.int64)
+                yield places[is_there], found[is_there], times[is_there]
+
+    for block in blocks():
+        taken.add(*block)
+    num_others = _settle(taken, blocks()) if taken.varied.any() else 0
+    untyped = all(part.is_untyped(wanted) for part in parts)
+    return Property(taken.newest, int(taken.varied.sum()), num_others, values, untyped)
+
+
+def _settle(taken: _Taken, blocks: Iterator[tuple[np.ndarray, ...]]) -> int:
+    """Give those with several values that of more than half of their rows; return how many have another."""
+    pairs = []
+    for places, found, _ in blocks:
+        is_varied = taken.varied[places]
+        if is_varied.any():
+            pairs.append(_counted(places[is_varied], found[is_varied], np.ones(is_varied.sum(), np.int64)))
+    owners, values, counts = _counted(*map(np.concatenate, zip(*pairs, strict=True)))
+    totals = np.zeros(len(taken.newest), np.int64)
+    np.add.at(totals, owners, counts)
+    is_most = 2 * counts > totals[owners]
+    taken.newest[owners[is_most]] = values[is_most]
+    return int(counts[taken.newest[owners] != values].sum())
+
+
+def _counted(places: np.ndarray, values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Each pair of an owner and a value once, with the sum of its counts."""
+    order = np.lexsort((values, places))
+    places, values = places[order], values[order]
+    is_new = np.append(True, (np.diff(places) != 0) | (np.diff(values) != 0))
+    return places[is_new], values[is_new], np.add.reduceat(counts[order], np.flatnonzero(is_new))
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Of each user or item: the first value and the newest, the time of that, and whether others differ."""
+
+    first: np.ndarray
+    newest: np.ndarray
+    time: np.ndarray
+    varied: np.ndarray
+
+    def add(self, places: np.ndarray, found: np.ndarray, times: np.ndarray) -> None:
+        """Take in some values. Of several assignments to one place NumPy keeps the last."""
+        known = self.first[places]
+        is_new = known == -1 if known.dtype == np.int32 else np.isnan(known)
+        self.first[places[is_new][::-1]] = found[is_new][::-1]
+        self.varied[places[self.first[places] != found]] = True
+        np.maximum.at(self.time, places, times)
+        is_newest = times == self.time[places]
+        self.newest[places[is_newest]] = found[is_newest]
+
+
+def _lists(known: list[Any], is_untyped: bool) -> np.ndarray:
+    """The lists that texts stand for, and [] at the end: of whole numbers where all entries are."""
+    split: list[list[Any]] = [
+        [entry for part in str(text).split(ENTRY) if (entry := part.strip())] for text in known
+    ]
+    if is_untyped and all(re.fullmatch(WHOLE_NUMBER, entry) for entries in split for entry in entries):
+        split = [[int(entry.partition(".")[0]) for entry in entries] for entries in split]
+    table = np.empty(len(known) + 1, object)
+    for place, entries in enumerate([*split, []]):
+        table[place] = entries
+    return table
+
+
+# Beside the columns, which have other names.
+FOLDER = "parts"
+# Unfinished work, of a part or of a whole reading, and the number of the process that does it.
+UNFINISHED = re.compile(r"\.(?:[0-9a-f]{32}|reading)\.(\d+)(?:\.\w+)?")
+
+
+@contextlib.contextmanager
+def kept(tables: Tables, config: DataConfig) -> Iterator[Path]:
+    """The folder of the parts of these tables: beside their columns, or one that ends where it cannot be."""
+    root = Path(tables.root)
+    home = root if root.is_dir() else root.parent
+    beside = None if is_remote(tables.root) else place_for(home, ".columns")
+    cache = Path(config.cache_dir) if config.cache_dir else beside
+    if cache is not None:
+        # Several data sets may share one folder for their columns.
+        folder = cache / FOLDER / digest_of_bytes(tables.root.encode())[:12]
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_dir() and os.access(folder, os.W_OK):
+            _remove_leftovers(folder)
+            yield folder
+            return
+    with tempfile.TemporaryDirectory(prefix="parts-") as temporary:
+        yield Path(temporary)
+
+
+@contextlib.contextmanager
+def unfinished(folder: Path) -> Iterator[Path]:
+    """A folder for what is needed while tables are read, in that of their parts."""
+    with tempfile.TemporaryDirectory(prefix=f".reading.{os.getpid()}.", dir=folder) as temporary:
+        yield Path(temporary)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed have left."""
+    for path in folder.iterdir():
+        match = UNFINISHED.fullmatch(path.name)
+        if match and not _is_another(int(match[1])):
+            remove(path)
+
+
+def _is_another(process: int) -> bool:
+    """Whether another process with this number runs."""
+    # After a restart of a container the number of the process that was killed may be this one's.
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        # It is another user's.
+        return True
+    return True
+
+
+def parts_of(
+    folder: Path, roles: Sequence[tuple[File, tuple[Wanted, ...]]], config: DataConfig
+) -> tuple[list[Part], list[str]]:
+    """The parts of these files, of which those that are not there are read; and what was left out of each.
+
+    Removes the parts of files that are there no more.
+
+    Raises:
+        UserError: for a file that cannot be read, for bad rows as --bad_rows and --max_bad_rows say, and when
+            the disk is full.
+    """
+    names = [_name(file, wanted) for file, wanted in roles]
+    found = {name: open_part(folder / name, *role) for name, role in zip(names, roles, strict=True)}
+    # Of two files with the same bytes one is read.
+    missing = {name: role for name, role in zip(names, roles, strict=True) if found[name] is None}
+    with stage("reading the tables", sum(_size(file) for file, _ in missing.values()), "bytes") as reached:
+        before = 0
+        for name, (file, wanted) in missing.items():
+            remove(folder / name)
+            report = functools.partial(_report, reached, before)
+            with explained(
+                f"The columns cannot be written to {folder}", "make room there, or give --cache_dir"
+            ):
+                found[name] = make_part(folder / name, file, wanted, config.bad_rows == "skip", report)
+            before += _size(file)
+    for path in folder.iterdir():
+        # Beside the parts lies a folder of unfinished work.
+        if path.name not in names and not path.name.startswith("."):
+            remove(path)
+    parts = [
+        dataclasses.replace(part, file=file)
+        for name, (file, _) in zip(names, roles, strict=True)
+        if (part := found[name]) is not None
+    ]
+    return parts, [note for part in parts for note in (*part.notes, *_accepted(part, config))]
+
+
+def _size(file: File) -> int:
+    return max(file.size, 0)
+
+
+def _report(reached: Callable[[int], None], before: int, done: int) -> None:
+    reached(before + done)
+
+
+def _name(file: File, wanted: tuple[Wanted, ...]) -> str:
+    """Name of a part: a digest of the bytes, of what is read of them, and of the version."""
+    told = [file.digest, repr(file), repr(wanted), VERSION]
+    return digest_of_bytes(json.dumps(told).encode())
+
+
+def _accepted(part: Part, config: DataConfig) -> list[str]:
+    """What to say of the bad rows of a file.
+
+    Raises:
+        UserError: where there are more than are allowed.
+    """
+    if config.bad_rows != "skip":
+        part.faults.refuse(part.file)
+    return part.faults.accepted(part.file, part.num_rows + part.faults.number, config.max_bad_rows)
+
+
+def frame_of(values: Any, name: str) -> pandas.DataFrame:
+    """A table in memory as a pandas.DataFrame: one of pandas, or any that offers Arrow's stream of batches,
+    such as those of polars, pyarrow and DuckDB. Its types stay as they are.
+
+    Raises:
+        UserError: for what is no table, and for columns that a file of tables cannot have.
+    """
+    import pandas
+    import pyarrow
+
+    if hasattr(values, "__arrow_c_stream__") and not isinstance(values, pandas.DataFrame):
+        try:
+            # Categories of polars have texts that Arrow can neither decode nor write.
+            values = pyarrow.table(values).to_pandas(
+                types_mapper=lambda t: None if pyarrow.types.is_dictionary(t) else pandas.ArrowDtype(t)
+            )
+        except (pyarrow.ArrowException, TypeError, ValueError) as error:
+            raise UserError(f"{name} cannot be read as an Arrow table: {printable(error)}.") from None
+    if not isinstance(values, pandas.DataFrame):
+        given = printable(repr(type(values)))
+        raise UserError(f"{name} must be a table of pandas, polars, pyarrow or DuckDB, got {given}.")
+    odd = [column for column in values.columns if not isinstance(column, str)]
+    odd += [*values.columns[values.columns.duplicated()]]
+    if odd:
+        raise UserError(
+            f"{name} has a column {printable(repr(odd[0]))}, and takes columns with one name each, a text; "
+            "rename it."
+        )
+    lost = [each for each in values.index.names if each is not None and each not in values.columns]
+    if lost:
+        raise UserError(
+            f"{name} has an index {printable(repr(lost[0]))}, which is not read; call reset_index() to make "
+            "it a column, or reset_index(drop=True) to leave it out."
+        )
+    for column, kind in values.dtypes.items():
+        # Plain numbers, truths and times are of one type each.
+        if kind.kind not in "biufM":
+            column_of(values[column], str(column))
+    return values
+
+
+def column_of(values: Any, name: str) -> pyarrow.Array:
+    """Values of one type as Arrow has them.
+
+    Raises:
+        UserError: for values of several types, or of one that no table has.
+    """
+    import pyarrow
+
+    try:
+        found = pyarrow.array(values, from_pandas=True)
+    # What Arrow raises depends on which value it meets first.
+    except (pyarrow.ArrowException, OverflowError, TypeError, ValueError):
+        raise UserError(
+            f"The column {printable(name)} holds values of several types, or of one that no table has; give "
+            "texts, numbers, truths or times alone."
+        ) from None
+    return found.combine_chunks() if isinstance(found, pyarrow.ChunkedArray) else found
+
+
+def parsed(values: Any, wanted: Wanted) -> Any:
+    """The values of a column as training reads them: an array of NumPy's or Arrow's. Of times all must be
+    there.
+
+    Raises:
+        UserError: for what the training would call a bad row, but for an id that is missing.
+    """
+    column = plain(column_of(values, wanted.column), wanted.column)
+    found, faults = wanted.parse(column)
+    is_bad = faults != 0 if wanted.kind == TIME else (faults != 0) & (faults != MISSING)
+    if is_bad.any():
+        place = int(np.argmax(is_bad))
+        value = column[place].as_py()
+        shown = "" if value is None else f"{printable(value)[:60]!r} "
+        raise UserError(f"{wanted.column} {shown}{FAULTS[faults[place]]}; mend it.")
+    return found
+
+
+def raw_values(values: Any, wanted: Wanted, known: type[Any] | None) -> list[Any]:
+    """Ids, categories or numbers as a model receives them, None where one is missing.
+
+    known: the type that the training has for them, or None. One column may have texts where all of its values
+    together are no whole numbers, and whole numbers where only some of them are looked at.
+
+    Raises:
+        UserError: see `parsed`.
+    """
+    import pyarrow
+
+    found = parsed(values, wanted)
+    if isinstance(found, np.ndarray):
+        return [None if np.isnan(each) else each for each in found.tolist()]
+    if known is str:
+        found = found.cast(pyarrow.string())
+    is_number = pyarrow.types.is_floating(plain(column_of(values, wanted.column), wanted.column).type)
+    raw: list[Any] = found.to_pylist()
+    if is_number and known is int and pyarrow.types.is_string(found.type):
+        # What is not whole the training has never seen.
+        return [int(each) if each is not None and each.lstrip("-").isdecimal() else None for each in raw]
+    return raw

@@ -1,0 +1,779 @@
+"""TorchRec's sharded tables with a step of their own on the CPU: `--cpu_tables vectorised`.
+
+TorchRec's plan, shards, names, states and pipelines stay. Its step on a CPU spends much of its time beside
+the arithmetic, and FBGEMM updates rows at a third of the speed of PyTorch's own kernels. Here
+
+    ids of all features -> keys -> distinct keys, in order          a row travels once for all its ids
+    keys to the ranks that own the rows, rows back -> a row an id   one exchange for all tables
+    gradients of ids -> sums for distinct keys -> to the owners     as many bytes as the rows
+    -> sums over ranks -> the tables' optimizer, in place           see `table_rules`
+
+A rank has several parts: its groups of static tables, and its share of each dynamic one. What is asked of it
+lies together, part after part. Of static tables it is asked for by key, of dynamic ones by ids, which the
+ranks that own them turn into rows (`dynamic.py`).
+
+A key numbers the rows of all tables: rank after rank, and within a rank table group after table group. So
+sorted keys are sorted by the rank that owns them, which is how an exchange sends them.
+
+An owner tells that an id has no row by a mark in its place. The rank that asked then takes the unknown's row,
+which came in the same exchange, and so the gradients of such ids are the unknown's.
+
+R: keys that come to a rank; D: numbers in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
+from torchrec.distributed.embedding import EmbeddingCollectionSharder, ShardedEmbeddingCollection
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.types import Awaitable, ParameterSharding, ShardingEnv
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.streamable import Multistreamable
+
+from recsuite.datasets.schema import AUDIENCE, LISTS
+from recsuite.ids import UNKNOWN_ID
+from recsuite.models.layers import DistinctRows
+from recsuite.models.rows import SharedRows
+from recsuite.runtime.process import named
+from recsuite.sharding.dynamic import NO_ROW, DynamicRows, DynamicSpec, Placement, rows_per_rank
+from recsuite.sharding.exchange import Exchange, open_exchange
+from recsuite.sharding.recommender import of_tables
+from recsuite.sharding.table_rules import TableRule
+
+
+@dataclass(frozen=True)
+class TableGroup:
+    """Tables of this rank that lie in one kernel: those with the same kind of sharding.
+
+    kernel: FBGEMM's, which holds their rows and the learning rate; state: what their optimizer keeps of all
+    rows, by name, float32 [rows] or [rows, D]; first_key: the key of its first row; tables: their names,
+    each with its first row; rule: the optimizer.
+    """
+
+    kernel: Any
+    state: Mapping[str, torch.Tensor]
+    first_key: int
+    tables: tuple[tuple[str, int], ...]
+    rule: TableRule
+
+    @property
+    def group(self) -> TableGroup:
+        """Itself: where its rows lie."""
+        return self
+
+    @property
+    def weights(self) -> torch.Tensor:
+        """All rows, float32 [rows, D]."""
+        # FBGEMM keeps the tables of a group one after the other in one array; all of ours are equally wide.
+        return self.kernel.weights_host.detach().view(-1, self.kernel.max_D)
+
+    def learn(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
+        """Have distinct rows, int64 [n], learn from gradients, float32 [n, D], which it uses up."""
+        kept = {name: held.index_select(0, rows) for name, held in self.state.items()}
+        rate, number = self.kernel.learning_rate_tensor, int(self.kernel.iter_cpu.add_(1))
+        shown = {name: part if part.dim() > 1 else part.unsqueeze(1) for name, part in kept.items()}
+        steps = self.rule.step(gradients, shown, rate, number)
+        for name, part in kept.items():
+            self.state[name].index_copy_(0, rows, part)
+        # With another alpha than 1, index_add_ adds row by row, in ten times the time.
+        self.weights.index_add_(0, rows, steps)
+
+
+def make_state(rule: TableRule, module: Any) -> dict[str, torch.Tensor]:
+    """Return the state of the tables of a TorchRec module of FBGEMM's kernel, all zero, by name.
+
+    TorchRec's optimizer of the module gets it by table, so checkpoints see it: the kernel would make that of
+    row-wise Adagrad and of Adagrad alone on a CPU. Not collective.
+    """
+    optimizer, state = module.fused_optimizer, {}
+    weights = {name.split(".")[-2]: weight for name, weight in optimizer.params.items()}
+    sizes = [weight.local_shards()[0].tensor.size(0) for weight in weights.values()]
+    for name, is_of_row in rule.slots.items():
+        whole = [sum(sizes), module.emb_module.max_D]
+        state[name] = torch.zeros(whole[:1] if is_of_row else whole)
+        for (table, weight), held in zip(weights.items(), state[name].split(sizes), strict=True):
+            optimizer.state[weight][f"{table}.{name}"] = _sharded_as(weight, held)
+    return state
+
+
+def _sharded_as(weight: ShardedTensor, held: torch.Tensor) -> ShardedTensor:
+    """What this rank holds of a tensor that is split by rows as the rows of a table are."""
+
+    def cut(part: Any) -> Any:
+        offsets, sizes = part.shard_offsets[: held.dim()], part.shard_sizes[: held.dim()]
+        return replace(part, shard_offsets=offsets, shard_sizes=sizes)
+
+    whole, (mine,) = weight.metadata(), weight.local_shards()
+    return ShardedTensor._init_from_local_shards_and_global_metadata(
+        [Shard(held, cut(mine.metadata))],
+        replace(whole, shards_metadata=[*map(cut, whole.shards_metadata)], size=whole.size[: held.dim()]),
+        process_group=weight._process_group,
+    )
+
+
+@dataclass(frozen=True)
+class DynamicPart:
+    """This rank's share of a dynamic table.
+
+    share: which id has which row; group: that in which the rows lie; first_row: of the share in it.
+    """
+
+    share: DynamicRows
+    group: TableGroup
+    first_row: int
+
+    def rows_of(self, ids: torch.Tensor, is_training: bool) -> torch.Tensor:
+        """The rows of ids in the group, int64 [n]; NO_ROW for those without one.
+
+        ids: int64 [n], distinct, ascending; the unknown's first, on the rank that has its row. In training
+        new ones are taken in.
+        """
+        has_unknown = self.share.unknown is not None
+        known = ids[1:] if has_unknown else ids
+        rows = self.share.take_in(known) if is_training else self.share.find(known)
+        if has_unknown:
+            rows = torch.cat([rows.new_full((1,), len(self.share.weights) - 1), rows])
+        return torch.where(rows >= 0, rows + self.first_row, rows) if self.first_row else rows
+
+
+Part = TableGroup | DynamicPart
+
+
+@dataclass
+class LookupRequest(Multistreamable):
+    """The rows that ranks want of each other in one step.
+
+    features: what the ids came in; inverse: of each id the index of its row among those that come back, int64
+    [ids]; sent: how many of those come from each rank; unknowns: the index of the unknown's row of each part;
+    received: how many keys and ids came from each rank; in_parts: the same for each part of this one; rows:
+    what came, in that order, int64 [R], as rows of the groups, but as ids of dynamic tables as long as
+    `is_resolved` is false; missing: the indices of ids among them that have no row, int64, or None;
+    generation: of the layout by which they were sent; by_rows: the ids of the batch in another order, those
+    of the first row that comes back first, int32 [ids], and where in it those of each row begin, int32, or
+    None where nobody has asked.
+    """
+
+    features: KeyedJaggedTensor
+    inverse: torch.Tensor
+    sent: list[list[int]]
+    unknowns: list[int]
+    received: list[int]
+    in_parts: list[int]
+    rows: torch.Tensor
+    generation: int = 0
+    is_resolved: bool = False
+    missing: torch.Tensor | None = None
+    by_rows: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Do nothing: a CPU has no streams."""
+
+    @property
+    def num_sent(self) -> list[int]:
+        """How many rows come back from each rank."""
+        return [sum(parts) for parts in self.sent]
+
+    def in_order_of_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `by_rows`, found now if it was not."""
+        if self.by_rows is None:
+            order = self.inverse.to(torch.int32).argsort(stable=True)
+            counts = self.inverse.bincount(minlength=sum(self.num_sent))
+            self.by_rows = order.to(torch.int32), (counts.cumsum(0) - counts).to(torch.int32)
+        return self.by_rows
+
+    def inverse_of_features(self) -> tuple[torch.Tensor, ...]:
+        """The part of `inverse` of each feature."""
+        return self.inverse.split(self.features.length_per_key())
+
+
+class TableLayout:
+    """Where the rows of all tables lie, and the keys that number those of static ones.
+
+    parts: those of this rank, the groups first; dynamic: its shares of dynamic tables, by name; group_ends:
+    the key after the last one of each group, rank after rank, int64; key_dtype: the narrowest that holds all
+    that is sent; num_keys: how many rows the static tables of all ranks have; generation: how often dynamic
+    tables have moved between the ranks.
+    """
+
+    def __init__(self, plan: Mapping[str, ParameterSharding], num_rows: Mapping[str, int]) -> None:
+        self.plan = plan
+        self.num_rows = num_rows
+        self.groups: list[TableGroup] = []
+        self.dynamic: dict[str, DynamicPart] = {}
+        self.generation = 0
+        # What to add to a row of a table to get its key, by the shard in which it lies.
+        self.shifts = {
+            name: torch.zeros(len(table.sharding_spec.shards), dtype=torch.int64)
+            for name, table in plan.items()
+        }
+        # TorchRec splits a table by rows into shards of equal size, but for the last.
+        self.rows_in_shard = {
+            name: table.sharding_spec.shards[0].shard_sizes[0] for name, table in plan.items()
+        }
+        self.num_keys = 0
+        self._group_ends: list[int] = []
+
+    @property
+    def parts(self) -> list[Part]:
+        """All that this rank is asked of, in the order of a message."""
+        return [*self.groups, *self.dynamic.values()]
+
+    def add_group(self, rank: int, kind: str) -> tuple[int, tuple[tuple[str, int], ...]]:
+        """Give keys to what a rank has of the tables with one kind of sharding, after all keys so far; the
+        first key, and the names of the tables, each with its first row in the group.
+        """
+        first_key, tables = self.num_keys, []
+        for name, index, shard in self._shards(rank, kind):
+            tables.append((name, self.num_keys - first_key))
+            self.shifts[name][index] = self.num_keys - shard.shard_offsets[0]
+            self.num_keys += shard.shard_sizes[0]
+        self._group_ends.append(self.num_keys)
+        return first_key, tuple(tables)
+
+    def close(self) -> None:
+        """All groups of all ranks were added, and all dynamic tables."""
+        self.group_ends = torch.tensor(self._group_ends)
+        is_narrow = self.num_keys < 2**31 and not self.dynamic
+        self.key_dtype = torch.int32 if is_narrow else torch.int64
+
+    def _shards(self, rank: int, kind: str) -> Iterator[tuple[str, int, Any]]:
+        """What a rank has of the tables with one kind of sharding: table, number of the shard, shard."""
+        for name, table in self.plan.items():
+            for index, shard in enumerate(table.sharding_spec.shards):
+                if table.sharding_type == kind and shard.placement.rank() == rank:
+                    yield name, index, shard
+
+    def keys_of(self, names: Sequence[str], values: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The key of every row of some static tables, int64. values: of each table int64 [its rows].
+
+        Raises:
+            IndexError: when a table has no such row, which is a bug of ours.
+        """
+        found = []
+        for name, rows in zip(names, values, strict=True):
+            # A row that is out of range would have the key of another table's row, and nothing would look
+            # wrong.
+            self._check_range(name, rows)
+            shifts = self.shifts[name]
+            # A table in one shard needs no division.
+            shift = shifts.index_select(0, rows // self.rows_in_shard[name]) if len(shifts) > 1 else shifts
+            found.append(rows + shift)
+        return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)
+
+    def _check_range(self, name: str, rows: torch.Tensor) -> None:
+        if len(rows):
+            least, most = rows.aminmax()
+            if least < 0 or most >= self.num_rows[name]:
+                raise IndexError(
+                    f"{name}: rows {least} to {most} are asked for, and there are {self.num_rows[name]}"
+                )
+
+    def pieces(self, request: LookupRequest) -> Iterator[tuple[Part, slice]]:
+        """Each part with where what came for it lies in `rows`, rank after rank; those for which nothing came
+        are left out.
+        """
+        parts, counts = self.parts, request.in_parts
+        for number, (end, count) in enumerate(zip(accumulate(counts), counts, strict=True)):
+            if count:
+                yield parts[number % len(parts)], slice(end - count, end)
+
+
+def learn(layout: TableLayout, request: LookupRequest, gradients: torch.Tensor) -> None:
+    """Have this rank's parts learn from what all ranks sent, float32 [R, D]. Not collective."""
+    pieces = list(layout.pieces(request))
+    for part in layout.parts:
+        mine = [piece for owner, piece in pieces if owner is part]
+        if not mine:
+            continue
+        # What one rank asked for is distinct already, so it is not sorted again: always so on a single rank.
+        if len(mine) == 1:
+            rows, sums = request.rows[mine[0]], gradients[mine[0]]
+        else:
+            rows, sums = _summed(request.rows, gradients, mine, layout.key_dtype)
+        if request.missing is not None:
+            # Ids without a row have no gradient either: the rows came back as the unknown's.
+            there = (rows >= 0).nonzero().view(-1)
+            rows, sums = rows[there], sums[there]
+        part.group.learn(rows, sums)
+
+
+def _summed(
+    rows: torch.Tensor, gradients: torch.Tensor, pieces: Sequence[slice], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distinct rows of some pieces, int64 [n], and the sums of their gradients, float32 [n, D].
+
+    Several ranks may want the same row, and an optimizer must see the sum of their gradients. dtype: the
+    narrowest that holds the rows.
+    """
+    found = sorted_distinct(torch.cat([rows[piece] for piece in pieces]), dtype)
+    places = torch.cat([torch.arange(piece.start, piece.stop, dtype=torch.int32) for piece in pieces])
+    order = places.index_select(0, found.order)
+    # Nothing but sums, and no array of zeros that is read and written for each piece.
+    sums = torch.nn.functional.embedding_bag(order, gradients, found.starts, mode="sum")
+    return found.keys, sums
+
+
+class Distinct(NamedTuple):
+    """Distinct keys, ascending, int64 [n]; inverse: of each key the index among them, int64, as torch.unique
+    gives them; order: the keys in ascending order, equal ones as they came, int32; starts: where in it each
+    distinct one begins, int32 [n].
+    """
+
+    keys: torch.Tensor
+    inverse: torch.Tensor
+    order: torch.Tensor
+    starts: torch.Tensor
+
+
+def sorted_distinct(keys: torch.Tensor, dtype: torch.dtype = torch.int64) -> Distinct:
+    """The distinct ones of some keys, int64, by sorting them. dtype: the narrowest that holds them."""
+    # Narrow numbers are sorted in half the time, and torch.unique would sort as well, but throw the order
+    # away. Stable, so that sums in this order do not depend on the algorithm.
+    ascending, order = keys.to(dtype).sort(stable=True)
+    found, places, counts = torch.unique_consecutive(ascending, return_inverse=True, return_counts=True)
+    inverse = torch.empty_like(order).scatter_(0, order, places)
+    starts = (counts.cumsum(0) - counts).to(torch.int32)
+    return Distinct(found.to(torch.int64), inverse, order.to(torch.int32), starts)
+
+
+class CountsExchange(Awaitable[Awaitable[LookupRequest]]):
+    """Keys and their numbers are being sent; waiting gives the numbers, and waiting again the keys."""
+
+    def __init__(self, layout: TableLayout, exchange: Exchange, features: KeyedJaggedTensor) -> None:
+        super().__init__()
+        self.layout = layout
+        self.features = features
+        with named("input exchange"):
+            self.wanted = _with_ids(layout, features) if layout.dynamic else _keys_alone(layout, features)
+            keys = self.wanted.keys
+            outgoing = exchange.outgoing("keys", keys.shape, layout.key_dtype)
+            # Straight to where other ranks read it, and narrowed on the way.
+            outgoing.rows.copy_(keys)
+            sent = self.wanted.sent
+            totals = sent.sum(1)
+            header = torch.cat([(totals.cumsum(0) - totals).unsqueeze(1), sent], dim=1)
+            self.keys = exchange.send_keys(outgoing, header)
+
+    def _wait_impl(self) -> Awaitable[LookupRequest]:
+        with named("input exchange"):
+            return KeysExchange(self, self.keys.counts()[:, 1:])
+
+
+class KeysExchange(Awaitable[LookupRequest]):
+    """The keys are being sent."""
+
+    def __init__(self, counts: CountsExchange, received: torch.Tensor) -> None:
+        super().__init__()
+        self.layout, self.keys = counts.layout, counts.keys
+        wanted = counts.wanted
+        self.request = LookupRequest(
+            counts.features,
+            wanted.inverse,
+            wanted.sent.tolist(),
+            wanted.unknowns,
+            received.sum(1).tolist(),
+            received.flatten().tolist(),
+            torch.empty(0),
+            self.layout.generation,
+            is_resolved=not self.layout.dynamic,
+            by_rows=wanted.by_rows,
+        )
+
+    def _wait_impl(self) -> LookupRequest:
+        with named("input exchange"):
+            self.request.rows = self.keys.keys().long()
+            for part, piece in self.layout.pieces(self.request):
+                # Ids stay: only in the step itself is it known who has a row.
+                if part is part.group:
+                    self.request.rows[piece] -= part.group.first_key
+            return self.request
+
+
+class Wanted(NamedTuple):
+    """What this rank wants: keys and ids, int64 [n], rank after rank and there part after part; inverse: the
+    index among them of each id of the batch; sent: how many are of each rank and part, int64 [ranks, parts];
+    unknowns: the index of the unknown id of each part, 0 for static ones; by_rows: as in `LookupRequest`.
+    """
+
+    keys: torch.Tensor
+    inverse: torch.Tensor
+    sent: torch.Tensor
+    unknowns: list[int]
+    by_rows: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+def _keys_alone(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
+    """What is wanted of static tables."""
+    values = features.values().split(features.length_per_key())
+    # Distinct: a row travels once for all its ids. Sorted as well, so the keys of one rank, and in it
+    # of one table group, are neighbours, and two boundaries say which they are.
+    keys = layout.keys_of(features.keys(), values)
+    nothing = [0] * len(layout.groups)
+    if layout.num_keys <= len(keys):
+        found, inverse = marked_distinct(keys, layout.num_keys)
+        return Wanted(found, inverse, _counts_of_groups(layout, found), nothing)
+    by_key = sorted_distinct(keys, layout.key_dtype)
+    sent = _counts_of_groups(layout, by_key.keys)
+    return Wanted(by_key.keys, by_key.inverse, sent, nothing, (by_key.order, by_key.starts))
+
+
+def marked_distinct(keys: torch.Tensor, num_keys: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distinct ones of some keys, and the inverse, as torch.unique gives them.
+
+    num_keys: above all of them. Of few keys that come often, as in lists, marks are counted in a fifth of the
+    time that sorting takes.
+    """
+    is_there = torch.zeros(num_keys, dtype=torch.int64).index_fill_(0, keys, 1)
+    return is_there.nonzero().view(-1), (is_there.cumsum(0) - 1).index_select(0, keys)
+
+
+def _counts_of_groups(layout: TableLayout, keys: torch.Tensor) -> torch.Tensor:
+    ends = torch.searchsorted(keys, layout.group_ends)
+    # The same number on every rank: a group for each kind of sharding, which may be empty.
+    return ends.diff(prepend=ends.new_zeros(1)).view(-1, len(layout.groups))
+
+
+def _with_ids(layout: TableLayout, features: KeyedJaggedTensor) -> Wanted:
+    """What is wanted of static tables and of dynamic ones."""
+    names = features.keys()
+    values = dict(zip(names, features.values().split(features.length_per_key()), strict=True))
+    static = [name for name in names if name not in layout.dynamic]
+    keys, inverse = torch.unique(
+        layout.keys_of(static, [values[name] for name in static]), return_inverse=True
+    )
+    counts = _counts_of_groups(layout, keys)
+    # Of each part: what is wanted, by rank; how many of each rank; for each id of the batch its index there.
+    wanted, sent = [keys.split(counts.sum(1).tolist())], [counts]
+    shares = {name: _by_rank(values[name], part.share.placement) for name, part in layout.dynamic.items()}
+    for ids, counts_of_ranks, _ in shares.values():
+        wanted.append(ids.split(counts_of_ranks.tolist()))
+        sent.append(counts_of_ranks.unsqueeze(1))
+    message = torch.cat([piece for of_rank in zip(*wanted, strict=True) for piece in of_rank])
+    all_sent = torch.cat(sent, dim=1)
+    # Where in the message each part of each rank begins, less how many of the part went to ranks before.
+    starts = (all_sent.view(-1).cumsum(0) - all_sent.view(-1)).view_as(all_sent)
+    num_groups = len(layout.groups)
+    of_static = starts[:, 0], counts.sum(1)
+    found = dict(
+        zip(
+            static,
+            _moved(inverse, *of_static).split([len(values[name]) for name in static]),
+            strict=True,
+        )
+    )
+    unknowns = [0] * num_groups
+    for number, (name, (_, counts_of_ranks, index)) in enumerate(shares.items(), start=num_groups):
+        moved = _moved(index, starts[:, number], counts_of_ranks)
+        # Its id was put behind all others.
+        found[name] = moved[:-1]
+        unknowns.append(int(starts[0, number]))
+    return Wanted(message, torch.cat([found[name] for name in names]), all_sent, unknowns)
+
+
+def _by_rank(ids: torch.Tensor, placement: Placement) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The distinct ids, int64, those of rank 0 first, and for one rank ascending; how many are of each rank;
+    the index of each id among them, and at last that of the unknown id, which is the first of all.
+    """
+    # Asked for in every step: which ids have no row of their own turns out too late to ask again.
+    with_unknown = torch.cat([ids, ids.new_full((1,), UNKNOWN_ID)])
+    distinct, inverse = torch.unique(with_unknown, return_inverse=True)
+    if placement.world_size == 1:
+        return distinct, torch.tensor([len(distinct)]), inverse
+    ranks = placement.owner_of(distinct)
+    # Its row is one that no bucket has, on rank 0.
+    ranks[0] = 0
+    order = ranks.argsort(stable=True)
+    places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)))
+    counts = ranks.bincount(minlength=placement.world_size)
+    return distinct[order], counts, places[inverse]
+
+
+def _moved(index: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Indices in what is wanted of a part as indices in the message, where each rank's piece of the part
+    begins at its start.
+    """
+    shifts = starts - (counts.cumsum(0) - counts)
+    if len(shifts) == 1:
+        shift = int(shifts)
+        return index + shift if shift else index
+    places = torch.arange(int(counts.sum())) + shifts.repeat_interleave(counts)
+    return places[index]
+
+
+# The bits of a float32 that is no number, and that no arithmetic makes.
+MARK = 0x7FC0DEAD
+
+
+@torch.no_grad()
+def resolve(layout: TableLayout, request: LookupRequest, is_training: bool) -> None:
+    """Turn the ids that came into rows of this rank's groups. Not collective."""
+    pieces: dict[str, list[slice]] = {name: [] for name in layout.dynamic}
+    names = {id(part): name for name, part in layout.dynamic.items()}
+    for part, piece in layout.pieces(request):
+        if isinstance(part, DynamicPart):
+            pieces[names[id(part)]].append(piece)
+    for name, part in layout.dynamic.items():
+        _resolve_part(part, request, pieces[name], is_training)
+    missing = (request.rows == NO_ROW).nonzero().view(-1)
+    request.missing = missing if len(missing) else None
+    request.is_resolved = True
+
+
+def _resolve_part(part: DynamicPart, request: LookupRequest, pieces: list[slice], is_training: bool) -> None:
+    if len(pieces) == 1:
+        request.rows[pieces[0]] = part.rows_of(request.rows[pieces[0]], is_training)
+    elif pieces:
+        # All that a step wants, whoever wants it, at once: who comes in must not depend on the ranks.
+        ids, inverse = torch.cat([request.rows[piece] for piece in pieces]).unique(return_inverse=True)
+        rows = part.rows_of(ids, is_training)[inverse]
+        lengths = [piece.stop - piece.start for piece in pieces]
+        for piece, found in zip(pieces, rows.split(lengths), strict=True):
+            request.rows[piece] = found
+
+
+def mark_missing(request: LookupRequest, rows: torch.Tensor) -> None:
+    """Tell in the rows that go back, float32 [R, D], which ids have none."""
+    if request.missing is not None:
+        rows.view(torch.int32)[request.missing, 0] = MARK
+
+
+def take_unknown(request: LookupRequest, rows: torch.Tensor) -> None:
+    """Have the ids whose rows, of those that came back, float32 [n, D], are marked look at the unknown's."""
+    is_missing = rows.view(torch.int32)[:, 0] == MARK
+    missing = is_missing.nonzero().view(-1)
+    if not len(missing):
+        return
+    sent = torch.tensor(request.sent)
+    parts = torch.arange(sent.size(1)).repeat(len(sent)).repeat_interleave(sent.view(-1))
+    instead = torch.arange(len(rows))
+    instead[missing] = torch.tensor(request.unknowns)[parts[missing]]
+    request.inverse = instead[request.inverse]
+
+
+Specs = Mapping[str, DynamicSpec]
+
+
+class CpuTables(ShardedEmbeddingCollection):
+    """The sharded tables of a model on the CPU, split by rows or whole.
+
+    sharder: knows their optimizer, and those of them that take ids in.
+    """
+
+    def __init__(self, sharder: CpuTablesSharder, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.exchange = open_exchange(self._env.process_group, sharder.timeout)
+        # TorchRec's pipelines ask whether its exchange still waits for a first batch; ours does not.
+        self._has_uninitialized_input_dist = False
+        # Autograd calls the backward only for inputs that want a gradient. The rows themselves are none, so
+        # this empty tensor is what makes it come, also on a rank that holds no rows.
+        self.anchor = torch.zeros(0, requires_grad=True)
+        self.layout = self._lay_out(sharder.rule, sharder.dynamic)
+
+    def _lay_out(self, rule: TableRule, dynamic: Specs) -> TableLayout:
+        """Give the rows of all ranks their keys, and find the kernels of this rank."""
+        plan = {name: self.module_sharding_plan[name] for name in self._table_names}
+        num_rows = {name: config.num_embeddings for name, config in self._table_name_to_config.items()}
+        layout = TableLayout(plan, num_rows)
+        # Of all ranks, from the plan that all have: a rank finds out by itself who owns a row, and asks
+        # nobody.
+        for rank in range(self._env.world_size):
+            for kind, lookup in zip(self._sharding_types, self._lookups, strict=True):
+                first_key, tables = layout.add_group(rank, kind)
+                if rank == self._env.rank:
+                    module = _module_of(lookup, tables)
+                    state = make_state(rule, module) if module else {}
+                    kernel = module and module.emb_module
+                    layout.groups.append(TableGroup(kernel, state, first_key, tables, rule))
+        # Others of the model have another width, and so other tables.
+        for name in [name for name in dynamic if name in plan]:
+            layout.dynamic[name] = self._share_of(dynamic[name], layout)
+        layout.close()
+        return layout
+
+    def _share_of(self, spec: DynamicSpec, layout: TableLayout) -> DynamicPart:
+        """This rank's share of a dynamic table."""
+        places = {name: (group, first) for group in layout.groups for name, first in group.tables}
+        group, first_row = places[spec.name]
+        rank, world_size = self._env.rank, self._env.world_size
+        rows = slice(first_row, first_row + rows_per_rank(spec, world_size))
+        state = group.state["momentum1"][rows]
+        share = DynamicRows(spec, rank, world_size, group.weights[rows], state)
+        if share.unknown is not None:
+            # Learned like any other, and zero to begin with.
+            share.unknown[0].zero_()
+        return DynamicPart(share, group, first_row)
+
+    def dynamic_rows(self) -> dict[str, DynamicRows]:
+        """This rank's share of each dynamic table, by its name."""
+        return {name: part.share for name, part in self.layout.dynamic.items()}
+
+    def on_growth(self) -> None:
+        """Shares have moved between the ranks: what was asked for before is to be asked for again."""
+        self.layout.generation += 1
+
+    def end_step(self) -> None:
+        """Nothing is left to do: the rank that has the unknown's row got all gradients of it."""
+
+    def input_dist(self, ctx: Any, features: KeyedJaggedTensor) -> KJTListSplitsAwaitable:
+        """Ask the ranks for the rows of features. Collective: every rank."""
+        with torch.no_grad():
+            # TorchRec waits twice, for counts and then for keys; its pipeline does other work between the
+            # two.
+            features = of_tables(features, self.layout.plan)
+            return KJTListSplitsAwaitable([CountsExchange(self.layout, self.exchange, features)], ctx)
+
+    def compute_and_output_dist(self, ctx: Any, input: Any) -> Any:
+        """The rows of features; in the backward the tables learn. Collective: every rank."""
+        (request,) = input
+        if request.generation != self.layout.generation:
+            # A pipeline asked for it before a table grew, and its ids went to the ranks that had them then.
+            # It is so on all ranks.
+            request = CountsExchange(self.layout, self.exchange, request.features).wait().wait()
+        if not request.is_resolved:
+            with named("lookup"):
+                resolve(self.layout, request, self.training)
+        if self.post_lookup_tracker_fn is not None:
+            # Here, because TorchRec calls its tracker in the lookup that this one replaces.
+            self._track(request)
+        names = request.features.keys()
+        lengths = dict(zip(names, request.features.lengths().view(len(names), -1), strict=True))
+        *rows, distinct = Rows.apply(self.anchor, self, request)
+        shared = shared_in(names)
+        expanded = [name for name in names if name not in shared]
+        found: dict[str, Any] = {
+            name: JaggedTensor(values=values, lengths=lengths[name])
+            for name, values in zip(expanded, rows, strict=True)
+        }
+        for name, places in zip(names, request.inverse_of_features(), strict=True):
+            if name in shared:
+                is_single = len(places) == len(lengths[name]) and bool((lengths[name] == 1).all())
+                found[name] = DistinctRows(distinct, places, lengths[name], is_single)
+        # Not an awaitable, unlike that of TorchRec's own tables: the exchange has ended above.
+        if expanded:
+            return {name: found[name] for name in names}
+        return SharedRows(found, distinct, request.in_order_of_rows)
+
+    def _track(self, request: LookupRequest) -> None:
+        """Tell TorchRec's tracker, from which deltas are made, which rows of this rank are looked up."""
+        for group, piece in self.layout.pieces(request):
+            # Dynamic tables note by themselves what changes.
+            if not isinstance(group, TableGroup):
+                continue
+            names = [name for name, _ in group.tables]
+            firsts = torch.tensor([first for _, first in group.tables])
+            rows = request.rows[piece]
+            # What comes from a rank is sorted, and so is the list of tables: boundaries tell the rows of
+            # each. The last table ends where no row number reaches.
+            ends = torch.searchsorted(rows, torch.cat([firsts[1:], rows.new_tensor([2**62])]))
+            counts = ends.diff(prepend=ends.new_zeros(1))
+            rows = rows - firsts.repeat_interleave(counts)
+            looked_up = KeyedJaggedTensor(names, rows, lengths=counts.int(), stride=1)
+            self.post_lookup_tracker_fn(looked_up, rows, self, None)
+
+
+def _module_of(lookup: Any, tables: tuple[tuple[str, int], ...]) -> Any:
+    """TorchRec's module of a table group; None where this rank holds nothing of it."""
+    held = [[table.name for table in config.embedding_tables] for config in lookup.grouped_configs]
+    names = [name for name, _ in tables]
+    if held != ([names] if names else []):
+        # Another version of TorchRec may group otherwise; rows would be others than their keys say.
+        raise RuntimeError(f"TorchRec has grouped the tables {names} as {held}")
+    return lookup._emb_modules[0] if names else None
+
+
+def shared_in(names: Sequence[str]) -> Sequence[str]:
+    """Those of the features whose rows are added up as they are: a copy for each value would cost more."""
+    # With an audience the rows of other features have a prior, whose gradient each event has for itself.
+    return LISTS if AUDIENCE in names else names
+
+
+def expanded_in(request: LookupRequest) -> list[torch.Tensor]:
+    """The part of `LookupRequest.inverse` of each other feature."""
+    names = request.features.keys()
+    parts = zip(names, request.inverse_of_features(), strict=True)
+    return [part for name, part in parts if name not in shared_in(names)]
+
+
+class Rows(torch.autograd.Function):
+    """The rows of features that are not shared, each float32 [its ids, D], and for those that are all
+    distinct ones, float32 [distinct, D]; the backward is the step of the tables.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: torch.Tensor, tables: CpuTables, request: LookupRequest
+    ) -> tuple[torch.Tensor, ...]:
+        """Collective: every rank."""
+        ctx.tables, ctx.request = tables, request
+        with named("lookup"):
+            mine = tables.exchange.outgoing("rows", (len(request.rows), tables._embedding_dim))
+            rows = request.rows if request.missing is None else request.rows.clamp(min=0)
+            for part, piece in tables.layout.pieces(request):
+                # Written where other ranks read it: rows are copied once on this side.
+                torch.index_select(part.group.weights, 0, rows[piece], out=mine.rows[piece])
+            mark_missing(request, mine.rows)
+        with named("output exchange"):
+            found = tables.exchange.swap(mine, request.received, request.num_sent)()
+        with named("lookup"):
+            if tables.layout.dynamic:
+                take_unknown(request, found)
+            return *(found.index_select(0, inverse) for inverse in expanded_in(request)), found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, None, None]:
+        """Collective: every rank."""
+        tables, request = ctx.tables, ctx.request
+        sums = tables.exchange.outgoing("gradients", (sum(request.num_sent), tables._embedding_dim))
+        *of_features, of_distinct = gradients
+        # The slot still holds an earlier step. Adding up here, before the exchange, sends as many rows as
+        # came.
+        sums.rows.copy_(of_distinct)
+        for inverse, gradient in zip(expanded_in(request), of_features, strict=True):
+            sums.rows.index_add_(0, inverse, gradient)
+        with named("output exchange"):
+            mine = tables.exchange.swap(sums, request.num_sent, request.received)()
+        with named("optimizer"):
+            if tables._env.world_size > 1:
+                # The loss is the mean over ranks, and each rank's backward began with its own loss alone.
+                # TorchRec's exchange divides in the same way.
+                mine.div_(tables._env.world_size)
+            learn(tables.layout, request, mine)
+        # The tables have learned already; there is no gradient left for an optimizer to take.
+        return None, None, None
+
+
+class CpuTablesSharder(EmbeddingCollectionSharder):
+    """Makes `CpuTables` of the tables of a model.
+
+    rule: their optimizer; timeout: seconds that a rank waits for another one; dynamic: the tables that take
+    ids in.
+    """
+
+    def __init__(self, fused_params: dict[str, Any], rule: TableRule, timeout: float, dynamic: Specs) -> None:
+        # The kernel learns nothing and is to keep nothing: of all optimizers this one has no state.
+        super().__init__(fused_params={**fused_params, "optimizer": EmbOptimType.EXACT_SGD})
+        self.rule, self.timeout, self.dynamic = rule, timeout, dynamic
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> CpuTables:
+        """The sharded tables. Collective: every rank."""
+        return CpuTables(self, module, params, env, self.fused_params, device, module_fqn=module_fqn)
+
+    @property
+    def sharded_module_type(self) -> type[CpuTables]:
+        """What `shard` makes."""
+        return CpuTables

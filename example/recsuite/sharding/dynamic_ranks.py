@@ -1,0 +1,302 @@
+"""Dynamic tables on all ranks: their capacity, clock and growth, and what became of ids."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from recsuite.config.presets import AUTO
+from recsuite.config.sections import TablesConfig
+from recsuite.datasets.schema import Table
+from recsuite.errors import UserError
+from recsuite.sharding.dynamic import (
+    BUCKET_WIDTH,
+    Counts,
+    DynamicRows,
+    DynamicSpec,
+    LiveRows,
+    Marks,
+    Moving,
+    Placement,
+    Waiting,
+)
+
+# Places for each id of the data. Buckets are taken by chance: half full, one in three hundred has no place
+# for one id more.
+PLACES_PER_ID = 2
+# Of a place beside its row: id, time and count, marks, and the optimizer's number.
+BYTES_BESIDE_A_ROW = 8 + 8 + 4 + 2 + 4
+# And of the ids that wait for admission.
+BYTES_OF_WAITING = 8 + 8 + 4 + 2
+
+
+def specs_of(
+    tables: Sequence[Table],
+    config: TablesConfig,
+    widths: Mapping[str, int],
+    init_std: float,
+    seed: int,
+    memory: int,
+    is_stream: bool = False,
+) -> dict[str, DynamicSpec]:
+    """What each dynamic table is told, by its name. widths: of each table; memory: bytes that all ranks have
+    for tables; is_stream: whether ids come that nobody has counted.
+
+    Raises:
+        UserError: when --capacity names a table that is not dynamic, asks a stream for a count, or for more
+            than fits the memory.
+    """
+    dynamic = [table for table in tables if table.feature.is_dynamic]
+    wanted = config.capacities()
+    names = [table.name for table in dynamic]
+    for name in wanted:
+        if name and name not in names:
+            raise UserError(
+                f"--capacity {config.capacity} names the table {name}, and the dynamic tables are "
+                f"{', '.join(names) or 'none'}; give one of these, or no name for all of them."
+            )
+    if is_stream:
+        _check_stream(dynamic, wanted, config)
+    shares = _shares(dynamic, is_stream)
+    # A share is that of the tables when they have grown: only then is it what they take in the end.
+    bytes_of_a_place = {name: _bytes_of_a_place(config, widths[name]) * _growth(config) for name in names}
+    places = _places(dynamic, wanted, shares, bytes_of_a_place, memory)
+    _check_memory(places, bytes_of_a_place, config, memory)
+    return {
+        name: DynamicSpec(
+            name,
+            widths[name],
+            capacity,
+            capacity * _growth(config),
+            seed=seed,
+            init_std=init_std,
+            admit=config.admit,
+            evict=config.evict,
+            ttl=config.expiry.amount,
+            half_life=config.halving.amount,
+            unit=config.unit,
+            distribution=config.distribution,
+            grow=config.grow,
+        )
+        for name, capacity in places.items()
+    }
+
+
+def _check_stream(tables: Sequence[Table], wanted: Mapping[str, str], config: TablesConfig) -> None:
+    """Refuse to count the ids of files for a stream, which must not know those that come later."""
+    name = next((table.name for table in tables if wanted.get(table.name, wanted[""]) == AUTO), None)
+    if name is not None:
+        growth = f", which may grow to {_growth(config)} times as many" if config.grow else ""
+        raise UserError(
+            f"--capacity {config.capacity} is auto for the table {name}, which counts the ids of all files, "
+            "and a stream must not know those that come later; give a number of places such as "
+            f"10000{growth}, or a share of the memory such as 25%."
+        )
+
+
+def _check_memory(
+    places: Mapping[str, int], bytes_of_a_place: Mapping[str, int], config: TablesConfig, memory: int
+) -> None:
+    """Refuse what the planner would: to find out how many rows each rank has of it takes memory too."""
+    needed = sum(bytes_of_a_place[name] * number for name, number in places.items())
+    if needed > memory:
+        growth = f", which --grow may make {_growth(config)} times as many," if config.grow else ""
+        raise UserError(
+            f"--capacity {config.capacity} asks for {sum(places.values()):,} places{growth} and "
+            f"{needed / 2**20:,.0f} MiB, and all ranks together have {memory / 2**20:,.0f} MiB for tables; "
+            "give a smaller --capacity, --max_growth or --embedding_dim, or start more processes."
+        )
+
+
+def _shares(tables: Sequence[Table], is_stream: bool) -> dict[str, float]:
+    """What each table gets of a share of the memory for all: as much as it has of all ids; in a stream, where
+    these are not known, each as much as another.
+    """
+    numbers = {table.name: 1 if is_stream else table.rows for table in tables}
+    return {name: number / sum(numbers.values()) for name, number in numbers.items()}
+
+
+def _growth(config: TablesConfig) -> int:
+    """How many times its first capacity a table may reach by doubling."""
+    return 1 << (config.max_growth.bit_length() - 1) if config.grow else 1
+
+
+def _bytes_of_a_place(config: TablesConfig, embedding_dim: int) -> int:
+    return 4 * embedding_dim + BYTES_BESIDE_A_ROW + (BYTES_OF_WAITING if config.admit > 1 else 0)
+
+
+def _places(
+    tables: Sequence[Table],
+    wanted: Mapping[str, str],
+    shares: Mapping[str, float],
+    bytes_of_a_place: Mapping[str, int],
+    memory: int,
+) -> dict[str, int]:
+    """Places of each table: whole buckets, one at least; no more than a share of the memory has room for."""
+    found = {}
+    for table in tables:
+        value = wanted.get(table.name, wanted[""])
+        if value.endswith("%"):
+            part = 1.0 if table.name in wanted else shares[table.name]
+            share = float(value[:-1]) / 100 * memory * part
+            buckets = int(share / bytes_of_a_place[table.name]) // BUCKET_WIDTH
+        else:
+            buckets = -(-(PLACES_PER_ID * table.rows if value == AUTO else int(value)) // BUCKET_WIDTH)
+        found[table.name] = BUCKET_WIDTH * max(1, buckets)
+    return found
+
+
+# What one rank has, one value for each of its ids -> what has come to it.
+Send = Callable[[torch.Tensor], torch.Tensor]
+
+
+def exchanged(moving: Moving, placement: Placement) -> Moving:
+    """What belongs to this rank by a placement, of what all ranks bring. Collective: every rank."""
+    if placement.world_size == 1:
+        return moving
+
+    def send(ids: torch.Tensor) -> Send:
+        return _sender(placement.owner_of(ids), placement.world_size)
+
+    live, waiting = moving.live, moving.live.waiting
+    rows, waits = send(live.ids), send(waiting.ids)
+    arrived = LiveRows(
+        rows(live.ids),
+        rows(live.weight),
+        rows(live.state),
+        rows(live.seen),
+        rows(live.count),
+        Waiting(waits(waiting.ids), waits(waiting.count), waits(waiting.seen)),
+    )
+    return Moving(arrived, _marks(moving.marks, send), _marks(moving.waiting_marks, send))
+
+
+def _marks(marks: Marks, send: Callable[[torch.Tensor], Send]) -> Marks:
+    return Marks(*(send(ids)(ids) for ids in (marks.touched, marks.fresh, marks.gone)))
+
+
+def _sender(ranks: torch.Tensor, world_size: int) -> Send:
+    """A function that sends each of n values, [n, ...], to its rank, and returns those that came."""
+    order = ranks.argsort(stable=True)
+    leaving = ranks.bincount(minlength=world_size)
+    arriving = torch.empty_like(leaving)
+    dist.all_to_all_single(arriving, leaving)
+    num_out, num_in = leaving.tolist(), arriving.tolist()
+
+    def send(values: torch.Tensor) -> torch.Tensor:
+        found = values.new_empty(sum(num_in), *values.shape[1:])
+        dist.all_to_all_single(found, values[order].contiguous(), num_in, num_out)
+        return found
+
+    return send
+
+
+# Looked at so often, because all ranks have to add up what they hold.
+STEPS_BETWEEN_GROWTH = 32
+
+
+class DynamicTables(Protocol):
+    """A module with dynamic tables."""
+
+    def dynamic_rows(self) -> Mapping[str, DynamicRows]:
+        """This rank's share of each table, by its name."""
+
+    def on_growth(self) -> None:
+        """Told when shares have moved between the ranks."""
+
+    def end_step(self) -> None:
+        """Told when a step of training has ended. Collective: every rank."""
+
+
+def dynamic_rows(model: nn.Module) -> dict[str, DynamicRows]:
+    """This rank's share of each dynamic table, by its name. Not collective."""
+    return {name: rows for module in dynamic_modules(model) for name, rows in module.dynamic_rows().items()}
+
+
+def dynamic_modules(model: nn.Module) -> list[DynamicTables]:
+    """The modules with dynamic tables. Not collective."""
+    return [module for module in model.modules() if hasattr(module, "dynamic_rows")]  # type: ignore[misc]
+
+
+def begin_step(shares: Mapping[str, DynamicRows], step: int, time: int, scale: float) -> None:
+    """Say when the next step of training is, in steps and in the time of the events, in seconds, and what a
+    row is of what the tables hold. shares: see `dynamic_rows`. Not collective.
+    """
+    for rows in shares.values():
+        rows.begin_step(time if rows.spec.unit == "seconds" else step, scale)
+
+
+def grow(model: nn.Module, step: int) -> list[str]:
+    """Give tables that are too full twice their capacity, between two steps; a sentence for each that grew.
+
+    Looks only every `STEPS_BETWEEN_GROWTH` steps, of the whole training. Collective: every rank.
+    """
+    grown: list[str] = []
+    if step % STEPS_BETWEEN_GROWTH:
+        return grown
+    for module in dynamic_modules(model):
+        before = len(grown)
+        tables = module.dynamic_rows()
+        growing = {name: rows for name, rows in tables.items() if rows.spec.grow}
+        for rows in growing.values():
+            # They are no reason to grow; and who is looked for when depends on when checkpoints are written.
+            rows.let_expired_go()
+        taken = _summed([rows.places.taken for rows in growing.values()])
+        for (name, rows), places in zip(growing.items(), taken, strict=True):
+            spec = rows.spec
+            if places > spec.grow * spec.capacity and spec.capacity < spec.max_capacity:
+                resize(rows, 2 * spec.capacity)
+                grown.append(
+                    f"{name} has {rows.spec.capacity:,} places from step {step:,} on: "
+                    f"{places:,} of {spec.capacity:,} were taken"
+                )
+        if len(grown) > before:
+            module.on_growth()
+    return grown
+
+
+def resize(rows: DynamicRows, capacity: int) -> None:
+    """Give a table another capacity, and every row to the rank that then has its bucket. Collective."""
+    moving: Moving = rows.resized(capacity)
+    rows.settle(exchanged(moving, rows.placement))
+
+
+def _summed(numbers: list[int], group: Any = None) -> list[int]:
+    """The sums over all ranks of a group. Collective: every rank of it."""
+    if not numbers:
+        return []
+    total = torch.tensor(numbers)
+    # The process group of a GPU adds up only what lies on it.
+    if dist.get_backend(group) == "nccl":
+        total = total.cuda()
+    dist.all_reduce(total, group=group)
+    summed: list[int] = total.tolist()
+    return summed
+
+
+def counts_of(shares: Mapping[str, DynamicRows], group: Any = None) -> dict[str, Counts]:
+    """What became of ids, of all ranks of a group together, by table. Collective: every rank of it.
+
+    shares: see `dynamic_rows`.
+    """
+    mine = [number for rows in shares.values() for number in dataclasses.astuple(rows.counts())]
+    everyones = iter(_summed(mine, group))
+    return {table: Counts(*(next(everyones) for _ in dataclasses.fields(Counts))) for table in shares}
+
+
+def describe_counts(counts: Mapping[str, Counts]) -> str:
+    """One line on the dynamic tables: rows, and what became of ids since the beginning; "" without any."""
+    shown = []
+    for table, count in counts.items():
+        others = [
+            f"{getattr(count, name):,} {name}"
+            for name in ("waiting", "evicted", "expired", "unplaced", "unadmitted")
+            if getattr(count, name)
+        ]
+        shown.append(f"{table} {count.live:,} rows" + (f" ({', '.join(others)})" if others else ""))
+    return f"dynamic tables: {'; '.join(shown)}" if shown else ""

@@ -1,0 +1,842 @@
+"""A training from its beginning, or from a checkpoint, to its end: in epochs, or along a stream.
+
+In epochs there is a validation after each, and a test at the end. Of a stream each window is first predicted,
+then learned from once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from typing_extensions import Self
+
+from recsuite.checkpoint.storage.choice import describe_step
+from recsuite.checkpoint.storage.manifest import VOCABULARY, Progress
+from recsuite.checkpoint.storage.stream_progress import StreamProgress
+from recsuite.config.config import Config
+from recsuite.config.sections import CheckpointConfig, TrainingConfig
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.metrics import Metrics
+from recsuite.datasets.opening import LOOK_EVERY, Data, Following, find_same, load
+from recsuite.datasets.preparation.cache import owner_of, remove_owned
+from recsuite.datasets.schema import ENTITIES, UNKNOWN_ROW
+from recsuite.datasets.streams import Past, Prefix, Rule, Window, check_prefix, next_window, num_empty
+from recsuite.errors import UserError, counted, four_places
+from recsuite.models.co_occurrence import GROUPS, CoOccurrence, learned_spreads, standard_error
+from recsuite.models.tasks import TASKS, ModelMaker, Task
+from recsuite.runtime.console import stage
+from recsuite.runtime.process import (
+    RuntimeContext,
+    all_gather_object,
+    broadcast_from_rank0,
+    launch_name,
+    raise_on_all,
+)
+from recsuite.sharding.dynamic_ranks import counts_of, describe_counts, dynamic_rows
+from recsuite.sharding.plan import describe_plan
+from recsuite.sharding.recommender import Metric, ModelInput, Recommender
+from recsuite.sharding.table_rules import TableRule
+from recsuite.training.callbacks import (
+    Callback,
+    Callbacks,
+    CheckpointerProtocol,
+    Epoch,
+    ProgressBar,
+    Run,
+    Step,
+    TrainedWindow,
+    WindowBar,
+)
+from recsuite.training.evaluation import Evaluator, PredictionEvaluator, make_evaluator
+from recsuite.training.state import (
+    Constant,
+    DenseOptimizer,
+    Falling,
+    Schedule,
+    ShardedModel,
+    build_train_state,
+    has_epochs_left,
+    stops_early,
+)
+from recsuite.training.steps import InputPipeline, Pass, learn, start_clock
+from recsuite.training.weights import BestInMemory, check_finite, check_sound, fold_scale, unsound
+
+# Seconds from one line to the next, where windows are shorter.
+AT_LEAST = 2.0
+
+
+class WindowLines:
+    """Says what windows were, several in one line."""
+
+    def __init__(self, task: Task, unit: str, context: RuntimeContext) -> None:
+        """unit: the noun for events."""
+        self.task, self.unit, self.context = task, unit, context
+        self._windows: list[TrainedWindow] = []
+        self._said_at = time.monotonic()
+
+    def add(self, window: TrainedWindow) -> None:
+        """Take note of a window, and say a line if it is time to."""
+        self._windows.append(window)
+        if time.monotonic() - self._said_at >= AT_LEAST:
+            self.say()
+
+    def say(self) -> None:
+        """Say what was not said yet."""
+        if self._windows:
+            self.context.say(describe_windows(self._windows, self.task, self.unit))
+        self._windows, self._said_at = [], time.monotonic()
+
+
+def describe_windows(windows: list[TrainedWindow], task: Task, unit: str) -> str:
+    """One line on windows that follow each other; unit: the noun for events."""
+    first, last = windows[0], windows[-1]
+    numbers = f"window {last.number}" if len(windows) == 1 else f"windows {first.number} to {last.number}"
+    number, seconds = sum(window.num_events for window in windows), sum(window.seconds for window in windows)
+    name = task.main_metric
+    shown = [("", last.validation[name])] if len(windows) == 1 else []
+    shown.append((" of all windows", last.overall[name]))
+    errors = ", ".join(f"{task.main_label}{of} {four_places(value)}" for of, value in shown)
+    return (
+        f"{numbers} ({day(first.first_time)} to {day(last.last_time)}): {counted(number, unit[:-1], unit)}, "
+        f"predicted with {errors}, {number / max(seconds, 1e-9):,.0f} {unit}/s trained"
+    )
+
+
+def day(seconds: int) -> str:
+    """A time since 1970 as people write it, to the minute."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
+
+
+# The share of the epochs after which spreads are learned. Before, rows are small because they have learned
+# little, which is no fault of the prior.
+WARM_UP = 0.2
+
+
+def learn_spreads(model: DistributedModelParallel, input_pipeline: InputPipeline, epoch: int) -> None:
+    """Move the spreads of a model with a prior to where the validation events say. Collective: every rank.
+
+    epoch: what a failure of the batches is reported with.
+    """
+    recommender: Recommender = model.module.recommender
+    head: CoOccurrence = recommender.head
+    assert head.prior is not None
+    products, errors = _evidence(model, input_pipeline, epoch)
+    spreads = head.spreads.double().cpu()
+    noise = head.prior.noise
+    # One rank solves: the machines of others may round otherwise.
+    learned = broadcast_from_rank0(lambda: learned_spreads(spreads, products, errors, noise).tolist())
+    head.spreads.copy_(torch.tensor(learned))
+
+
+@torch.no_grad()
+def _evidence(
+    model: DistributedModelParallel, input_pipeline: InputPipeline, epoch: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Products and errors as `learned_spreads` takes them, summed over the events of all ranks."""
+    # In this mode the tracker of a delta marks no row as changed.
+    model.eval()
+    recommender: Recommender = model.module.recommender
+    head: CoOccurrence = recommender.head
+    device = head.spreads.device
+    # One tensor for one exchange: the errors are the last column.
+    sums = torch.zeros(len(GROUPS), len(GROUPS) + 1, dtype=torch.float64, device=device)
+    for batch in input_pipeline.batches("validation", epoch):
+        batch = batch.to(device, non_blocking=True)
+        predictions, directions = head.predict_with_directions(recommender.look_up(batch), batch)
+        # Padding has the weight 0.
+        is_real = (batch.weights > 0).double()
+        directions = directions.double() * is_real
+        missed = (batch.labels - predictions).double() * is_real
+        sums += directions @ torch.cat([directions, missed.unsqueeze(0)]).T
+    dist.all_reduce(sums)
+    sums = sums.cpu()
+    return sums[:, :-1], sums[:, -1]
+
+
+def describe_spreads(head: CoOccurrence) -> str:
+    """One line on how far from zero rows lie."""
+    times = (
+        f"{group} {math.exp(spread):.2f}" for group, spread in zip(GROUPS, head.spreads.tolist(), strict=True)
+    )
+    return (
+        "learned from the validation: how many times as far from zero as the prior says rows lie: "
+        f"{', '.join(times)} (docs/quality.md, Who had what)"
+    )
+
+
+def say_rest(
+    evaluator: Evaluator,
+    model: DistributedModelParallel,
+    progress: Progress,
+    columns: Columns,
+    context: RuntimeContext,
+) -> None:
+    """Predict all events of a stream behind those that a model has learned, and say with what error.
+    Collective: every rank.
+
+    Raises:
+        UserError: when what it has learned is not there as it was.
+    """
+    # A ranking of a stream is refused with the flags.
+    assert isinstance(evaluator, PredictionEvaluator)
+    stream, end = progress.stream or StreamProgress(), columns.num_train
+    raise_on_all(lambda: check_prefix(columns.column("keys"), stream.end, stream.digest, columns.source))
+    begin = stream.begin + progress.samples
+    step, unit = describe_step(progress), columns.schema.labels
+    if begin == end:
+        context.say(f"{step} has learned all {end:,} {unit} of the stream, and none is left to predict")
+        return
+    labels = np.asarray(columns.column("rating")[begin:end])
+    metrics = evaluator.window(model, progress.epoch, (begin, end), labels)
+    name, label = evaluator.task.main_metric, evaluator.task.main_label
+    many, error = counted(end - begin, unit[:-1], unit), four_places(metrics[name])
+    context.say(f"{step}: {many} after it, none of them learned, predicted with {label} {error}")
+
+
+class Training(ABC):
+    """A training from where its checkpointer begins.
+
+        with begin_training(data, config, context, checkpointer, callbacks) as training:
+            model = training.shard()
+            for part in training.passes():
+                for batch in part:
+                    loss = model(batch)
+                    loss.backward()
+                    model.step()
+                part.end(training.validate())
+            run = training.finish()
+
+    Collective: every rank makes one, and makes the same calls.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        config: Config,
+        context: RuntimeContext,
+        checkpointer: CheckpointerProtocol | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.config = config
+        self.context = context
+        self.data = data
+        self.columns = data.columns
+        self.task = TASKS[config.model.task]
+        # A training without checkpoints is tested with its best weights too.
+        self.checkpointer = checkpointer or BestInMemory(config.training, context)
+        self.progress = self.checkpointer.start
+        self.unit = data.columns.schema.labels
+        self.part: TrainingPass
+        self.callbacks = Callbacks([*callbacks, self.make_bar()])
+        self.input_pipeline = InputPipeline(data.loader, self.phase)
+        self.prepare()
+
+    def shard(
+        self,
+        maker: ModelMaker | None = None,
+        loss: nn.Module | None = None,
+        tables: TableRule | None = None,
+        dense: DenseOptimizer | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+    ) -> ShardedModel:
+        """Build the model, share its tables out, and put it where the checkpointer begins. Collective.
+
+        maker: makes the model from the columns and the flags of the model, and its attribute `embedding_dims`
+        gives the tables that it names another width than --embedding_dim; loss: called with the output of
+        the model and the batch, returns the mean over the batch; tables, dense: the optimizers. What is None
+        is that of the task and the flags. metrics: a name to a function of predictions and labels, numpy
+        float32 [n], which returns a number; shown beside those of the task. One with the name of the main
+        metric takes its place, and chooses the best epoch.
+
+        Raises:
+            UserError: when the tables do not fit, there is no such optimizer of them, or a checkpoint is
+                damaged or of another model.
+        """
+        with self.phase("model"), stage("building the model", quiet=self.context.rank != 0):
+            self.train_state = build_train_state(
+                self.columns, self.config, self.context, maker, loss, tables, dense, metrics
+            )
+        self.plan = describe_plan(self.train_state.model, self.columns)
+        for line in self.plan.splitlines():
+            self.context.say(line)
+        with self.phase(self.checkpointer.phase):
+            self.checkpointer.begin(self.train_state)
+        # A row may have expired since it was written: evaluation, which is no step, has to know the time too.
+        start_clock(dynamic_rows(self.train_state.model), self.progress)
+        return self.train_state
+
+    def run(self) -> Run:
+        """Train with the model of the task. Collective: every rank.
+
+        Raises:
+            UserError: when the tables do not fit, the training diverges, or data that grow cannot be read.
+            WorkerError: when a data worker fails.
+        """
+        with self:
+            self.shard()
+            for part in self.passes():
+                learn(part)
+                part.end(self.validate())
+            return self.finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what the training has begun beside its data; harmless twice. Not collective."""
+        return
+
+    @abstractmethod
+    def passes(self) -> Iterator[TrainingPass]:
+        """Yield what is left to train: epochs, or windows of a stream. Ends the one before, if it was not."""
+
+    @abstractmethod
+    def validate(self) -> Metrics:
+        """Return the metrics of the pass that was trained: on the validation events, or of a window's
+        predictions, which were made before it was learned.
+        """
+
+    @abstractmethod
+    def finish(self) -> Run:
+        """Test the best weights, and tell the callbacks of the end."""
+
+    @abstractmethod
+    def make_bar(self) -> Callback:
+        """What shows how far the steps are."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Have the workers make the first batches, while the model is built."""
+
+    def phase(self, name: str) -> AbstractContextManager[Any]:
+        """A context around one of `callbacks.PHASES`."""
+        return self.callbacks.phase(name, self.progress)
+
+    def check_whole(self) -> None:
+        """Refuse a pass of which not all was learned."""
+        if self.part.losses is None:
+            raise RuntimeError(
+                "The loop over the batches ended early. Fix: take every batch of a pass; for a shorter "
+                "training give --epochs."
+            )
+        if self.train_state.is_pending:
+            raise RuntimeError(
+                "The dense part has not learned from the last batches. Fix: call model.step() after "
+                "loss.backward(); where gradients add up over batches, also when part.is_last."
+            )
+
+    def check_weights(self, rows: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Refuse weights that cannot be those of a trained model; rows: see `unsound`. Collective."""
+        tensors, shares = self.checkpointer.tensors, dynamic_rows(self.train_state.model)
+        faults = all_gather_object(lambda: unsound(tensors, shares, rows))
+        check_sound(faults, self.progress.step, self.config.optimizer)
+
+    def say_dynamic_tables(self) -> None:
+        """Say how full dynamic tables are, and what became of ids. Collective: every rank."""
+        sentence = describe_counts(counts_of(dynamic_rows(self.train_state.model)))
+        if sentence:
+            self.context.say(sentence)
+
+    def trained(self, part: TrainingPass) -> None:
+        """Note that all steps of a pass are made."""
+        assert part.losses is not None
+        # First of all: what follows would validate, compare and keep a model that is broken.
+        check_finite(part.losses, self.progress.step, self.config.optimizer)
+        # Of the rank that waited most: in every step all wait for it.
+        part.wait = _largest(self.input_pipeline.seconds_waited / part.seconds, self.context)
+        self.progress = dataclasses.replace(self.progress, **after(self.progress, len(part.losses)))
+
+    @abstractmethod
+    def ended(self, part: TrainingPass) -> None:
+        """Keep what a pass has learned."""
+
+    def after_step(self, step: Step, num_events: int) -> None:
+        """Tell who looks on of a step, and the checkpointer too unless it was the last of `num_events`."""
+        self.callbacks.on_step(step)
+        # After the last step of an epoch its losses are checked first, and it is validated. A checkpoint has
+        # no gradients, so none is written while some wait for their step.
+        if step.progress.samples < num_events and not self.train_state.is_pending:
+            with self.phase(self.checkpointer.phase):
+                self.checkpointer.on_step(step)
+
+
+class TrainingPass(Pass):
+    """A pass of a training, see `Pass`.
+
+    wait: the share of it that was spent waiting for batches; validation: its metrics, once it was ended.
+    """
+
+    def __init__(self, training: Training, schedule: Schedule, num_events: int) -> None:
+        super().__init__(
+            training.train_state,
+            training.input_pipeline,
+            training.progress,
+            schedule,
+            training.config.training,
+            training.context,
+            lambda step: training.after_step(step, num_events),
+        )
+        training.part, self.training, self.wait = self, training, 0.0
+        self.validation: Metrics | None = None
+
+    def __iter__(self) -> Iterator[ModelInput]:
+        """See `Pass`."""
+        with self.training.phase("steps"):
+            yield from super().__iter__()
+        self.training.trained(self)
+
+    def end(self, validation: Metrics) -> None:
+        """Keep what was learned, and tell the callbacks. Collective; it may end the process.
+
+        validation: the metrics of the pass, by which the best one is chosen.
+        """
+        self.training.check_whole()
+        self.validation = validation
+        self.training.ended(self)
+
+
+def after(progress: Progress, num_steps: int) -> dict[str, Any]:
+    """What changes of a progress when its epoch ended after so many more steps."""
+    return {"step": progress.step + num_steps, "epoch": progress.epoch + 1, "samples": 0}
+
+
+def _largest(value: float, context: RuntimeContext) -> float:
+    largest = torch.tensor(value, device=context.device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
+
+
+class EpochLoop(Training):
+    """A training in epochs. See `Training`."""
+
+    def make_bar(self) -> Callback:
+        """See `Training`."""
+        num_train, epochs = self.columns.num_train, self.config.training.epochs
+        return ProgressBar(num_train, self.unit, epochs, quiet=self.context.rank != 0)
+
+    def prepare(self) -> None:
+        """See `Training`."""
+        if self.has_epochs_left:
+            self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples)
+
+    @property
+    def has_epochs_left(self) -> bool:
+        """Whether there is something left to train."""
+        return has_epochs_left(self.progress, self.config.training)
+
+    def passes(self) -> Iterator[TrainingPass]:
+        """See `Training`."""
+        # It maps its columns now: like the loader, the training continues when the files are removed.
+        self.evaluator = make_evaluator(self.input_pipeline, self.columns, self.config.model, self.context)
+        self.epochs: list[Epoch] = []
+        while self.has_epochs_left:
+            self.train_state.expect_noise(self.task.noise_of(self.progress.best, self.columns.schema.unit))
+            num_train = self.columns.num_train
+            part = TrainingPass(self, Falling(num_train, self.config.training.epochs), num_train)
+            yield part
+            if part.validation is None:
+                part.end(self.validate())
+        if self.epochs and self.train_state.prior is not None:
+            self.context.say(describe_spreads(self.train_state.head))
+
+    def validate(self) -> Metrics:
+        """See `Training`."""
+        self.check_whole()
+        with self.phase("evaluation"):
+            # Also where the loss was a number: a model may be broken and still give one.
+            self.check_weights()
+            return self.evaluator.validate(self.train_state.model, self.progress.epoch - 1)
+
+    def ended(self, part: TrainingPass) -> None:
+        """See `Training`."""
+        assert part.losses is not None
+        assert part.validation is not None
+        self.progress = self._judged(part.validation)
+        self._learn_spreads()
+        # Steps are of different sizes, so their losses are weighted with their events.
+        train_loss = float(np.average(part.losses, weights=part.step_sizes))
+        rate, wait = sum(part.step_sizes) / part.seconds, part.wait
+        epoch = Epoch(self.progress, part.losses, train_loss, part.validation, part.seconds, rate, wait)
+        # Before all others, for it may end the process; and after the checks, because what it writes replaces
+        # checkpoints that were good.
+        with self.phase(self.checkpointer.phase):
+            self.checkpointer.on_epoch(epoch)
+        self.callbacks.on_epoch(epoch)
+        self.context.say(describe_epoch(epoch, self.task, self.unit, self.config.training))
+        self.say_dynamic_tables()
+        self.epochs.append(epoch)
+
+    def finish(self) -> Run:
+        """See `Training`."""
+        has_stopped = stops_early(self.progress, self.config.training)
+        if has_stopped:
+            self.context.say(describe_early_stop(self.progress, self.task, self.config.training))
+        with self.phase(self.checkpointer.phase):
+            best = self.take_best()
+        # Only now: nothing may be chosen by what the test says.
+        with self.phase("evaluation"):
+            test = self.evaluator.test(self.train_state.model, best.epoch)
+        number = self.progress.epoch
+        run = Run(self.columns, self.plan, self.epochs, test, best.epoch, number, has_stopped)
+        self.callbacks.on_end(run)
+        return run
+
+    def _learn_spreads(self) -> None:
+        """Learn from the validation events how far from zero held rows lie."""
+        # After the last epoch too: a checkpoint of it may be resumed for more.
+        is_warm = self.progress.epoch >= WARM_UP * self.config.training.epochs
+        if self.train_state.prior is not None and is_warm and self.columns.num_validation:
+            with self.phase("evaluation"):
+                learn_spreads(self.train_state.model, self.input_pipeline, self.progress.epoch - 1)
+
+    def _judged(self, validation: Metrics) -> Progress:
+        """The progress at the end of an epoch, with what its validation says."""
+        value, best, leeway = validation[self.task.main_metric], self.progress.best, 0.0
+        # Rows that a prior holds learn more with each pass, and a few validation events may say otherwise by
+        # chance.
+        if self.train_state.prior is not None and best is not None:
+            leeway = standard_error(best, self.columns.num_validation)
+        # One rank judges: the machines of others may round otherwise.
+        found: Progress = broadcast_from_rank0(lambda: judged(self.progress, value, self.task, leeway))
+        return found
+
+    def take_best(self) -> Progress:
+        """Put what was learned where it was best, as far as that was kept, and say which epoch it is; where
+        the training was then. Collective: every rank.
+        """
+        progress = self.progress
+        if progress.is_best:
+            return progress
+        best = self.checkpointer.restore_best(self.train_state)
+        if best is None:
+            self.context.say(
+                f"the test is read with the last weights, of epoch {progress.epoch}: no better ones were kept"
+            )
+            return progress
+        wanted = progress.epoch - progress.epochs_since_best
+        lost = f" that is still there; epoch {wanted} was better, but its checkpoint is gone"
+        self.context.say(
+            f"the test is read with the weights of epoch {best.epoch}, the best on the validation "
+            f"{self.unit}{lost if best.epoch < wanted else ''}"
+        )
+        return best
+
+
+def judged(progress: Progress, value: float, task: Task, leeway: float) -> Progress:
+    """The progress at the end of an epoch, with what a value of the main metric says: the epoch counts as the
+    best unless an earlier one was better by the leeway.
+    """
+    if not task.is_better(value, progress.best, leeway):
+        return dataclasses.replace(progress, epochs_since_best=progress.epochs_since_best + 1)
+    # By the best value itself, or it would creep away step by step.
+    best = value if task.is_better(value, progress.best) else progress.best
+    return dataclasses.replace(progress, best=best, epochs_since_best=0)
+
+
+def describe_epoch(epoch: Epoch, task: Task, unit: str, config: TrainingConfig) -> str:
+    """One line on one epoch; unit: the noun for events."""
+    validation = ", ".join(
+        f"{label} {four_places(epoch.validation[name])}"
+        for name, label in task.labels_for(epoch.validation).items()
+        if name in task.epoch_metrics or name not in task.metrics
+    )
+    return (
+        f"epoch {epoch.number}/{config.epochs}: train loss {epoch.train_loss:.4f}, "
+        f"validation {validation}, {epoch.seconds:.1f} s, {epoch.events_per_second:,.0f} {unit}/s, "
+        f"data wait {epoch.data_wait:.1%}"
+    )
+
+
+def describe_early_stop(progress: Progress, task: Task, config: TrainingConfig) -> str:
+    """One line on a training that ended before its last epoch."""
+    assert progress.best is not None
+    return (
+        f"stopped early, after epoch {progress.epoch}: "
+        f"{counted(progress.epochs_since_best, 'epoch')} without a better "
+        f"validation {task.main_label} than {progress.best:.4f} (--patience {config.patience})"
+    )
+
+
+class StreamLoop(Training):
+    """A training along a stream. See `Training`."""
+
+    def make_bar(self) -> Callback:
+        """See `Training`."""
+        return WindowBar(self.unit, quiet=self.context.rank != 0)
+
+    def prepare(self) -> None:
+        """See `Training`: here the place in the stream is found."""
+        self.span = self.config.stream.span
+        self.following = self.data.following
+        self.lines = WindowLines(self.task, self.unit, self.context)
+        self.loader = contextlib.ExitStack()
+        self.owner = owner_of(broadcast_from_rank0(lambda: owner_name(self.config.checkpoint)))
+        # Of a training that was killed.
+        self._drop_columns()
+        self._take_up(self.columns)
+        before = self.progress.stream or StreamProgress()
+        self.prefix = Prefix(self.columns.column("keys"), before.end)
+        past = self.data.past
+        self._remember(before, past.rules(self.columns.events_per_file) if self.columns.num_late else ())
+        if before.is_under_way:
+            window = before.begin, before.end
+            self.input_pipeline.prepare("train", self.progress.epoch, self.progress.samples, window)
+
+    def _take_up(self, columns: Columns) -> None:
+        self.columns = columns
+        self.times, self.labels = columns.column("time"), columns.column("rating")
+
+    def _remember(self, stream: StreamProgress, late: tuple[Rule, ...]) -> None:
+        """Keep what tells events that come later, and those that came too late."""
+        stream = dataclasses.replace(stream, events_per_file=self.columns.events_per_file, late=late)
+        self.progress = dataclasses.replace(self.progress, stream=stream)
+
+    @property
+    def stream(self) -> StreamProgress:
+        """Where the stream is."""
+        assert self.progress.stream is not None
+        return self.progress.stream
+
+    def passes(self) -> Iterator[TrainingPass]:
+        """See `Training`."""
+        self.evaluator = PredictionEvaluator(self.task, self.input_pipeline, self.columns, self.context)
+        self.windows: list[TrainedWindow] = []
+        while (window := self._next(self.lines)) is not None:
+            part = self._begin(window)
+            yield part
+            if part.validation is None:
+                part.end(self.validate())
+        self.close()
+        self.say_dynamic_tables()
+
+    def validate(self) -> Metrics:
+        """See `Training`."""
+        self.check_whole()
+        return {**self.task.no_metrics(), **self.stream.predicted}
+
+    def finish(self) -> Run:
+        """See `Training`."""
+        overall = {**self.task.no_metrics(), **self.stream.overall()}
+        empty = num_empty(self.times, self.stream.end, self.span)
+        number = self.progress.epoch
+        run = Run(self.columns, self.plan, self.windows, overall, number, number, False, True, empty)
+        self.callbacks.on_end(run)
+        return run
+
+    def close(self) -> None:
+        """See `Training`."""
+        self.lines.say()
+        self.loader.close()
+        # Checkpoints that are still being written copy the vocabulary of the last ones.
+        if not self.config.checkpoint.writes and self.context.local_rank == 0:
+            remove_owned(Path(self.columns.folder).parent, self.owner)
+
+    def _next(self, lines: WindowLines) -> Window | None:
+        """The window under way, or the next one; None at the end of data that are not followed."""
+        stream, is_waiting = self.stream, False
+        if stream.is_under_way:
+            return Window(stream.begin, stream.end)
+        while True:
+            is_open = self.following is not None
+            window = next_window(self.times, self.stream.end, self.span, is_open)
+            if window is not None or self.following is None:
+                return window
+            if not is_waiting:
+                lines.say()
+                # It may never end, which is where others say it.
+                self.say_dynamic_tables()
+                self.context.say(self._describe_wait())
+                is_waiting = True
+            with self.phase(self.checkpointer.phase):
+                self.checkpointer.on_wait(self.progress)
+            if self.following.has_grown():
+                self._grow(self.following)
+            else:
+                time.sleep(LOOK_EVERY)
+
+    def _describe_wait(self) -> str:
+        said = f"waiting for more {self.unit} in {self.columns.source}"
+        number = len(self.times) - self.stream.end
+        if number == 0:
+            return said
+        some = counted(number, self.unit[:-1], self.unit)
+        return f"{said}; {some} will be learned when the window of the first is over"
+
+    def _begin(self, window: Window) -> TrainingPass:
+        """Predict a window, unless that was done before; the rest of it is to be learned."""
+        if not self.stream.is_under_way:
+            with self.phase("evaluation"):
+                self._predict(window)
+        if fold_scale(self.train_state):
+            # It may wait for a checkpoint that is still being written.
+            with self.phase(self.checkpointer.phase):
+                self.checkpointer.on_fold()
+        self.window = window
+        return TrainingPass(self, Constant(), len(window))
+
+    def ended(self, part: TrainingPass) -> None:
+        """See `Training`."""
+        assert part.losses is not None
+        assert part.validation is not None
+        window = self.window
+        # Before a checkpoint is made of them.
+        self.check_weights(self.checkpointer.changed)
+        self.progress = dataclasses.replace(self.progress, stream=self.stream.done())
+        done = TrainedWindow(
+            self.progress,
+            part.losses,
+            float(np.average(part.losses, weights=part.step_sizes)),
+            part.validation,
+            part.seconds,
+            sum(part.step_sizes) / part.seconds,
+            part.wait,
+            len(window),
+            int(self.times[window.begin]),
+            int(self.times[window.end - 1]),
+            {**self.task.no_metrics(), **self.stream.overall()},
+        )
+        with self.phase(self.checkpointer.phase):
+            self.checkpointer.on_epoch(done)
+        self.callbacks.on_epoch(done)
+        self.lines.add(done)
+        # An endless stream must not keep all of its losses.
+        self.windows.append(dataclasses.replace(done, losses=done.losses[:0]))
+
+    def _predict(self, window: Window) -> None:
+        """Predict a window of which nothing was learned, and begin it."""
+        model, number = self.train_state.model, self.progress.epoch
+        labels = np.asarray(self.labels[window.begin : window.end])
+        predicted = self.evaluator.window(model, number, window, labels)
+        stream = dataclasses.replace(
+            self.stream.with_window(predicted, len(window)),
+            begin=window.begin,
+            end=window.end,
+            begins_at=int(self.times[window.begin]),
+            time=int(self.times[window.end - 1]),
+            digest=self.prefix.extend(window.end),
+        )
+        self.progress = dataclasses.replace(self.progress, stream=stream)
+
+    def _grow(self, following: Following) -> None:
+        """Go over to columns of the files as they are now, if they can be read. Collective.
+
+        Raises:
+            UserError: when what was learned from is not there as it was.
+        """
+        stream, before = self.stream, self.columns
+        vocabulary = Path(before.folder, VOCABULARY).read_text()
+        past = Past(vocabulary, stream.late, stream.events_per_file, stream.learned, self.owner)
+        try:
+            # What was asked to be made again was, when it was first read.
+            columns = find_same(self.config.replaced(rebuild=False), self.context, past)
+        except UserError as error:
+            # Half of a file may have come, or an event before its item: the rest is another change.
+            following.say_once(f"{error} The stream waits until the files change again.")
+            return
+        keys = columns.column("keys")
+        raise_on_all(lambda: check_prefix(keys, stream.end, stream.digest, columns.source))
+        self.prefix.keys = keys
+        self._take_up(columns)
+        # A rule that left nothing out need not be remembered: what comes later is under a later one.
+        found_late = columns.num_late > before.num_late
+        self._remember(stream, past.rules(columns.events_per_file) if found_late else stream.late)
+        self.input_pipeline.loader.close()
+        # An endless stream must not keep all that it had.
+        self.loader.close()
+        loader = self.loader.enter_context(load(columns, self.config, self.context, self.data.build))
+        self.input_pipeline = InputPipeline(loader, self.phase)
+        self.evaluator = PredictionEvaluator(self.task, self.input_pipeline, columns, self.context)
+        with self.phase(self.checkpointer.phase):
+            self.checkpointer.on_growth(columns)
+        self.context.say(describe_growth(before, columns))
+        self._drop_columns()
+
+    def _drop_columns(self) -> None:
+        """Remove columns that this training made on its way, and that no rank reads any more. Collective."""
+        raise_on_all(lambda: None)
+        if self.context.local_rank == 0:
+            used = Path(self.columns.folder)
+            remove_owned(used.parent, self.owner, used)
+
+
+def owner_name(config: CheckpointConfig) -> str:
+    """Who has the columns that a training makes on its way: whoever writes its checkpoints, for two that
+    follow the same data must not remove each other's.
+    """
+    return str(Path(config.save_dir).absolute()) if config.writes else launch_name()
+
+
+def describe_growth(before: Columns, columns: Columns) -> str:
+    """One line on files that have grown: how many events are new, and how many of those have an unknown user
+    or item.
+    """
+    schema, new = columns.schema, columns.num_train - before.num_train
+    events = columns.column("rows")[before.num_train :]
+    unknown = []
+    for entity in ENTITIES:
+        own = columns.column(f"{schema.name_of(entity)}_features")["features"][:, columns.place_of(entity)]
+        number = int(np.count_nonzero(own[events[entity]] == UNKNOWN_ROW))
+        if number:
+            unknown.append(f"{number:,} of {schema.name_of(entity)}s that no table row is of")
+    said = f"{columns.source} has {counted(new, f'new {schema.label}')}"
+    late = columns.num_late - before.num_late
+    if late:
+        were = counted(late, "other", "others")
+        said += f", and {were} older than what was trained, left out"
+    held = [note for note in columns.notes if " held back until " in note and note not in before.notes]
+    said = "; ".join([said, *held])
+    return said + (f" ({', '.join(unknown)})" if unknown else "")
+
+
+def begin_training(
+    data: Data,
+    config: Config,
+    context: RuntimeContext,
+    checkpointer: CheckpointerProtocol | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Training:
+    """Return a training in epochs, validated after each and tested at the end, or along a stream, of which
+    each window is predicted before it is learned. The workers begin. Collective: every rank.
+
+    data: see `open_data`; config, context: flags and process; checkpointer: see `checkpointing`, None keeps
+    the best weights in memory; callbacks: observe the training.
+
+        with rs.begin_training(data, args, runtime, checkpoints) as training:
+            model = training.shard(make_model)
+            for part in training.passes():
+                for batch in part:
+                    model(batch).backward()
+                    model.step()
+                part.end(training.validate())
+            result = training.finish()
+    """
+    kind = StreamLoop if config.stream.stream else EpochLoop
+    return kind(data, config, context, checkpointer, callbacks)
+
+
+def train(
+    data: Data,
+    config: Config,
+    context: RuntimeContext,
+    checkpointer: CheckpointerProtocol | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Train the model of the task, see `Training.run`. Collective: every rank."""
+    return begin_training(data, config, context, checkpointer, callbacks).run()
