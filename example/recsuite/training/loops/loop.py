@@ -18,7 +18,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.metrics import Metrics
 from recsuite.datasets.opening import Data
 from recsuite.models.tasks import TASKS, ModelMaker
-from recsuite.runtime.collectives import all_gather_object
+from recsuite.runtime.collectives import all_gather_object, raise_on_all
 from recsuite.runtime.process import RuntimeContext
 from recsuite.runtime.progress_bar import stage
 from recsuite.sharding.dynamic.sharded.collective import counts_of, describe_counts, dynamic_rows
@@ -102,6 +102,8 @@ class Training(ABC):
             self.checkpointer.begin(self.train_state)
         # A row may have expired since it was written: evaluation, which is no step, has to know the time too.
         start_clock(dynamic_rows(self.train_state.model), self.progress)
+        # A tracker of one rank may refuse, and all are to end with its sentence.
+        raise_on_all(lambda: self.callbacks.on_begin(self.progress, self.checkpointer.run))
         return self.train_state
 
     def run(self) -> Run:
