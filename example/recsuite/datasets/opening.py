@@ -20,7 +20,7 @@ from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_own,
 from recsuite.datasets.streams.following import Following
 from recsuite.datasets.streams.past import BEGINNING, Past
 from recsuite.datasets.telling import MOST_TOLD
-from recsuite.errors import UserError, counted, script_name
+from recsuite.errors import UserError, counted
 from recsuite.runtime.collectives import all_gather_object, broadcast_from_rank0, once_per_node
 from recsuite.runtime.console import say
 from recsuite.runtime.launch import launch_name
@@ -180,10 +180,7 @@ def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config
         return config
     if "task" in given:
         check_task(schema, task)
-    say(
-        f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}; the same: "
-        f"{script_name()} --data_path {config.data.data_path} --task {fitting[0]}"
-    )
+    say(f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}")
     return config.replaced(task=fitting[0])
 
 

@@ -51,7 +51,7 @@ def run_modes(
     "dump", "inc_dump" and "load", and "compact" where `compact` needs an optimizer; model: makes its model,
     for what one process does alone and for "compact"; defaults: flags that those of a training come after;
     after: what a script does beside the modes. It needs a checkpoint: where no flag writes or reads one,
-    deltas are written.
+    deltas are written, and with --train alone it is left out.
 
     Raises:
         UserError: for a flag that cannot be, and whatever a mode raises.
@@ -61,12 +61,14 @@ def run_modes(
     """
     flags = [*(sys.argv[1:] if argv is None else argv)]
     named = {word.partition("=")[0] for word in flags}
+    if after is not None and not named & WITH_CHECKPOINTS:
+        # A training alone, if that is named, and else what the script adds to it.
+        after = None if "--train" in named else after
+        flags += [] if after is None else ["--inc_dump"]
     # A checkpoint that is read says itself what it is of.
     if not named & READING or named & WITH_TRAINING:
         flags = [*defaults, *flags]
     added = frozenset(word[2:] for word in {*defaults} - named if word.startswith("--"))
-    if after is not None and not named & WITH_CHECKPOINTS:
-        flags.append("--inc_dump")
     config, given = script.parse_once(flags)
     if config.is_alone:
         return script.run_alone(config, given, model)
