@@ -8,7 +8,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +91,7 @@ def exit_status(work: Callable[[], int]) -> int:
         raise
 
 
-def parse_once(argv: list[str] | None) -> tuple[Config, frozenset[str]]:
+def parse_once(argv: list[str] | None, unread: Collection[str] = ()) -> tuple[Config, frozenset[str]]:
     """`parse_given`, where rank 0 alone prints the help text. Not collective.
 
     Raises:
@@ -101,7 +101,7 @@ def parse_once(argv: list[str] | None) -> tuple[Config, frozenset[str]]:
     # Every rank parses for itself, because there is no process group yet.
     launch = read_launch()
     with contextlib.redirect_stdout(io.StringIO()) if launch.rank else contextlib.nullcontext():
-        return parse_given(argv, launch.world_size)
+        return parse_given(argv, launch.world_size, unread)
 
 
 def check_machine() -> None:
@@ -286,6 +286,9 @@ def fitting_command(argv: list[str]) -> list[str]:
         found["split"] = fitted.data.split
     for flag, value in found.items():
         added += [] if flag in given else [f"--{flag}", value]
+    if script != "example.py":
+        # Each of these has one task, and no flag for it.
+        argv = shlex.split(re.sub(r"--task[ =]\S+ ?", "", shlex.join(argv)))
     # Nothing is written that was not asked for.
     if script != "example.py" and not config.checkpoint.writes and "train" not in given:
         added.append("--train")
