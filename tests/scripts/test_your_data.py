@@ -19,6 +19,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.tables.description.reader import read_schema
 from recsuite.datasets.tables.description.writer import write_schema
 from recsuite.datasets.tables.guessing.proposal import propose
+from recsuite.errors import UserError
 from recsuite.tools.script import fitting_command
 from tests.support.launch import EXAMPLE, ROOT, python, read_json, succeeded, torchrun
 
@@ -81,12 +82,12 @@ def without(folder: Path, features: set[str], other: Path) -> Path:
 FITTING = {
     "rating": ("rating", True, "example.py", "--preset none --task rating"),
     "rating without times": (
-        "rating", False, "example.py", "--preset co_occurrence --task rating --split random"
+        "rating", False, "example.py", "--preset co_occurrence --split random --task rating"
     ),
     "yes_no": ("liked", True, "example.py", "--preset none --task response"),
-    "clicks": ("", True, "retrieval.py", "--preset ranking --train"),
-    "clicks without times": ("", False, "retrieval.py", "--preset ranking --split random --train"),
-    "count": ("plays", True, "retrieval.py", "--preset ranking --train"),
+    "clicks": ("", True, "retrieval.py", "--train --preset ranking"),
+    "clicks without times": ("", False, "retrieval.py", "--train --preset ranking --split random"),
+    "count": ("plays", True, "retrieval.py", "--train --preset ranking"),
 }  # fmt: skip
 FEW_EVENTS = ("--epochs", "1", "--batch_size", "512", "--num_workers", "0")
 
@@ -115,7 +116,9 @@ def test_each_kind_of_label_has_a_script_and_a_preset_that_fit(kind: str, tmp_pa
         assert "--train" not in fitting_command([*given, "--dump"])
         sequence = fitting_command(["--task", "sequence", *given])
         assert sequence[0] == "sequential.py"
-        assert "--preset sequence" in " ".join(sequence)
+        assert sequence[1:] == [*given, *added.replace("ranking", "sequence").split()]
+        with pytest.raises(UserError, match="--task ranking and --stream exclude each other"):
+            fitting_command([*given[:2], "--stream"])
     assert fitting_command([*given, "--load"]) == ["example.py", *given, "--load"]
 
 

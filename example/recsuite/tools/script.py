@@ -279,19 +279,23 @@ def fitting_command(argv: list[str]) -> list[str]:
     if config.checkpoint.reads:
         return ["example.py", *argv]
     fitted = fitted_to_tables(config, {*given, *preset_flags(config, given)})
-    script, name, added = SCRIPTS.get(fitted.model.task, "example.py"), fitted.model.preset, list[str]()
-    found = {"preset": fitting_preset(fitted, given) if name == AUTO else name}
-    found |= {"task": fitted.model.task} if script == "example.py" else {}
+    name = fitting_preset(fitted, given) if fitted.model.preset == AUTO else fitted.model.preset
+    # What is impossible is refused here, in the words of the flags that were given.
+    with_preset(fitted.replaced(preset=name), given)
+    script, added, found = SCRIPTS.get(fitted.model.task, "example.py"), list[str](), {"preset": name}
     if fitted.data.split != config.data.split:
         found["split"] = fitted.data.split
+    if script == "example.py":
+        found["task"] = fitted.model.task
+    else:
+        # The others have one task each, and no flag for it.
+        pairs = zip(["", *argv], argv, strict=False)
+        argv = [word for before, word in pairs if "--task" not in (before, word.partition("=")[0])]
+        # Nothing is written that was not asked for.
+        if not config.checkpoint.writes and "train" not in given:
+            added.append("--train")
     for flag, value in found.items():
         added += [] if flag in given else [f"--{flag}", value]
-    if script != "example.py":
-        # Each of these has one task, and no flag for it.
-        argv = shlex.split(re.sub(r"--task[ =]\S+ ?", "", shlex.join(argv)))
-    # Nothing is written that was not asked for.
-    if script != "example.py" and not config.checkpoint.writes and "train" not in given:
-        added.append("--train")
     return [script, *argv, *added]
 
 
