@@ -61,7 +61,9 @@ def show_next(args: rs.Config, runtime: rs.RuntimeContext) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line asks for; returns the exit status: 2 for a user's mistake."""
-    return rs.exit_status(lambda: rs.run_modes(argv, MODES, None, DEFAULTS, show_next, UNREAD))
+    return rs.exit_status(
+        lambda: rs.run_modes(argv, MODES, defaults=DEFAULTS, after=show_next, unread=UNREAD)
+    )
 
 
 if __name__ == "__main__":
