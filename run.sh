@@ -8,6 +8,9 @@ venv="$here/.venv"
 # For what is called before anything is installed, and so that a clone calls its own code.
 export PYTHONPATH="$here/example${PYTHONPATH:+:$PYTHONPATH}"
 
+# Chooses the script that fits --data_path.
+fitting="from recsuite.tools.script import exit_status, print_fitting_command as work; exit(exit_status(work))"
+
 # Long enough for a slow line; a call that waits longer waits for something that hangs.
 lock_deadline=3600
 
@@ -228,6 +231,14 @@ sha256() {
 
 train() {
   prepare "$@"
+  local script=example.py chosen=""
+  if [[ " $* " == *" --data_path"[\ =]* ]]; then
+    chosen="$("$venv/bin/python" -c "$fitting" "$@")"
+    # Quoted words: the script, then its flags.
+    eval "set -- $chosen"
+    script="$1"
+    shift
+  fi
   local where=(--standalone)
   if ((${nnodes#*:} > 1)); then
     where=(--nnodes="$nnodes" --rdzv_backend=c10d --rdzv_endpoint="$RDZV_ENDPOINT")
@@ -236,8 +247,9 @@ train() {
     where+=(--max_restarts="$max_restarts")
     [[ " $* " == *" --resume "* ]] || say "without --resume each of MAX_RESTARTS=$max_restarts begins anew"
   fi
-  exec "$venv/bin/python" -m recsuite.launcher "${where[@]}" --nproc_per_node="$nproc" \
-    "$here/example/example.py" "$@"
+  local launched=("${where[@]}" --nproc_per_node="$nproc" "$here/example/$script" "$@")
+  [[ -z "$chosen" ]] || say "the command is$(printf ' %q' "$venv/bin/torchrun" "${launched[@]}")"
+  exec "$venv/bin/python" -m recsuite.launcher "${launched[@]}"
 }
 
 # alone FLAGS...: one process, and nothing is launched.

@@ -31,7 +31,9 @@ STUB_HEAD = (
 )
 HEAD = """# Every flag
 
-`python example/example.py --help` prints the same. `python docs/make_flags.py --write` makes this page.
+`python example/example.py --help` prints the same. `retrieval.py`, `sequential.py` and `ctr.py` have those
+that they read: their `--help` leaves the others out, and one of these is an error.
+`python docs/make_flags.py --write` makes this page.
 """
 PRESETS_HEAD = """`--preset NAME` sets the flags of its column that are not given, and a training says which.
 `--preset auto`, the default of `example.py`, takes the preset that fits `--task` and `--split`: none for

@@ -24,6 +24,7 @@ from typing import TypeVar
 import numpy as np
 
 from recsuite.config.config import Config
+from recsuite.config.parser import check_read, unread_flags
 from recsuite.datasets.metrics import auc
 from recsuite.datasets.tables.description import write_schema
 from recsuite.datasets.tables.files import find_tables
@@ -39,13 +40,19 @@ from recsuite.datasets.tables.schema_file import (
 )
 from recsuite.errors import UserError
 from recsuite.files import DATA_ROOT, locked, written_aside
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import RuntimeContext, read_launch
 
 T = TypeVar("T")
 # The underscore keeps it from being read as a table.
 ORACLE = "_oracle.json"
+# Flags of users, their histories and recommendations, of other data and other tasks.
+UNREAD = [
+    *("task", "preset", "negatives", "history", "history_weights", "audience", "others", "days", "seen"),
+    *("duplicates", "block", "num_blocks", "num_heads", "dropout", "stream", "dataset", "world"),
+    *("synthetic_ratings", "schema", "recommend", "user", "top", "follow"),
+]
 # Modes that read no data.
-WITHOUT_DATA = {"--doctor", "--schema", "--export"}
+WITHOUT_DATA = {"--doctor", "--export", "--help", "-h"}
 NUMBERS = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 COLUMNS = ("label", *NUMBERS, *CATEGORIES)
@@ -169,10 +176,16 @@ def parse(
     Raises:
         UserError: see `describe`.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawTextHelpFormatter, add_help=False
+    )
     parser.add_argument("--model", choices=models, default="dlrm", help="dlrm, unless another is given")
     parser.add_argument("--data_path", type=Path, help="a log of Criteo's; a synthetic one without it")
     flags, others = parser.parse_known_args(argv)
+    # Before a log is drawn.
+    check_read(others, unread_flags(UNREAD))
+    if {"-h", "--help"} & {*others} and read_launch().rank == 0:
+        parser.print_help()
     if not WITHOUT_DATA & {word.partition("=")[0] for word in others}:
         path = flags.data_path or synthetic_log(DATA_ROOT / "criteo")
         describe(path)

@@ -4,7 +4,7 @@
     python ctr.py --model dcn --data_path train.txt      DCN-v2, on a log of Criteo's
     torchrun --standalone --nproc_per_node=2 ctr.py --inc_dump
 
-The models, their loss and the loop are in this file. Further flags are those of example.py.
+The models, their loss and the loop are in this file. `python ctr.py --help` lists the flags.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
         model, others = criteo_log.parse(argv, __doc__, MODELS)
         trains, loads = functools.partial(train, model), functools.partial(load, model)
         modes = {"train": trains, "dump": trains, "inc_dump": trains, "load": loads}
-        return rs.run_modes(others, modes, model, DEFAULTS.split())
+        return rs.run_modes(others, modes, model, DEFAULTS.split(), unread=criteo_log.UNREAD)
 
     return rs.exit_status(run)
 

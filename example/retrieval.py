@@ -4,11 +4,11 @@
     torchrun --standalone --nproc_per_node=2 retrieval.py --dataset ml-1m
     python retrieval.py --load --save_dir dumps              the index of what was trained before
 
-The flags are those of example.py, after --task ranking --preset ranking --negatives 512; where they ask for
-no checkpoint, deltas are written. One tower makes a vector of a user, the other of an item, and their product
-is the score; so items are found by an index of vectors, and not by looking at each. What this adds to
-example.py: the best checkpoint is exported with its index, which follows the later ones by their deltas, is
-held against exact search, and shows what it finds.
+The flags are those of example.py that rank, after --preset ranking --negatives 512; where they ask for no
+checkpoint, deltas are written, but not with --train alone. One tower makes a vector of a user, the other of
+an item, and their product is the score; so items are found by an index of vectors, and not by looking at
+each. What this adds to example.py: the best checkpoint is exported with its index, which follows the later
+ones by their deltas, is held against exact search, and shows what it finds.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Items drawn for a step compete beside those of the batch, where seldom ones are seldom.
 DEFAULTS = ("--task", "ranking", "--preset", "ranking", "--negatives", "512")
+# Of other tasks.
+UNREAD = ("task", "audience", "others", "block", "num_blocks", "num_heads", "dropout", "stream")
 # Users whose searches are held against exact ones, the first of whom is shown, and how much each had at
 # least.
 USERS, LEAST = 200, 5
@@ -137,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         # Before a training that could not end.
         if importlib.util.find_spec("faiss") is None:
             raise UserError("retrieval.py needs faiss, which is not installed; run pip install faiss-cpu.")
-        return rs.run_modes(argv, MODES, defaults=DEFAULTS, after=retrieve)
+        return rs.run_modes(argv, MODES, defaults=DEFAULTS, after=retrieve, unread=UNREAD)
 
     return rs.exit_status(start)
 

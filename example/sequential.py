@@ -5,10 +5,9 @@
     python sequential.py --data_path ml-1m --block hstu --epochs 12
     python sequential.py --recommend --user 42 --save_dir dumps     what is next for somebody
 
-The flags are those of example.py, after --task sequence --preset sequence, and so is what it does with them:
-train, dump, load, deltas. What differs
-is the model, see docs/sequential.md. In the end it shows what the user of the newest event had, and what
-comes next.
+The flags are those of example.py that sequences have, after --preset sequence, and so is what it does with
+them: train, dump, load, deltas. What differs is the model, see docs/sequential.md. In the end it shows what
+the user of the newest event had, and what comes next; not with --train alone.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ from __future__ import annotations
 import recsuite as rs
 
 DEFAULTS = ("--task", "sequence", "--preset", "sequence")
+# Of other tasks.
+UNREAD = ("task", "audience", "others", "history_weights", "stream")
 
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
@@ -60,7 +61,9 @@ def show_next(args: rs.Config, runtime: rs.RuntimeContext) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Do what the command line asks for; returns the exit status: 2 for a user's mistake."""
-    return rs.exit_status(lambda: rs.run_modes(argv, MODES, defaults=DEFAULTS, after=show_next))
+    return rs.exit_status(
+        lambda: rs.run_modes(argv, MODES, defaults=DEFAULTS, after=show_next, unread=UNREAD)
+    )
 
 
 if __name__ == "__main__":

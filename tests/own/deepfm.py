@@ -1,4 +1,4 @@
-"""Train a DeepFM with a loss, a metric and a tracker of its own; none of them is in the library."""
+"""Train a DeepFM with a loss, a metric and a callback of its own; none of them is in the library."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def within_one(predictions: np.ndarray, labels: np.ndarray) -> float:
     return float((np.abs(predictions - labels) <= 1).mean())
 
 
-class Tracker(rs.Callback):
+class Lines(rs.Callback):
     """Writes a line of JSON after each epoch, and one at the end."""
 
-    path = Path("track.jsonl")
+    path = Path("lines.jsonl")
 
     def on_epoch(self, epoch: rs.Epoch) -> None:
         self.write(epoch=epoch.number, loss=epoch.train_loss, **epoch.validation)
@@ -70,7 +70,7 @@ def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     with (
-        rs.observing(args, runtime, callbacks=[Tracker()] * (runtime.rank == 0)) as observers,
+        rs.observing(args, runtime, callbacks=[Lines()] * (runtime.rank == 0)) as observers,
         rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
         rs.checkpointing(data, args, runtime, observers) as checkpoints,
         rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,

@@ -59,7 +59,7 @@ METRICS = {"median error": median_error}
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:
     with (
-        rs.observing(args, runtime) as observers,
+        rs.observing(args, runtime, trackers=[rs.FileTracker("track.jsonl")]) as observers,
         rs.open_data(args, runtime, rs.build_dataloader, observers) as data,
         rs.checkpointing(data, args, runtime, observers) as checkpoints,
         rs.begin_training(data, args, runtime, checkpoints, observers.callbacks) as training,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 import recsuite as rs
+from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.sections import CheckpointConfig
 from recsuite.serving.export import export
 from recsuite.tools.cases import cases_of_models
@@ -22,6 +25,7 @@ from tests.support.launch import python, read_json, succeeded, torchrun
 
 OWN = Path(__file__).parent
 SCRIPTS = ("deepfm", "seconds")
+WANDB = "class WandB"
 # A script as it is, and beside its metrics one that keeps what it was given on rank 0.
 KEEPING = """
 import numpy as np, os, recsuite as rs, {name} as own
@@ -111,7 +115,7 @@ def tensors_of(folder: Path) -> dict[str, np.ndarray]:
     return {f"{file.name}/{name}": array for file in files for name, array in load_file(file).items()}
 
 
-def test_a_deepfm_with_a_loss_a_metric_and_a_tracker_of_its_own_trains_loads_on_three_and_is_served(
+def test_a_deepfm_with_a_loss_a_metric_and_a_callback_of_its_own_trains_loads_on_three_and_is_served(
     tmp_path: Path,
 ) -> None:
     own, data = place("deepfm", tmp_path), tmp_path / "data"
@@ -123,8 +127,8 @@ def test_a_deepfm_with_a_loss_a_metric_and_a_tracker_of_its_own_trains_loads_on_
     report = read_json(tmp_path / "report" / "metrics.json")
     assert "within one" in succeeded(trained)
     assert report["metrics"]["within one"] == "within one"
-    # The tracker saw what the report has.
-    *epochs, test = map(json.loads, (tmp_path / "track.jsonl").read_text().splitlines())
+    # The callback saw what the report has.
+    *epochs, test = map(json.loads, (tmp_path / "lines.jsonl").read_text().splitlines())
     assert [epoch["rmse"] for epoch in epochs] == [each["validation"]["rmse"] for each in report["epochs"]]
     assert test["within one"] == report["test"]["within one"]
     loaded = torchrun(3, "deepfm.py", "--load", "--save_dir", "dumps", "--data_path", data, cwd=tmp_path)
@@ -178,6 +182,14 @@ def test_a_loop_an_optimizer_and_a_label_of_its_own_resume_bit_for_bit_and_are_s
     assert any("momentum_buffer" in name for name in wanted)
     assert found.keys() == wanted.keys()
     assert [name for name in wanted if not np.array_equal(found[name], wanted[name])] == []
+    # One rank wrote to the tracker, and the resumed training continued its run.
+    lines: list[Any] = [*map(json.loads, (tmp_path / "track.jsonl").read_text().splitlines())]
+    begins, logged = ([line for line in lines if name in line] for name in ("begin", "loss"))
+    assert [line["step"] for line in begins] == [1, 10]
+    assert len({line["begin"] for line in begins}) == 1
+    assert [line["step"] for line in logged] == [*range(1, last + 1), *range(10, last + 1)]
+    assert [line["loss"] for line in logged[9:last]] == [line["loss"] for line in logged[last:]]
+    assert [line["end"] for line in lines if "end" in line] == ["finished"] * 2
     # Another optimizer is refused by both names.
     other = (tmp_path / "seconds.py").read_text().replace("make_model, dense=momentum", "make_model")
     (tmp_path / "other.py").write_text(other)
@@ -208,13 +220,44 @@ def test_a_loop_an_optimizer_and_a_label_of_its_own_resume_bit_for_bit_and_are_s
             rs.ServedModel.open(tmp_path / folder, model=narrower)
 
 
+(PAGE,) = [page for page in PAGES if page.name == "own_training.md"]
+
+
 def test_each_excerpt_of_the_page_is_of_these_scripts() -> None:
-    (page,) = [page for page in PAGES if page.name == "own_training.md"]
     lines = {line.strip() for name in SCRIPTS for line in (OWN / f"{name}.py").read_text().splitlines()}
-    shown = {line.strip() for block in blocks(page, "python") for line in block.splitlines()}
+    shown = {
+        line.strip() for block in blocks(PAGE, "python") if WANDB not in block for line in block.splitlines()
+    }
     commands = {line for line in shown if line.startswith("# torchrun ")}
     assert len(shown) > 30
     assert shown - commands <= lines
+
+
+def test_a_tracker_of_ten_lines_logs_to_another_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = [block for block in blocks(PAGE, "python") if WANDB in block]
+    assert len(block.splitlines()) <= 10
+    calls: list[Any] = []
+
+    def init(**given: Any) -> Any:
+        calls.append((given["id"], given["config"]["epochs"]))
+        return SimpleNamespace(
+            log=lambda values, step: calls.append((step, values)),
+            finish=lambda exit_code: calls.append(exit_code),
+        )
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    found: dict[str, Any] = {"rs": rs}
+    exec(block, found)
+    context: Any = SimpleNamespace(rank=0, say=print)
+    with rs.observing(rs.Config(), context, trackers=[found["WandB"]()]) as observers:
+        for callback in observers.callbacks:
+            callback.on_begin(Progress(4), "name")
+            callback.on_step(rs.Step(Progress(5), torch.tensor(0.5), {"dense": 0.25}))
+            callback.on_epoch(rs.Epoch(Progress(5, 1), np.array([0.5]), 0.5, {"rmse": 0.75}, 1.0, 9.0, 0.0))
+    assert calls[0] == ("name", 8)
+    assert calls[1][0] == 5
+    assert calls[1][1].items() >= {"loss": 0.5, "learning_rate/dense": 0.25, "validation/rmse": 0.75}.items()
+    assert calls[2:] == [0]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,7 @@ OWN_VARIABLES = (*SETTINGS, "OMP_NUM_THREADS", "CDPATH")
 FAKE_PYTHON = r"""#!/usr/bin/env bash
 case "$1" in
   -V) echo "Python ${FAKE_VERSION:-3.11.7}"; exit ;;
-  -c) [[ -z "${FAKE_OLD:-}" ]]; exit ;;
+  -c) if (($# > 2)); then echo "$FAKE_COMMAND"; fi; [[ -z "${FAKE_OLD:-}" ]]; exit ;;
   -m) if [[ "$2" == recsuite.config ]]; then exec "$REAL_PYTHON" "$@"; fi ;;
 esac
 (IFS='|'; echo "$*" >>"$CALLS")
@@ -244,6 +245,11 @@ def launch(copy: Copy) -> str:
     return line.replace(f"{copy.folder}/", "")
 
 
+def launch_words(copy: Copy) -> list[str]:
+    (line,) = copy.calls("recsuite.launcher")
+    return line.split("|")[2:]
+
+
 def test_no_argument_trains_on_two_processes_without_a_gpu(copy: Copy) -> None:
     copy.run()
     assert launch(copy) == "-m|recsuite.launcher|--standalone|--nproc_per_node=2|example/example.py"
@@ -269,6 +275,20 @@ def test_the_gpus_decide_the_processes_unless_nproc_does(
 def test_flags_pass_through_unchanged(copy: Copy, subcommand: tuple[str, ...]) -> None:
     copy.run(*subcommand, "--report_dir", "my  report *", "--epochs", "2")
     assert launch(copy).endswith("example/example.py|--report_dir|my  report *|--epochs|2")
+
+
+def test_the_script_that_fits_the_data_is_started_and_its_command_line_is_printed(
+    copy: Copy, tmp_path: Path
+) -> None:
+    data = tmp_path / "my  data *"
+    data.mkdir()
+    chosen = ["retrieval.py", "--data_path", str(data), "--preset", "ranking", "--train"]
+    _, err = copy.run("--data_path", str(data), env={"FAKE_COMMAND": shlex.join(chosen)})
+    assert launch(copy).endswith("|".join(["--nproc_per_node=2", f"example/{chosen[0]}", *chosen[1:]]))
+    (printed,) = [line for line in err.splitlines() if "the command is" in line]
+    words = shlex.split(printed.partition(" is ")[2])
+    assert words[0] == f"{copy.folder}/.venv/bin/torchrun"
+    assert words[1:] == [*launch_words(copy)]
 
 
 def test_several_machines_meet_at_the_endpoint(copy: Copy) -> None:

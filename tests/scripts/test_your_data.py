@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import re
 import shutil
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.tables.description import read_schema, write_schema
 from recsuite.datasets.tables.proposal import propose
+from recsuite.errors import UserError
+from recsuite.tools.script import fitting_command
 from tests.support.launch import EXAMPLE, ROOT, python, read_json, succeeded, torchrun
 
 # The steps are those of one process with batches of 1,024.
@@ -72,6 +75,81 @@ def without(folder: Path, features: set[str], other: Path) -> Path:
     (other / "schema.toml").unlink()
     write_schema(dataclasses.replace(schema, features=left), other / "schema.toml")
     return other
+
+
+# Labels, whether events have times, the script that fits, and what its command line says of them.
+FITTING = {
+    "rating": ("rating", True, "example.py", "--preset none --task rating"),
+    "rating without times": (
+        "rating", False, "example.py", "--preset co_occurrence --split random --task rating"
+    ),
+    "yes_no": ("liked", True, "example.py", "--preset none --task response"),
+    "clicks": ("", True, "retrieval.py", "--train --preset ranking"),
+    "clicks without times": ("", False, "retrieval.py", "--train --preset ranking --split random"),
+    "count": ("plays", True, "retrieval.py", "--train --preset ranking"),
+}  # fmt: skip
+FEW_EVENTS = ("--epochs", "1", "--batch_size", "512", "--num_workers", "0")
+
+
+def write_events(folder: Path, label: str, has_times: bool) -> Path:
+    """Write a small table of events."""
+    draw, folder = np.random.default_rng(0), folder / "data"
+    folder.mkdir()
+    labels = {"rating": draw.integers(1, 6, 3000), "liked": draw.integers(0, 2, 3000)}
+    labels["plays"] = draw.integers(1, 90, 3000) ** 2
+    columns = {"user": draw.integers(0, 100, 3000), "item": draw.integers(0, 60, 3000)}
+    columns |= {label: labels[label]} if label else {}
+    columns |= {"timestamp": 1_700_000_000 + 60 * np.arange(3000)} if has_times else {}
+    pd.DataFrame(columns).to_csv(folder / "events.csv", index=False)
+    return folder
+
+
+@pytest.mark.parametrize("kind", FITTING)
+def test_each_kind_of_label_has_a_script_and_a_preset_that_fit(kind: str, tmp_path: Path) -> None:
+    label, has_times, script, added = FITTING[kind]
+    folder = write_events(tmp_path, label, has_times)
+    given = ["--data_path", str(folder), "--epochs", "1"]
+    assert fitting_command(given) == [script, *given, *added.split()]
+    # What is given stays, and a checkpoint says the rest itself.
+    if script == "retrieval.py":
+        assert "--train" not in fitting_command([*given, "--dump"])
+        sequence = fitting_command(["--task", "sequence", *given])
+        assert sequence[0] == "sequential.py"
+        assert sequence[1:] == [*given, *added.replace("ranking", "sequence").split()]
+        with pytest.raises(UserError, match="--stream"):
+            fitting_command([*given[:2], "--stream"])
+    assert fitting_command([*given, "--load"]) == ["example.py", *given, "--load"]
+
+
+def test_a_log_without_users_is_for_the_script_of_click_prediction(tmp_path: Path) -> None:
+    log = ["--data_path", str(tmp_path)]
+    line = "\t".join(["1", *["3"] * 13, *["a1b2c3d4"] * 26])
+    with gzip.open(tmp_path / "train.tsv.gz", "wt") as file:
+        file.write(f"{line}\n{line}\n")
+    assert fitting_command(log) == ["ctr.py", *log]
+    schema = (
+        '[files]\nconstants = ["user=all", "item=all"]\n[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n'
+    )
+    (tmp_path / "schema.toml").write_text(f'{schema}[label]\nkind = "yes_no"\ncolumn = "label"\n')
+    assert fitting_command(log) == ["ctr.py", *log]
+
+
+@pytest.mark.parametrize("kind", ["rating without times", "yes_no", "clicks"])
+def test_the_command_line_that_fits_trains_what_the_data_alone_do(kind: str, tmp_path: Path) -> None:
+    label, has_times, _, _ = FITTING[kind]
+    folder = write_events(tmp_path, label, has_times)
+    given = ["--data_path", str(folder), *FEW_EVENTS]
+    script, *flags = fitting_command(given)
+    reports = []
+    for number, command in enumerate(([EXAMPLE.name, *given], [script, *flags])):
+        report = tmp_path / str(number)
+        # What the script of retrieval adds to the preset.
+        more = ("--task", "ranking", "--negatives", 512) if number == 0 and kind == "clicks" else ()
+        said = python(EXAMPLE.parent / command[0], *command[1:], *more, "--report_dir", report, cwd=tmp_path)
+        succeeded(said)
+        reports.append(read_json(report / "metrics.json"))
+    assert reports[0]["test"] == reports[1]["test"]
+    assert not (tmp_path / "dumps").exists()
 
 
 @pytest.mark.soak

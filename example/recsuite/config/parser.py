@@ -9,12 +9,12 @@ import difflib
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.presets import PRESETS, as_given, in_words, with_preset
-from recsuite.config.sections import NEWEST, Section, check_given
+from recsuite.config.presets import PRESETS, in_words, with_preset
+from recsuite.config.sections import Section, check_given
 from recsuite.errors import UserError, script_name
 from recsuite.files import PATHS
 
@@ -40,17 +40,20 @@ def parse_args(argv: list[str] | None = None) -> Config:
     return parse_given(argv)[0]
 
 
-def parse_given(argv: list[str] | None = None, world_size: int = 1) -> tuple[Config, frozenset[str]]:
+def parse_given(
+    argv: list[str] | None = None, world_size: int = 1, unread: Collection[str] = ()
+) -> tuple[Config, frozenset[str]]:
     """`parse_args`, and the names of the flags that were given, also of those with their default value.
 
-    world_size: the number of processes, among which a preset may divide a number.
+    world_size: the number of processes, among which a preset may divide a number; unread: flags that --help
+    leaves out.
 
     Raises:
         UserError: see `parse_args`.
     """
     # The known ones, so that an unknown flag is answered with the one that was meant; `parse_args` would
     # refuse it in its own words.
-    found, unknown = build_parser().parse_known_args(argv)
+    found, unknown = build_parser(unread).parse_known_args(argv)
     if unknown:
         raise UserError(
             f"Unrecognized arguments: {' '.join(unknown)}{_meant(unknown)}; see --help for every flag."
@@ -69,8 +72,30 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message[0].upper()}{message[1:]}; see --help for every flag.")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """A parser with a group of flags for each section, and its sentence above them."""
+def unread_flags(names: Collection[str]) -> frozenset[str]:
+    """Return the flags that names stand for: each is that of a flag, or of a section for all of its flags."""
+    return frozenset(flag for flag, section in flag_names().items() if flag in names or section in names)
+
+
+def check_read(argv: Sequence[str], unread: Collection[str]) -> None:
+    """Refuse flags that a script does not read.
+
+    Raises:
+        UserError: names the first one, and the script that has it.
+    """
+    for word in argv:
+        name = word.partition("=")[0]
+        if name[:2] == "--" and name[2:] in unread:
+            raise UserError(
+                f"{name} is not a flag of {script_name()}, where nothing reads it; leave it out, or start "
+                "example.py, which has it."
+            )
+
+
+def build_parser(unread: Collection[str] = ()) -> argparse.ArgumentParser:
+    """A parser with a group of flags for each section, and its sentence above them; unread: see
+    `parse_given`.
+    """
     parser = _Parser(
         prog=script_name(),
         # One line instead of all flags twice.
@@ -81,28 +106,40 @@ def build_parser() -> argparse.ArgumentParser:
         # What is found was given; the rest has the defaults of `Config`.
         argument_default=argparse.SUPPRESS,
     )
-    for title, section in sections().items():
-        group = parser.add_argument_group(title, (inspect.getdoc(section) or "").splitlines()[0])
+    for name, section in sections().items():
+        title = (inspect.getdoc(section) or "").splitlines()[0]
+        # A group without a flag would leave its heading.
+        is_read = not unread_flags([name]) <= {*unread}
+        group = parser.add_argument_group(name, title) if is_read else parser
         sentences = sentences_of(section)
         for field in dataclasses.fields(section):
-            name, default = field.name, field.default
-            # argparse fills in percent signs in a help text.
-            flag, text = f"--{name}", sentences[name].replace("%", "%%")
-            kind = KINDS.get(name, type(default))
-            if isinstance(default, bool):
-                long = [f"--{LONG_NAMES[name]}"] if name in LONG_NAMES else []
-                # A switch has the default False unless told otherwise, whatever the parser's default is.
-                group.add_argument(flag, *long, action="store_true", default=argparse.SUPPRESS, help=text)
-            elif name == "load":
-                group.add_argument(flag, type=kind, nargs="?", const=NEWEST, metavar="FOLDER", help=text)
-            else:
-                choices = section.CHOICES.get(name)
-                metavar = "{" + ",".join(choices) + "}" if choices else name.split("_")[-1].upper()
-                suffix = f" (default: {shown})" if (shown := as_given(default)) else ""
-                group.add_argument(flag, type=kind, metavar=metavar, help=text + suffix)
-    for name, (sentence, flags) in PRESETS.items():
+            _add(group, section, field, sentences[field.name])
+    for name, (sentence, flags) in () if "preset" in unread else PRESETS.items():
         parser.add_argument_group(f"--preset {name}", f"{sentence} {in_words(flags)}")
+    for action in parser._actions:
+        if action.dest in unread:
+            action.help = argparse.SUPPRESS
     return parser
+
+
+def _add(group: Any, section: type[Section], field: dataclasses.Field[Any], sentence: str) -> None:
+    name, default = field.name, field.default
+    # argparse fills in percent signs in a help text.
+    flag, text = f"--{name}", sentence.replace("%", "%%")
+    if isinstance(default, bool):
+        long = [f"--{LONG_NAMES[name]}"] if name in LONG_NAMES else []
+        # A switch has the default False unless it is told otherwise, whatever the parser's default is.
+        group.add_argument(flag, *long, action="store_true", default=argparse.SUPPRESS, help=text)
+        return
+    kind = KINDS.get(name, type(default))
+    if name == "load":
+        group.add_argument(flag, type=kind, nargs="?", const=NEWEST, metavar="FOLDER", help=text)
+        return
+    shown = as_given(default)
+    choices = section.CHOICES.get(name)
+    metavar = "{" + ",".join(choices) + "}" if choices else name.split("_")[-1].upper()
+    suffix = f" (default: {shown})" if shown else ""
+    group.add_argument(flag, type=kind, metavar=metavar, help=text + suffix)
 
 
 def _meant(unknown: list[str]) -> str:

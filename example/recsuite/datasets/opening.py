@@ -22,7 +22,7 @@ from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
 from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_own, locate, look
 from recsuite.datasets.streams import BEGINNING, Past
 from recsuite.datasets.telling import MOST_TOLD
-from recsuite.errors import UserError, counted, script_name
+from recsuite.errors import UserError, counted
 from recsuite.runtime.console import say
 from recsuite.runtime.process import (
     RuntimeContext,
@@ -257,10 +257,7 @@ def _with_task(config: Config, schema: Schema, given: Collection[str]) -> Config
         return config
     if "task" in given:
         check_task(schema, task)
-    say(
-        f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}; the same: "
-        f"{script_name()} --data_path {config.data.data_path} --task {fitting[0]}"
-    )
+    say(f"--task {fitting[0]}, because the labels are of the kind {schema.label_kind}")
     return config.replaced(task=fitting[0])
 
 

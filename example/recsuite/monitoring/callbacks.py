@@ -7,11 +7,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from recsuite.checkpoint.storage.manifest import Progress
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import PHASES, Callback
+
+if TYPE_CHECKING:
+    from recsuite.monitoring.trackers import Tracker
 
 # In the order of a run. "other" is what no part claims: the report, the end of the workers.
 PARTS = ("imports", "data", *PHASES, "other")
@@ -68,41 +72,52 @@ class Observers(Stopwatch):
 
 @contextlib.contextmanager
 def observing(
-    config: Config, context: RuntimeContext, callbacks: Sequence[Callback] = ()
+    config: Config,
+    context: RuntimeContext,
+    callbacks: Sequence[Callback] = (),
+    trackers: Sequence[Tracker] = (),
 ) -> Iterator[Observers]:
-    """Open the callbacks of a training: the stopwatch first, then, on rank 0, those that the flags ask for,
-    then those that are given. A context manager. Not collective.
+    """Open the callbacks of a training: the stopwatch first, then, on rank 0, those that the flags ask for
+    and those of trackers, then those that are given. A context manager, at whose end the trackers end. Not
+    collective.
 
-    config, context: flags and process; callbacks: your own.
+    config, context: flags and process; callbacks: your own; trackers: see `Tracker`.
 
     Raises:
         UserError: before anything is trained, when results could not be written.
 
-        with rs.observing(args, runtime, [MyCallback()]) as observers:
+        with rs.observing(args, runtime, [MyCallback()], [rs.FileTracker("track.jsonl")]) as observers:
             ...
     """
     found = Observers()
     with contextlib.ExitStack() as stack:
         # What an epoch shows is the same on every rank, and each file in --report_dir needs a single writer.
         if context.rank == 0:
-            found.callbacks += _asked_for(config, context, stack)
+            found.callbacks += _asked_for(config, context, trackers, stack)
         found.callbacks += callbacks
         yield found
 
 
-def _asked_for(config: Config, context: RuntimeContext, stack: contextlib.ExitStack) -> Iterator[Callback]:
+def _asked_for(
+    config: Config, context: RuntimeContext, trackers: Sequence[Tracker], stack: contextlib.ExitStack
+) -> Iterator[Callback]:
     flags = config.monitoring
     # First, because the others write into this folder.
     if flags.report_dir:
-        from recsuite.monitoring.report import EventLog, make_report_dir
+        from recsuite.monitoring.report import make_report_dir
 
         make_report_dir(Path(flags.report_dir))
     if flags.profile:
         from recsuite.monitoring.profiler import Profile
 
         yield Profile(flags.profile, Path(flags.report_dir or "."), context)
-    if flags.tensorboard:
-        log = EventLog(Path(flags.report_dir, "tensorboard"), config.flags)
-        # Also where the training fails: what was seen until then is to be on the disk.
-        stack.callback(log.close)
-        yield log
+    if flags.tensorboard or trackers:
+        from recsuite.monitoring.trackers import TensorBoardTracker, Tracking
+
+        if flags.tensorboard:
+            trackers = [TensorBoardTracker(Path(flags.report_dir, "tensorboard")), *trackers]
+        for tracker in trackers:
+            tracking = Tracking(tracker, config.flags, context.say)
+            # Also where the training fails: the tracker gets what was seen until then, and its end.
+            stack.push(tracking.close)
+            yield tracking

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recsuite.config.config import ALONE, TRAINING, Config
+from recsuite.config.parser import check_read, unread_flags
 from recsuite.runtime.console import shown, stage
 from recsuite.runtime.process import RuntimeContext, raise_on_all
 from recsuite.tools import script
@@ -42,6 +43,7 @@ def run_modes(
     model: ModelMaker | None = None,
     defaults: Sequence[str] = (),
     after: Mode | None = None,
+    unread: Sequence[str] = (),
 ) -> int:
     """Parse a command line, check it, and run the modes that it names; return the exit status. Collective:
     every rank.
@@ -50,7 +52,8 @@ def run_modes(
     "dump", "inc_dump" and "load", and "compact" where `compact` needs an optimizer; model: makes its model,
     for what one process does alone and for "compact"; defaults: flags that those of a training come after;
     after: what a script does beside the modes. It needs a checkpoint: where no flag writes or reads one,
-    deltas are written.
+    deltas are written, and with --train alone it is left out; unread: flags, or sections of them, that the
+    script does not read: --help leaves them out, and they are refused.
 
     Raises:
         UserError: for a flag that cannot be, and whatever a mode raises.
@@ -58,15 +61,18 @@ def run_modes(
         MODES = {"train": train, "dump": train, "inc_dump": train, "load": load}
         rs.run_modes(None, MODES, make_model, defaults=("--epochs", "4"))
     """
-    flags = [*(sys.argv[1:] if argv is None else argv)]
+    flags, without = [*(sys.argv[1:] if argv is None else argv)], unread_flags(unread)
+    check_read(flags, without)
     named = {word.partition("=")[0] for word in flags}
+    if after is not None and not named & WITH_CHECKPOINTS:
+        # A training alone, if that is named, and else what the script adds to it.
+        after = None if "--train" in named else after
+        flags += [] if after is None else ["--inc_dump"]
     # A checkpoint that is read says itself what it is of.
     if not named & READING or named & WITH_TRAINING:
         flags = [*defaults, *flags]
     added = frozenset(word[2:] for word in {*defaults} - named if word.startswith("--"))
-    if after is not None and not named & WITH_CHECKPOINTS:
-        flags.append("--inc_dump")
-    config, given = script.parse_once(flags)
+    config, given = script.parse_once(flags, without)
     if config.is_alone:
         return script.run_alone(config, given, model)
     script.check_machine()

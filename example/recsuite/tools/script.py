@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
+import shlex
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
 SYNTHETIC_NOTICE = (
     "The ratings are synthetic, drawn from a planted world; for real ones: ./run.sh --dataset ml-1m"
 )
+
+# The scripts of tasks that example.py, whose own model predicts ratings, leaves to a model of the library.
+SCRIPTS = {"ranking": "retrieval.py", "sequence": "sequential.py"}
 
 
 def run_script(main: Callable[[], int]) -> None:
@@ -88,7 +94,7 @@ def exit_status(work: Callable[[], int]) -> int:
         raise
 
 
-def parse_once(argv: list[str] | None) -> tuple[Config, frozenset[str]]:
+def parse_once(argv: list[str] | None, unread: Collection[str] = ()) -> tuple[Config, frozenset[str]]:
     """`parse_given`, where rank 0 alone prints the help text. Not collective.
 
     Raises:
@@ -98,7 +104,7 @@ def parse_once(argv: list[str] | None) -> tuple[Config, frozenset[str]]:
     # Every rank parses for itself, because there is no process group yet.
     launch = read_launch()
     with contextlib.redirect_stdout(io.StringIO()) if launch.rank else contextlib.nullcontext():
-        return parse_given(argv, launch.world_size)
+        return parse_given(argv, launch.world_size, unread)
 
 
 def check_machine() -> None:
@@ -245,6 +251,81 @@ def _begun(config: Config, given: frozenset[str]) -> Config:
     if flags := preset_flags(config, given, world_size):
         say(f"--preset {config.model.preset} sets {in_words(flags)}{reason}")
     return with_preset(config, given, world_size)
+
+
+def print_fitting_command() -> int:
+    """Print the script that fits the flags of this process and the labels of their data, and its flags, for a
+    shell; what else is said goes to the standard error. Not collective.
+
+    Raises:
+        UserError: when a flag cannot be, or asks for what the tables do not say.
+    """
+    with contextlib.redirect_stdout(sys.stderr):
+        command = shlex.join(fitting_command(sys.argv[1:]))
+    print(command)
+    return 0
+
+
+def fitting_command(argv: list[str]) -> list[str]:
+    """Return the script that fits flags and the labels of their data, and its flags: those that are given,
+    and those that say task and preset, without which it would choose these itself.
+
+    Raises:
+        UserError: see `print_fitting_command`.
+    """
+    from recsuite.datasets.opening import fitted_to_tables
+
+    config, given = parse_given(argv)
+    if _is_log_of_clicks(config.data):
+        return ["ctr.py", *argv]
+    # What is given would count more than the flags of the checkpoint.
+    if config.checkpoint.reads:
+        return ["example.py", *argv]
+    fitted = fitted_to_tables(config, {*given, *preset_flags(config, given)})
+    name = fitting_preset(fitted, given) if fitted.model.preset == AUTO else fitted.model.preset
+    # What is impossible is refused here, in the words of the flags that were given.
+    with_preset(fitted.replaced(preset=name), given)
+    script, added, found = SCRIPTS.get(fitted.model.task, "example.py"), list[str](), {"preset": name}
+    if fitted.data.split != config.data.split:
+        found["split"] = fitted.data.split
+    if script == "example.py":
+        found["task"] = fitted.model.task
+    else:
+        # The others have one task each, and no flag for it.
+        pairs = zip(["", *argv], argv, strict=False)
+        argv = [word for before, word in pairs if "--task" not in (before, word.partition("=")[0])]
+        # Nothing is written that was not asked for.
+        if not config.checkpoint.writes and "train" not in given:
+            added.append("--train")
+    for flag, value in found.items():
+        added += [] if flag in given else [f"--{flag}", value]
+    return [script, *argv, *added]
+
+
+def _is_log_of_clicks(config: DataConfig) -> bool:
+    """Return true for a log like Criteo's, whose events have no users: 40 columns without names, or a schema
+    that gives all events the same user.
+    """
+    from recsuite.datasets.source import is_own
+    from recsuite.datasets.tables.description import given_in
+    from recsuite.datasets.tables.files import find_tables
+    from recsuite.datasets.tables.formats import TextFile
+    from recsuite.datasets.tables.schema_file import schema_path
+
+    if not is_own(config):
+        return False
+    written = schema_path(config.data_path)
+    if written.exists():
+        _, given = given_in(written)
+        constants = given.get("files", {}).get("constants", ())
+        return given.get("label", {}).get("kind") == "yes_no" and any(
+            each.startswith("user=") for each in constants
+        )
+    # The guess of the schema says what is wrong with tables.
+    with contextlib.suppress(UserError):
+        lines = (TextFile(file).head.splitlines()[0] for file in find_tables(config.data_path).events)
+        return all(re.fullmatch(rb"[01](\t[^\t]*){39}", line) for line in lines)
+    return False
 
 
 def _say_if_synthetic(config: DataConfig) -> None:

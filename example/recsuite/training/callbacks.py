@@ -140,6 +140,11 @@ class Callback:
         """A context around one of `PHASES`, which begins at this progress; phases may lie in each other."""
         return contextlib.nullcontext()
 
+    def on_begin(self, progress: Progress, run: str) -> None:
+        """The model is built, and the training begins or is resumed at this progress. run: its name in its
+        checkpoints, which a resumed training keeps.
+        """
+
     def on_step(self, step: Step) -> None:
         """A step is done. Called between steps, so it should not wait for the device."""
 
@@ -153,10 +158,12 @@ class Callback:
 class CheckpointerProtocol(Protocol):
     """Keeps what is learned: it says where a training begins, and learns of every step. Collective.
 
-    phase: the one of `PHASES` in which its time counts.
+    phase: the one of `PHASES` in which its time counts; run: see `Callback.on_begin`, the same on every rank
+    where there are checkpoints.
     """
 
     phase: str
+    run: str
 
     @property
     def start(self) -> Progress:
@@ -216,6 +223,11 @@ class Callbacks(Callback):
             for callback in self.callbacks:
                 stack.enter_context(callback.phase(name, progress))
             yield
+
+    def on_begin(self, progress: Progress, run: str) -> None:
+        """See `Callback`."""
+        for callback in self.callbacks:
+            callback.on_begin(progress, run)
 
     def on_step(self, step: Step) -> None:
         """See `Callback`."""

@@ -277,6 +277,8 @@ class Training(ABC):
             self.checkpointer.begin(self.train_state)
         # A row may have expired since it was written: evaluation, which is no step, has to know the time too.
         start_clock(dynamic_rows(self.train_state.model), self.progress)
+        # A tracker of one rank may refuse, and all are to end with its sentence.
+        raise_on_all(lambda: self.callbacks.on_begin(self.progress, self.checkpointer.run))
         return self.train_state
 
     def run(self) -> Run:

@@ -7,6 +7,7 @@ what the table holds times the model's `row_scale`.
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -113,6 +114,7 @@ class BestInMemory(CheckpointerProtocol):
     phase = "evaluation"
 
     def __init__(self, config: TrainingConfig, context: RuntimeContext) -> None:
+        self.run = uuid.uuid4().hex
         self._config = config
         self._context = context
         self._copies: list[torch.Tensor] | None = None
