@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 from recsuite.config.config import Config, flag_names, sections
-from recsuite.config.presets import PRESETS, in_words, with_preset
-from recsuite.config.sections import Section, check_given
+from recsuite.config.presets import PRESETS, as_given, in_words, with_preset
+from recsuite.config.sections import NEWEST, Section, check_given
 from recsuite.errors import UserError, script_name
 from recsuite.files import PATHS
 
